@@ -1,0 +1,419 @@
+"""Every record dpuflow passes from one stage to the next, declared once, field by field.
+
+Kernels, files, the eBPF header and the docs are made from these tables. Times are integer
+nanoseconds; ``NEVER`` stands for a time that nobody saw. Records are little endian, in natural
+alignment, largest fields first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+SCHEMA_ID: Final = "dpuflow.records/1"
+ANALYSIS_ID: Final = "dpuflow.analysis/1"
+
+NEVER: Final = -(1 << 63)  # a time that was not seen
+NONE32: Final = 0xFFFFFFFF  # no such row
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column: its name, NumPy type, unit ("" where it has none) and meaning."""
+
+    name: str
+    type: str
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A named list of fields; ``dtype`` is the row, ``columns`` the same as separate arrays."""
+
+    name: str
+    meaning: str
+    fields: tuple[Field, ...]
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """The row as a structured dtype in natural alignment."""
+        return np.dtype([(f.name, f.type) for f in self.fields], align=True)
+
+    def zeros(self, rows: int) -> NDArray[np.void]:
+        """``rows`` rows, all zero."""
+        return np.zeros(rows, self.dtype)
+
+    def columns(self, rows: int) -> dict[str, NDArray[np.generic]]:
+        """Separate arrays of ``rows`` elements, one a field."""
+        return {f.name: np.zeros(rows, f.type) for f in self.fields}
+
+    def check(self, array: NDArray[np.void]) -> None:
+        """Assert that ``array`` holds rows of this record."""
+        expected: DTypeLike = self.dtype
+        assert array.dtype == expected, f"{self.name} rows expected, got {array.dtype}"
+
+
+def _record(name: str, meaning: str, *fields: tuple[str, str, str, str]) -> Record:
+    return Record(name, meaning, tuple(Field(*f) for f in fields))
+
+
+class Kind(IntEnum):
+    """What a captured packet is: carried on (below 64), or the reason it was skipped."""
+
+    NONE = 0
+    ROCE_V2 = 1
+    ROCE_V1 = 2
+    TCP = 3
+    PAUSE = 4
+    # -- skipped: carries nothing dpuflow reads -------------------------------------------
+    OTHER_ETHERTYPE = 64  # ARP, LLDP and the like
+    OTHER_IP_PROTOCOL = 65
+    OTHER_UDP = 66
+    FRAGMENT = 67  # a later IP fragment: its transport header is elsewhere
+    # -- skipped: not supported -----------------------------------------------------------
+    UNSUPPORTED_LINK_TYPE = 80
+    UNSUPPORTED_OPCODE = 81
+    UNSUPPORTED_BTH_VERSION = 82
+    UNSUPPORTED_TUNNEL = 83
+    # -- skipped: the snap length cut the header off --------------------------------------
+    CUT_LINK = 96
+    CUT_IP = 97
+    CUT_TRANSPORT = 98  # TCP, UDP, GRE or a tunnel's header
+    CUT_BTH = 99
+    # -- skipped: contradicts itself ------------------------------------------------------
+    MALFORMED_IP = 112
+    MALFORMED_TRANSPORT = 113
+    MALFORMED_ROCE = 114  # lengths leave no room for the headers the opcode needs
+
+
+FIRST_SKIP: Final = 64
+"""Kinds from here on are reasons for skipping; see ``Kind``."""
+
+
+class Direction(IntEnum):
+    """Which way a packet crossed the vantage point's interface, where the file tells."""
+
+    UNKNOWN = 0
+    INBOUND = 1
+    OUTBOUND = 2
+
+
+class BthFlag(IntEnum):
+    """Bits of PACKET.flags for RoCE packets."""
+
+    ACK_REQ = 1
+    BECN = 2
+    FECN = 4
+    SOLICITED = 8
+    MIG_REQ = 16
+    PAD_SHIFT = 5  # bits 5 and 6: pad count
+    EXTENSION_CUT = 128  # an extended header lies beyond the snap length
+
+
+class TcpFlag(IntEnum):
+    """Bits of TCP.flags, as on the wire (RFC 9293 section 3.1)."""
+
+    FIN = 1
+    SYN = 2
+    RST = 4
+    PSH = 8
+    ACK = 16
+    URG = 32
+    ECE = 64
+    CWR = 128
+
+
+class Transport(IntEnum):
+    """What carries a flow."""
+
+    ROCE = 1
+    TCP = 2
+
+
+class Role(IntEnum):
+    """What a message is to the transfer it belongs to, whatever library sent it."""
+
+    DATA = 0  # carries the payload of a transfer
+    OFFER = 1  # sender: data is ready (Gloo SEND_READY, ob1 RNDV, UCX RTS)
+    GRANT = 2  # receiver: send now (Gloo RECV_READY, ob1 PUT request, NCCL CTS, UCX RTR)
+    DONE = 3  # sender: it has all been sent (ob1 FIN, UCX ATP)
+    CONTROL = 4  # set-up, not part of any transfer (hello, CM MADs)
+    BURST = 5  # TCP bytes whose framing is not known
+
+
+class Wire(IntEnum):
+    """The form of a message on the wire."""
+
+    UNKNOWN = 0
+    ROCE_SEND = 1
+    ROCE_WRITE = 2
+    ROCE_WRITE_IMM = 3
+    ROCE_READ = 4
+    ROCE_ATOMIC = 5
+    ROCE_SEND_IMM = 6
+    ROCE_DATAGRAM = 7
+    ROCE_CM = 8
+    GLOO_HELLO = 16
+    GLOO_DATA = 17
+    GLOO_SEND_READY = 18
+    GLOO_RECV_READY = 19
+    OB1_HELLO = 32
+    OB1_MATCH = 33
+    OB1_RNDV = 34
+    OB1_PUT_REQUEST = 35
+    OB1_PUT = 36
+    OB1_FIN = 37
+    OB1_OTHER = 38
+    TCP_BURST = 64
+
+
+class Op(IntEnum):
+    """Operations, tokens of the result format (``token``)."""
+
+    UNKNOWN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    REDUCE = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    BARRIER = 7
+    GATHER = 8
+    SCATTER = 9
+    SEND_RECV = 10
+
+    @property
+    def token(self) -> str:
+        """The name in results."""
+        return self.name.lower()
+
+
+class MessageFlag(IntEnum):
+    """Bits of MESSAGE.flags and TRANSFER.flags."""
+
+    STARTS_BEFORE = 1  # its beginning lies before the capture
+    ENDS_AFTER = 2  # its end lies after the capture
+    GAP = 4  # packets of it are missing from the capture
+    HIDDEN = 8  # its header was not seen whole (beyond the snap length): fields are inferred
+    REORDERED = 16  # packets of it came out of order
+
+
+PACKET: Final = _record(
+    "packet",
+    "One row per record of a capture file, in file order; a block's row i is frame first_frame + i.",
+    ("time_ns", "i8", "ns", "time stamp on the capture's own clock, since the epoch"),
+    ("flow", "u4", "row", "row of the FLOW table, NONE32 where skipped or no flow (pause frames)"),
+    ("src", "u4", "row", "row of the ENDPOINT table"),
+    ("dst", "u4", "row", "row of the ENDPOINT table"),
+    ("wire_len", "u4", "B", "length on the wire, as the record states it"),
+    ("payload", "u4", "B", "transport payload on the wire, without pad and ICRC, from the headers"),
+    ("data_at", "u4", "B", "where the captured transport payload starts in the block's bytes"),
+    ("dest_qp", "u4", "", "BTH destination QP; 0 for TCP"),
+    ("psn", "u4", "", "BTH packet sequence number; 0 for TCP"),
+    ("sport", "u2", "", "UDP or TCP source port"),
+    ("dport", "u2", "", "UDP or TCP destination port"),
+    ("data_len", "u2", "B", "captured bytes of the transport payload"),
+    ("iface", "u2", "", "interface number within a pcapng section, else 0"),
+    ("opcode", "u1", "", "BTH opcode; for TCP the TCP flags"),
+    ("flags", "u1", "", "BthFlag bits; 0 for TCP"),
+    ("tos", "u1", "", "IPv4 TOS or IPv6 traffic class: DSCP << 2 | ECN"),
+    ("kind", "u1", "", "Kind"),
+    ("direction", "u1", "", "Direction"),
+)
+
+RETH = _record(
+    "reth",
+    "RDMA extended transport headers of a block, sparse, in packet order.",
+    ("va", "u8", "B", "virtual address"),
+    ("packet", "u4", "row", "row of the block"),
+    ("dma_len", "u4", "B", "length of the whole message"),
+    ("rkey", "u4", "", "remote key"),
+)
+
+AETH = _record(
+    "aeth",
+    "ACK extended transport headers of a block, sparse, in packet order.",
+    ("packet", "u4", "row", "row of the block"),
+    ("msn", "u4", "", "message sequence number, 24 bit"),
+    ("syndrome", "u4", "", "AETH syndrome, 8 bit"),
+)
+
+IMM = _record(
+    "imm",
+    "Immediate data, and the rkey of IETH (invalidate), sparse, in packet order.",
+    ("packet", "u4", "row", "row of the block"),
+    ("value", "u4", "", "the four bytes, read big endian"),
+)
+
+DETH = _record(
+    "deth",
+    "Datagram extended transport headers of a block, sparse, in packet order.",
+    ("packet", "u4", "row", "row of the block"),
+    ("qkey", "u4", "", "queue key"),
+    ("src_qp", "u4", "", "source QP"),
+)
+
+ATOMIC = _record(
+    "atomic",
+    "Atomic extended transport headers of a block, sparse, in packet order.",
+    ("va", "u8", "B", "virtual address"),
+    ("swap_add", "u8", "", "swap or add operand"),
+    ("compare", "u8", "", "compare operand"),
+    ("packet", "u4", "row", "row of the block"),
+    ("rkey", "u4", "", "remote key"),
+)
+
+TCP = _record(
+    "tcp",
+    "TCP headers of a block, sparse, in packet order (RFC 9293, RFC 7323, RFC 2018).",
+    ("packet", "u4", "row", "row of the block"),
+    ("seq", "u4", "", "sequence number"),
+    ("ack", "u4", "", "acknowledgment number"),
+    ("tsval", "u4", "", "timestamp value, 0 without the option"),
+    ("tsecr", "u4", "", "timestamp echo reply, 0 without the option"),
+    ("sack_left", "u4", "", "left edge of the first SACK block, 0 without the option"),
+    ("sack_right", "u4", "", "right edge of the first SACK block"),
+    ("window", "u2", "", "receive window as on the wire, before scaling"),
+    ("flags", "u1", "", "TcpFlag bits"),
+    ("wscale", "u1", "", "window scale option of a SYN, 255 without"),
+)
+
+PAUSE = _record(
+    "pause",
+    "MAC control pause frames of a block (IEEE 802.3 annex 31B, 802.1Q priority flow control).",
+    ("packet", "u4", "row", "row of the block"),
+    ("opcode", "u2", "", "0x0001 pause, 0x0101 priority flow control"),
+    ("classes", "u2", "", "enabled priorities, one bit each; 0 for plain pause"),
+    ("quanta", "(8,)u2", "512 bit times", "pause time per priority; plain pause in the first"),
+)
+
+ENDPOINT = _record(
+    "endpoint",
+    "An address seen in a capture.",
+    ("addr_hi", "u8", "", "upper half of the IPv6 address or GID, big endian value"),
+    ("addr_lo", "u8", "", "lower half; IPv4 a.b.c.d is ::ffff:a.b.c.d"),
+    ("mac", "u8", "", "Ethernet address, 0 where not seen"),
+    ("packets_out", "u8", "packets", "packets it sent"),
+    ("packets_in", "u8", "packets", "packets sent to it"),
+)
+
+FLOW = _record(
+    "flow",
+    "One direction of a conversation as one capture saw it.",
+    ("packets", "u8", "packets", "packets seen"),
+    ("bytes", "u8", "B", "transport payload on the wire, retransmissions included"),
+    ("first_ns", "i8", "ns", "first packet"),
+    ("last_ns", "i8", "ns", "last packet"),
+    ("rtt_min_ns", "i8", "ns", "smallest time from a message's last packet to its ACK; NEVER if none"),
+    ("src", "u4", "row", "row of the ENDPOINT table"),
+    ("dst", "u4", "row", "row of the ENDPOINT table"),
+    ("dest_qp", "u4", "", "RoCE destination QP"),
+    ("peer", "u4", "row", "the opposite flow of the same connection, NONE32 if not known"),
+    ("messages", "u4", "", "messages seen"),
+    ("retransmitted", "u4", "packets", "packets whose bytes or PSN had been sent before"),
+    ("out_of_order", "u4", "packets", "packets that came before one they should follow"),
+    ("missing", "u4", "packets", "holes (RoCE: PSNs, TCP: segments) acknowledged yet not captured"),
+    ("ecn_marked", "u4", "packets", "packets marked CE"),
+    ("cnp", "u4", "packets", "congestion notification packets"),
+    ("nak", "u4", "packets", "NAKs that this flow carried (they complain of the opposite one)"),
+    ("rnr", "u4", "packets", "RNR NAKs that this flow carried"),
+    ("zero_window", "u4", "packets", "TCP segments that announced a window of zero"),
+    ("sport", "u2", "", "source port (RoCE: of the first packet; it is no key)"),
+    ("dport", "u2", "", "destination port"),
+    ("transport", "u1", "", "Transport"),
+    ("framing", "u1", "", "Framing of a TCP stream"),
+    ("pairing", "u1", "", "Pairing: what the peer was told from"),
+)
+
+
+class Framing(IntEnum):
+    """How messages are told apart in a TCP byte stream."""
+
+    UNKNOWN = 0
+    GLOO = 1
+    OB1 = 2
+    NONE = 3  # looked, and it is none of them: bursts
+
+
+class Pairing(IntEnum):
+    """What a flow's opposite was told from."""
+
+    UNKNOWN = 0
+    PORTS = 1  # TCP: the 4-tuple
+    HANDSHAKE = 2  # CM MADs or NCCL's own exchange
+    ACKS = 3  # ACKs that echo PSNs
+    ONLY = 4  # the only candidate between the two endpoints
+
+
+MESSAGE = _record(
+    "message",
+    "One application transfer on one flow as one capture saw it, in order of completion.",
+    ("first_ns", "i8", "ns", "first packet of it, first time sent"),
+    ("last_ns", "i8", "ns", "packet that completed it"),
+    ("acked_ns", "i8", "ns", "first ACK that covers its end; NEVER if not seen"),
+    ("seq", "u8", "", "extended sequence of its start; low 32 (TCP) or 24 (PSN) bits as on the wire"),
+    ("seq_end", "u8", "", "extended sequence just after its end (same extension)"),
+    ("bytes", "u8", "B", "payload it carries, without the library's own header"),
+    ("announces", "u8", "B", "OFFER and GRANT: bytes of the data they speak of"),
+    ("va", "u8", "B", "RoCE: virtual address of the RETH; ob1: the request it names"),
+    ("flow", "u4", "row", "row of the FLOW table"),
+    ("packets", "u4", "packets", "packets, retransmissions apart"),
+    ("retransmitted", "u4", "packets", "packets of it sent again"),
+    ("ecn_marked", "u4", "packets", "packets of it marked CE"),
+    ("context", "u4", "", "communicator the library names (ob1 context), else 0"),
+    ("tag", "u4", "", "match key: Gloo slot tag, MPI tag, RoCE immediate"),
+    ("sub", "u4", "", "position within the tag: Gloo delta, ob1 sequence number, CTS index"),
+    ("first_frame", "u4", "row", "frame number of its first packet, from 0"),
+    ("last_frame", "u4", "row", "frame number of the packet that completed it"),
+    ("wire", "u1", "", "Wire"),
+    ("role", "u1", "", "Role"),
+    ("op", "u1", "", "Op that the library's own header names, else UNKNOWN"),
+    ("flags", "u1", "", "MessageFlag bits"),
+)
+
+TRANSFER = _record(
+    "transfer",
+    "One message as all vantage points together saw it, on the reference clock, in order of sent_ns.",
+    ("sent_ns", "i8", "ns", "first packet, at the vantage point nearest the sender"),
+    ("sent_end_ns", "i8", "ns", "last packet, same place"),
+    ("arrived_ns", "i8", "ns", "first packet, at the vantage point nearest the receiver"),
+    ("arrived_end_ns", "i8", "ns", "completed, same place"),
+    ("acked_ns", "i8", "ns", "ACK of its end, at the vantage point nearest the sender; NEVER if none"),
+    ("bytes", "u8", "B", "as in MESSAGE"),
+    ("announces", "u8", "B", "as in MESSAGE"),
+    ("va", "u8", "B", "as in MESSAGE"),
+    ("seq", "u8", "", "as in MESSAGE"),
+    ("connection", "u4", "", "number of the connection (a pair of flows), over all captures"),
+    ("src", "u4", "row", "endpoint, over all captures"),
+    ("dst", "u4", "row", "endpoint, over all captures"),
+    ("context", "u4", "", "as in MESSAGE"),
+    ("tag", "u4", "", "as in MESSAGE"),
+    ("sub", "u4", "", "as in MESSAGE"),
+    ("packets", "u4", "packets", "as in MESSAGE, at the sender"),
+    ("retransmitted", "u4", "packets", "most that any vantage point saw"),
+    ("ecn_marked", "u4", "packets", "most that any vantage point saw"),
+    ("capture", "u2", "", "capture of the sighting nearest the sender"),
+    ("arrival_capture", "u2", "", "capture of the sighting nearest the receiver"),
+    ("message", "u4", "row", "its MESSAGE row in ``capture``"),
+    ("arrival_message", "u4", "row", "its MESSAGE row in ``arrival_capture``"),
+    ("wire", "u1", "", "Wire"),
+    ("role", "u1", "", "Role"),
+    ("op", "u1", "", "as in MESSAGE"),
+    ("flags", "u1", "", "MessageFlag bits, of all sightings"),
+    ("seen", "u1", "", "Seen bits: how near the sender and the receiver it was seen"),
+)
+
+
+class Seen(IntEnum):
+    """Bits of TRANSFER.seen."""
+
+    AT_SENDER = 1  # sent_ns is the sender's own node's stamp
+    AT_RECEIVER = 2  # arrived_ns is the receiver's own node's stamp
