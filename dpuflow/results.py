@@ -1,0 +1,227 @@
+"""What an analysis hands to reports and users: the result format, ``dpuflow.analysis/1``, as dataclasses.
+
+In: nothing but what the stages found. Out: objects that ``reports`` only format. Field names, their
+order and their meaning are the result format's own (docs/analysis.md); ``captures`` and ``clocks`` are
+the bundles of ``tables``. Ids are positions in the list that holds the row. All times are integer
+nanoseconds on the reference clock; None stands for what is not known, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dpuflow.tables import CaptureInfo, Clock
+
+OpToken = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "reduce",
+    "broadcast",
+    "all_to_all",
+    "barrier",
+    "gather",
+    "scatter",
+    "send_recv",
+    "unknown",
+]
+Algorithm = Literal[
+    "ring",
+    "segmented_ring",
+    "recursive_doubling",
+    "halving_doubling",
+    "rabenseifner",
+    "tree",
+    "binomial",
+    "chain",
+    "bruck",
+    "pairwise",
+    "linear",
+    "dissemination",
+    "pat",
+    "hierarchical",
+    "unknown",
+]
+Bound = Literal["exact", "at_most", "at_least", "unobservable"]
+Cause = Literal["compute", "receiver", "network", "host", "none", "unknown"]
+Verdict = Literal["on_time", "late", "intermittent", "unknown"]
+Steadiness = Literal["persistent", "rotating", "transient"]
+Severity = Literal["info", "warning", "critical"]
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """What sends and receives on the fabric; ``address`` is the first of ``addresses``."""
+
+    id: int
+    address: str
+    addresses: list[str]
+    mac: str | None = None
+    rank: int | None = None
+    label: str | None = None  # host and GPU, from a rank map
+
+
+@dataclass(slots=True)
+class Flow:
+    """One direction of a conversation; ``dest_qp`` for RoCE, ``ports`` for TCP, the other is None."""
+
+    id: int
+    src: int
+    dst: int
+    transport: Literal["roce", "tcp"]
+    dest_qp: int | None
+    ports: tuple[int, int] | None
+    packets: int
+    bytes: int
+    messages: int
+    retransmitted: int
+    ecn_marked: int
+    cnp: int
+    nak: int
+    rnr: int
+
+
+@dataclass(slots=True)
+class Group:
+    """The endpoints that take part in the same collectives."""
+
+    id: int
+    endpoints: list[int]
+    kind: Literal["tp", "dp", "pp", "ep"] | None = None
+
+
+@dataclass(slots=True)
+class Phase:
+    """A part of a collective, such as the reduce_scatter of an all_reduce."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class RankEntry:
+    """One endpoint in one collective; ``error_ns`` is the half-width of a 95 % interval.
+
+    Where ``bound`` is at_most or at_least, ``lateness_ns`` is that bound and ``enter_ns`` the matching
+    one; where it is unobservable all three are None. ``why`` names the rule and the packets.
+    """
+
+    endpoint: int
+    enter_ns: int | None
+    leave_ns: int | None
+    lateness_ns: int | None
+    error_ns: int | None
+    bound: Bound
+    cause: Cause
+    why: str
+
+
+@dataclass(slots=True)
+class Collective:
+    """One instance of an operation. ``bytes`` is the buffer one rank passed to the call."""
+
+    id: int
+    group: int
+    op: OpToken
+    algorithm: Algorithm
+    alternatives: list[Algorithm]
+    root: int | None
+    bytes: int | None
+    wire_bytes: int
+    start_ns: int
+    end_ns: int
+    confidence: float
+    complete: bool
+    phases: list[Phase]
+    ranks: list[RankEntry]
+
+
+@dataclass(slots=True)
+class Lateness:
+    """One endpoint over the whole analysis.
+
+    Shares are of the ``collectives`` in which its lateness is known. ``caused_wait_ns`` is in
+    rank-nanoseconds. ``since_ns``: the onset, None if from the start.
+    """
+
+    endpoint: int
+    collectives: int
+    late_share: float | None
+    last_share: float | None
+    median_ns: int | None
+    p99_ns: int | None
+    caused_wait_ns: int | None
+    verdict: Verdict
+    cause: Cause
+    steadiness: Steadiness | None = None
+    since_ns: int | None = None
+    relative_to: list[int] | None = None
+
+
+@dataclass(slots=True)
+class Edge:
+    """Lateness of ``to`` minus that of ``from_``, told on one clock alone. ``from`` in JSON."""
+
+    from_: int
+    to: int
+    collectives: int
+    median_ns: int
+    error_ns: int | None
+
+
+@dataclass(slots=True)
+class WhatIf:
+    """Median step time, and what it would be without the lateness of ``endpoint``."""
+
+    endpoint: int
+    step_ns: int
+    step_without_ns: int
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Frames ``packets`` (first and last, counted from 1 as Wireshark does) of a capture."""
+
+    capture: int
+    packets: tuple[int, int]
+    filter: str
+
+
+@dataclass(slots=True)
+class Finding:
+    """A named condition, with what else would explain it and what to do about it."""
+
+    id: int
+    condition: str
+    runbook: str
+    endpoints: list[int]
+    start_ns: int | None
+    end_ns: int | None
+    severity: Severity
+    confidence: float
+    summary: str
+    advice: str
+    alternatives: list[str] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Analysis:
+    """A whole result. ``start_ns``, ``end_ns``: what the captures tied to the reference clock span."""
+
+    captures: list[CaptureInfo] = field(default_factory=list)
+    clocks: list[Clock] = field(default_factory=list)
+    endpoints: list[Endpoint] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    lateness: list[Lateness] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    what_if: list[WhatIf] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+    start_ns: int | None = None
+    end_ns: int | None = None
