@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     Rows = NDArray[np.void]
 
 
+@dataclass(frozen=True)
+class Vantage:
+    """One vantage point to read: its name and its files in order; ``-`` is standard input."""
+
+    name: str
+    files: tuple[str, ...]
+
+
 @dataclass
 class Block:
     """Some thousands of parsed packets. Reused: valid until the next one is asked for.

@@ -1,0 +1,52 @@
+# Each chore is one command; `make help` lists them. All but `setup` and `clean` set up first.
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+READY := .venv/.ready
+ARGS ?=
+
+.PHONY: help setup demo test check lint types format bench help-text dist clean
+
+help: ## list these commands
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+		printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+$(READY): setup.cfg pyproject.toml tools/setup.sh
+	@sh tools/setup.sh
+
+setup: ## make .venv with dpuflow in it, install what tests and bench need, compile the kernels
+	@sh tools/setup.sh
+
+demo: $(READY) ## analyse a bundled capture of a job with one late rank and print the verdict
+	@mkdir -p build
+	$(PYTHON) -m dpuflow analyze traces/gloo-allreduce-n4/node*.pcap.gz --json build/demo.json
+	@echo
+	@echo "The whole result is in $(CURDIR)/build/demo.json"
+
+test: $(READY) ## run the tests (ARGS="-k name" picks some)
+	$(PYTHON) -m pytest $(ARGS)
+
+check: lint types test ## all that a change must pass: lint, format, types, tests
+
+lint: $(READY) ## ruff: rules and format
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types: $(READY) ## mypy, strict
+	$(PYTHON) -m mypy
+
+format: $(READY) ## rewrite the files as ruff formats them
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
+	$(PYTHON) -m bench $(ARGS)
+
+help-text: $(READY) ## write dpuflow/cli/help.txt again after a change to commands or options
+	$(PYTHON) -m dpuflow.cli.helptext
+
+dist: $(READY) ## build a wheel into dist/
+	$(PYTHON) -m pip wheel -q --no-deps -w dist .
+
+clean: ## remove .venv and everything that was built
+	rm -rf .venv build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

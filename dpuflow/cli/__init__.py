@@ -1,0 +1,88 @@
+"""The ``dpuflow`` command's front door: arguments in, exit status out; errors become one sentence here.
+
+Nothing heavy is imported: ``dpuflow --help`` prints a committed text (``help.txt``, which a test
+compares with what click would print), and everything else goes on to ``commands``.
+Exit status: 0 fine, 1 the input or the environment is at fault, 2 wrong usage, 130 interrupted,
+141 the reader of standard output went away (as the shell reports SIGPIPE).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING, whose import is a third of what --help may cost
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main() -> NoReturn:
+    """Run with ``sys.argv`` and end the process."""
+    status = run(sys.argv[1:])
+    if status == INTERRUPTED:
+        # Reader threads may be in the middle of a block; nothing they hold needs saving.
+        os._exit(status)
+    sys.exit(status)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit status. Prints, never raises."""
+    try:
+        status = _help() if arguments in (["--help"], ["-h"]) else _command(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        _discard_output()
+        return PIPE_CLOSED
+    except OSError as error:
+        _discard_output()
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error}", 1)
+    except MemoryError:
+        return _fail("out of memory", 1)
+    return status
+
+
+def _help() -> int:
+    path = os.path.join(os.path.dirname(__file__), "help.txt")
+    with open(path, encoding="utf-8") as file:
+        sys.stdout.write(file.read())
+    return 0
+
+
+def _command(arguments: list[str]) -> int:
+    import click
+
+    from dpuflow.cli.commands import dpuflow
+    from dpuflow.errors import DpuflowError
+
+    try:
+        dpuflow.main(arguments, prog_name="dpuflow", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.exceptions.Abort:  # click's own word for Ctrl-C
+        return _fail("interrupted", INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except DpuflowError as error:
+        return _fail(str(error), error.exit_status)
+    return 0
+
+
+def _fail(sentence: str, status: int) -> int:
+    print(f"dpuflow: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    return status
+
+
+def _discard_output() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush does not fail again."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # not a file of the process: a test's buffer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)

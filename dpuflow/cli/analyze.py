@@ -1,0 +1,77 @@
+"""``dpuflow analyze``: captures in, verdict and JSON out."""
+
+from __future__ import annotations
+
+import click
+
+EPILOG = """\b
+Examples:
+  One capture per node, one clock each:
+    dpuflow analyze node0.pcap.gz node1.pcap.gz node2.pcap.gz
+  The whole result for a program:
+    dpuflow analyze node*.pcapng --json result.json
+  A rotated capture of one node, and a switch:
+    dpuflow analyze --vantage node0=a.pcap0,a.pcap1 --vantage switch=mirror.pcapng
+  From tcpdump:
+    tcpdump -i eth0 -s 128 -w - | dpuflow analyze -
+
+Snap length 128 is enough. The exit status is 0 when the analysis ran, whoever
+was late; 1 when a capture or the environment is at fault; 2 for wrong usage."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("captures", metavar="CAPTURE...", nargs=-1)
+@click.option(
+    "--vantage",
+    "named",
+    metavar="NAME=FILE,FILE",
+    multiple=True,
+    help="A vantage point with a name, and its files in order (rotated, or one per interface).",
+)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    help="Write the whole result as JSON; - writes it to standard output, in place of the verdict.",
+)
+@click.option("--ranks", "ranks_file", metavar="FILE", help="Rank map, YAML: address to rank, GPU and host.")
+@click.option(
+    "--clock",
+    type=click.Choice(["auto", "trust", "estimate"]),
+    default="auto",
+    show_default=True,
+    help="How the captures' clocks are tied: trust them (PTP), estimate offset and drift from packets"
+    " seen at both ends, or decide by what the packets show.",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Threads to read with (default: cores)."
+)
+@click.option("--quiet", is_flag=True, help="No verdict and no progress; warnings and errors only.")
+def analyze(
+    captures: tuple[str, ...],
+    named: tuple[str, ...],
+    json_file: str | None,
+    ranks_file: str | None,
+    clock: str,
+    threads: int | None,
+    quiet: bool,
+) -> None:
+    """Read captures of one job and say which rank was late, how often, by how much and what it cost.
+
+    CAPTURE is a pcap or pcapng file (plain, .gz or .zst) or - for standard input. Each is one vantage
+    point: one node's interface, or a switch's mirror port. RoCEv2, RoCEv1 and TCP are read.
+    """
+    from dpuflow.cli.vantages import vantages_from
+
+    vantages = vantages_from(captures, named)
+
+    import dpuflow
+    from dpuflow.cli.progress import ProgressLine
+
+    ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
+    with ProgressLine(enabled=not quiet) as progress:
+        result = dpuflow.analyze(vantages, clock=clock, ranks=ranks, threads=threads, progress=progress)
+    if json_file is not None:
+        dpuflow.write_json(result, json_file)
+    if not quiet and json_file != "-":
+        dpuflow.write_text(result)

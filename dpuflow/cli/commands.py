@@ -1,0 +1,55 @@
+"""The click group: names and one line of help for each command; a command's module is loaded when used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from dpuflow import __version__
+
+COMMANDS: Final = {
+    "analyze": "Read captures of one job and say which rank was late.",
+    "score": "Compare analyses with what is known to have happened.",
+}
+"""Every command with its line in ``dpuflow --help``; its module is ``dpuflow.cli.NAME``."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of their own, imported only when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"dpuflow.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table, without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+EPILOG = """\b
+Examples:
+  dpuflow analyze node0.pcap.gz node1.pcap.gz
+  dpuflow analyze node*.pcap.gz --json result.json
+  dpuflow score result.json captures/case1
+
+Each command tells more with --help."""
+
+
+@click.command(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def dpuflow() -> None:
+    """Packet-level telemetry for GPU jobs over RoCE and TCP: who was late, by how much, and what it cost."""

@@ -1,0 +1,1 @@
+"""One module a report: a result in, text out. Reports format; they do not reason."""
