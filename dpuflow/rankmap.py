@@ -1,0 +1,123 @@
+"""Rank maps: a YAML file in, address -> rank, GPU and host out.
+
+    10.0.0.1: 0                                  # just the rank
+    10.0.0.2: {rank: 1, gpu: 3, host: node1}
+    fe80::5054:ff:feaa:1: {rank: 1, host: node1} # a second address of the same rank
+
+Every error names the line.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpuflow.errors import MissingError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KEYS = ("rank", "gpu", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an address is: ``rank`` in the job, and the GPU and host it belongs to."""
+
+    rank: int | None = None
+    gpu: str | None = None
+    host: str | None = None
+
+    @property
+    def label(self) -> str | None:
+        """Host and GPU for people, None where neither is known."""
+        parts = [self.host, None if self.gpu is None else f"GPU {self.gpu}"]
+        return " ".join(part for part in parts if part) or None
+
+
+def read_rank_map(file: str) -> dict[str, Place]:
+    """Read a rank map; keys are addresses as ``canonical_address`` writes them.
+
+    Raises OptionError with file and line, MissingError without PyYAML, OSError.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise MissingError("rank maps are YAML: install PyYAML") from None
+
+    with open(file, encoding="utf-8") as stream:
+        try:
+            root = yaml.compose(stream, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise OptionError(f"{file}:{line}: not YAML: {error.problem}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise OptionError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+    if root is None:
+        raise OptionError(f"{file}: the rank map is empty")
+    places: dict[str, Place] = {}
+    for key, value in _pairs(file, root, "the rank map"):
+        try:
+            address = canonical_address(key.value)
+        except ValueError:
+            raise _error(file, key, f"{key.value!r} is not an IP address") from None
+        if address in places:
+            raise _error(file, key, f"{address} is listed twice")
+        places[address] = _place(file, value)
+    return places
+
+
+def canonical_address(text: str) -> str:
+    """An IPv4 or IPv6 address in its shortest form; IPv4 within IPv6 (::ffff:a.b.c.d) as a.b.c.d.
+
+    Raises ValueError.
+    """
+    address = ipaddress.ip_address(text)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(address if mapped is None else mapped)
+
+
+def _place(file: str, node: Any) -> Place:
+    if node.id == "scalar":
+        return Place(rank=_rank(file, node))
+    found: dict[str, Any] = {}
+    for key, value in _pairs(file, node, "an address"):
+        if key.value not in KEYS:
+            raise _error(file, key, f"{key.value!r} is not one of {', '.join(KEYS)}")
+        if key.value in found:
+            raise _error(file, key, f"{key.value} is given twice")
+        if value.id != "scalar" or value.value == "":
+            raise _error(file, value, f"{key.value} must be one value")
+        found[key.value] = _rank(file, value) if key.value == "rank" else value.value
+    if not found:
+        raise _error(file, node, f"give at least one of {', '.join(KEYS)}")
+    return Place(**found)
+
+
+def _rank(file: str, node: Any) -> int:
+    if not (node.value.isascii() and node.value.isdecimal()):
+        raise _error(file, node, f"the rank must be a number from 0, not {node.value!r}")
+    return int(node.value)
+
+
+def _pairs(file: str, node: Any, what: str) -> list[tuple[Any, Any]]:
+    if node.id != "mapping":
+        raise _error(file, node, f"{what} must be a mapping, key: value")
+    for key, _ in node.value:
+        if key.id != "scalar":
+            raise _error(file, key, "a key must be plain text")
+    pairs: list[tuple[Any, Any]] = node.value
+    return pairs
+
+
+def _error(file: str, node: Any, reason: str) -> OptionError:
+    return OptionError(f"{file}:{node.start_mark.line + 1}: {reason}")
+
+
+def place_of(addresses: list[str], places: Mapping[str, Place]) -> Place:
+    """The place of an endpoint: of the first of its addresses that the map lists, else an empty one."""
+    for address in addresses:
+        if address in places:
+            return places[address]
+    return Place()

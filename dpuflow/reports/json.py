@@ -1,0 +1,97 @@
+"""The result as JSON, ``dpuflow.analysis/1`` (docs/analysis.md, docs/analysis.schema.json).
+
+In: an ``Analysis``. Out: the same bytes for the same result: keys in the order of the format, one row
+of a list per line, None as null, no NaN.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from dpuflow.reports.output import replacing
+from dpuflow.schema import ANALYSIS_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dpuflow.results import Analysis
+    from dpuflow.tables import CaptureInfo, Clock
+
+
+def write_json(result: Analysis, target: str) -> None:
+    """Write ``result`` to the file ``target``, ``-`` being standard output.
+
+    A file appears whole or not at all. Raises OSError where it cannot be written.
+    """
+    with replacing(target) as file:
+        file.writelines(json_lines(result))
+
+
+def json_lines(result: Analysis) -> Iterator[str]:
+    """The JSON text in pieces, so that a large result is never held twice."""
+    encode = json.JSONEncoder(default=_plain, allow_nan=False).encode
+    yield '{"schema": ' + encode(ANALYSIS_ID)
+    for key in ("start_ns", "end_ns"):
+        yield f',\n "{key}": {encode(getattr(result, key))}'
+    for key, rows in _lists(result):
+        yield f',\n "{key}": ['
+        separator = "\n  "
+        for row in rows:
+            yield separator + encode(row)
+            separator = ",\n  "
+        yield "]"
+    yield "}\n"
+
+
+def _lists(result: Analysis) -> Iterator[tuple[str, Iterable[object]]]:
+    yield "captures", map(_capture, result.captures)
+    yield "clocks", map(_clock, result.clocks)
+    for key in ("endpoints", "flows", "groups", "collectives", "lateness"):
+        yield key, getattr(result, key)
+    for key in ("edges", "what_if", "findings", "limits"):
+        yield key, getattr(result, key)
+
+
+def _capture(info: CaptureInfo) -> dict[str, object]:
+    return {
+        "id": info.id,
+        "file": info.files[0],
+        "files": info.files,
+        "vantage": info.vantage,
+        "link_type": info.link_type,
+        "packets": info.packets,
+        "bytes": info.bytes,
+        "first_ns": info.first_ns,
+        "last_ns": info.last_ns,
+        "lost_packets": info.lost_packets,
+        "skipped": dict(sorted(info.skipped.items())),
+        "complete": info.complete,
+        "warnings": info.warnings,
+    }
+
+
+def _clock(clock: Clock) -> dict[str, object]:
+    return {
+        "capture": clock.capture,
+        "reference": clock.reference,
+        "offset_ns": clock.offset_ns,
+        "drift_ppb": clock.drift_ppb,
+        "error_ns": clock.error_ns,
+        "method": clock.method,
+        "why": clock.why,
+    }
+
+
+def _plain(value: Any) -> object:
+    """A row as a dict, a NumPy number as Python's: what the encoder asks for and does not know itself."""
+    if not is_dataclass(value):
+        return value.item()
+    row = {field.name.rstrip("_"): getattr(value, field.name) for field in fields(value)}
+    for key, item in row.items():
+        if isinstance(item, float):
+            row[key] = round(item, 6)
+    if "dest_qp" in row:  # a flow has one of the two
+        del row["ports" if row["ports"] is None else "dest_qp"]
+    return row

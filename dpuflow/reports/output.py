@@ -1,0 +1,55 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def replacing(target: str) -> Iterator[IO[str]]:
+    """A text file that takes the name ``target`` when the block ends well, and is gone when it does not.
+
+    ``-`` is standard output; devices and pipes are written as they are.
+    """
+    if target == "-":
+        yield sys.stdout
+        return
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(target, "w", encoding="utf-8") as file:
+            yield file
+        return
+    path = os.path.realpath(target)  # a link stays one
+    try:
+        number, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, target) from None
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            yield file
+        os.chmod(partial, _permissions(mode))
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+        raise
+
+
+def _permissions(mode: int | None) -> int:
+    """Those of the file that is replaced, or what a new file gets."""
+    if mode is not None:
+        return stat.S_IMODE(mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
