@@ -1,0 +1,1 @@
+"""dpuflow's benchmark: a generated capture, peers that read the same fields, ratios of CPU time."""
