@@ -1,0 +1,385 @@
+"""Messages of one PSN space: opened, closed, mended by late packets, acknowledged.
+
+A flow has two lanes: its own requests (lane 2 f) and its READ responses (2 f + 1), which are numbered
+by the opposite flow. In: extended PSNs of single packets. Out: MESSAGE rows, in order of completion as
+far as packets come in order, and the counters of FLOW. InfiniBand volume 1, 9.7 (reliable service).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpuflow.kernels._jit import inner
+from dpuflow.wire import FIRST, LAST
+
+NEVER = np.int64(-(1 << 63))
+HOLES = 8  # open holes remembered per lane; an older one can no longer be filled, only acknowledged
+PSNS = np.int64(1 << 24)
+HALF = np.int64(1 << 23)
+
+HAS_FIRST, HAS_LAST, SIZED = 1, 2, 4  # status of a message: ends seen, length told by its RETH
+STARTS_BEFORE, ENDS_AFTER, GAP, HIDDEN, REORDERED = 1, 2, 4, 8, 16  # MessageFlag
+WIRE_SEND, WIRE_WRITE, WIRE_WRITE_IMM, WIRE_READ, WIRE_SEND_IMM = 1, 2, 3, 4, 6  # Wire
+GRANT = 2  # Role
+
+LANE = np.dtype(
+    [
+        ("top", "i8"),  # next PSN expected, extended; -1 before the first packet
+        ("last_ns", "i8"),  # from here to `ecn`: the open message
+        ("bytes", "i8"),
+        ("seq", "i8"),
+        ("first_ns", "i8"),
+        ("va", "i8"),
+        ("packets", "i4"),
+        ("last_frame", "u4"),
+        ("expected", "i4"),  # its packets, from RETH length and MTU; 0 not known
+        ("open", "u1"),
+        ("wire", "u1"),
+        ("flags", "u1"),
+        ("status", "u1"),
+        ("first_frame", "u4"),
+        ("retransmitted", "i4"),
+        ("ecn", "i4"),
+        ("mtu", "i4"),  # payload of the last FIRST packet
+        ("soft", "i8"),  # a READ request may have taken the PSNs up to here
+        ("start", "i8"),  # first PSN seen
+        ("acked", "i8"),  # PSNs before this one are acknowledged; -1 none seen
+        ("lost", "i8"),  # PSNs of holes no longer remembered,
+        ("lost_end", "i8"),  # and where they end
+        ("head", "i4"),  # oldest message not acknowledged, -1 none
+        ("tail", "i4"),  # last message in PSN order, -1 none
+        ("cursor", "i4"),  # message that the last repeated packet belonged to
+        ("holes", "i4"),
+    ],
+    align=True,
+)
+LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("words", "i4"), ("status", "u1"), ("lane", "u1")], align=True)
+"""Beside each MESSAGE row: its neighbours in PSN order in its lane, its kept payload words (-1 none)."""
+
+ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS = range(6)  # places in `counts`
+
+
+@inner
+def signed24(difference):  # type: ignore[no-untyped-def]
+    """A difference of PSNs as the nearest signed one (IBTA volume 1, 9.7.2)."""
+    return ((difference + HALF) & (PSNS - 1)) - HALF
+
+
+@inner
+def link(lanes, lane, rows, links, row):  # type: ignore[no-untyped-def]
+    """Put a new row into its lane's list, which is in PSN order."""
+    seq = np.int64(rows[row].seq)
+    after = np.int64(-1)
+    before = np.int64(lanes[lane].tail)
+    while before >= 0 and np.int64(rows[before].seq) > seq:
+        after = before
+        before = np.int64(links[before].prev)
+    links[row].prev = before
+    links[row].next = after
+    links[row].lane = lane & 1
+    links[row].words = -1
+    if before >= 0:
+        links[before].next = row
+    if after >= 0:
+        links[after].prev = row
+    else:
+        lanes[lane].tail = row
+    if lanes[lane].head == after and np.int64(rows[row].seq_end) > lanes[lane].acked:
+        lanes[lane].head = row
+
+
+@inner
+def find(lanes, lane, rows, links, psn):  # type: ignore[no-untyped-def]
+    """The last row of the lane that starts at or before ``psn``; -1 if none does."""
+    row = np.int64(lanes[lane].cursor)
+    if row < 0:
+        row = np.int64(lanes[lane].tail)
+    while row >= 0 and np.int64(rows[row].seq) > psn:
+        row = np.int64(links[row].prev)
+    while row >= 0:
+        after = np.int64(links[row].next)
+        if after < 0 or np.int64(rows[after].seq) > psn:
+            break
+        row = after
+    if row >= 0:
+        lanes[lane].cursor = row
+    return row
+
+
+@inner
+def blank(rows, row, flow, seq, seq_end, time_ns, frame, wire):  # type: ignore[no-untyped-def]
+    """Fill a new row with what every message has."""
+    rows[row].first_ns = time_ns
+    rows[row].last_ns = time_ns
+    rows[row].acked_ns = NEVER
+    rows[row].seq = seq
+    rows[row].seq_end = seq_end
+    rows[row].bytes = 0
+    rows[row].announces = 0
+    rows[row].va = 0
+    rows[row].flow = flow
+    rows[row].packets = 1
+    rows[row].retransmitted = 0
+    rows[row].ecn_marked = 0
+    rows[row].context = 0
+    rows[row].tag = 0
+    rows[row].sub = 0
+    rows[row].first_frame = frame
+    rows[row].last_frame = frame
+    rows[row].wire = wire
+    rows[row].role = 0
+    rows[row].op = 0
+    rows[row].flags = 0
+
+
+@inner
+def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type: ignore[no-untyped-def]
+    """Begin a message at ``psn``; its length may be set by the caller."""
+    lanes[lane].open = 1
+    lanes[lane].seq = psn
+    lanes[lane].first_ns = time_ns
+    lanes[lane].first_frame = frame
+    lanes[lane].packets = 0
+    lanes[lane].bytes = 0
+    lanes[lane].va = 0
+    lanes[lane].retransmitted = 0
+    lanes[lane].ecn = 0
+    lanes[lane].expected = 0
+    lanes[lane].wire = wire
+    lanes[lane].status = status
+    lanes[lane].flags = flags
+
+
+@inner
+def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+    """Write the open message as a row and return the row's number."""
+    row = counts[ROWS]
+    counts[ROWS] = row + 1
+    blank(rows, row, flow, lanes[lane].seq, seq_end, lanes[lane].first_ns, lanes[lane].first_frame, lanes[lane].wire)
+    rows[row].last_ns = lanes[lane].last_ns
+    rows[row].last_frame = lanes[lane].last_frame
+    rows[row].bytes = lanes[lane].bytes
+    rows[row].va = lanes[lane].va
+    rows[row].packets = lanes[lane].packets
+    rows[row].retransmitted = lanes[lane].retransmitted
+    rows[row].ecn_marked = lanes[lane].ecn
+    flags = np.int64(lanes[lane].flags)
+    if seq_end - lanes[lane].seq != lanes[lane].packets or lanes[lane].status & HAS_LAST == 0:
+        flags |= GAP
+    rows[row].flags = flags
+    links[row].status = lanes[lane].status
+    link(lanes, lane, rows, links, row)
+    lanes[lane].open = 0
+    flows[flow].messages += 1
+    return row
+
+
+@inner
+def give_up(lanes, lane, flow, before, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+    """Close an open message whose end was not seen, knowing that another one starts by ``before``."""
+    end = np.int64(lanes[lane].seq) + lanes[lane].expected
+    if lanes[lane].expected == 0 or end > before:
+        end = np.int64(lanes[lane].seq) + lanes[lane].packets
+        end = min(end, before)
+    close_message(lanes, lane, flow, end, rows, links, flows, counts)
+
+
+@inner
+def add_hole(lanes, lane, holes, low, high, flows, flow):  # type: ignore[no-untyped-def]
+    """Remember that PSNs ``low`` to ``high`` were skipped; those acknowledged already are missing."""
+    acked = lanes[lane].acked
+    if low < acked:
+        cut = min(acked, high)
+        flows[flow].missing += cut - low
+        low = cut
+    if low >= high:
+        return
+    n = np.int64(lanes[lane].holes)
+    if n == HOLES:
+        lanes[lane].lost += holes[lane, 0, 1] - holes[lane, 0, 0]
+        lanes[lane].lost_end = max(lanes[lane].lost_end, holes[lane, 0, 1])
+        for k in range(HOLES - 1):
+            holes[lane, k, 0] = holes[lane, k + 1, 0]
+            holes[lane, k, 1] = holes[lane, k + 1, 1]
+        n -= 1
+    holes[lane, n, 0] = low
+    holes[lane, n, 1] = high
+    lanes[lane].holes = n + 1
+
+
+@inner
+def drop_hole(lanes, lane, holes, k):  # type: ignore[no-untyped-def]
+    """Forget hole ``k``."""
+    n = np.int64(lanes[lane].holes) - 1
+    for j in range(k, n):
+        holes[lane, j, 0] = holes[lane, j + 1, 0]
+        holes[lane, j, 1] = holes[lane, j + 1, 1]
+    lanes[lane].holes = n
+
+
+@inner
+def fill_hole(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-def]
+    """Whether ``psn`` had been skipped; then it no longer counts as skipped."""
+    for k in range(np.int64(lanes[lane].holes)):
+        low, high = holes[lane, k, 0], holes[lane, k, 1]
+        if psn < low or psn >= high:
+            continue
+        if high - low == 1:
+            drop_hole(lanes, lane, holes, k)
+        elif psn == low:
+            holes[lane, k, 0] = psn + 1
+        elif psn == high - 1:
+            holes[lane, k, 1] = psn
+        else:
+            holes[lane, k, 1] = psn
+            add_hole(lanes, lane, holes, psn + 1, high, flows, flow)
+        return True
+    return False
+
+
+@inner
+def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # type: ignore[no-untyped-def]
+    """An ACK at ``time_ns`` covers all PSNs of the lane before ``end``."""
+    if end <= lanes[lane].acked:
+        return
+    lanes[lane].acked = end
+    row = np.int64(lanes[lane].head)
+    while row >= 0 and np.int64(rows[row].seq_end) <= end:
+        if rows[row].acked_ns == NEVER:
+            rows[row].acked_ns = time_ns
+            # Karn's rule: no sample from a message that was sent twice. A READ's answer is no plain ACK.
+            whole = rows[row].retransmitted == 0 and rows[row].flags & GAP == 0 and rows[row].wire != WIRE_READ
+            if whole and np.int64(rows[row].seq_end) == end:
+                rtt = time_ns - rows[row].last_ns
+                if rtt >= 0 and (flows[flow].rtt_min_ns == NEVER or rtt < flows[flow].rtt_min_ns):
+                    flows[flow].rtt_min_ns = rtt
+        row = np.int64(links[row].next)
+    lanes[lane].head = row
+    if lanes[lane].lost > 0 and end >= lanes[lane].lost_end:
+        flows[flow].missing += lanes[lane].lost
+        lanes[lane].lost = 0
+    k = np.int64(0)
+    while k < lanes[lane].holes:
+        low, high = holes[lane, k, 0], holes[lane, k, 1]
+        if high <= end:
+            flows[flow].missing += high - low
+            drop_hole(lanes, lane, holes, k)
+            continue
+        if low < end:
+            flows[flow].missing += end - low
+            holes[lane, k, 0] = end
+        k += 1
+
+
+@inner
+def touch(rows, row, time_ns, frame, counts):  # type: ignore[no-untyped-def]
+    """A late packet of a message not yet acknowledged: it is what completed it."""
+    if rows[row].acked_ns == NEVER:
+        rows[row].last_ns = time_ns
+        rows[row].last_frame = frame
+        counts[DISORDERED] = 1
+
+
+@inner
+def add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts):  # type: ignore[no-untyped-def]
+    """Count a late packet that had been missing from a message that is written already."""
+    rows[row].packets += 1
+    rows[row].ecn_marked += ce
+    if links[row].status & SIZED == 0:
+        rows[row].bytes = np.int64(rows[row].bytes) + payload
+    status = np.int64(links[row].status)
+    if place & FIRST:
+        status |= HAS_FIRST
+    if place & LAST:
+        status |= HAS_LAST
+        if imm >= 0:
+            rows[row].tag = imm
+            rows[row].wire = wire
+    links[row].status = status
+    flags = np.int64(rows[row].flags) | REORDERED
+    whole = status & HAS_LAST and (status & HAS_FIRST or flags & STARTS_BEFORE)
+    if whole and np.int64(rows[row].seq_end) - np.int64(rows[row].seq) == rows[row].packets:
+        flags &= ~GAP
+    rows[row].flags = flags
+    touch(rows, row, time_ns, frame, counts)
+
+
+@inner
+def mend(lanes, lane, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]  # noqa: E501
+    """Give a packet that fills a hole to the message it belongs to, or to a new one.
+
+    ``length`` is the RETH's, -1 without; ``imm`` -1 without. A FIRST or MIDDLE packet joins the message
+    after it that lacks its beginning, a MIDDLE or LAST one the message before it that lacks its end.
+    """
+    lead = place & LAST == 0  # more packets follow
+    if lanes[lane].open and psn > lanes[lane].seq:
+        lanes[lane].packets += 1
+        lanes[lane].ecn += ce
+        lanes[lane].flags |= REORDERED
+        if lanes[lane].status & SIZED == 0:
+            lanes[lane].bytes += payload
+        return
+    row = find(lanes, lane, rows, links, psn)
+    if row >= 0 and psn < np.int64(rows[row].seq_end):
+        add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
+        return
+    lacks_end = row >= 0 and links[row].status & HAS_LAST == 0 and place & FIRST == 0
+    if lacks_end and (place & LAST or psn == np.int64(rows[row].seq_end)):
+        rows[row].seq_end = psn + 1
+        add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
+        return
+    after = np.int64(links[row].next) if row >= 0 else np.int64(-1)
+    if row < 0:
+        after = np.int64(lanes[lane].tail)
+        while after >= 0 and links[after].prev >= 0:
+            after = np.int64(links[after].prev)
+    if lead and after >= 0:
+        if links[after].status & HAS_FIRST == 0:
+            rows[after].seq = psn
+            if length >= 0:
+                rows[after].bytes = length
+                rows[after].va = va
+                links[after].status |= SIZED
+            add_packet(rows, links, after, place, wire, payload, imm, ce, time_ns, frame, counts)
+            return
+    elif lead and lanes[lane].open and lanes[lane].status & HAS_FIRST == 0:
+        lanes[lane].seq = psn
+        lanes[lane].packets += 1
+        lanes[lane].ecn += ce
+        lanes[lane].flags |= REORDERED
+        if place & FIRST:
+            lanes[lane].status |= HAS_FIRST
+        if length >= 0:
+            lanes[lane].bytes = length
+            lanes[lane].va = va
+            lanes[lane].status |= SIZED
+        elif lanes[lane].status & SIZED == 0:
+            lanes[lane].bytes += payload
+        return
+    new = counts[ROWS]
+    counts[ROWS] = new + 1
+    blank(rows, new, flow, psn, psn + 1, time_ns, frame, wire)
+    rows[new].bytes = length if length >= 0 else payload
+    rows[new].va = va
+    rows[new].tag = max(imm, 0)
+    rows[new].ecn_marked = ce
+    rows[new].flags = REORDERED if place == FIRST | LAST else REORDERED | GAP
+    status = SIZED if length >= 0 else 0
+    status |= HAS_FIRST if place & FIRST else 0
+    status |= HAS_LAST if place & LAST else 0
+    links[new].status = status
+    link(lanes, lane, rows, links, new)
+    flows[flow].messages += 1
+
+
+@inner
+def repeat(lanes, lane, flow, psn, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+    """Count a packet whose PSN had been sent before."""
+    flows[flow].retransmitted += 1
+    if lanes[lane].open and psn >= lanes[lane].seq:
+        lanes[lane].retransmitted += 1
+        return
+    row = find(lanes, lane, rows, links, psn)
+    if row >= 0 and psn < np.int64(rows[row].seq_end):
+        rows[row].retransmitted += 1
+        touch(rows, row, time_ns, frame, counts)
