@@ -1,0 +1,41 @@
+"""What endpoints and captures are called in texts: rank where it is known, address always."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpuflow.results import Analysis
+
+
+class Names:
+    """Names of the endpoints and captures of one result."""
+
+    def __init__(self, result: Analysis) -> None:
+        self._endpoints = {endpoint.id: endpoint for endpoint in result.endpoints}
+        self._captures = {capture.id: capture for capture in result.captures}
+
+    def long(self, endpoint: int) -> str:
+        """``rank 2 (10.0.0.3, node2 GPU 0)``, or the address alone."""
+        row = self._endpoints[endpoint]
+        details = ", ".join(filter(None, [row.address, row.label]))
+        if row.rank is not None:
+            return f"rank {row.rank} ({details})"
+        return f"{row.address} ({row.label})" if row.label else row.address
+
+    def short(self, endpoint: int) -> str:
+        """``rank 2``, or the address."""
+        row = self._endpoints[endpoint]
+        return row.address if row.rank is None else f"rank {row.rank}"
+
+    def short_of(self, endpoint: int, width: int) -> str:
+        """The longest name that fits ``width`` characters, cut in the middle where none does."""
+        for name in (self.long(endpoint), self.short(endpoint)):
+            if len(name) <= width:
+                return name
+        half = (width - 2) // 2
+        return f"{name[:half]}..{name[-half:]}"
+
+    def capture(self, capture: int) -> str:
+        """The vantage point's name."""
+        return self._captures[capture].vantage

@@ -1,0 +1,218 @@
+"""The report for people: who was late, how often, by how much, at what cost, how sure, and what is unseen.
+
+In: an ``Analysis``. Out: text of at most 100 columns (docs/report.md says what each line means).
+What was counted in the captures stands apart from what was inferred from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, TextIO
+
+from dpuflow.reports.layout import Paint, count, duration, listed, percent, size, table, wrap
+from dpuflow.reports.names import Names
+from dpuflow.reports.verdict import verdict_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dpuflow.results import Analysis, Finding, Lateness
+
+MOST_ROWS = 16
+"""Endpoints in the table; the JSON has them all."""
+MOST_FINDINGS = 8
+
+_SEVERITY_STYLE = {"critical": "bad", "warning": "warn", "info": "bold"}
+
+
+def write_text(result: Analysis, stream: TextIO | None = None, color: bool | None = None) -> None:
+    """Print the report to ``stream`` (standard output); ``color`` None: where it is a terminal."""
+    stream = sys.stdout if stream is None else stream
+    paint = Paint.suits(stream) if color is None else Paint(color)
+    text = "\n".join(text_lines(result, paint)) + "\n"
+    encoding = stream.encoding or "utf-8"  # names from captures may not fit the terminal's encoding
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def text_lines(result: Analysis, paint: Paint | None = None) -> Iterator[str]:
+    """The report, line by line."""
+    paint = paint or Paint(False)
+    names = Names(result)
+    yield from verdict_lines(result, names, paint)
+    yield ""
+    yield from _section("Observed", _observed(result), paint)
+    yield from _section("Inferred", _inferred(result), paint)
+    if result.lateness:
+        yield ""
+        yield from _endpoint_table(result, names, paint)
+    if result.findings:
+        yield ""
+        yield from _findings(result, names, paint)
+    if result.limits:
+        yield ""
+        yield paint("What these captures cannot show", "bold")
+        for sentence in result.limits:
+            yield wrap(sentence, "  - ", "    ")
+
+
+def _section(title: str, sentences: list[str], paint: Paint) -> Iterator[str]:
+    text = wrap("; ".join(sentences) + ".", f"{title}  ", " " * (len(title) + 2))
+    yield text.replace(title, paint(title, "bold"), 1)
+
+
+def _observed(result: Analysis) -> list[str]:
+    """What was counted, in phrases."""
+    captures = result.captures
+    phrases = [f"{count(sum(c.packets for c in captures), 'packet')} in {count(len(captures), 'capture')}"]
+    if result.start_ns is not None and result.end_ns is not None:
+        phrases[0] += f" over {duration(result.end_ns - result.start_ns)}"
+    transports = Counter(flow.transport for flow in result.flows)
+    kinds = [
+        f"{number:,} {'RoCE' if kind == 'roce' else 'TCP'}" for kind, number in sorted(transports.items())
+    ]
+    if kinds:
+        phrases.append(
+            f"{listed(kinds)} {'flow' if len(result.flows) == 1 else 'flows'} with"
+            f" {count(sum(flow.messages for flow in result.flows), 'message')}"
+        )
+    for attribute, what in (
+        ("retransmitted", "packets sent again"),
+        ("ecn_marked", "packets marked by ECN"),
+        ("nak", "NAKs"),
+        ("rnr", "receiver-not-ready NAKs"),
+    ):
+        number = sum(getattr(flow, attribute) for flow in result.flows)
+        if number:
+            phrases.append(f"{number:,} {what}")
+    phrases.append(_losses(result))
+    skipped: Counter[str] = Counter()
+    for capture in captures:
+        skipped.update(capture.skipped)
+    if skipped.total():
+        reasons = [f"{reason.replace('_', ' ')} {number:,}" for reason, number in skipped.most_common()]
+        phrases.append(f"{skipped.total():,} skipped ({listed(reasons, 4)})")
+    partial = sum(not capture.complete for capture in captures)
+    if partial:
+        phrases.append(f"{count(partial, 'capture')} cut short or damaged")
+    return phrases
+
+
+def _losses(result: Analysis) -> str:
+    known = [c.lost_packets for c in result.captures if c.lost_packets is not None]
+    if sum(known):
+        return f"{sum(known):,} packets lost while capturing"
+    if not known:
+        return "the files do not say what was lost while capturing"
+    silent = len(result.captures) - len(known)
+    return "no packet lost while capturing" + (f" ({silent} of the files do not say)" if silent else "")
+
+
+def _inferred(result: Analysis) -> list[str]:
+    """What was concluded, in phrases."""
+    kinds = Counter((c.op, c.algorithm, c.bytes) for c in result.collectives if c.op != "send_recv")
+    phrases = [count(kinds.total(), "collective")]
+    if kinds:
+        phrases[0] += f" in {count(len(result.groups), 'group')}: " + listed([
+            f"{number:,} {op}"
+            + (f" of {size(nbytes)}" if nbytes else "")
+            + ("" if algorithm == "unknown" else f" ({algorithm})")
+            for (op, algorithm, nbytes), number in kinds.most_common()
+        ], 4)  # fmt: skip
+    transfers = len(result.collectives) - kinds.total()
+    if transfers:
+        phrases.append(count(transfers, "transfer") + " outside collectives")
+    partial = sum(not c.complete for c in result.collectives)
+    if partial:
+        phrases.append(f"{partial:,} only in part within the capture")
+    bounds: Counter[str] = Counter(entry.bound for c in result.collectives if c.complete for entry in c.ranks)
+    if bounds:
+        rest = [
+            f"{bounds[bound]:,} {name}"
+            for bound, name in (
+                ("at_most", "as upper bounds"),
+                ("at_least", "as lower bounds"),
+                ("unobservable", "not to be seen"),
+            )
+            if bounds[bound]
+        ]
+        phrases.append(
+            f"{bounds['exact']:,} of {bounds.total():,} times of entering told exactly"
+            + (f", {listed(rest)}" if rest else "")
+        )
+    phrases.append(_clocks(result))
+    return phrases
+
+
+def _clocks(result: Analysis) -> str:
+    others = [clock for clock in result.clocks if not clock.reference]
+    if not others:
+        return "one clock"
+    parts = []
+    for method, words in (("trusted", "trusted"), ("estimated", "estimated"), ("none", "not tied")):
+        chosen = [clock for clock in others if clock.method == method]
+        if chosen:
+            errors = [clock.error_ns for clock in chosen if clock.error_ns is not None]
+            parts.append(f"{len(chosen)} {words}" + (f" to +-{duration(max(errors))}" if errors else ""))
+    return f"clocks against the reference: {listed(parts)}"
+
+
+def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+    order = {"late": 0, "intermittent": 1, "unknown": 2, "on_time": 3}
+
+    def key(row: Lateness) -> tuple[int, int, int]:
+        return (order[row.verdict], -(row.caused_wait_ns or 0), row.endpoint)
+
+    rows = sorted(result.lateness, key=key)
+    shown = rows[:MOST_ROWS]
+    lines = table(
+        ["endpoint", "verdict", "late", "last", "of", "median", "p99", "caused wait"],
+        [
+            [
+                names.short_of(row.endpoint, 34),
+                row.verdict.replace("_", " "),
+                percent(row.late_share),
+                percent(row.last_share),
+                f"{row.collectives:,}",
+                duration(row.median_ns),
+                duration(row.p99_ns),
+                duration(row.caused_wait_ns),
+            ]
+            for row in shown
+        ],
+        left=(0, 1),
+    )
+    yield paint(lines[0], "dim")
+    styles = {"late": "bad", "intermittent": "warn"}
+    for row, line in zip(shown, lines[1:], strict=True):
+        yield paint(line, styles[row.verdict]) if row.verdict in styles else line
+    if len(rows) > len(shown):
+        rest = Counter(row.verdict.replace("_", " ") for row in rows[MOST_ROWS:])
+        yield f"and {len(rows) - MOST_ROWS} more: {listed([f'{n} {v}' for v, n in rest.most_common()])}"
+
+
+def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+    order = {"critical": 0, "warning": 1, "info": 2}
+    findings = sorted(result.findings, key=lambda f: (order[f.severity], -f.confidence, f.id))
+    yield paint("Findings", "bold")
+    for finding in findings[:MOST_FINDINGS]:
+        yield from _finding(finding, names, paint)
+    if len(findings) > MOST_FINDINGS:
+        yield f"  and {len(findings) - MOST_FINDINGS} more (the JSON has them all)"
+
+
+def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
+    head = f"{finding.severity}: {finding.condition} ({percent(finding.confidence)} sure)"
+    text = wrap(f"{head}. {finding.summary}", "  ", "    ")
+    yield text.replace(head, paint(head, _SEVERITY_STYLE[finding.severity]), 1)
+    if finding.advice:
+        yield wrap(f"What to do: {finding.advice}", "    ", "      ")
+    if finding.alternatives:
+        yield wrap(f"Or else: {'; '.join(finding.alternatives)}", "    ", "      ")
+    for evidence in finding.evidence[:1]:
+        first, last = evidence.packets
+        yield wrap(
+            f"See {names.capture(evidence.capture)}, packets {first} to {last}: {evidence.filter}",
+            "    ",
+            "      ",
+        )

@@ -1,0 +1,219 @@
+"""The first lines of the text report: the answer to "who was late?", in ten seconds.
+
+In: an ``Analysis``. Out: a headline and, for each late endpoint, how often, by how much, at what cost,
+how sure, why and since when. Numbers are the result's own; nothing is judged anew here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timezone
+from statistics import median
+from typing import TYPE_CHECKING
+
+from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dpuflow.reports.names import Names
+    from dpuflow.results import Analysis, Lateness
+
+MOST_LATE = 4
+"""Late endpoints told in full; the table has the others."""
+
+CAUSES = {
+    "compute": "computing: it had what it needed and did not send",
+    "receiver": "its peer: no credit or window was granted to it",
+    "network": "the network: its data was on the way, but slow, lost or marked",
+    "host": "its host: even its ready-to-receive came late",
+    "none": "none",
+    "unknown": "not told by these packets",
+}
+
+_ABOUT_THE_CAPTURE = {"straggler", "clock_untied", "capture_loss"}  # these speak of no fault of their own
+
+
+def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+    """Headline and details."""
+    late = sorted(
+        (row for row in result.lateness if row.verdict in ("late", "intermittent")),
+        key=lambda row: (row.verdict != "late", -(row.caused_wait_ns or 0), row.endpoint),
+    )
+    text, style = _headline(result, late, names)
+    for line in wrap(text).splitlines():
+        yield paint(line, style)
+    if not late:
+        yield from _spread(result)
+    for row in late[:MOST_LATE]:
+        yield from _late(result, row, names, alone=len(late) == 1)
+    if len(late) > MOST_LATE:
+        yield f"  and {len(late) - MOST_LATE} more, in the table below"
+    yield from _other_faults(result)
+
+
+def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
+    if late:
+        return _late_headline(late, names), "bad" if late[0].verdict == "late" else "warn"
+    if not any(c.op != "send_recv" for c in result.collectives):
+        if result.collectives:
+            return "NO VERDICT: transfers, but no collective was found, so nobody can be called late.", "warn"
+        return "NO VERDICT: no collective was found in these captures, so nobody can be called late.", "warn"
+    blind = [row for row in result.lateness if row.verdict == "unknown"]
+    if len(blind) == len(result.lateness):
+        return "NO VERDICT: collectives were found, but of no endpoint can be told when it entered.", "warn"
+    if blind:
+        who = listed([names.short(row.endpoint) for row in blind])
+        return f"NOBODY SEEN LATE, but of {who} these captures do not tell.", "warn"
+    return "NOBODY WAS LATE.", "good"
+
+
+def _late_headline(late: list[Lateness], names: Names) -> str:
+    persistent = [row for row in late if row.verdict == "late"]
+    rotating = [row for row in late if row.steadiness == "rotating"]
+    if len(rotating) == len(late) > 1:
+        return f"LATE IN TURN: {listed([names.short(row.endpoint) for row in late])}."
+    if persistent:
+        who = [names.long(row.endpoint) for row in persistent]
+        rest = [names.short(row.endpoint) for row in late if row not in persistent]
+        return f"LATE: {listed(who, 4)}." + (f" Now and then also {listed(rest)}." if rest else "")
+    return f"LATE NOW AND THEN: {listed([names.long(row.endpoint) for row in late], 4)}."
+
+
+def _spread(result: Analysis) -> Iterator[str]:
+    """How far apart the ranks entered where nobody was late."""
+    spreads = []
+    for collective in result.collectives:
+        known = [e.lateness_ns for e in collective.ranks if e.bound == "exact" and e.lateness_ns is not None]
+        if collective.complete and collective.op != "send_recv" and len(known) > 1:
+            spreads.append(max(known))
+    if spreads:
+        where = count(len(spreads), "collective")
+        yield f"  in {where} the last rank entered {duration(median(spreads))} after the first (median)"
+
+
+def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterator[str]:
+    if not alone:
+        yield f"  {names.long(row.endpoint)}"
+    indent = "  " if alone else "    "
+    for sentence in filter(
+        None,
+        (
+            _how_often(result, row),
+            _how_much(result, row),
+            _cost(result, row),
+            _without(result, row),
+            f"likely cause: {CAUSES[row.cause]}" if row.cause != "none" else "",
+            _sure(result, row),
+            _relative(row, names),
+        ),
+    ):
+        yield wrap(sentence, indent, indent + "  ")
+
+
+def _how_often(result: Analysis, row: Lateness) -> str:
+    parts = []
+    if row.late_share is not None:
+        number = round(row.late_share * row.collectives)
+        parts.append(
+            f"late in {number:,} of {count(row.collectives, 'collective')} ({percent(row.late_share)})"
+        )
+    if row.last_share is not None:
+        parts.append(f"the last in {round(row.last_share * row.collectives):,}")
+    if row.steadiness is not None:
+        parts.append(
+            {"persistent": "steadily", "rotating": "in turn with others"}.get(row.steadiness, "for a time")
+        )
+    if row.since_ns is not None:
+        when = datetime.fromtimestamp(row.since_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        after = (
+            ""
+            if result.start_ns is None
+            else f", {duration(row.since_ns - result.start_ns)} into the capture"
+        )
+        parts.append(f"since {when}.{row.since_ns // 10**6 % 1000:03} UTC{after}")
+    elif row.steadiness == "persistent":
+        parts.append("from the start")
+    return ", ".join(parts)
+
+
+def _how_much(result: Analysis, row: Lateness) -> str:
+    if row.median_ns is None:
+        return ""
+    errors = [
+        entry.error_ns
+        for collective in result.collectives
+        if collective.complete
+        for entry in collective.ranks
+        if entry.endpoint == row.endpoint and entry.bound == "exact" and entry.error_ns is not None
+    ]
+    tail = f", one in a hundred by {duration(row.p99_ns)}" if row.p99_ns is not None else ""
+    known = f"; each known to +-{duration(median(errors))}" if errors else ""
+    return f"by {duration(row.median_ns)} (median){tail}{known}"
+
+
+def _cost(result: Analysis, row: Lateness) -> str:
+    if row.caused_wait_ns is None:
+        return ""
+    text = f"cost: the others waited {rank_seconds(row.caused_wait_ns)} for it"
+    if result.start_ns is None or result.end_ns is None or result.end_ns <= result.start_ns:
+        return text
+    ranks = len({endpoint for group in result.groups for endpoint in group.endpoints})
+    span = result.end_ns - result.start_ns
+    if not ranks:
+        return text
+    share = percent(row.caused_wait_ns / (ranks * span))
+    return f"{text}, {share} of the job's time ({count(ranks, 'rank')} x {duration(span)})"
+
+
+def rank_seconds(wait_ns: int) -> str:
+    """Rank-nanoseconds in rank-seconds: ``0.735 rank-seconds``."""
+    seconds = wait_ns / 1e9
+    return f"{seconds:,.3g} rank-seconds" if seconds < 1000 else f"{seconds:,.0f} rank-seconds"
+
+
+def _without(result: Analysis, row: Lateness) -> str:
+    for what_if in result.what_if:
+        if what_if.endpoint == row.endpoint:
+            return (
+                f"without it a step would take {duration(what_if.step_without_ns)}"
+                f" instead of {duration(what_if.step_ns)}"
+            )
+    return ""
+
+
+def _sure(result: Analysis, row: Lateness) -> str:
+    """Confidence of the finding that names the endpoint, and what lowers it."""
+    stated = [
+        finding.confidence
+        for finding in result.findings
+        if finding.condition == "straggler" and row.endpoint in finding.endpoints
+    ]
+    bounds = Counter(
+        entry.bound
+        for collective in result.collectives
+        if collective.complete
+        for entry in collective.ranks
+        if entry.endpoint == row.endpoint
+    )
+    parts = [f"{percent(max(stated))} sure"] if stated else []
+    if bounds:
+        parts.append(f"{bounds['exact']:,} of its {bounds.total():,} times of entering told exactly")
+    if any(capture.lost_packets for capture in result.captures):
+        parts.append("packets were lost while capturing")
+    return "how sure: " + ", ".join(parts) if parts else ""
+
+
+def _relative(row: Lateness, names: Names) -> str:
+    if not row.relative_to:
+        return ""
+    return (
+        f"measured against {listed([names.short(e) for e in row.relative_to])} only: the others were not seen"
+    )
+
+
+def _other_faults(result: Analysis) -> Iterator[str]:
+    """Faults that are not somebody's lateness, in the first lines because they may be the answer."""
+    for finding in result.findings:
+        if finding.severity != "info" and finding.condition not in _ABOUT_THE_CAPTURE:
+            yield wrap(f"beside that: {finding.condition.replace('_', ' ')}, see the findings", "  ", "    ")
