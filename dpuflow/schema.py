@@ -208,7 +208,7 @@ class MessageFlag(IntEnum):
 
 PACKET: Final = _record(
     "packet",
-    "One row per record of a capture file, in file order; a block's row i is frame first_frame + i.",
+    "One row per record of a capture, in order of time within a block; ``frame`` tells the file order.",
     ("time_ns", "i8", "ns", "time stamp on the capture's own clock, since the epoch"),
     ("flow", "u4", "row", "row of the FLOW table, NONE32 where skipped or no flow (pause frames)"),
     ("src", "u4", "row", "row of the ENDPOINT table"),
@@ -218,6 +218,7 @@ PACKET: Final = _record(
     ("data_at", "u4", "B", "where the captured transport payload starts in the block's bytes"),
     ("dest_qp", "u4", "", "BTH destination QP; 0 for TCP"),
     ("psn", "u4", "", "BTH packet sequence number; 0 for TCP"),
+    ("frame", "u4", "row", "number of the record in the capture, from 0, over all of its files"),
     ("sport", "u2", "", "UDP or TCP source port"),
     ("dport", "u2", "", "UDP or TCP destination port"),
     ("data_len", "u2", "B", "captured bytes of the transport payload"),
@@ -289,6 +290,7 @@ TCP = _record(
 PAUSE = _record(
     "pause",
     "MAC control pause frames of a block (IEEE 802.3 annex 31B, 802.1Q priority flow control).",
+    ("src_mac", "u8", "", "Ethernet address of the sender"),
     ("packet", "u4", "row", "row of the block"),
     ("opcode", "u2", "", "0x0001 pause, 0x0101 priority flow control"),
     ("classes", "u2", "", "enabled priorities, one bit each; 0 for plain pause"),
@@ -417,3 +419,35 @@ class Seen(IntEnum):
 
     AT_SENDER = 1  # sent_ns is the sender's own node's stamp
     AT_RECEIVER = 2  # arrived_ns is the receiver's own node's stamp
+
+
+EXCHANGE: Final = _record(
+    "exchange",
+    "One transfer of data from src to dst with the hand-shake around it, in order of its first sign.",
+    ("offer_ns", "i8", "ns", "sender announced the data; NEVER if it does not or it was not seen"),
+    ("offer_arrived_ns", "i8", "ns", "the same at the receiver"),
+    ("grant_ns", "i8", "ns", "receiver allowed the data; NEVER if it does not or it was not seen"),
+    ("grant_arrived_ns", "i8", "ns", "the same at the sender"),
+    ("data_ns", "i8", "ns", "first packet of the data at the sender"),
+    ("data_end_ns", "i8", "ns", "last packet of the data at the sender"),
+    ("arrived_ns", "i8", "ns", "first packet of the data at the receiver"),
+    ("arrived_end_ns", "i8", "ns", "all data there"),
+    ("acked_ns", "i8", "ns", "ACK of the data's end, at the sender; NEVER if none"),
+    ("bytes", "u8", "B", "payload"),
+    ("connection", "u4", "", "as in TRANSFER"),
+    ("src", "u4", "row", "endpoint that sends the data"),
+    ("dst", "u4", "row", "endpoint that receives it"),
+    ("context", "u4", "", "as in MESSAGE"),
+    ("tag", "u4", "", "as in MESSAGE"),
+    ("sub", "u4", "", "as in MESSAGE"),
+    ("order", "u4", "", "its place among the exchanges of the same direction of the connection"),
+    ("packets", "u4", "packets", "packets of the data"),
+    ("retransmitted", "u4", "packets", "packets sent again, hand-shake included"),
+    ("ecn_marked", "u4", "packets", "packets marked CE"),
+    ("first", "u4", "row", "its first TRANSFER row"),
+    ("last", "u4", "row", "its last TRANSFER row"),
+    ("wire", "u1", "", "Wire of the data, or of the offer where no data was seen"),
+    ("op", "u1", "", "Op that the library names, else UNKNOWN"),
+    ("flags", "u1", "", "MessageFlag bits, of all its messages"),
+    ("seen", "u1", "", "Seen bits common to its messages"),
+)

@@ -1,0 +1,101 @@
+"""The only import of Numba: compiler flags, the cache of machine code, unaligned loads.
+
+``kernel(signature)`` makes a function that Python calls: compiled once for that signature and kept
+on disk. ``inner`` makes one that only kernels call. A load reads the bytes at any offset of a byte
+array as one unsigned number, without bounds or wrap-around checks: the caller has checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_FLAGS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
+
+from_dtype = numba.from_dtype
+u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
+i4, i8 = types.int32, types.int64
+
+
+@cache
+def _source_stamp() -> tuple[str]:
+    """A digest of everything that compiled code depends on besides Numba itself.
+
+    Numba looks only at the file a kernel stands in; the functions and tables it takes from other
+    files would go stale unnoticed.
+    """
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for path in sorted([*package.glob("kernels/*.py"), package / "wire.py", package / "schema.py"]):
+        digest.update(path.read_bytes())
+    return (digest.hexdigest(),)
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that Python calls, for exactly this signature; releases the GIL."""
+
+    def compile_now(function: Callable[..., Any]) -> Callable[..., Any]:
+        dispatcher = numba.njit(**_FLAGS)(function)
+        try:
+            dispatcher.enable_caching()
+            dispatcher._cache._cache_file._source_stamp = _source_stamp()
+        except RuntimeError:
+            pass  # no folder to write to: it is compiled anew in each process
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher  # type: ignore[no-any-return]
+
+    return compile_now
+
+
+inner = numba.njit(**_FLAGS)
+"""A function that only kernels call; it becomes part of each of them."""
+
+
+def _loader(bits: int, swap: bool) -> Callable[..., int]:
+    """A load of ``bits`` bits at any byte offset; swapped where the data is big endian."""
+
+    @intrinsic
+    def load(typing_context: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            number = ir.IntType(bits)
+            value = builder.load(builder.bitcast(place, number.as_pointer()), align=1)
+            if swap:
+                value = builder.bswap(value)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.int64(data, types.int64), generate
+
+    return load  # type: ignore[no-any-return]
+
+
+le16, le32, le64 = _loader(16, False), _loader(32, False), _loader(64, False)
+be16, be32, be64 = _loader(16, True), _loader(32, True), _loader(64, True)
+
+
+@intrinsic
+def prefetch(typing_context: Any, data: Any, at: Any) -> Any:
+    """Ask for the cache line at offset ``at``, which may lie outside the array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        place = builder.gep(array.data, [args[1]])
+        word = ir.IntType(32)
+        byte = ir.IntType(8).as_pointer()
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        )
+        builder.call(function, [place, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64), generate

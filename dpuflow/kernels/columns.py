@@ -1,0 +1,108 @@
+"""Where each PACKET column lies in the arrays that the parse kernel fills, and the kernel's state.
+
+Columns of one width share one two-dimensional array, a row a column, so that a call passes four
+arrays and not eighteen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dpuflow import schema
+
+
+def _names(type_name: str) -> list[str]:
+    return [f.name for f in schema.PACKET.fields if f.type == type_name]
+
+
+TIMES: Final = _names("i8")
+WORDS: Final = _names("u4")
+HALVES: Final = _names("u2")
+OCTETS: Final = _names("u1")
+SPARSE: Final = (
+    schema.RETH,
+    schema.AETH,
+    schema.IMM,
+    schema.DETH,
+    schema.ATOMIC,
+    schema.TCP,
+    schema.PAUSE,
+)
+
+FLOW: Final = WORDS.index("flow")
+SRC: Final = WORDS.index("src")
+DST: Final = WORDS.index("dst")
+WIRE_LEN: Final = WORDS.index("wire_len")
+PAYLOAD: Final = WORDS.index("payload")
+DATA_AT: Final = WORDS.index("data_at")
+DEST_QP: Final = WORDS.index("dest_qp")
+PSN: Final = WORDS.index("psn")
+SPORT: Final = HALVES.index("sport")
+DPORT: Final = HALVES.index("dport")
+DATA_LEN: Final = HALVES.index("data_len")
+IFACE: Final = HALVES.index("iface")
+OPCODE: Final = OCTETS.index("opcode")
+FLAGS: Final = OCTETS.index("flags")
+TOS: Final = OCTETS.index("tos")
+KIND: Final = OCTETS.index("kind")
+DIRECTION: Final = OCTETS.index("direction")
+
+# -- state: what the kernel is told and what it tells (int64 array) -----------------------------
+S_POS: Final = 0  # where the next record starts in the window
+S_END: Final = 1  # bytes in the window
+S_LIMIT: Final = 2  # records that start here or later belong to the next window
+S_ROW: Final = 3  # rows filled
+S_MAX_ROWS: Final = 4
+S_PREVIOUS: Final = 5  # stamp of the record before; NEVER before the first
+S_DISORDERED: Final = 6  # records stamped before the one they follow
+S_FLOWS: Final = 7
+S_ENDPOINTS: Final = 8
+S_BYTES: Final = 9  # bytes on the wire
+S_DROPS: Final = 10  # packets lost, from the options of enhanced packets; -1 if none has one
+S_COMMENTS: Final = 11  # comments seen; the first COMMENTS of them are located
+S_SPARSE: Final = 12  # seven counts of rows, in the order of SPARSE
+S_REASON: Final = 19  # why the walk stopped: DAMAGED's reason
+S_SIZE: Final = 24
+
+N_RETH: Final = S_SPARSE + 0
+N_AETH: Final = S_SPARSE + 1
+N_IMM: Final = S_SPARSE + 2
+N_DETH: Final = S_SPARSE + 3
+N_ATOMIC: Final = S_SPARSE + 4
+N_TCP: Final = S_SPARSE + 5
+N_PAUSE: Final = S_SPARSE + 6
+
+COMMENTS: Final = 64  # comments of packets located per call
+
+# -- form: how the file is written (int64 array) ------------------------------------------------
+F_PCAPNG: Final = 0
+F_SWAPPED: Final = 1  # big endian
+F_HEADER: Final = 2  # classic: bytes of a record header
+F_INTERFACES: Final = 3
+F_SIZE: Final = 4
+
+# -- interfaces: one row each (int64 array) -----------------------------------------------------
+I_LINK: Final = 0
+I_MULTIPLY: Final = 1  # ns a tick, or 0: then I_PER_SECOND
+I_PER_SECOND: Final = 2  # ticks a second
+I_OFFSET: Final = 3  # ns to add
+I_SNAP: Final = 4  # snap length, for simple packets
+I_SIZE: Final = 8
+
+# -- why the kernel returned --------------------------------------------------------------------
+LIMIT: Final = 0  # S_LIMIT reached
+FULL: Final = 1  # S_MAX_ROWS reached
+MORE: Final = 2  # the record at S_POS goes on beyond the window
+GROW: Final = 3  # no room for another flow or endpoint
+BLOCK: Final = 4  # pcapng: a section, interface or statistics block at S_POS
+DAMAGED: Final = 5  # S_REASON
+
+MAX_CAPTURED: Final = 262_144  # libpcap's own limit; a longer record is damage
+MAX_RECORD: Final = 1 << 20  # the longest block that a packet may stand in, options included
+
+REASONS: Final = {
+    1: "a record claims more captured bytes than any capture holds",
+    2: "a block's length is impossible",
+    3: "the length after a block differs from the one before it",
+    4: "a packet names an interface that is not described",
+}
