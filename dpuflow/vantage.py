@@ -1,0 +1,260 @@
+"""Which endpoints and flows several captures have in common, and which endpoints each sits at.
+
+In: the CaptureTables of all vantage points. Out: one ENDPOINT and one FLOW row for each over all of
+them, with the row numbers that translate, and for each capture the endpoints local to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpuflow.tables import CaptureTables, Rows
+
+    Ints = np.typing.NDArray[np.int64]
+
+NEARLY_ALL: Final = 0.99  # of a node's packets are its own; the rest a switch flooded to it
+IPV4_MAPPED: Final = 0xFFFF  # upper 32 of the lower 64 bits of ::ffff:a.b.c.d
+LINK_LOCAL: Final = 0xFE80 << 48
+
+_MOST: Final = ("retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak", "rnr", "zero_window")
+
+
+@dataclass
+class Common:
+    """Endpoints and flows over all captures.
+
+    ``endpoint_rows[c][r]`` and ``flow_rows[c][r]`` are the common rows of row ``r`` of capture ``c``;
+    ``canonical[e]`` is the row that stands for address ``e`` once the addresses of a port are joined.
+    ``near[c, f]`` is 2 where capture ``c`` sits at the sender of flow ``f``, 0 at its receiver, else 1.
+    """
+
+    endpoints: Rows
+    flows: Rows
+    endpoint_rows: list[Ints]
+    flow_rows: list[Ints]
+    canonical: Ints
+    addresses: list[list[int]]
+    local: list[list[int]]
+    undecided: dict[int, tuple[int, ...]] = field(default_factory=dict)  # capture -> its candidates
+
+    def near(self) -> np.typing.NDArray[np.int8]:
+        """Captures x flows: 2 at the sender, 0 at the receiver, 1 between them or not known."""
+        is_local = np.zeros((len(self.local), len(self.endpoints)), np.int8)
+        for capture, rows in enumerate(self.local):
+            is_local[capture, rows] = 1
+        src, dst = self.flows["src"].astype(np.int64), self.flows["dst"].astype(np.int64)
+        return (1 + is_local[:, src] - is_local[:, dst]).astype(np.int8)
+
+
+def find_common(captures: Sequence[CaptureTables]) -> Common:
+    """Join endpoints by address and flows by their key; tell local endpoints from the traffic alone.
+
+    Flow counters that need the sending order of packets are filled in by ``total_flows``.
+    """
+    endpoints, endpoint_rows = _join_endpoints(captures)
+    flows, flow_rows = _join_flows(captures, endpoint_rows)
+    common = Common(
+        endpoints,
+        flows,
+        endpoint_rows,
+        flow_rows,
+        np.arange(len(endpoints)),
+        [[] for _ in endpoints],
+        [[] for _ in captures],
+    )
+    for capture, tables in enumerate(captures):
+        candidates = _candidates(tables)
+        rows = [sorted(int(endpoint_rows[capture][r]) for r in c) for c in candidates]
+        if len(rows) == 1:
+            common.local[capture] = rows[0]
+        elif rows:
+            common.undecided[capture] = tuple(r[0] for r in rows)
+    return common
+
+
+def _join_endpoints(captures: Sequence[CaptureTables]) -> tuple[Rows, list[Ints]]:
+    """One row an address, in order of address."""
+    rows = np.concatenate([t.endpoints for t in captures])
+    key = np.stack([rows["addr_hi"], rows["addr_lo"]], axis=1)
+    unique, inverse = np.unique(key, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1).astype(np.int64)
+    endpoints = ENDPOINT.zeros(len(unique))
+    endpoints["addr_hi"], endpoints["addr_lo"] = unique[:, 0], unique[:, 1]
+    for name in ("packets_out", "packets_in"):
+        np.maximum.at(endpoints[name], inverse, rows[name])
+    # Beyond a router an address shows the router's MAC: keep one only where all captures agree.
+    low, high = np.full(len(unique), np.iinfo(np.uint64).max), np.zeros(len(unique), np.uint64)
+    seen = rows["mac"] != 0
+    np.minimum.at(low, inverse[seen], rows["mac"][seen])
+    np.maximum.at(high, inverse, rows["mac"])
+    endpoints["mac"] = np.where(low == high, high, 0)
+    return endpoints, np.split(inverse, np.cumsum([len(t.endpoints) for t in captures])[:-1])
+
+
+def _join_flows(captures: Sequence[CaptureTables], endpoint_rows: list[Ints]) -> tuple[Rows, list[Ints]]:
+    """One row a flow: RoCE by (source, destination, destination QP), TCP by the 4-tuple."""
+    keys = []
+    for tables, rows in zip(captures, endpoint_rows, strict=True):
+        flows = tables.flows
+        ports = (flows["sport"].astype(np.int64) << 16) | flows["dport"]
+        detail = np.where(flows["transport"] == Transport.TCP, ports, flows["dest_qp"])
+        src = rows[flows["src"]] if len(flows) else np.zeros(0, np.int64)
+        dst = rows[flows["dst"]] if len(flows) else np.zeros(0, np.int64)
+        keys.append(np.stack([flows["transport"].astype(np.int64), src, dst, detail], axis=1))
+    every = np.concatenate(keys)
+    unique, first, inverse = np.unique(every, axis=0, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1).astype(np.int64)
+    flows = FLOW.zeros(len(unique))
+    if len(unique):
+        rows = np.concatenate([t.flows for t in captures])
+        for name in ("dest_qp", "sport", "dport", "transport"):
+            flows[name] = rows[name][first]
+        flows["src"], flows["dst"] = unique[:, 1], unique[:, 2]
+        for name in _MOST:
+            np.maximum.at(flows[name], inverse, rows[name])
+        framed = np.where(rows["framing"] == 3, 0, rows["framing"])  # a framing beats "none found"
+        np.maximum.at(flows["framing"], inverse, framed)
+        flows["framing"][flows["framing"] == 0] = rows["framing"][first][flows["framing"] == 0]
+    flow_rows = np.split(inverse, np.cumsum([len(t.flows) for t in captures])[:-1])
+    flows["peer"] = NONE32
+    flows["rtt_min_ns"] = NEVER
+    _join_peers(captures, flows, flow_rows)
+    return flows, flow_rows
+
+
+def _join_peers(captures: Sequence[CaptureTables], flows: Rows, flow_rows: list[Ints]) -> None:
+    """Take each flow's peer from the capture that had the best evidence for it."""
+    for wanted in (Pairing.ONLY, Pairing.ACKS, Pairing.HANDSHAKE, Pairing.PORTS):  # better ones last
+        for tables, rows in zip(captures, flow_rows, strict=True):
+            at = np.flatnonzero((tables.flows["pairing"] == wanted) & (tables.flows["peer"] != NONE32))
+            mine, theirs = rows[at], rows[tables.flows["peer"][at]]
+            flows["peer"][mine], flows["pairing"][mine] = theirs, wanted
+
+
+def number_connections(flows: Rows) -> np.typing.NDArray[np.uint32]:
+    """A connection number for each flow: the same for a flow and its peer, else its own."""
+    own = np.arange(len(flows), dtype=np.int64)
+    peer = np.where(flows["peer"] == NONE32, own, flows["peer"].astype(np.int64))
+    return np.unique(np.minimum(own, peer), return_inverse=True)[1].reshape(-1).astype(np.uint32)
+
+
+def _ports(tables: CaptureTables) -> list[list[int]]:
+    """Endpoint rows that may be one port: those with one source MAC, or alone without any."""
+    ports: dict[tuple[int, int], list[int]] = {}
+    for row, mac in enumerate(tables.endpoints["mac"].tolist()):
+        ports.setdefault((mac, 0) if mac else (0, row + 1), []).append(row)
+    return list(ports.values())
+
+
+def _candidates(tables: CaptureTables) -> list[list[int]]:
+    """The sets of endpoint rows that may be local: one set: told; several: one of them; none: a switch.
+
+    An address that takes part in nearly all packets is local; failing that a port (the addresses of
+    one MAC); failing that the middles of several stars, one for each interface of the node.
+    """
+    flows = tables.flows
+    src, dst = flows["src"].astype(np.int64), flows["dst"].astype(np.int64)
+    packets = flows["packets"].astype(np.float64)
+    single = [[row] for row in range(len(tables.endpoints))]
+    for sets in (single, _ports(tables)):
+        port = np.zeros(len(tables.endpoints), np.int64)
+        for number, rows in enumerate(sets):
+            port[rows] = number
+        share = np.bincount(port[src], packets, len(sets)) + np.bincount(port[dst], packets, len(sets))
+        share -= np.bincount(port[src], packets * (port[src] == port[dst]), len(sets))
+        covering = [sets[n] for n in np.flatnonzero(share >= NEARLY_ALL * packets.sum())]
+        if covering and packets.sum():
+            return covering
+    return _stars(sets, port[src], port[dst], packets)
+
+
+def _stars(
+    sets: list[list[int]], src: Ints, dst: Ints, packets: np.typing.NDArray[np.float64]
+) -> list[list[int]]:
+    """The middles of the stars where the traffic of the ports falls apart into stars, in one set."""
+    leads = list(range(len(sets)))
+
+    def lead(port: int) -> int:
+        while leads[port] != port:
+            port = leads[port]
+        return port
+
+    for a, b in set(zip(src.tolist(), dst.tolist(), strict=True)):
+        leads[lead(a)] = lead(b)
+    part = np.array([lead(p) for p in range(len(sets))], np.int64)
+    middles: list[int] = []
+    for number in np.unique(part[src]):
+        within = part[src] == number
+        share = np.bincount(src[within], packets[within], len(sets))
+        share += np.bincount(dst[within], packets[within], len(sets))
+        covering = np.flatnonzero(share >= NEARLY_ALL * packets[within].sum())
+        if len(covering) != 1:
+            return []
+        middles.append(int(covering[0]))
+    return [[row for middle in middles for row in sets[middle]]] if len(middles) > 1 else []
+
+
+def join_addresses(captures: Sequence[CaptureTables], common: Common) -> None:
+    """Let several addresses of one port be one endpoint, where that is certain.
+
+    Certain are (1) the addresses that a capture at their own node shows with one source MAC, and (2) one
+    IPv6 link-local address, which no router forwards (RFC 4291, 2.5.6), and exactly one other address
+    with the same MAC. Many addresses with one MAC elsewhere may be hosts behind a router, and stay apart.
+    """
+    pairs: set[tuple[int, int]] = set()
+    for capture, tables in enumerate(captures):
+        local = set(common.local[capture])
+        for port in _ports(tables):
+            rows = [int(common.endpoint_rows[capture][r]) for r in port]
+            scope = [bool(common.endpoints["addr_hi"][r] == LINK_LOCAL) for r in rows]
+            if len(rows) > 1 and (local.issuperset(rows) or (len(rows) == 2 and sum(scope) == 1)):
+                pairs.update((rows[0], other) for other in rows[1:])
+    for first, second in sorted(pairs):
+        a, b = common.canonical[first], common.canonical[second]
+        weight = common.endpoints["packets_out"]
+        keep, drop = (a, b) if weight[a] >= weight[b] else (b, a)
+        common.canonical[common.canonical == drop] = keep
+    for row, keep in enumerate(common.canonical.tolist()):
+        if row != keep:
+            common.addresses[keep].append(row)
+    common.flows["src"] = common.canonical[common.flows["src"]]
+    common.flows["dst"] = common.canonical[common.flows["dst"]]
+    common.local = [sorted({int(common.canonical[r]) for r in rows}) for rows in common.local]
+
+
+def total_flows(
+    captures: Sequence[CaptureTables], common: Common, to_reference: list[tuple[bool, Ints, Ints]]
+) -> None:
+    """Fill packets, bytes, messages and times of each flow from the capture nearest its sender.
+
+    ``to_reference`` holds for each capture whether it is tied to the reference clock, and the first and
+    last time of its flows on that clock. Untied captures count, but give no times.
+    """
+    near, flows = common.near(), common.flows
+    best = np.full((len(flows), 3), -1, np.int64)  # tied, nearness, packets of the sighting chosen
+    flows["first_ns"] = flows["last_ns"] = NEVER
+    for capture, (tables, rows) in enumerate(zip(captures, common.flow_rows, strict=True)):
+        tied, first_ns, last_ns = to_reference[capture]
+        rank = np.stack(
+            [np.full(len(rows), int(tied)), near[capture, rows], tables.flows["packets"].astype(np.int64)],
+            axis=1,
+        )
+        old = best[rows]
+        differs = rank != old
+        column = np.argmax(differs, axis=1)
+        line = np.arange(len(rows))
+        better = differs.any(axis=1) & (rank[line, column] > old[line, column])
+        mine, theirs = line[better], rows[better]
+        best[theirs] = rank[better]
+        for name in ("packets", "bytes", "messages", "rtt_min_ns"):
+            flows[name][theirs] = tables.flows[name][mine]
+        if tied:
+            flows["first_ns"][theirs], flows["last_ns"][theirs] = first_ns[mine], last_ns[mine]
