@@ -1,0 +1,115 @@
+"""Message headers of collective libraries inside TCP byte streams, as tables.
+
+Gloo: the 48-byte preamble of gloo/transport/tcp/pair.h (six little-endian u64) and the slot
+prefixes of gloo/types.h. Open MPI: the TCP BTL's headers (opal/mca/btl/tcp/btl_tcp_hdr.h) and
+those of pml ob1 (ompi/mca/pml/ob1/pml_ob1_hdr.h), the tags of ompi/mca/coll/base/coll_tags.h.
+Both write native byte order, which is little endian on today's hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dpuflow.schema import Op
+
+# -- Gloo -------------------------------------------------------------------------------------
+GLOO_PREAMBLE: Final = 48
+GLOO_HELLO: Final = 8  # the initiator's rank, u64, first bytes of its stream
+
+# Offsets of the u64 fields of the preamble.
+GLOO_NBYTES: Final = 0  # preamble and payload together
+GLOO_OPCODE: Final = 8
+GLOO_SLOT: Final = 16
+GLOO_OFFSET: Final = 24
+GLOO_LENGTH: Final = 32  # READY: of the data to come
+GLOO_ROFFSET: Final = 40
+
+GLOO_SEND_BUFFER: Final = 0  # to a registered buffer (legacy algorithms)
+GLOO_SEND_UNBOUND: Final = 1
+GLOO_NOTIFY_SEND: Final = 2
+GLOO_NOTIFY_RECV: Final = 3
+
+# Slot = prefix << 56 | tag << 24 | delta.
+GLOO_PREFIX: Final[dict[int, Op]] = {
+    0: Op.SEND_RECV,
+    1: Op.GATHER,
+    2: Op.ALL_GATHER,
+    3: Op.REDUCE,
+    4: Op.ALL_REDUCE,
+    5: Op.SCATTER,
+    6: Op.BROADCAST,
+    7: Op.BARRIER,
+    8: Op.ALL_TO_ALL,
+}
+
+# -- Open MPI: TCP BTL, ob1 -------------------------------------------------------------------
+OB1_HELLO: Final = 24  # u32 job, u32 rank, text of 16 bytes; both sides
+OB1_MAGIC: Final = b"OPAL-TCP-BTL"
+OB1_MAGIC_AT: Final = 8
+
+BTL_HEADER: Final = 8  # u8 tag, u8 type, u16 count, u32 size
+BTL_DESCRIPTOR: Final = 16  # u64 address, u64 length: `count` of them follow the header of a put
+BTL_SEND: Final = 1
+BTL_PUT: Final = 2
+BTL_TAG_PUT: Final = 0x20
+
+OB1_MATCH: Final = 0x41
+OB1_RNDV: Final = 0x42
+OB1_RGET: Final = 0x43
+OB1_ACK: Final = 0x44
+OB1_FRAG: Final = 0x46
+OB1_PUT: Final = 0x48
+OB1_FIN: Final = 0x49
+OB1_LAST: Final = 0x4A
+
+# Type -> bytes of its ob1 header (without the BTL's eight); sizes below it are implausible.
+OB1_BYTES: Final[dict[int, int]] = {
+    OB1_MATCH: 14,
+    OB1_RNDV: 32,
+    OB1_RGET: 32,  # a rendezvous header and the source's keys
+    OB1_ACK: 32,
+    0x45: 8,  # NACK
+    OB1_FRAG: 32,
+    0x47: 32,  # GET
+    OB1_PUT: 56,
+    OB1_FIN: 24,
+    OB1_LAST: 8,  # CID
+}
+
+# Offsets from the start of the BTL header.
+OB1_CONTEXT: Final = 10  # u16; MATCH, RNDV and RGET
+OB1_SOURCE: Final = 12  # i32
+OB1_TAG: Final = 16  # i32
+OB1_SEQ: Final = 20  # u16
+OB1_LENGTH: Final = 24  # u64; RNDV, RGET: of the whole message
+OB1_REQUEST: Final = 32  # u64; RNDV, RGET: the sender's request
+OB1_ACK_REQUEST: Final = 16  # u64; ACK, PUT request: the sender's request it answers
+OB1_FRAG_REQUEST: Final = 24  # u64; FRAG: the sender's request
+OB1_PUT_FRAGMENT: Final = 24  # u64; PUT request: the receiver's fragment, named again by the FIN
+OB1_PUT_ADDRESS: Final = 48  # u64; PUT request: where to write, named again by the put's descriptor
+OB1_PUT_LENGTH: Final = 56  # u64
+OB1_FIN_LENGTH: Final = 16  # i64
+OB1_FIN_FRAGMENT: Final = 24  # u64
+BTL_PUT_ADDRESS: Final = 8  # u64, first descriptor
+BTL_PUT_LENGTH: Final = 16  # u64
+
+# coll_tags.h of Open MPI 4.1: tags of blocking collectives. Tags from 0 on are the user's.
+MPI_TAG: Final[dict[int, Op]] = {
+    -10: Op.ALL_GATHER,
+    -11: Op.ALL_GATHER,
+    -12: Op.ALL_REDUCE,
+    -13: Op.ALL_TO_ALL,
+    -14: Op.ALL_TO_ALL,
+    -15: Op.ALL_TO_ALL,
+    -16: Op.BARRIER,
+    -17: Op.BROADCAST,
+    -19: Op.GATHER,
+    -20: Op.GATHER,
+    -21: Op.REDUCE,
+    -22: Op.REDUCE_SCATTER,
+    -23: Op.REDUCE_SCATTER,
+    -25: Op.SCATTER,
+    -26: Op.SCATTER,
+}
+
+HEADER_BYTES: Final = 64  # the longest header that is looked into; one bit each in a 64-bit mask

@@ -1,0 +1,150 @@
+"""Blocks of TCP packets -> FLOW counters and MESSAGE rows (RFC 9293; headers in ``framing``).
+
+Bytes are followed by sequence number, so a message's extent is known from the headers that were
+captured even where its payload was not. Headers that lie beyond the snap length are inferred at
+the end (``hidden``) where the protocol leaves no choice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.framing import HEADER_BYTES
+from dpuflow.schema import MESSAGE, NEVER, NONE32, Framing, Pairing, Transport
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Block, Rows
+
+
+def _grown(array: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
+    """``array`` with room for ``rows`` elements, the new ones zero."""
+    bigger = np.zeros(rows, array.dtype)
+    bigger[: len(array)] = array
+    return bigger
+
+
+class TcpMessages:
+    """Follows all TCP streams of one capture; what it keeps grows with flows and messages.
+
+    ``feed`` takes the blocks in order, ``finish`` ends the capture and gives the MESSAGE rows.
+    """
+
+    def __init__(self) -> None:
+        from dpuflow.kernels import tcp as kernels
+
+        self._kernels = kernels
+        self._flows = 0
+        self._ends: dict[tuple[int, int, int, int], int] = {}
+        self._streams = np.zeros(0, kernels.STREAM)
+        self._header = np.zeros(0, np.uint8)
+        self._rows = MESSAGE.zeros(1024)
+        self._links = np.zeros(1024, kernels.LINK)
+        self._counts = np.zeros(3, np.int64)
+        self._width = 64
+        self._held = np.zeros(0, kernels.HELD)
+        self._held_data = np.zeros(0, np.uint8)
+        self._counts[kernels.FREE_SLOT] = -1
+        self._more_slots(64)
+
+    def feed(self, block: Block, flows: Rows) -> None:
+        """Take a block; its column ``flow`` refers to rows of ``flows``. Pairs new flows in place."""
+        if len(block.tcp) == 0:
+            return
+        self._new_flows(flows)
+        columns = [block.columns[name][: block.rows] for name in
+                   ("time_ns", "flow", "payload", "data_at", "data_len", "tos")]  # fmt: skip
+        data = block.data if block.data.flags.writeable else block.data.copy()
+        packets = (*columns, data)
+        kernels, at = self._kernels, 0
+        while True:
+            at, want = kernels.follow(
+                at, block.first_frame, packets, block.tcp, self._streams, self._header, self._rows,
+                self._links, self._held, self._held_data, self._width, self._counts,
+            )  # fmt: skip
+            if want == kernels.DONE:
+                return
+            if want == kernels.MORE_ROWS:
+                self._more_rows(0)
+            elif want == kernels.MORE_SLOTS:
+                self._more_slots(2 * len(self._held))
+            else:
+                self._widen()
+
+    def finish(self, flows: Rows) -> Rows:
+        """End the capture: MESSAGE rows in order of completion; ``flows`` gets its counters."""
+        kernels = self._kernels
+        self._new_flows(flows)
+        room = int(self._streams["held_bytes"].sum()) // kernels.MIN_MESSAGE
+        self._more_rows(room + 2 * len(self._held) + 2 * len(self._streams))
+        kernels.end_all(
+            self._streams, self._header, self._rows, self._links, self._held, self._held_data,
+            self._width, self._counts,
+        )  # fmt: skip
+        kernels.settle(self._streams, self._rows, self._links)
+        count = int(self._counts[kernels.ROWS])
+        rows, links = self._rows[:count], self._links[:count]
+        self._report(flows, rows)
+        return rows[np.argsort(rows["last_ns"], kind="stable")]
+
+    def _new_flows(self, flows: Rows) -> None:
+        """Make streams for flows not seen before, and pair them by their 4-tuple."""
+        old, new = self._flows, len(flows)
+        if new == old:
+            return
+        if new > len(self._streams):
+            room = max(new, 2 * len(self._streams), 16)
+            self._header = _grown(self._header, room * HEADER_BYTES)
+            self._streams = _grown(self._streams, room)
+            fresh = self._streams[old:]
+            for name in ("peer", "held", "held_tail", "last_row", "unacked", "window"):
+                fresh[name] = -1
+            fresh["start"] = fresh["rtt_min"] = -1
+        for row in np.flatnonzero(flows["transport"][old:] == Transport.TCP) + old:
+            flow = flows[row]
+            src, dst, sport, dport = (int(flow[name]) for name in ("src", "dst", "sport", "dport"))
+            self._ends[src, dst, sport, dport] = int(row)
+            peer = self._ends.get((dst, src, dport, sport))
+            if peer is not None and peer != row:
+                for one, other in ((int(row), peer), (peer, int(row))):
+                    self._streams["peer"][one] = flows["peer"][one] = other
+                    flows["pairing"][one] = Pairing.PORTS
+        self._flows = new
+
+    def _more_rows(self, extra: int) -> None:
+        room = max(2 * len(self._rows), len(self._rows) + extra)
+        self._rows, self._links = _grown(self._rows, room), _grown(self._links, room)
+
+    def _more_slots(self, slots: int) -> None:
+        first = len(self._held)
+        self._held = _grown(self._held, slots)
+        self._held_data = _grown(self._held_data, slots * self._width)
+        self._held["next"][first:] = np.arange(first + 1, slots + 1)
+        self._held["next"][-1] = self._counts[self._kernels.FREE_SLOT]
+        self._counts[self._kernels.FREE_SLOT] = first
+
+    def _widen(self) -> None:
+        wide = min(2 * self._width, self._kernels.MAX_WIDTH)
+        data = np.zeros((len(self._held), wide), np.uint8)
+        data[:, : self._width] = self._held_data.reshape(-1, self._width)
+        self._held_data, self._width = data.reshape(-1), wide
+
+    def _report(self, flows: Rows, rows: Rows) -> None:
+        """Write what was counted into the FLOW rows."""
+        tcp = flows["transport"] == Transport.TCP
+        streams = self._streams[: len(flows)]
+        for column, name in (
+            ("retransmitted", "total_retransmitted"),
+            ("out_of_order", "total_out_of_order"),
+            ("missing", "total_missing"),
+            ("zero_window", "total_zero_window"),
+        ):
+            flows[column][tcp] = streams[name][tcp]
+        flows["messages"][tcp] = np.bincount(rows["flow"], minlength=len(flows))[tcp]
+        flows["rtt_min_ns"][tcp] = np.where(streams["rtt_min"] < 0, NEVER, streams["rtt_min"])[tcp]
+        silent = np.where(flows["messages"] > 0, int(Framing.NONE), int(Framing.UNKNOWN))
+        flows["framing"][tcp] = np.where(streams["framing"] > 0, streams["framing"], silent)[tcp]
+        flows["peer"][tcp] = np.where(streams["peer"] < 0, NONE32, streams["peer"])[tcp]
