@@ -62,7 +62,9 @@ class Checksum:
         self._sum = (self._sum + (2 * self.packets + 1) * value) & MASK
         self.packets += 1
 
-    def add_columns(self, columns: Mapping[str, NDArray[np.generic]], rows: int, ipv4: NDArray[np.uint64]) -> None:
+    def add_columns(
+        self, columns: Mapping[str, NDArray[np.generic]], rows: int, ipv4: NDArray[np.uint64]
+    ) -> None:
         """Count the first ``rows`` rows of PACKET columns; ``ipv4``: addresses by ENDPOINT row."""
 
         def column(name: str) -> NDArray[np.uint64]:

@@ -384,7 +384,9 @@ def _run(conns, ranks, times, codes, one, rng, qps, ports, crc_table, out, snapl
             ranks[rank, _REMAINING] = 2 * channels
             for channel in range(channels):
                 incoming = _left(rank) * CHANNELS + channel
-                while conns[incoming, _IN_OP] == op and conns[incoming, _CONSUMED] < conns[incoming, _RECEIVED]:
+                while (
+                    conns[incoming, _IN_OP] == op and conns[incoming, _CONSUMED] < conns[incoming, _RECEIVED]
+                ):
                     _consume(conns, ranks, times, codes, one, rng, incoming, t)
                 _try_send(conns, ranks, times, codes, one, rng, rank * CHANNELS + channel, t)
             continue
@@ -421,7 +423,7 @@ def _run(conns, ranks, times, codes, one, rng, qps, ports, crc_table, out, snapl
                 conns[conn, _MESSAGES] += 1
                 _push(times, codes, one, t + 1200, _code(_ACK_END, conn, sent_psn, conns[conn, _MSN]))
                 _try_send(conns, ranks, times, codes, one, rng, conn, t)
-        elif kind == _ACK or kind == _ACK_END:
+        elif kind in (_ACK, _ACK_END):
             end = _ack_packet(one, crc_table, out, end, _right(rank), rank, t, snaplen, qps[conn, 0],
                               ports[conn], psn, 0x1F, msn)  # fmt: skip
             if kind == _ACK:
@@ -475,7 +477,9 @@ class Traffic:
         picks = np.random.default_rng(seed)
         first_qp = picks.integers(0x100, 0x4000, RANKS)
         rank, channel = np.divmod(np.arange(CONNECTIONS), CHANNELS)
-        self._qps = np.stack([first_qp[rank] + 2 * channel, first_qp[(rank + 8) % RANKS] + 2 * channel + 1], 1)
+        self._qps = np.stack(
+            [first_qp[rank] + 2 * channel, first_qp[(rank + 8) % RANKS] + 2 * channel + 1], 1
+        )
         self._ports = _udp_ports(self._qps[:, 0], self._qps[:, 1])
         for conn in range(CONNECTIONS):
             for i in range(CREDITS):

@@ -22,7 +22,11 @@ def read(path: str) -> Iterator[Fields]:
     with open(path, "rb") as file:
         for time, data in dpkt.pcap.Reader(file):
             ip = dpkt.ethernet.Ethernet(data).data
-            if not isinstance(ip, dpkt.ip.IP) or not isinstance(ip.data, dpkt.udp.UDP) or ip.data.dport != 4791:
+            if (
+                not isinstance(ip, dpkt.ip.IP)
+                or not isinstance(ip.data, dpkt.udp.UDP)
+                or ip.data.dport != 4791
+            ):
                 continue
             udp = ip.data
             opcode, bits, qp, psn = _BTH.unpack_from(udp.data)

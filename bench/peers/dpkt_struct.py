@@ -21,8 +21,8 @@ def read(path: str) -> Iterator[Fields]:
     """The packets of an Ethernet capture of IPv4 without options."""
     with open(path, "rb") as file:
         for time, data in dpkt.pcap.Reader(file):
-            tos, ip_len, protocol, src, dst, sport, dport, udp_len, opcode, bits, qp, psn = _IP_UDP_BTH.unpack_from(
-                data, 14
+            tos, ip_len, protocol, src, dst, sport, dport, udp_len, opcode, bits, qp, psn = (
+                _IP_UDP_BTH.unpack_from(data, 14)
             )
             if protocol != 17 or dport != 4791:
                 continue

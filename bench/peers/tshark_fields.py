@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from bench.checksum import Fields
 
 _FIELDS: Final = (
-    "frame.time_epoch", "ip.src", "ip.dst", "udp.srcport", "udp.dstport", "frame.len", "udp.length", "ip.dsfield.ecn",
-    "infiniband.bth.opcode", "infiniband.bth.a", "infiniband.bth.se", "infiniband.bth.m", "infiniband.bth.padcnt",
-    "infiniband.bth.destqp", "infiniband.bth.psn",
-)  # fmt: skip
+    *("frame.time_epoch", "ip.src", "ip.dst", "udp.srcport", "udp.dstport", "frame.len", "udp.length"),
+    *("ip.dsfield.ecn", "infiniband.bth.opcode", "infiniband.bth.a", "infiniband.bth.se", "infiniband.bth.m"),
+    *("infiniband.bth.padcnt", "infiniband.bth.destqp", "infiniband.bth.psn"),
+)
 
 
 def command(path: str, packets: int = 0) -> list[str]:
@@ -41,7 +41,9 @@ def read(path: str, packets: int = 0) -> Iterator[Fields]:
         for line in process.stdout:
             time, src, dst, *numbers = line.rstrip("\n").split("\t")
             seconds, _, fraction = time.partition(".")
-            sport, dport, wire, udp, ecn, opcode, ack, solicited, mig, pad, qp, psn = (int(n, 0) for n in numbers)
+            sport, dport, wire, udp, ecn, opcode, ack, solicited, mig, pad, qp, psn = (
+                int(n, 0) for n in numbers
+            )
             flags = ack | solicited << 3 | mig << 4 | pad << 5
             yield (int(seconds) * 1_000_000_000 + int(fraction), _ipv4(src), _ipv4(dst), sport, dport,
                    wire, udp, ecn, opcode, flags, qp, psn)  # fmt: skip
