@@ -1,9 +1,10 @@
 """The clocks of several vantage points against one: trusted and checked, or estimated.
 
 In: for pairs of captures the times at which each saw the same packets, in both directions. Out: one
-Clock a capture and the map from its times to the reference's. Method: between two captures the true
-difference of clocks lies above every (later - earlier) stamp of packets one way and below that of
-packets the other way; the widest strip between the two clouds gives offset and drift, half its width the error.
+Clock a capture and the map from its times to the reference's. Method: of two captures x and y, the
+difference of their clocks is at most y - x for packets that go from x to y, and at least y - x for those
+that come back. Over time the two clouds leave a strip free between them; the middle of the widest
+straight strip gives offset and drift, half its width the error.
 """
 
 from __future__ import annotations
@@ -249,8 +250,8 @@ def tie_clocks(infos: Sequence[CaptureInfo], samples: Sequence[Samples], mode: s
     for capture, place in enumerate(maps):
         if place is None:
             found.limits.append(
-                f"{infos[capture].vantage} shares no packets with {infos[reference].vantage}: nothing ties its clock, "
-                "so its messages are left out of the common time line."
+                f"{infos[capture].vantage} shares no packets with {infos[reference].vantage}: nothing ties "
+                "its clock, so its messages are left out of the common time line."
             )
     return found
 
@@ -258,15 +259,16 @@ def tie_clocks(infos: Sequence[CaptureInfo], samples: Sequence[Samples], mode: s
 def _why_trusted(mode: str, bound: float | None) -> str:
     if bound is None:
         return "taken as synchronised; no packets in common to check it with"
+    allowed = f"packets allow an offset of up to {bound / 1000:.1f} us"
     if mode == "trust":
-        return f"taken as synchronised; packets allow an offset of up to {bound / 1000:.1f} us"
-    return f"packets arrive after they were sent without any correction; they allow an offset of up to {bound / 1000:.1f} us"
+        return f"taken as synchronised; {allowed}"
+    return f"packets arrive after they were sent without any correction; {allowed}"
 
 
 def _failed(infos: Sequence[CaptureInfo], samples: Sequence[Samples], checks: Sequence[Check]) -> list[str]:
     return [
-        f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not agree: {c.early} of {c.packets} packets "
-        f"arrive before they were sent, by up to {c.worst_ns / 1000:.1f} us."
+        f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not agree: {c.early} of {c.packets} "
+        f"packets arrive before they were sent, by up to {c.worst_ns / 1000:.1f} us."
         for s, c in zip(samples, checks, strict=True)
         if not c.passes
     ]
@@ -349,8 +351,8 @@ def _estimate(
     for s, r in zip(used, refit, strict=True):
         if r is not None and r.broken > BROKEN_SHARE:
             found.limits.append(
-                f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not differ by a straight line "
-                f"({100 * r.broken:.0f} % of the capture contradicts it): one of them was stepped or changed its rate."
+                f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not differ by a straight "
+                f"line: {100 * r.broken:.0f} % of the capture contradicts it; one was stepped or changed its rate."
             )
 
 

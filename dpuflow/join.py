@@ -1,21 +1,19 @@
 """All captures of a job as one: common endpoints, one clock, and one TRANSFER a message.
 
-In: the CaptureTables of all vantage points. Out: Joined. A message seen at several places is known by
-its flow and the sequence number of its start (RoCE: 24-bit PSN, TCP: 32-bit; IBA volume 1, 9.7.2; RFC 9293).
+In: the CaptureTables of all vantage points. Out: Joined.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.clocks import ClockMap, Clocks, Samples, tie_clocks
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Transport, Wire
+from dpuflow.schema import NEVER, TRANSFER, MessageFlag
+from dpuflow.sightings import Sightings, Ties, collect, complete_keys, find_ties, runs, superseded_bursts
 from dpuflow.tables import Joined
-from dpuflow.vantage import Common, find_common, join_addresses, number_connections, total_flows
-from dpuflow.wire import PSN_BITS
+from dpuflow.vantage import Common, decide_alone, find_common, join_addresses, number_connections, total_flows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,29 +21,6 @@ if TYPE_CHECKING:
     from dpuflow.tables import CaptureTables, Rows
 
     Ints = np.typing.NDArray[np.int64]
-
-CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
-UNFIT: Final = CUT | MessageFlag.GAP  # such messages do not show the same packets everywhere
-
-
-@dataclass
-class Sightings:
-    """The messages of all captures in one row of columns; ``starts[c]`` is where capture c begins."""
-
-    starts: Ints
-    capture: np.typing.NDArray[np.uint16]
-    flow: Ints  # common FLOW row
-    key: Ints  # common flow and the low bits of the sequence number of the start
-    span: Ints  # sequence numbers covered
-    first_ns: Ints
-    last_ns: Ints
-    acked_ns: Ints
-    flags: np.typing.NDArray[np.uint8]
-    steady: np.typing.NDArray[np.bool_]  # sent once and whole: its stamps can be compared
-
-    def of(self, capture: int) -> slice:
-        """The rows of one capture."""
-        return slice(int(self.starts[capture]), int(self.starts[capture + 1]))
 
 
 def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
@@ -55,10 +30,10 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     their flows, but their messages are not among the transfers.
     """
     common = find_common(captures)
-    seen = _sightings(captures, common)
+    seen = collect(captures, common)
     order = np.argsort(seen.key, kind="stable") if len(captures) > 1 else np.zeros(0, np.int64)
-    ties = _ties(seen, order)
-    _decide_local(common, seen, ties)
+    ties = find_ties(seen, order)
+    _decide_local(captures, common, seen, ties)
     found = tie_clocks([t.info for t in captures], _samples(common, seen, ties), clock)
     _to_reference(seen, found)
     join_addresses(captures, common)
@@ -84,80 +59,6 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     )
 
 
-def _sightings(captures: Sequence[CaptureTables], common: Common) -> Sightings:
-    starts = np.concatenate([[0], np.cumsum([len(t.messages) for t in captures])]).astype(np.int64)
-
-    def column(name: str) -> Ints:
-        return np.concatenate([t.messages[name] for t in captures]).astype(np.int64, copy=False)
-
-    flow = np.concatenate(
-        [
-            rows[t.messages["flow"]] if len(t.messages) else np.zeros(0, np.int64)
-            for t, rows in zip(captures, common.flow_rows, strict=True)
-        ]
-    )
-    bits = np.where(common.flows["transport"] == Transport.TCP, 32, PSN_BITS)
-    low = (np.int64(1) << bits.astype(np.int64)) - 1
-    seq = column("seq")
-    flags = np.concatenate([t.messages["flags"] for t in captures])
-    wire = np.concatenate([t.messages["wire"] for t in captures])
-    steady = (flags & np.uint8(UNFIT)) == 0
-    steady &= column("retransmitted") == 0
-    # READ responses are numbered by the opposite flow, so they are a space of their own.
-    key = (
-        (flow << 33) | ((wire == Wire.ROCE_READ).astype(np.int64) << 32) | (seq & low[flow])
-        if len(flow)
-        else flow
-    )
-    return Sightings(
-        starts,
-        np.repeat(np.arange(len(captures), dtype=np.uint16), np.diff(starts)),
-        flow,
-        key,
-        column("seq_end") - seq,
-        column("first_ns"),
-        column("last_ns"),
-        column("acked_ns"),
-        flags,
-        steady,
-    )
-
-
-@dataclass
-class Ties:
-    """Pairs of sightings of one message: rows of Sightings, ``a`` in the lower-numbered capture."""
-
-    a: Ints
-    b: Ints
-    pair: Ints  # captures, a's times their number plus b's
-
-
-def _ties(seen: Sightings, order: Ints) -> Ties:
-    """Messages that two captures each saw once, whole and sent once."""
-    captures = len(seen.starts) - 1
-    order = order[seen.steady[order]]
-    key, capture = seen.key[order], seen.capture[order].astype(np.int64)
-    # The sort is stable, so within a key the captures ascend; a capture twice: the number was used again.
-    again = np.zeros(len(order), bool)
-    if len(order):
-        twice = (key[1:] == key[:-1]) & (capture[1:] == capture[:-1])
-        again[1:] |= twice
-        again[:-1] |= twice
-    order, key, capture = order[~again], key[~again], capture[~again]
-    a, b = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for step in range(1, captures):
-        same = np.flatnonzero(key[step:] == key[:-step])
-        if not len(same):
-            break
-        a.append(order[same])
-        b.append(order[same + step])
-    rows_a, rows_b = np.concatenate(a), np.concatenate(b)
-    fits = seen.span[rows_a] == seen.span[rows_b]
-    rows_a, rows_b = rows_a[fits], rows_b[fits]
-    pair = seen.capture[rows_a].astype(np.int64) * captures + seen.capture[rows_b]
-    return Ties(rows_a, rows_b, pair)
-
-
 def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns (median).
 
@@ -171,29 +72,46 @@ def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     return float(np.median((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b])))
 
 
-def _decide_local(common: Common, seen: Sightings, ties: Ties) -> None:
-    """Two endpoints in all packets of a capture: it sits at the one nearer than other captures are."""
-    captures = len(seen.starts) - 1
-    src = common.flows["src"][seen.flow[ties.a]] if len(ties.a) else np.zeros(0, np.uint32)
-    dst = common.flows["dst"][seen.flow[ties.a]] if len(ties.a) else np.zeros(0, np.uint32)
-    place: dict[int, list[tuple[int, int]]] = {}  # capture -> (nearest end, farthest end), one a pair
-    for pair in np.unique(ties.pair):
-        x, y = divmod(int(pair), captures)
-        for capture in (x, y):
-            if capture not in common.undecided:
-                continue
-            i, j = common.undecided[capture][:2]
-            ahead = 0.0
-            for sender, receiver, sign in ((i, j, 1.0), (j, i, -1.0)):
-                at = np.flatnonzero((ties.pair == pair) & (src == sender) & (dst == receiver))
-                ahead += sign * _nearer(seen, ties, at)
+def _ahead(
+    common: Common, seen: Sightings, ties: Ties, pair: int, ends: tuple[list[int], list[int]]
+) -> float:
+    """How much nearer to the first of two ends the first capture of a pair is than the second, ns."""
+    at = np.flatnonzero(ties.pair == pair)
+    flow = seen.flow[ties.a[at]]
+    from_first, from_second = (np.isin(common.flows["src"], end) for end in ends)
+    to_first, to_second = (np.isin(common.flows["dst"], end) for end in ends)
+    there, back = from_first & to_second, from_second & to_first
+    return _nearer(seen, ties, at[there[flow]]) - _nearer(seen, ties, at[back[flow]])
+
+
+def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sightings, ties: Ties) -> None:
+    """Settle by packets seen twice what the endpoints of one capture leave open.
+
+    Where two ends are in all packets, a capture sits at the end it is nearer to than the others are.
+    Where two captures claim one end, the farther one sees it through a switch.
+    """
+    count = len(captures)
+    pairs = [divmod(int(pair), count) for pair in np.unique(ties.pair)]
+    for capture, sets in list(common.undecided.items()):
+        votes = set()
+        for x, y in pairs:
+            if capture in (x, y) and len(sets) == 2:
+                ahead = _ahead(common, seen, ties, x * count + y, (sets[0], sets[1]))
+                if ahead:
+                    votes.add((ahead > 0) == (capture == x))
+        if votes:
+            common.undecided.pop(capture)
+        if len(votes) == 1:  # nearest to neither: between others, a switch
+            common.local[capture] = sets[0] if votes.pop() else sets[1]
+    for x, y in pairs:
+        both = sorted(set(common.local[x]) & set(common.local[y]))
+        if both:
+            rest = [e for e in range(len(common.endpoints)) if e not in both]
+            ahead = _ahead(common, seen, ties, x * count + y, (both, rest))
+            farther = y if ahead > 0 else x
             if ahead:
-                near_i = (ahead > 0) == (capture == x)
-                place.setdefault(capture, []).append((i, j) if near_i else (j, i))
-    for capture, votes in place.items():
-        if len({v[0] for v in votes}) == 1:  # between two others it is nearest to neither: a switch
-            common.local[capture] = [votes[0][0]]
-        common.undecided.pop(capture)
+                common.local[farther] = [e for e in common.local[farther] if e not in both]
+    decide_alone(captures, common)
 
 
 def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:
@@ -202,7 +120,7 @@ def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:
     near = common.near().astype(np.int64)
     order = np.argsort(ties.pair, kind="stable")
     samples = []
-    for pair, rows in _runs(ties.pair[order]):
+    for pair, rows in runs(ties.pair[order]):
         x, y = divmod(pair, captures)
         at = order[rows]
         flow = seen.flow[ties.a[at]]
@@ -217,14 +135,6 @@ def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:
         if len(x_ns):
             samples.append(Samples(x, y, x_ns, y_ns, np.concatenate([forward, forward, ~forward[acked]])))
     return samples
-
-
-def _runs(values: Ints) -> list[tuple[int, slice]]:
-    """Each value of a sorted array with the slice it fills."""
-    if not len(values):
-        return []
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1, [len(values)]]).tolist()
-    return [(int(values[a]), slice(a, b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def _to_reference(seen: Sightings, found: Clocks) -> None:
@@ -244,7 +154,7 @@ def _transfers(
     tied = np.array([m is not None for m in found.maps])
     near = near_flow[seen.capture, seen.flow] if len(seen.flow) else np.zeros(0, np.uint8)
     kept = tied[seen.capture]
-    kept &= ~_superseded_bursts(captures, common, seen, near, kept)
+    kept &= ~superseded_bursts(captures, common, seen, near, kept)
     owner = np.full(len(seen.flow), -1, np.int64)
     gives = np.zeros(len(seen.flow), np.uint8)
     if int(np.count_nonzero(tied)) == 1:  # nothing to match
@@ -254,7 +164,7 @@ def _transfers(
         sent, shared = seen.first_ns[rows], seen.flags[rows] & np.uint8(match.SHARED)
         made = len(rows)
     else:
-        key = _complete_keys(common, seen, kept)
+        key = complete_keys(common, seen, kept)
         if key is not seen.key:
             order = np.argsort(key, kind="stable")
         order = order[kept[order]]
@@ -277,66 +187,12 @@ def _transfers(
     transfers["connection"] = connection[flow]
     transfers["src"], transfers["dst"] = common.flows["src"][flow], common.flows["dst"][flow]
     for capture, tables in enumerate(captures):
-        rows = seen.of(capture)
+        part = seen.of(capture)
         match.fold(
-            tables.messages, capture, seen.first_ns[rows], seen.last_ns[rows], seen.acked_ns[rows],
-            row[rows], gives[rows], near[rows], transfers,
+            tables.messages, capture, seen.first_ns[part], seen.last_ns[part], seen.acked_ns[part],
+            row[part], gives[part], near[part], transfers,
         )  # fmt: skip
     return transfers
-
-
-def _superseded_bursts(
-    captures: Sequence[CaptureTables],
-    common: Common,
-    seen: Sightings,
-    near: np.typing.NDArray[np.uint8],
-    kept: np.typing.NDArray[np.bool_],
-) -> np.typing.NDArray[np.bool_]:
-    """Bursts of flows that a better placed capture cut into messages or bursts of its own.
-
-    Where framing is not known the cuts follow the times at one place, so bursts of two places do not match.
-    """
-    out = np.zeros(len(seen.flow), bool)
-    if len(captures) == 1:
-        return out
-    burst = np.concatenate([t.messages["role"] for t in captures]) == Role.BURST
-    burst &= kept
-    if not burst.any():
-        return out
-    rank = near.astype(np.int64) * len(captures) - seen.capture  # nearest the sender, then the first named
-    rank += np.where(burst, 0, 4 * len(captures))  # framed messages before any burst
-    best = np.full(len(common.flows), np.iinfo(np.int64).min)
-    np.maximum.at(best, seen.flow[kept], rank[kept])
-    return burst & (rank < best[seen.flow])
-
-
-def _complete_keys(common: Common, seen: Sightings, kept: np.typing.NDArray[np.bool_]) -> Ints:
-    """Give a message that began before one capture the key of the whole one that ends where it ends."""
-    cut = np.flatnonzero(kept & ((seen.flags & np.uint8(MessageFlag.STARTS_BEFORE)) != 0))
-    if not len(cut):
-        return seen.key
-    bits = np.where(common.flows["transport"] == Transport.TCP, 32, PSN_BITS).astype(np.int64)
-    low = (np.int64(1) << bits) - 1
-
-    def end(rows: Ints) -> Ints:
-        flow = seen.flow[rows]
-        return (seen.key[rows] & ~low[flow]) | ((seen.key[rows] + seen.span[rows]) & low[flow])
-
-    touched = np.zeros(len(common.flows), bool)
-    touched[seen.flow[cut]] = True
-    whole = np.flatnonzero(kept & touched[seen.flow] & ((seen.flags & np.uint8(CUT)) == 0))
-    whole_end = end(whole)
-    order = np.argsort(whole_end, kind="stable")
-    key = seen.key
-    for row, wanted in zip(cut.tolist(), end(cut).tolist(), strict=True):
-        a, b = np.searchsorted(whole_end[order], [wanted, wanted + 1])
-        others = whole[order[a:b]]
-        others = others[seen.capture[others] != seen.capture[row]]
-        if len(others):
-            if key is seen.key:
-                key = seen.key.copy()
-            key[row] = seen.key[others[np.argmin(np.abs(seen.last_ns[others] - seen.last_ns[row]))]]
-    return key
 
 
 def _extent(captures: Sequence[CaptureTables], found: Clocks) -> tuple[int, int]:
@@ -352,11 +208,11 @@ def _extent(captures: Sequence[CaptureTables], found: Clocks) -> tuple[int, int]
 def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
     """Sentences on what these captures cannot show."""
     limits = []
-    for capture, candidates in sorted(common.undecided.items()):
-        names = " and ".join(address(common.endpoints[c]) for c in candidates[:2])
+    for capture, sets in sorted(common.undecided.items()):
+        names = " or ".join(address(common.endpoints[ends[0]]) for ends in sets)
         limits.append(
             f"{captures[capture].info.vantage} may sit at {names}: each takes part in all its packets, "
-            "so whose own times it holds is not known."
+            "so it is not known whose own times it holds."
         )
     local = {row for rows in common.local for row in rows}
     if local:
@@ -365,13 +221,15 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         if absent:
             shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
             limits.append(
-                f"Not captured at their own nodes: {shown}. What they sent is seen on the way or on arrival only."
+                f"Not captured at their own nodes: {shown}. "
+                "What they sent is seen on the way or on arrival only."
             )
     for tables in captures:
         hidden = int(np.count_nonzero(tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)))
         if hidden:
             limits.append(
-                f"{tables.info.vantage}: the snap length hid {hidden} message headers, whose fields are inferred."
+                f"{tables.info.vantage}: {hidden} message headers lie beyond the snap length or were lost; "
+                "their fields are inferred."
             )
     return limits
 

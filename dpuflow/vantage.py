@@ -43,7 +43,7 @@ class Common:
     canonical: Ints
     addresses: list[list[int]]
     local: list[list[int]]
-    undecided: dict[int, tuple[int, ...]] = field(default_factory=dict)  # capture -> its candidates
+    undecided: dict[int, list[list[int]]] = field(default_factory=dict)  # capture -> sets, one of them local
 
     def near(self) -> np.typing.NDArray[np.int8]:
         """Captures x flows: 2 at the sender, 0 at the receiver, 1 between them or not known."""
@@ -76,7 +76,7 @@ def find_common(captures: Sequence[CaptureTables]) -> Common:
         if len(rows) == 1:
             common.local[capture] = rows[0]
         elif rows:
-            common.undecided[capture] = tuple(r[0] for r in rows)
+            common.undecided[capture] = rows
     return common
 
 
@@ -114,15 +114,17 @@ def _join_flows(captures: Sequence[CaptureTables], endpoint_rows: list[Ints]) ->
     inverse = inverse.reshape(-1).astype(np.int64)
     flows = FLOW.zeros(len(unique))
     if len(unique):
-        rows = np.concatenate([t.flows for t in captures])
+        every_flow = np.concatenate([t.flows for t in captures])
         for name in ("dest_qp", "sport", "dport", "transport"):
-            flows[name] = rows[name][first]
+            flows[name] = every_flow[name][first]
         flows["src"], flows["dst"] = unique[:, 1], unique[:, 2]
         for name in _MOST:
-            np.maximum.at(flows[name], inverse, rows[name])
-        framed = np.where(rows["framing"] == 3, 0, rows["framing"])  # a framing beats "none found"
+            np.maximum.at(flows[name], inverse, every_flow[name])
+        framed = np.where(
+            every_flow["framing"] == 3, 0, every_flow["framing"]
+        )  # a framing beats "none found"
         np.maximum.at(flows["framing"], inverse, framed)
-        flows["framing"][flows["framing"] == 0] = rows["framing"][first][flows["framing"] == 0]
+        flows["framing"][flows["framing"] == 0] = every_flow["framing"][first][flows["framing"] == 0]
     flow_rows = np.split(inverse, np.cumsum([len(t.flows) for t in captures])[:-1])
     flows["peer"] = NONE32
     flows["rtt_min_ns"] = NEVER
@@ -179,7 +181,7 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
 def _stars(
     sets: list[list[int]], src: Ints, dst: Ints, packets: np.typing.NDArray[np.float64]
 ) -> list[list[int]]:
-    """The middles of the stars where the traffic of the ports falls apart into stars, in one set."""
+    """The middles of the stars that the traffic between ports falls apart into, in one set."""
     leads = list(range(len(sets)))
 
     def lead(port: int) -> int:
@@ -200,6 +202,26 @@ def _stars(
             return []
         middles.append(int(covering[0]))
     return [[row for middle in middles for row in sets[middle]]] if len(middles) > 1 else []
+
+
+def decide_alone(captures: Sequence[CaptureTables], common: Common) -> None:
+    """Tell where an undecided capture sits from its own ACK times: at the end that answers much sooner.
+
+    Data to ACK takes the whole way there and back at the sender, next to nothing at the receiver. Where
+    one end answers in less than half the other's time, the capture is nearer to it than to the middle.
+    """
+    for capture, sets in list(common.undecided.items()):
+        flows, rows = captures[capture].flows, common.endpoint_rows[capture]
+        if len(sets) != 2 or not len(flows):
+            continue
+        waits = []
+        for end in sets:
+            to_end = np.isin(rows[flows["dst"]], end) & (flows["rtt_min_ns"] != NEVER)
+            waits.append(int(flows["rtt_min_ns"][to_end].min(initial=np.iinfo(np.int64).max)))
+        for end, wait, other in zip(sets, waits, waits[::-1], strict=True):
+            if 0 <= 2 * wait < other != np.iinfo(np.int64).max:
+                common.local[capture] = end
+                common.undecided.pop(capture)
 
 
 def join_addresses(captures: Sequence[CaptureTables], common: Common) -> None:

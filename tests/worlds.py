@@ -9,7 +9,6 @@ import numpy as np
 from dpuflow.schema import ENDPOINT, FLOW, MESSAGE, NEVER, PAUSE, Pairing, Role, Transport, Wire
 from dpuflow.tables import CaptureInfo, CaptureTables
 
-
 START = 1_700_000_000_000_000_000
 PSN_MASK = 0xFFFFFF
 
@@ -72,13 +71,15 @@ class World:
             answered = m.at_ns + m.duration_ns + hops[0] + hops[1] + self.answer_ns
             back = {f"node{m.dst}": 0, "switch": hops[2], f"node{m.src}": hops[2] + hops[3]}
             for vantage in vantages:
+                acked = NEVER if m.lost_before else self.local_ns(vantage, answered + back.get(vantage, 0))
                 if vantage in there and vantage not in m.lost_before:
                     rows[vantage].append(
                         {
-                            "src": m.src, "dst": m.dst, "seq": start, "seq_end": start + length, "bytes": m.bytes,
+                            "src": m.src, "dst": m.dst, "bytes": m.bytes,
+                            "seq": start, "seq_end": start + length,
                             "first_ns": self.local_ns(vantage, m.at_ns + there[vantage]),
                             "last_ns": self.local_ns(vantage, m.at_ns + m.duration_ns + there[vantage]),
-                            "acked_ns": NEVER if m.lost_before else self.local_ns(vantage, answered + back[vantage]),
+                            "acked_ns": acked,
                             "flags": m.flags.get(vantage, 0), "tag": m.tag,
                         }
                     )  # fmt: skip

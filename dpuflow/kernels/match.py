@@ -1,6 +1,6 @@
 """Sightings of one message at several vantage points: which belong together, and their sum.
 
-In: sightings in order of their key. Out: the transfer each belongs to, what it tells of it, and TRANSFER rows.
+In: sightings in order of their key. Out: the transfer each belongs to, what it gives to it, TRANSFER rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MESSAGES, _TRANSFERS = from_dtype(MESSAGE.dtype)[::1], from_dtype(TRANSFER.dtyp
 
 
 @inner
-def _choose(order, start, stop, first, near, flags, transfer, owner, gives, sent, shared):
+def _choose(order, start, stop, first, near, flags, transfer, owner, gives, sent, shared):  # type: ignore[no-untyped-def]
     """Choose the sightings nearest sender and receiver (whole ones first), and one with its header."""
     sender = order[start]
     receiver = sender
@@ -55,7 +55,7 @@ def _choose(order, start, stop, first, near, flags, transfer, owner, gives, sent
 
 
 @kernel(i8(_I8, _I8, _U2, _I8, _I8, _I8, _U1, _U1, i8, _I8, _U1, _I8, _U1))
-def group(order, key, capture, first, acked, span, near, flags, slack, owner, gives, sent, shared):
+def group(order, key, capture, first, acked, span, near, flags, slack, owner, gives, sent, shared):  # type: ignore[no-untyped-def]
     """Part the sightings of each key into transfers; return their number.
 
     A transfer has each capture at most once. A sighting opens a new one where its capture has one
@@ -109,7 +109,7 @@ def group(order, key, capture, first, acked, span, near, flags, slack, owner, gi
 
 
 @kernel(i8(_MESSAGES, i8, _I8, _I8, _I8, _I8, _U1, _U1, _TRANSFERS))
-def fold(messages, capture, first, last, acked, row, gives, near, out):
+def fold(messages, capture, first, last, acked, row, gives, near, out):  # type: ignore[no-untyped-def]
     """Add the messages of one capture to the transfers ``row`` that they belong to (negative: none).
 
     ``first``, ``last``, ``acked``: their times on the reference clock. Flags of ``out`` that all
