@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.framing import HEADER_BYTES
+from dpuflow.hidden import HiddenCounts, resolve
 from dpuflow.schema import MESSAGE, NEVER, NONE32, Framing, Pairing, Transport
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TcpMessages:
     def __init__(self) -> None:
         from dpuflow.kernels import tcp as kernels
 
+        self.hidden = HiddenCounts()
         self._kernels = kernels
         self._flows = 0
         self._ends: dict[tuple[int, int, int, int], int] = {}
@@ -86,8 +88,9 @@ class TcpMessages:
         )  # fmt: skip
         kernels.settle(self._streams, self._rows, self._links)
         count = int(self._counts[kernels.ROWS])
-        rows, links = self._rows[:count], self._links[:count]
-        self._report(flows, rows)
+        self._report(flows, self._rows[:count])
+        rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
+        flows["messages"] += np.bincount(rows["flow"], minlength=len(flows)).astype(np.uint32)
         return rows[np.argsort(rows["last_ns"], kind="stable")]
 
     def _new_flows(self, flows: Rows) -> None:
@@ -143,8 +146,7 @@ class TcpMessages:
             ("zero_window", "total_zero_window"),
         ):
             flows[column][tcp] = streams[name][tcp]
-        flows["messages"][tcp] = np.bincount(rows["flow"], minlength=len(flows))[tcp]
         flows["rtt_min_ns"][tcp] = np.where(streams["rtt_min"] < 0, NEVER, streams["rtt_min"])[tcp]
-        silent = np.where(flows["messages"] > 0, int(Framing.NONE), int(Framing.UNKNOWN))
+        silent = np.where(np.bincount(rows["flow"], minlength=len(flows)) > 0, int(Framing.NONE), int(Framing.UNKNOWN))
         flows["framing"][tcp] = np.where(streams["framing"] > 0, streams["framing"], silent)[tcp]
         flows["peer"][tcp] = np.where(streams["peer"] < 0, NONE32, streams["peer"])[tcp]

@@ -1,0 +1,301 @@
+"""Headers that the snap length cut off -> messages, inferred where the protocol leaves no choice.
+
+In: MESSAGE rows of one capture with their LINK rows, each flow's in stream order; a stretch of
+bytes without a readable header is a run of "pieces", one a segment. Out: rows in which solved
+stretches are messages. All inferred rows keep the flag HIDDEN; what stays unsolved stays a BURST.
+Gloo: a transfer is SEND_READY and DATA one way, RECV_READY the other, of one slot and length.
+ob1: sequence numbers have no holes, and a FIN follows each PUT (see ``framing`` for sources).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.framing import GLOO_PREAMBLE
+from dpuflow.schema import MESSAGE, NONE32, Framing, MessageFlag, Role, Wire
+
+if TYPE_CHECKING:
+    from dpuflow.tables import Rows
+
+Slot = tuple[int, int, int]  # op, tag, sub
+
+_ALL = 7  # LINK.known of a header that was seen whole
+_MATCH = 2
+
+
+@dataclass
+class HiddenCounts:
+    """What was not seen of the headers, and what became of it."""
+
+    headers: int = 0  # messages known to exist whose header was not seen whole
+    resolved: int = 0  # of them, those whose fields could be inferred
+    stretches: int = 0  # runs of bytes without a readable header
+    stretches_resolved: int = 0
+    bytes_unresolved: int = 0
+
+
+class Part(NamedTuple):
+    """A message within a stretch: its size on the wire and what it is."""
+
+    size: int
+    wire: Wire
+    role: Role
+    slot: Slot
+    length: int  # of the data it carries or announces
+    context: int = 0
+
+
+@dataclass
+class _Kind:
+    """Instances of one kind of message on one flow, by slot: their times, in stream order."""
+
+    times: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
+    length: dict[Slot, int] = field(default_factory=dict)
+
+    def before(self, slot: Slot, time_ns: int) -> int:
+        """How many of the slot's instances came before ``time_ns``."""
+        return sum(t < time_ns for t in self.times[slot])
+
+    def add(self, slot: Slot, time_ns: int) -> None:
+        self.times[slot].append(time_ns)
+        self.times[slot].sort()
+
+
+def _slot(row: np.void) -> Slot:
+    return int(row["op"]), int(row["tag"]), int(row["sub"])
+
+
+def stretches(links: Rows, order: np.ndarray) -> list[np.ndarray]:
+    """Runs of pieces among the rows ``order`` (one flow's, in stream order)."""
+    piece = links["piece"][order] == 1
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], piece.view(np.int8), [0]))))
+    return [order[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def split(rows: Rows, pieces: np.ndarray, parts: list[Part]) -> Rows:
+    """MESSAGE rows for the parts that fill a stretch; times come from the segments they lie in."""
+    made = MESSAGE.zeros(len(parts))
+    ends = rows["seq_end"][pieces].astype(np.int64)
+    start = int(rows["seq"][pieces[0]])
+    for row, part in zip(made, parts, strict=True):
+        end = start + part.size
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(ends, end - 1, side="right"))
+        a, b = rows[pieces[first]], rows[pieces[last]]
+        row["first_ns"], row["first_frame"] = a["first_ns"], a["first_frame"]
+        row["last_ns"], row["last_frame"], row["acked_ns"] = b["last_ns"], b["last_frame"], b["acked_ns"]
+        row["seq"], row["seq_end"], row["flow"] = start, end, a["flow"]
+        for name in ("packets", "ecn_marked"):
+            row[name] = rows[name][pieces[first : last + 1]].sum()
+        row["retransmitted"] = a["retransmitted"]
+        row["flags"] = np.bitwise_or.reduce(rows["flags"][pieces[first : last + 1]]) | MessageFlag.HIDDEN
+        row["wire"], row["role"] = part.wire, part.role
+        row["op"], row["tag"], row["sub"] = part.slot
+        row["context"] = part.context
+        row["bytes" if part.role == Role.DATA else "announces"] = part.length
+        start = end
+    return made
+
+
+class GlooConnection:
+    """Both directions of one Gloo connection: which messages of which slots are not accounted for."""
+
+    def __init__(self, rows: Rows, links: Rows, orders: tuple[np.ndarray, np.ndarray]) -> None:
+        self.rows, self.links, self.orders = rows, links, orders
+        self.kinds: list[dict[Wire, _Kind]] = []
+        for order in orders:
+            whole = order[(links["known"][order] & _MATCH) != 0]
+            kinds = {w: _Kind() for w in (Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA)}
+            for i in whole:
+                kind = kinds.get(Wire(int(rows["wire"][i])))
+                if kind is not None:
+                    slot = _slot(rows[i])
+                    kind.times[slot].append(int(rows["first_ns"][i]))
+                    length = int(rows["bytes"][i]) if kind is kinds[Wire.GLOO_DATA] else int(rows["announces"][i])
+                    if length or kind is kinds[Wire.GLOO_DATA]:
+                        kind.length[slot] = length
+            self.kinds.append(kinds)
+
+    def _triple(self, way: int) -> tuple[_Kind, _Kind, _Kind]:
+        """SEND_READY, RECV_READY and DATA of the transfers that go ``way``."""
+        mine, other = self.kinds[way], self.kinds[1 - way]
+        return mine[Wire.GLOO_SEND_READY], other[Wire.GLOO_RECV_READY], mine[Wire.GLOO_DATA]
+
+    def wanted(self, way: int) -> dict[Wire, list[Slot]]:
+        """Slots of which flow ``way`` must have sent more messages of a kind than were seen."""
+        wanted: dict[Wire, list[Slot]] = {}
+        for wire, transfer_way, place in (
+            (Wire.GLOO_SEND_READY, way, 0),
+            (Wire.GLOO_RECV_READY, 1 - way, 1),
+            (Wire.GLOO_DATA, way, 2),
+        ):
+            triple = self._triple(transfer_way)
+            slots = {slot for kind in triple for slot in kind.times}
+            wanted[wire] = [
+                s for s in slots if len(triple[place].times[s]) < max(len(kind.times[s]) for kind in triple)
+            ]
+        return wanted
+
+    def length(self, way: int, slot: Slot) -> int | None:
+        """Bytes of the slot's transfers that go ``way``."""
+        return next((k.length[slot] for k in self._triple(way) if slot in k.length), None)
+
+    def pick_data(self, way: int, wanted: list[Slot], until_ns: int, length: int | None) -> Slot | None:
+        """The wanted slot whose next DATA was announced first, before ``until_ns``."""
+        send, grant, data = self._triple(way)
+        best: tuple[int, Slot] | None = None
+        for slot in wanted:
+            if length is not None and self.length(way, slot) != length:
+                continue
+            k = data.before(slot, until_ns)
+            # A READY that was itself not seen shifts the count of the others: trust the fuller kind.
+            most = max(len(send.times[slot]), len(grant.times[slot]))
+            signs = [r.times[slot][k] for r in (send, grant) if len(r.times[slot]) == most > k]
+            if signs and max(signs) <= until_ns and (best is None or (min(signs), slot) < best):
+                best = min(signs), slot
+        return best[1] if best else None
+
+    def pick_ready(self, way: int, wanted: dict[Wire, list[Slot]], since_ns: int) -> tuple[Wire, Slot] | None:
+        """The wanted READY whose DATA is the next to come after ``since_ns``."""
+        best: tuple[int, Wire, Slot] | None = None
+        for wire, transfer_way in ((Wire.GLOO_SEND_READY, way), (Wire.GLOO_RECV_READY, 1 - way)):
+            ready, data = self.kinds[way][wire], self._triple(transfer_way)[2]
+            for slot in wanted[wire]:
+                k = ready.before(slot, since_ns)
+                if len(data.times[slot]) > k and data.times[slot][k] >= since_ns:
+                    candidate = data.times[slot][k], wire, slot
+                    if best is None or candidate < best:
+                        best = candidate
+        return best[1:] if best else None
+
+    def solve(self, way: int, pieces: np.ndarray) -> list[Part] | None:
+        """The messages that fill a stretch of flow ``way``; None if more than what is wanted is needed."""
+        first, last = self.rows[pieces[0]], self.rows[pieces[-1]]
+        size = int(last["seq_end"]) - int(first["seq"])
+        since, until = int(first["first_ns"]), int(last["last_ns"])
+        for leading in range(size // GLOO_PREAMBLE + 1):  # DATA first tried: none
+            parts = self._try(way, size, since, until, leading)
+            if parts is not None:
+                return parts
+            if leading > 8:
+                break
+        return None
+
+    def _try(self, way: int, size: int, since: int, until: int, data_count: int) -> list[Part] | None:
+        """``data_count`` DATA and for the rest READY, or None; undone where it does not come out even."""
+        added: list[tuple[_Kind, Slot, int]] = []
+        data: list[Part] = []
+        for _ in range(data_count):
+            slot = self.pick_data(way, self.wanted(way)[Wire.GLOO_DATA], until, None)
+            length = None if slot is None else self.length(way, slot)
+            if slot is None or length is None:
+                break
+            data.append(Part(GLOO_PREAMBLE + length, Wire.GLOO_DATA, Role.DATA, slot, length))
+            size -= data[-1].size
+            self._add(added, self.kinds[way][Wire.GLOO_DATA], slot, since)
+        ready: list[Part] = []
+        if len(data) == data_count and size >= 0 and size % GLOO_PREAMBLE == 0:
+            for _ in range(size // GLOO_PREAMBLE):
+                picked = self.pick_ready(way, self.wanted(way), since)
+                if picked is None:
+                    break
+                wire, slot = picked
+                role, transfer_way = (
+                    (Role.OFFER, way) if wire == Wire.GLOO_SEND_READY else (Role.GRANT, 1 - way)
+                )
+                ready.append(Part(GLOO_PREAMBLE, wire, role, slot, self.length(transfer_way, slot) or 0))
+                self._add(added, self.kinds[way][wire], slot, since)
+                size -= GLOO_PREAMBLE
+            if size == 0:
+                return ready + data
+        for kind, slot, time_ns in added:
+            kind.times[slot].remove(time_ns)
+        return None
+
+    @staticmethod
+    def _add(added: list[tuple[_Kind, Slot, int]], kind: _Kind, slot: Slot, time_ns: int) -> None:
+        kind.add(slot, time_ns)
+        added.append((kind, slot, time_ns))
+
+    def complete(self, way: int, i: int) -> bool:
+        """Fill in row ``i`` of flow ``way``, whose length is known but not its slot, or not all of it."""
+        row, known = self.rows[i], int(self.links["known"][i])
+        time_ns = int(row["first_ns"])
+        wire = Wire(int(row["wire"]))
+        if not known & _MATCH:
+            wanted = self.wanted(way)
+            if wire == Wire.GLOO_DATA:
+                slot = self.pick_data(way, wanted[wire], time_ns, int(row["bytes"]))
+            else:
+                if wire != Wire.UNKNOWN:
+                    wanted = {w: wanted[w] if w == wire else [] for w in wanted}
+                picked = self.pick_ready(way, wanted, time_ns)
+                if picked is None:
+                    return False
+                wire, slot = picked
+            if slot is None:
+                return False
+            row["op"], row["tag"], row["sub"] = slot
+            self.kinds[way][wire].add(slot, time_ns)
+        row["wire"] = wire
+        if wire == Wire.GLOO_DATA:
+            return True
+        sending = wire == Wire.GLOO_SEND_READY
+        length = self.length(way if sending else 1 - way, _slot(row))
+        if length is None:
+            return False
+        row["role"], row["announces"] = Role.OFFER if sending else Role.GRANT, length
+        return True
+
+
+def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray],
+                 counts: HiddenCounts) -> tuple[list[np.ndarray], list[Rows]]:  # fmt: skip
+    """Fill in Gloo rows in place; returns the pieces that were solved and the rows that replace them."""
+    gone: list[np.ndarray] = []
+    made: list[Rows] = []
+    for f, order in orders.items():
+        peer = int(flows["peer"][f])
+        if flows["framing"][f] != Framing.GLOO or peer == NONE32 or peer not in orders or peer < f:
+            continue
+        sides = (order, orders[peer])
+        todo = [o[(links["known"][o] != _ALL) | (links["piece"][o] == 1)] for o in sides]
+        if not any(len(t) for t in todo):
+            continue
+        connection = GlooConnection(rows, links, sides)
+        for way in (0, 1):
+            runs = {int(run[0]): run for run in stretches(links, sides[way])}
+            for i in todo[way]:
+                if int(i) in runs:
+                    parts = connection.solve(way, runs[int(i)])
+                    counts.stretches += 1
+                    if parts is not None:
+                        counts.stretches_resolved += 1
+                        counts.headers += len(parts)
+                        counts.resolved += len(parts)
+                        gone.append(runs[int(i)])
+                        made.append(split(rows, runs[int(i)], parts))
+                elif not links["piece"][i] and rows["wire"][i] != Wire.TCP_BURST:
+                    counts.headers += 1
+                    counts.resolved += connection.complete(way, int(i))
+    return gone, made
+
+
+def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:
+    """All of it: the rows with what could be inferred (``rows`` is changed), and the counts."""
+    counts = HiddenCounts()
+    framed = np.isin(flows["framing"][rows["flow"]], (Framing.GLOO, Framing.OB1))
+    index = np.flatnonzero(framed)
+    by_flow = index[np.argsort(rows["flow"][index], kind="stable")]
+    cuts = np.flatnonzero(np.diff(rows["flow"][by_flow].astype(np.int64))) + 1
+    orders = {int(rows["flow"][o[0]]): o for o in np.split(by_flow, cuts) if len(o)}
+    gone, made = resolve_gloo(rows, links, flows, orders, counts)
+    keep = np.ones(len(rows), bool)
+    if gone:
+        keep[np.concatenate(gone)] = False
+    left = keep & (links["piece"] == 1)
+    counts.bytes_unresolved = int((rows["seq_end"][left] - rows["seq"][left]).sum())
+    return np.concatenate([rows[keep], *made]), counts
