@@ -180,7 +180,7 @@ def table(stated: list[Stated]) -> str:
         f = s.figure
         spread = f"{_number(min(s.values))} .. {_number(max(s.values))}" if len(s.values) > 1 else ""
         if s.missing:
-            verdict = f"not measured: {s.missing}"
+            verdict = "not measured"
         elif f.target is None:
             verdict = ""
         elif s.keeps(f.aim):

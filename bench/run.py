@@ -240,6 +240,9 @@ def text(result: dict[str, Any]) -> str:
         for name, values in result["ns"].items()
         if "peak" not in name
     ]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, why in result["left_out"].items():
+        reasons[why].append(name)
     lines = [
         f"{c['packets']:,} packets in {c['messages']:,} messages,"
         f" {c['bytes'] / c['packets']:.0f} bytes a record",
@@ -252,7 +255,7 @@ def text(result: dict[str, Any]) -> str:
         "",
         *(f"WRONG: {sentence}" for sentence in result["disagreements"]),
         "All readers agree." if not result["disagreements"] else "",
-        *(f"left out: {name}: {why}" for name, why in result["left_out"].items()),
+        *(f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()),
     ]
     return "\n".join(lines).rstrip()
 
