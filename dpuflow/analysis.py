@@ -1,0 +1,107 @@
+"""The order of the stages: captures of one job in, an ``Analysis`` out."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+from typing import TYPE_CHECKING
+
+from dpuflow.results import Analysis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dpuflow.rankmap import Place
+    from dpuflow.tables import CaptureTables, Vantage
+
+    Progress = Callable[[str, int, int], None]
+    """Called with (stage, done, total); total 0 where it is not known."""
+
+
+def analyze(
+    vantages: Sequence[Vantage],
+    *,
+    clock: str = "auto",
+    ranks: Mapping[str, Place] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own.
+
+    ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs;
+    ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
+    OptionError and MissingError.
+    """
+    from dpuflow.assemble import assemble
+    from dpuflow.collectives import build_collectives
+    from dpuflow.exchanges import build_exchanges
+    from dpuflow.identity import endpoint_ranks, rank_order
+    from dpuflow.join import join
+    from dpuflow.lateness import build_entries
+
+    threads = threads or os.cpu_count() or 1
+    captures = read_captures(vantages, threads, progress)
+    joined = join(captures, clock=clock)
+    known = endpoint_ranks(joined, ranks)
+    exchanges, _ = build_exchanges(joined.transfers)
+    instances, untold = build_collectives(exchanges, rank_order(joined, known))
+    entries = build_entries(exchanges, instances)
+    return assemble(joined, known, exchanges, instances, entries, untold, ranks)
+
+
+def read_captures(
+    vantages: Sequence[Vantage], threads: int, progress: Progress | None
+) -> list[CaptureTables]:
+    """Read every capture: several at a time, or one with several threads."""
+    from dpuflow.ingest import ingest
+
+    meter = _Meter(len(vantages), progress)
+    at_once = min(threads, len(vantages))
+    if at_once <= 1:
+        return [
+            ingest(list(v.files), v.name, number, threads, meter.of(number))
+            for number, v in enumerate(vantages)
+        ]
+    # Kernels give up the interpreter lock, so threads read captures side by side.
+    with ThreadPoolExecutor(at_once, "dpuflow-read") as pool:
+        jobs = [
+            pool.submit(ingest, list(v.files), v.name, number, 1, meter.of(number))
+            for number, v in enumerate(vantages)
+        ]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            meter.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+class _Stopped(Exception):
+    """Raised inside a reading thread when another one has failed or the user pressed Ctrl-C."""
+
+
+class _Meter:
+    """Adds up the bytes that several readers have read, and tells them when to stop."""
+
+    def __init__(self, readers: int, progress: Progress | None) -> None:
+        self.done = [0] * readers
+        self.total: list[int | None] = [0] * readers
+        self.progress = progress
+        self.lock = Lock()
+        self.stop = Event()
+
+    def of(self, number: int) -> Callable[[int, int | None], None]:
+        """The callback of reader ``number``."""
+
+        def report(done: int, total: int | None) -> None:
+            if self.stop.is_set():
+                raise _Stopped
+            with self.lock:
+                self.done[number], self.total[number] = done, total
+                if self.progress is not None:
+                    known = [t for t in self.total if t is not None]
+                    whole = sum(known) if len(known) == len(self.total) else 0
+                    self.progress("reading", sum(self.done), whole)
+
+        return report

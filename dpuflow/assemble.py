@@ -1,0 +1,255 @@
+"""Arrays of the stages in, the result format's objects out. Nothing is inferred here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from dpuflow.causes import causes_of
+from dpuflow.findings import build_findings
+from dpuflow.identity import address_text, addresses_of, mac_text
+from dpuflow.judgement import charge, judge
+from dpuflow.lateness import BOUNDS, RULES, Rule, relate
+from dpuflow.results import (
+    Analysis,
+    Bound,
+    Cause,
+    Collective,
+    Endpoint,
+    Flow,
+    Group,
+    Lateness,
+    Phase,
+    RankEntry,
+)
+from dpuflow.schema import NEVER, MessageFlag, Op, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.judgement import Charges, Judgement
+    from dpuflow.lateness import Entries, Relative
+    from dpuflow.rankmap import Place
+    from dpuflow.results import Algorithm, OpToken, Steadiness, Verdict
+    from dpuflow.tables import Joined, Rows
+
+
+def assemble(
+    joined: Joined,
+    ranks: Mapping[int, int],
+    exchanges: Rows,
+    instances: Sequence[Instance],
+    entries: Entries,
+    untold: int,
+    places: Mapping[str, Place] | None,
+) -> Analysis:
+    """Put the whole result together. ``untold``: exchanges that no collective was made of."""
+    groups, group_of = _groups(instances)
+    relative = relate(entries)
+    charges = charge(instances, entries, relative, group_of)
+    causes = causes_of(exchanges, instances, entries, relative, charges)
+    judgements = judge(instances, entries, relative, charges, causes)
+    result = Analysis(
+        captures=joined.captures,
+        clocks=joined.clocks,
+        endpoints=_endpoints(joined, ranks, places),
+        flows=_flows(joined),
+        groups=groups,
+        collectives=_collectives(joined, exchanges, instances, entries, relative, charges, causes, group_of),
+        lateness=[_lateness(j) for j in judgements],
+        limits=_limits(joined, untold, len(exchanges)),
+        start_ns=joined.start_ns if joined.captures else None,
+        end_ns=joined.end_ns if joined.captures else None,
+    )
+    result.findings = build_findings(joined, exchanges, instances, entries, charges, causes, result)
+    return result
+
+
+def _groups(instances: Sequence[Instance]) -> tuple[list[Group], NDArray[np.int64]]:
+    """Groups in order of their first collective, and each collective's group."""
+    numbers: dict[tuple[int, ...], int] = {}
+    of = [numbers.setdefault(tuple(sorted(i.order)), len(numbers)) for i in instances]
+    groups = [Group(number, list(members)) for members, number in numbers.items()]
+    return groups, np.array(of, np.int64)
+
+
+def _endpoints(
+    joined: Joined, ranks: Mapping[int, int], places: Mapping[str, Place] | None
+) -> list[Endpoint]:
+    found = []
+    for number, row in enumerate(joined.endpoints):
+        addresses = addresses_of(joined, number)
+        label = next((p.label for a in addresses if (p := (places or {}).get(a)) is not None), None)
+        found.append(
+            Endpoint(
+                number, address_text(row), addresses, mac_text(int(row["mac"])), ranks.get(number), label
+            )
+        )
+    return found
+
+
+def _flows(joined: Joined) -> list[Flow]:
+    columns = {name: joined.flows[name].tolist() for name in joined.flows.dtype.names or ()}
+    return [
+        Flow(
+            id=number,
+            src=columns["src"][number],
+            dst=columns["dst"][number],
+            transport="roce" if transport == Transport.ROCE else "tcp",
+            dest_qp=columns["dest_qp"][number] if transport == Transport.ROCE else None,
+            ports=None
+            if transport == Transport.ROCE
+            else (columns["sport"][number], columns["dport"][number]),
+            packets=columns["packets"][number],
+            bytes=columns["bytes"][number],
+            messages=columns["messages"][number],
+            retransmitted=columns["retransmitted"][number],
+            ecn_marked=columns["ecn_marked"][number],
+            cnp=columns["cnp"][number],
+            nak=columns["nak"][number],
+            rnr=columns["rnr"][number],
+        )
+        for number, transport in enumerate(columns["transport"])
+    ]
+
+
+def _collectives(
+    joined: Joined,
+    exchanges: Rows,
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    charges: Charges,
+    causes: list[str],
+    group_of: NDArray[np.int64],
+) -> list[Collective]:
+    enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
+    lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
+    error, rule = charges.error_ns.tolist(), entries.rule.tolist()
+    why = _reasons(joined, exchanges, entries)
+    offsets = entries.offsets.tolist()
+    flags, nbytes = exchanges["flags"], exchanges["bytes"]
+    partial = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
+    found = []
+    for number, instance in enumerate(instances):
+        rows = range(offsets[number], offsets[number + 1])
+        complete = instance.complete and not bool((flags[instance.rows] & partial).any())
+        ranks = [
+            RankEntry(
+                endpoint=endpoint,
+                enter_ns=_known(enter[row]) if bound[row] != 3 else None,
+                leave_ns=_known(leave[row]),
+                lateness_ns=_known(lateness[row]) if complete else None,
+                error_ns=error[row] if bound[row] != 3 and complete else None,
+                bound=cast("Bound", BOUNDS[bound[row]] if complete else "unobservable"),
+                cause=cast("Cause", causes[row]),
+                why=why[row],
+            )
+            for row, endpoint in zip(rows, instance.order, strict=True)
+        ]
+        if not complete:
+            for rank in ranks:
+                rank.enter_ns = None
+        seen = [t for row in rows for t in (enter[row], leave[row]) if t != NEVER]
+        if not seen:
+            continue
+        start, end = min(seen), max(seen)
+        found.append(
+            Collective(
+                id=len(found),
+                group=int(group_of[number]),
+                op=cast("OpToken", instance.op.token),
+                algorithm=cast("Algorithm", instance.algorithm.name if instance.algorithm else "unknown"),
+                alternatives=cast("list[Algorithm]", instance.alternatives),
+                root=None if instance.root is None else instance.order[instance.root],
+                bytes=instance.size,
+                wire_bytes=int(nbytes[instance.rows].sum()),
+                start_ns=start,
+                end_ns=end,
+                confidence=instance.confidence,
+                complete=complete,
+                phases=_phases(exchanges, instance),
+                ranks=ranks,
+            )
+        )
+    del rule
+    return found
+
+
+def _known(value: int) -> int | None:
+    return None if value == NEVER else value
+
+
+def _reasons(joined: Joined, exchanges: Rows, entries: Entries) -> list[str]:
+    """For each row of Entries the rule its entry rests on and the frame that shows it."""
+    transfers = joined.transfers
+    names = [capture.vantage for capture in joined.captures]
+    reasons = []
+    frame = entries.frame.tolist()
+    capture = transfers["capture"][entries.act].tolist() if len(transfers) else []
+    del exchanges
+    for row, rule in enumerate(entries.rule.tolist()):
+        sentence = RULES[Rule(rule)][1]
+        if entries.act[row] >= 0:
+            sentence += f" (frame {frame[row] + 1} of {names[capture[row]]})"
+        reasons.append(sentence)
+    return reasons
+
+
+def _phases(exchanges: Rows, instance: Instance) -> list[Phase]:
+    """The reduce-scatter and the all-gather of a ring all_reduce: each half of every edge's bytes."""
+    if instance.op != Op.ALL_REDUCE or instance.algorithm is None or not instance.complete:
+        return []
+    if instance.algorithm.name not in ("ring", "segmented_ring", "rabenseifner"):
+        return []
+    picked = exchanges[instance.rows]
+    order = np.lexsort((picked["order"], picked["dst"], picked["src"]))
+    edge = (picked["src"].astype(np.int64) << 32 | picked["dst"])[order]
+    starts = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1]])
+    total = np.cumsum(picked["bytes"][order].astype(np.int64))
+    base = np.repeat(total[starts] - picked["bytes"][order][starts].astype(np.int64), np.diff(np.r_[starts, len(edge)]))
+    whole = np.repeat(np.add.reduceat(picked["bytes"][order].astype(np.int64), starts), np.diff(np.r_[starts, len(edge)]))
+    first_half = 2 * (total - base) <= whole
+    sent = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])[order]
+    done = picked["arrived_end_ns"][order]
+    phases = []
+    for name, part in (("reduce_scatter", first_half), ("all_gather", ~first_half)):
+        seen = part & (sent != NEVER) & (done != NEVER)
+        if seen.any():
+            phases.append(Phase(name, int(sent[seen].min()), int(done[seen].max())))
+    return phases
+
+
+def _lateness(j: Judgement) -> Lateness:
+    known = j.collectives > 0
+    return Lateness(
+        endpoint=j.endpoint,
+        collectives=j.collectives,
+        late_share=j.late_share if known else None,
+        last_share=j.last_share if known else None,
+        median_ns=j.median_ns if known else None,
+        p99_ns=j.p99_ns if known else None,
+        caused_wait_ns=j.caused_wait_ns if known else None,
+        verdict=cast("Verdict", j.verdict),
+        cause=cast("Cause", j.cause),
+        steadiness=cast("Steadiness | None", j.steadiness),
+        since_ns=j.since_ns,
+    )
+
+
+def _limits(joined: Joined, untold: int, exchanges: int) -> list[str]:
+    limits = list(joined.limits)
+    if untold:
+        limits.append(
+            f"{untold} of {exchanges} transfers belong to no collective that was recognised: they show"
+            " neither a framing (Gloo, Open MPI over TCP) nor a pattern that this version reads."
+        )
+    for capture in joined.captures:
+        limits.extend(capture.warnings)
+        if capture.lost_packets:
+            limits.append(f"{capture.vantage}: the capture itself lost {capture.lost_packets} packets.")
+    return limits

@@ -1,0 +1,76 @@
+"""EXCHANGE rows in, collectives out: what belongs together, and what operation and algorithm it is.
+
+Message structure decides, never idle gaps: tags where the library counts its collectives
+(``tagged``), counts, sizes and order where it does not (``sequenced``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.collectives.model import Instance
+from dpuflow.schema import EXCHANGE, Op, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+__all__ = ["Instance", "build_collectives"]
+
+
+def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> tuple[list[Instance], int]:
+    """Group exchanges into collectives, in order of their start.
+
+    ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
+    by the library or a rank map, else the order of addresses). Returns the collectives and the
+    number of exchanges whose operation the packets do not tell, which are left out.
+    """
+    from dpuflow.collectives.sequenced import sequenced_instances
+    from dpuflow.collectives.tagged import tagged_instances
+
+    EXCHANGE.check(exchanges)
+    op, wire = exchanges["op"], exchanges["wire"]
+    told = (op != Op.UNKNOWN) & (op != Op.SEND_RECV)
+    gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
+    instances = tagged_instances(exchanges, np.flatnonzero(gloo), position)
+    for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
+        for each in np.unique(op[rows]):
+            instances.extend(sequenced_instances(exchanges, rows[op[rows] == each], Op(int(each)), position))
+    instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
+    instances.sort(key=lambda instance: int(instance.rows[0]))
+    return instances, int((op == Op.UNKNOWN).sum())
+
+
+def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """``rows`` by communicator: those with one context whose endpoints are connected.
+
+    Communicators that were split from one parent share the context number, not the endpoints.
+    """
+    found = []
+    for context in np.unique(exchanges["context"][rows]):
+        mine = rows[exchanges["context"][rows] == context]
+        src, dst = exchanges["src"][mine].astype(np.int64), exchanges["dst"][mine].astype(np.int64)
+        label = np.arange(int(max(src.max(), dst.max())) + 1)
+        pairs = np.unique(np.stack([src, dst], axis=1), axis=0)
+        while True:
+            low = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
+            if (label[pairs[:, 0]] == low).all() and (label[pairs[:, 1]] == low).all():
+                break
+            np.minimum.at(label, pairs[:, 0], low)
+            np.minimum.at(label, pairs[:, 1], low)
+        found.extend(mine[label[src] == root] for root in np.unique(label[src]))
+    return found
+
+
+def _send_recv(exchanges: Rows, rows: NDArray[np.int64]) -> list[Instance]:
+    """Each transfer outside any collective, as a collective of two."""
+    picked = exchanges[rows]
+    return [
+        Instance(np.array([row]), Op.SEND_RECV, [src, dst], None, [], None, size)
+        for row, src, dst, size in zip(
+            rows, picked["src"].tolist(), picked["dst"].tolist(), picked["bytes"].tolist(), strict=True
+        )
+    ]

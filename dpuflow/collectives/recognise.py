@@ -1,0 +1,101 @@
+"""The algorithm of a collective whose exchanges are known, from who sent how much to whom.
+
+In: the exchanges of one collective. Out: the algorithm, every rank's place in it and the buffer's
+size. Nothing here looks at names of libraries, only at edges and bytes (``schedules``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes
+from dpuflow.schema import Op
+
+ELEMENT_BYTES = 16
+"""The largest element a library reduces (a double complex): how far two shares of one buffer may
+differ when it does not divide evenly."""
+
+
+class Match(NamedTuple):
+    """An algorithm that explains the exchanges; ``order`` is endpoints by position."""
+
+    algorithm: Algorithm
+    order: tuple[int, ...]
+    root: int
+    size: int
+
+
+EdgeBytes = Mapping[tuple[int, int], tuple[int, int]]
+"""(src, dst) endpoints -> (messages, bytes)."""
+
+
+def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ways to number the endpoints worth trying: as given, and along the ring if there is one."""
+    tried = [tuple(endpoints)]
+    following: dict[int, int] = {}
+    for src, dst in edges:
+        if src in following and following[src] != dst:
+            return tried
+        following[src] = dst
+    ring = [endpoints[0]]
+    while len(ring) < len(endpoints):
+        after = following.get(ring[-1])
+        if after is None or after in ring:
+            return tried
+        ring.append(after)
+    if following.get(ring[-1]) == ring[0] and tuple(ring) not in tried:
+        tried.insert(0, tuple(ring))
+    return tried
+
+
+def matches(edges: EdgeBytes, endpoints: Sequence[int], op: Op) -> list[Match]:
+    """All algorithms of ``op`` whose edges and bytes agree with ``edges``, simplest first.
+
+    A message may have been cut into any number of segments where the algorithm allows it. ``op``
+    UNKNOWN tries all operations.
+    """
+    n = len(endpoints)
+    total = sum(size for _, size in edges.values())
+    found: list[Match] = []
+    for algorithm in ALGORITHMS:
+        if op not in (Op.UNKNOWN, algorithm.op) or not algorithm.fits(n):
+            continue
+        if (algorithm.op == Op.BARRIER) != (total == 0):
+            continue
+        size = algorithm.size_of(n, total)
+        for order in orders(edges, endpoints):
+            root = next(
+                (
+                    r
+                    for r in (range(n) if algorithm.rooted else (0,))
+                    if _agree(edges, edge_sizes(algorithm, n, r), order, size, cuts=algorithm.cuts)
+                ),
+                None,
+            )
+            if root is not None:
+                found.append(Match(algorithm, order, root, round(size)))
+                break
+    return found
+
+
+def _agree(
+    edges: EdgeBytes,
+    expected: Mapping[tuple[int, int], tuple[float, ...]],
+    order: Sequence[int],
+    size: float,
+    *,
+    cuts: bool,
+) -> bool:
+    if len(edges) != len(expected):
+        return False
+    for (src, dst), sizes in expected.items():
+        seen = edges.get((order[src], order[dst]))
+        if seen is None:
+            return False
+        count, total = seen
+        if count < len(sizes) or (not cuts and count != len(sizes)):
+            return False
+        if abs(total - sum(sizes) * size) > ELEMENT_BYTES * count:
+            return False
+    return True

@@ -1,0 +1,345 @@
+"""Collective algorithms as schedules: who sends how much to whom, in which step.
+
+A schedule is what an algorithm does for ``n`` ranks and a buffer of ``size`` bytes (as the result
+format counts ``bytes``: what one rank passed to the call). It answers what a reconstruction asks:
+how many messages each edge carries and of what size, and which sends need no input.
+
+Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH" (2005) for recursive doubling, halving-doubling, Rabenseifner, Bruck, binomial and ring;
+Patarasuk and Yuan (2009) for the ring all_reduce; Hensgen, Finkel, Manber (1988) for
+dissemination. Where ranks are no power of two: the extra ranks fold into neighbours first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from dpuflow.schema import Op
+
+
+class Send(NamedTuple):
+    """One message of a schedule. Ranks are positions in the group, 0 to n - 1."""
+
+    step: int
+    src: int
+    dst: int
+    size: float  # bytes; a fraction where the buffer does not divide evenly
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to carry out an operation.
+
+    ``sends(n, size, root)`` gives the schedule; ``size_of(n, total)`` the buffer from the payload
+    of all messages together; ``fits(n)`` whether it can serve ``n`` ranks; ``cuts`` whether each
+    message may be cut into equal segments.
+    """
+
+    op: Op
+    name: str
+    sends: Callable[[int, float, int], Iterator[Send]]
+    size_of: Callable[[int, float], float]
+    fits: Callable[[int], bool] = lambda n: n >= 2
+    rooted: bool = False
+    cuts: bool = False
+
+
+def _power_below(n: int) -> int:
+    return 1 << (n.bit_length() - 1)
+
+
+def _is_power(n: int) -> bool:
+    return n >= 2 and n & (n - 1) == 0
+
+
+# -- rings -----------------------------------------------------------------------------------
+
+
+def _ring_all_reduce(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(2 * (n - 1)):
+        for rank in range(n):
+            yield Send(step, rank, (rank + 1) % n, size / n)
+
+
+def _ring_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(n - 1):
+        for rank in range(n):
+            yield Send(step, rank, (rank + 1) % n, size)
+
+
+def _ring_reduce_scatter(n: int, size: float, root: int) -> Iterator[Send]:
+    yield from _ring_all_gather(n, size / n, root)
+
+
+# -- hypercubes ------------------------------------------------------------------------------
+
+
+def _folded(n: int) -> tuple[int, list[int]]:
+    """The power of two below n, and the rank that stands for each position of the hypercube."""
+    power = _power_below(n)
+    extra = n - power
+    return power, [2 * i + 1 if i < extra else i + extra for i in range(power)]
+
+
+def _recursive_doubling(n: int, size: float, root: int) -> Iterator[Send]:
+    power, ranks = _folded(n)
+    extra = n - power
+    for i in range(extra):
+        yield Send(0, 2 * i, 2 * i + 1, size)
+    step, distance = (1 if extra else 0), 1
+    while distance < power:
+        for i, rank in enumerate(ranks):
+            yield Send(step, rank, ranks[i ^ distance], size)
+        step, distance = step + 1, distance * 2
+    for i in range(extra):
+        yield Send(step, 2 * i + 1, 2 * i, size)
+
+
+def _rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
+    power, ranks = _folded(n)
+    extra = n - power
+    step = 0
+    if extra:  # the pair shares the first reduction: halves cross, then one half comes back
+        for i in range(extra):
+            yield Send(0, 2 * i, 2 * i + 1, size / 2)
+            yield Send(0, 2 * i + 1, 2 * i, size / 2)
+            yield Send(1, 2 * i, 2 * i + 1, size / 2)
+        step = 2
+    part, distance = size, 1
+    while distance < power:
+        part /= 2
+        for i, rank in enumerate(ranks):
+            yield Send(step, rank, ranks[i ^ distance], part)
+        step, distance = step + 1, distance * 2
+    while distance > 1:
+        distance //= 2
+        for i, rank in enumerate(ranks):
+            yield Send(step, rank, ranks[i ^ distance], part)
+        part *= 2
+        step += 1
+    for i in range(extra):
+        yield Send(step, 2 * i + 1, 2 * i, size)
+
+
+def _recursive_halving(n: int, size: float, root: int) -> Iterator[Send]:
+    part, distance, step = size, n // 2, 0
+    while distance:
+        part /= 2
+        for rank in range(n):
+            yield Send(step, rank, rank ^ distance, part)
+        step, distance = step + 1, distance // 2
+
+
+def _doubling_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for rank in range(n):
+            yield Send(step, rank, rank ^ distance, size * distance)
+        step, distance = step + 1, distance * 2
+
+
+def _bruck_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for rank in range(n):
+            yield Send(step, rank, (rank - distance) % n, size * min(distance, n - distance))
+        step, distance = step + 1, distance * 2
+
+
+def _bruck_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        blocks = sum(1 for i in range(n) if i & distance)
+        for rank in range(n):
+            yield Send(step, rank, (rank + distance) % n, size / n * blocks)
+        step, distance = step + 1, distance * 2
+
+
+def _neighbour_exchange(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(n // 2):
+        for rank in range(n):
+            even = (rank % 2 == 0) == (step % 2 == 0)
+            yield Send(step, rank, (rank + (1 if even else -1)) % n, size if step == 0 else 2 * size)
+
+
+# -- all pairs -------------------------------------------------------------------------------
+
+
+def _pairwise(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(1, n):
+        for rank in range(n):
+            yield Send(step - 1, rank, (rank + step) % n, size / n)
+
+
+def _linear_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
+    for send in _pairwise(n, size, root):
+        yield send._replace(step=0)
+
+
+# -- trees -----------------------------------------------------------------------------------
+
+
+def _binomial_down(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = _power_below(n - 1), 0
+    while distance:
+        for virtual in range(0, n, 2 * distance):
+            if virtual + distance < n:
+                yield Send(step, (virtual + root) % n, (virtual + distance + root) % n, size)
+        step, distance = step + 1, distance // 2
+
+
+def _binomial_up(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for virtual in range(distance, n, 2 * distance):
+            yield Send(step, (virtual + root) % n, (virtual - distance + root) % n, size)
+        step, distance = step + 1, distance * 2
+
+
+def _binary_down(n: int, size: float, root: int) -> Iterator[Send]:
+    for virtual in range(1, n):
+        depth = (virtual + 1).bit_length() - 2
+        yield Send(depth, ((virtual - 1) // 2 + root) % n, (virtual + root) % n, size)
+
+
+def _chain_down(n: int, size: float, root: int) -> Iterator[Send]:
+    for virtual in range(n - 1):
+        yield Send(virtual, (virtual + root) % n, (virtual + 1 + root) % n, size)
+
+
+def _chain_up(n: int, size: float, root: int) -> Iterator[Send]:
+    for virtual in range(n - 1, 0, -1):
+        yield Send(n - 1 - virtual, (virtual + root) % n, (virtual - 1 + root) % n, size)
+
+
+def _linear_down(n: int, size: float, root: int) -> Iterator[Send]:
+    for rank in range(n):
+        if rank != root:
+            yield Send(0, root, rank, size)
+
+
+def _linear_up(n: int, size: float, root: int) -> Iterator[Send]:
+    for rank in range(n):
+        if rank != root:
+            yield Send(0, rank, root, size)
+
+
+# -- barriers --------------------------------------------------------------------------------
+
+
+def _dissemination(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for rank in range(n):
+            yield Send(step, rank, (rank + distance) % n, 0)
+        step, distance = step + 1, distance * 2
+
+
+def _linear_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    yield from _linear_up(n, 0, root)
+    for send in _linear_down(n, 0, root):
+        yield send._replace(step=1)
+
+
+def _double_ring(n: int, size: float, root: int) -> Iterator[Send]:
+    for lap in range(2):
+        for rank in range(n):
+            yield Send(lap * n + rank, rank, (rank + 1) % n, 0)
+
+
+def _ring_reduce(n: int, size: float, root: int) -> Iterator[Send]:
+    """Gloo: a ring reduce_scatter, then each rank hands its part to the root."""
+    yield from _ring_reduce_scatter(n, size, root)
+    for rank in range(n):
+        if rank != root:
+            yield Send(n - 1, rank, root, size / n)
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Algorithm(Op.ALL_REDUCE, "ring", _ring_all_reduce, lambda n, t: t / (2 * (n - 1)), cuts=True),
+    Algorithm(
+        Op.ALL_REDUCE,
+        "recursive_doubling",
+        _recursive_doubling,
+        lambda n, t: t / (_power_below(n) * (_power_below(n).bit_length() - 1) + 2 * (n - _power_below(n))),
+    ),
+    Algorithm(
+        Op.ALL_REDUCE,
+        "rabenseifner",
+        _rabenseifner,
+        lambda n, t: t / (2 * (_power_below(n) - 1) + 2.5 * (n - _power_below(n))),
+    ),
+    Algorithm(Op.ALL_GATHER, "ring", _ring_all_gather, lambda n, t: t / (n * (n - 1)), cuts=True),
+    Algorithm(
+        Op.ALL_GATHER, "recursive_doubling", _doubling_all_gather, lambda n, t: t / (n * (n - 1)), _is_power
+    ),
+    Algorithm(Op.ALL_GATHER, "bruck", _bruck_all_gather, lambda n, t: t / (n * (n - 1))),
+    Algorithm(
+        Op.ALL_GATHER,
+        "unknown",  # neighbour exchange: the result format has no name for it
+        _neighbour_exchange,
+        lambda n, t: t / (n * (n - 1)),
+        lambda n: n >= 4 and n % 2 == 0,
+    ),
+    Algorithm(Op.REDUCE_SCATTER, "ring", _ring_reduce_scatter, lambda n, t: t / (n - 1), cuts=True),
+    Algorithm(
+        Op.REDUCE_SCATTER, "halving_doubling", _recursive_halving, lambda n, t: t / (n - 1), _is_power
+    ),
+    Algorithm(Op.ALL_TO_ALL, "pairwise", _pairwise, lambda n, t: t / (n - 1), cuts=True),
+    Algorithm(Op.ALL_TO_ALL, "linear", _linear_all_to_all, lambda n, t: t / (n - 1), cuts=True),
+    Algorithm(
+        Op.ALL_TO_ALL,
+        "bruck",
+        _bruck_all_to_all,
+        lambda n, t: t / sum(bin(i).count("1") for i in range(n)),
+    ),
+    Algorithm(
+        Op.BROADCAST, "binomial", _binomial_down, lambda n, t: t / (n - 1), rooted=True, cuts=True
+    ),
+    Algorithm(Op.BROADCAST, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.BROADCAST, "chain", _chain_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.BROADCAST, "tree", _binary_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.REDUCE, "binomial", _binomial_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.REDUCE, "linear", _linear_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.REDUCE, "chain", _chain_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(
+        Op.REDUCE, "ring", _ring_reduce, lambda n, t: t / (n - 1) / (1 + 1 / n), rooted=True, cuts=True
+    ),
+    Algorithm(Op.GATHER, "linear", _linear_up, lambda n, t: t / (n - 1), rooted=True),
+    Algorithm(Op.SCATTER, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True),
+    Algorithm(
+        Op.BARRIER, "recursive_doubling", lambda n, s, r: _recursive_doubling(n, 0, r), lambda n, t: 0.0
+    ),
+    Algorithm(Op.BARRIER, "dissemination", _dissemination, lambda n, t: 0.0),
+    Algorithm(Op.BARRIER, "linear", _linear_barrier, lambda n, t: 0.0, rooted=True),
+    Algorithm(Op.BARRIER, "ring", _double_ring, lambda n, t: 0.0),
+)
+
+
+@lru_cache(maxsize=4096)
+def schedule(algorithm: Algorithm, n: int, root: int = 0) -> tuple[Send, ...]:
+    """The schedule for a buffer of one byte, in order of steps: sizes are to be multiplied."""
+    return tuple(sorted(algorithm.sends(n, 1.0, root), key=lambda send: send.step))
+
+
+@lru_cache(maxsize=4096)
+def edge_sizes(algorithm: Algorithm, n: int, root: int = 0) -> dict[tuple[int, int], tuple[float, ...]]:
+    """For each (src, dst) the sizes of its messages in order, for a buffer of one byte."""
+    edges: dict[tuple[int, int], list[float]] = {}
+    for send in schedule(algorithm, n, root):
+        edges.setdefault((send.src, send.dst), []).append(send.size)
+    return {edge: tuple(sizes) for edge, sizes in edges.items()}
+
+
+@lru_cache(maxsize=4096)
+def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
+    """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
+    first_send: dict[int, int] = {}
+    first_input: dict[int, int] = {}
+    for send in schedule(algorithm, n, root):
+        first_send.setdefault(send.src, send.step)
+        first_input.setdefault(send.dst, send.step)
+    return frozenset(r for r, step in first_send.items() if step <= first_input.get(r, step))

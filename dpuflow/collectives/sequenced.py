@@ -1,0 +1,312 @@
+"""Collectives of libraries that do not number them (Open MPI): cut from the order of messages.
+
+Ranks of one communicator carry out the same collectives in the same order, so each edge's messages
+are those of the first collective, then of the second, and so on. A hypothesis (algorithm, numbering
+of ranks, segments a message) says how many messages of which size each edge has per collective; it
+holds as far as counts and sizes agree. Where several hold, time decides: a collective begins where
+ranks pause although they wait for nothing; inside one, a send follows its input. Idle time alone
+never cuts: a rank that waits for a late peer is idle too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.collectives.model import Instance
+from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send, edge_sizes
+from dpuflow.collectives.tagged import span
+from dpuflow.schema import NEVER, Op
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+Streams = dict[tuple[int, int], "NDArray[np.int64]"]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """How each collective of a run might look; ``cuts`` segments per message of the schedule."""
+
+    algorithm: Algorithm
+    order: tuple[int, ...]
+    root: int
+    cuts: int
+
+    def counts(self) -> dict[tuple[int, int], tuple[float, ...]]:
+        """(src, dst) endpoints -> sizes of the schedule's messages for a buffer of one byte."""
+        units = edge_sizes(self.algorithm, len(self.order), self.root)
+        return {(self.order[s], self.order[d]): sizes for (s, d), sizes in units.items()}
+
+
+def sequenced_instances(
+    exchanges: Rows, rows: NDArray[np.int64], op: Op, position: NDArray[np.int64]
+) -> list[Instance]:
+    """The collectives among ``rows`` of EXCHANGE: one communicator's, all of operation ``op``.
+
+    ``position`` gives each endpoint's place in the default numbering of ranks. Messages that fit no
+    algorithm become incomplete collectives of their own.
+    """
+    return _Segmenter(exchanges, rows, op, position).run()
+
+
+class _Segmenter:
+    def __init__(
+        self, exchanges: Rows, rows: NDArray[np.int64], op: Op, position: NDArray[np.int64]
+    ) -> None:
+        picked = exchanges[rows]
+        self.op = op
+        self.sizes = exchanges["bytes"]
+        self.starts, _ = span(exchanges)
+        ends = set(np.unique(picked["src"]).tolist()) | set(np.unique(picked["dst"]).tolist())
+        self.endpoints = sorted(ends, key=lambda e: int(position[e]))
+        self.pauses = _pauses(exchanges, rows)
+        self.sources = exchanges["src"]
+        self.streams: Streams = {}
+        edge = (picked["src"].astype(np.int64) << 32) | picked["dst"]
+        in_order = np.lexsort((picked["order"], edge))
+        edge = edge[in_order]
+        bounds = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1], True])
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            key = int(edge[low])
+            self.streams[key >> 32, key & 0xFFFFFFFF] = rows[in_order[low:high]]
+
+    def run(self) -> list[Instance]:
+        found: list[Instance] = []
+        stray: list[int] = []
+        while self.streams:
+            runs = [(h, n) for h in self._hypotheses() if (n := self._length(h)) > 0]
+            if not runs:
+                stray.append(self._drop_first())
+                continue
+            if stray:
+                found.append(self._stray(stray))
+                stray = []
+            hypothesis, count = self._best(runs)
+            alternatives = [
+                h.algorithm.name
+                for h, n in runs
+                if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
+            ]
+            found.extend(self._take(hypothesis, count, list(dict.fromkeys(alternatives))))
+        if stray:
+            found.append(self._stray(stray))
+        return found
+
+    # -- hypotheses --------------------------------------------------------------------------
+
+    def _hypotheses(self) -> Iterator[Hypothesis]:
+        n = len(self.endpoints)
+        for order in orders(self.streams, self.endpoints):
+            for algorithm in self._algorithms(n):
+                if not algorithm.fits(n):
+                    continue
+                for root in range(n) if algorithm.rooted else (0,):
+                    base = Hypothesis(algorithm, order, root, 1)
+                    counts = base.counts()
+                    if not counts.keys() <= self.streams.keys():
+                        continue
+                    yield base
+                    if algorithm.cuts:
+                        for cuts in self._cuts(counts):
+                            yield replace(base, cuts=cuts)
+
+    def _algorithms(self, n: int) -> Iterator[Algorithm]:
+        for algorithm in ALGORITHMS:
+            if self.op in (Op.UNKNOWN, algorithm.op):
+                yield algorithm
+        if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
+            heads = [self.sizes[rows[0]] for rows in self.streams.values()]
+            largest = max(int(self.sizes[rows[: 64 * n]].max()) for rows in self.streams.values())
+            phases = round(largest / int(max(heads))) if max(heads) else 1
+            if phases > 1:
+                yield segmented_ring(phases)
+
+    def _cuts(self, counts: dict[tuple[int, int], tuple[float, ...]]) -> list[int]:
+        """Segments per message worth trying: up to a shorter last one, or what divides the stream."""
+        edge, sizes = next(iter(counts.items()))
+        seen = self.sizes[self.streams[edge]]
+        shorter = np.flatnonzero(seen[1:].astype(np.int64) < seen[:-1].astype(np.int64))
+        tries = {int(shorter[0]) + 2} if len(shorter) else set()
+        whole = 0
+        for each, unit in counts.items():
+            whole = gcd(whole, len(self.streams[each]) // len(unit))
+        tries |= {d for d in range(2, min(whole, 4096) + 1) if whole % d == 0}
+        del sizes
+        return sorted(tries - {1})
+
+    def _length(self, hypothesis: Hypothesis) -> int:
+        """How many collectives in a row the hypothesis explains from here."""
+        counts = hypothesis.counts()
+        earliest = min(self.streams, key=lambda e: int(self.starts[self.streams[e][0]]))
+        if earliest not in counts:
+            return 0  # the first message of all must belong to the first collective
+        blocks = {}
+        for edge, sizes in counts.items():
+            per = len(sizes) * hypothesis.cuts
+            whole = len(self.streams[edge]) // per
+            if whole == 0:
+                return 0
+            blocks[edge] = (per, whole)
+        count = min(whole for _, whole in blocks.values())
+        shares = {
+            edge: self.sizes[self.streams[edge][: count * per]].astype(np.int64).reshape(count, per)
+            for edge, (per, _) in blocks.items()
+        }
+        total = np.add.reduce([share.sum(axis=1) for share in shares.values()])
+        n = len(hypothesis.order)
+        size = np.array([hypothesis.algorithm.size_of(n, float(t)) for t in total])
+        good = np.ones(count, bool)
+        if hypothesis.algorithm.op == Op.BARRIER:
+            good &= total == 0
+        elif self.op == Op.UNKNOWN:
+            good &= total > 0
+        for edge, share in shares.items():
+            expected = np.array(counts[edge])[None, :] * size[:, None]
+            parts = share.reshape(count, len(counts[edge]), hypothesis.cuts)
+            good &= (np.abs(parts.sum(axis=2) - expected) <= ELEMENT_BYTES * hypothesis.cuts).all(axis=1)
+            if hypothesis.cuts > 1:  # segments are equal but for a shorter last one
+                good &= (parts[:, :, :-1] == parts[:, :, :1]).all(axis=(1, 2))
+                good &= (parts[:, :, -1] <= parts[:, :, 0]).all(axis=1)
+        bad = np.flatnonzero(~good)
+        return int(bad[0]) if len(bad) else count
+
+    def _best(self, runs: list[tuple[Hypothesis, int]]) -> tuple[Hypothesis, int]:
+        """The hypothesis that explains most; among equals the one whose cuts fall where ranks pause."""
+
+        def explained(hypothesis: Hypothesis, count: int) -> int:
+            return count * hypothesis.cuts * sum(len(s) for s in hypothesis.counts().values())
+
+        most = max(explained(h, n) for h, n in runs)
+        equal = [(h, n) for h, n in runs if 2 * explained(h, n) > most]
+        if len(equal) == 1:
+            return equal[0]
+        scores = [self._contrast(h, n) * explained(h, n) / most for h, n in equal]
+        return equal[int(np.argmax(np.round(scores, 3)))]
+
+    def _contrast(self, hypothesis: Hypothesis, count: int) -> float:
+        """Share of (first send, later send) pairs of a rank in which the first one paused longer."""
+        first: dict[int, list[NDArray[np.int64]]] = {}
+        later: dict[int, list[NDArray[np.int64]]] = {}
+        for rank in self.endpoints:
+            mine = []
+            for (src, dst), sizes in hypothesis.counts().items():
+                if src == rank:
+                    per = len(sizes) * hypothesis.cuts
+                    mine.append(self.streams[src, dst][: count * per].reshape(count, per))
+            if not mine:
+                continue
+            together = np.concatenate(mine, axis=1)
+            times = self.starts[together]
+            rows = np.take_along_axis(together, np.argsort(times, axis=1, kind="stable"), axis=1)
+            first[rank] = [self.pauses[rows[:, 0]]]
+            later[rank] = [self.pauses[rows[:, 1:]].ravel()]
+        wins = total = 0.0
+        for rank in first:
+            a, b = np.concatenate(first[rank]), np.sort(np.concatenate(later[rank]))
+            if not len(b):
+                continue
+            below = np.searchsorted(b, a, "left") + np.searchsorted(b, a, "right")
+            wins += float(below.sum()) / 2
+            total += len(a) * len(b)
+        return wins / total if total else 0.5
+
+    # -- taking ------------------------------------------------------------------------------
+
+    def _take(self, hypothesis: Hypothesis, count: int, alternatives: list[str]) -> list[Instance]:
+        counts = hypothesis.counts()
+        blocks = []
+        for edge, sizes in counts.items():
+            per = len(sizes) * hypothesis.cuts
+            blocks.append(self.streams[edge][: count * per].reshape(count, per))
+            self._advance(edge, count * per)
+        together = np.concatenate(blocks, axis=1)
+        n = len(hypothesis.order)
+        algorithm = hypothesis.algorithm
+        found = []
+        for block in together:
+            block = block[np.argsort(self.starts[block], kind="stable")]
+            size = algorithm.size_of(n, float(self.sizes[block].sum()))
+            found.append(
+                Instance(
+                    block,
+                    algorithm.op,
+                    list(hypothesis.order),
+                    algorithm,
+                    alternatives,
+                    hypothesis.root if algorithm.rooted else None,
+                    round(size),
+                )
+            )
+        return found
+
+    def _drop_first(self) -> int:
+        edge = min(self.streams, key=lambda e: int(self.starts[self.streams[e][0]]))
+        row = int(self.streams[edge][0])
+        self._advance(edge, 1)
+        return row
+
+    def _advance(self, edge: tuple[int, int], by: int) -> None:
+        rest = self.streams[edge][by:]
+        if len(rest):
+            self.streams[edge] = rest
+        else:
+            del self.streams[edge]
+
+    def _stray(self, rows: list[int]) -> Instance:
+        return Instance(
+            np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3
+        )
+
+
+@lru_cache(maxsize=256)
+def segmented_ring(phases: int) -> Algorithm:
+    """Ring all_reduce whose reduce_scatter goes round once for each of ``phases`` parts of a block."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        for step in range(phases * (n - 1)):
+            for rank in range(n):
+                yield Send(step, rank, (rank + 1) % n, size / n / phases)
+        for step in range(n - 1):
+            for rank in range(n):
+                yield Send(phases * (n - 1) + step, rank, (rank + 1) % n, size / n)
+
+    return Algorithm(Op.ALL_REDUCE, "segmented_ring", sends, lambda n, t: t / (2 * (n - 1)))
+
+
+def _pauses(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each exchange how long its sender had been without any event before sending, ns.
+
+    Events of a rank are its own sends and what arrives at it; only ``rows`` count, others get 0.
+    """
+    picked = exchanges[rows]
+    sent = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
+    kinds = [
+        (picked["src"], sent, True),
+        (picked["src"], picked["data_ns"], False),
+        (picked["src"], picked["grant_arrived_ns"], False),
+        (picked["dst"], picked["arrived_end_ns"], False),
+        (picked["dst"], picked["offer_arrived_ns"], False),
+        (picked["dst"], picked["grant_ns"], False),
+    ]
+    who = np.concatenate([k[0] for k in kinds]).astype(np.int64)
+    when = np.concatenate([k[1] for k in kinds])
+    is_send = np.concatenate([np.full(len(rows), k[2]) for k in kinds])
+    what = np.tile(rows, len(kinds))
+    seen = when != NEVER
+    who, when, is_send, what = who[seen], when[seen], is_send[seen], what[seen]
+    order = np.lexsort((is_send, when, who))
+    who, when, is_send, what = who[order], when[order], is_send[order], what[order]
+    gap = np.zeros(len(when), np.int64)
+    gap[1:] = np.where(who[1:] == who[:-1], when[1:] - when[:-1], np.iinfo(np.int64).max // 4)
+    pauses = np.zeros(len(exchanges), np.int64)
+    pauses[what[is_send]] = gap[is_send]
+    return pauses

@@ -1,0 +1,204 @@
+"""Collectives of libraries whose every message names its collective (Gloo's slot: prefix and tag).
+
+The tag counts up per communicator, so it is unique only among the connections of one. A cell is
+what one connection carried under one tag; cells of one collective share the tag, meet in endpoints
+and follow each other with nothing else of those connections in between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.collectives.model import Instance
+from dpuflow.collectives.recognise import matches
+from dpuflow.schema import NEVER, Op
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+RING_OPS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER)
+
+
+class Cell(NamedTuple):
+    """What one connection carried under one tag."""
+
+    connection: int
+    tag: int
+    start_ns: int
+    end_ns: int
+    rows: NDArray[np.int64]
+    ends: tuple[int, int]  # the two endpoints
+    forward: bool  # data flowed from ends[0] to ends[1]
+    backward: bool
+
+
+def tagged_instances(exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]) -> list[Instance]:
+    """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag.
+
+    ``position`` gives each endpoint's place in the order in which ranks are numbered by default.
+    """
+    cells = _cells(exchanges, rows)
+    starts: dict[int, list[int]] = {}
+    by_tag: dict[int, list[Cell]] = {}
+    for cell in cells:
+        starts.setdefault(cell.connection, []).append(cell.start_ns)
+        by_tag.setdefault(cell.tag, []).append(cell)
+    instances: list[Instance] = []
+    for tagged in by_tag.values():
+        for component in _components(tagged, starts):
+            op = Op(int(exchanges["op"][component[0].rows[0]]))
+            parts = _rings(component) if op in RING_OPS else [component]
+            instances.extend(_instance(exchanges, part, op, position) for part in parts)
+    return instances
+
+
+def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
+    """Cells in order of their start."""
+    picked = exchanges[rows]
+    key = (picked["connection"].astype(np.int64) << 32) | picked["tag"]
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    bounds = np.flatnonzero(np.r_[True, key[1:] != key[:-1], True])
+    starts, ends = span(picked)
+    cells = []
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        inside = order[low:high]
+        src = picked["src"][inside]
+        first, second = sorted((int(src[0]), int(picked["dst"][inside[0]])))
+        cells.append(
+            Cell(
+                int(key[low] >> 32),
+                int(key[low] & 0xFFFFFFFF),
+                int(starts[inside].min()),
+                int(ends[inside].max()),
+                rows[np.sort(inside)],
+                (first, second),
+                bool((src == first).any()),
+                bool((src == second).any()),
+            )
+        )
+    cells.sort(key=lambda cell: cell.start_ns)
+    return cells
+
+
+def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last sign of each exchange, ns."""
+    stamps = np.stack(
+        [
+            exchanges[name]
+            for name in ("offer_ns", "grant_ns", "data_ns", "data_end_ns", "arrived_end_ns", "grant_arrived_ns")
+        ]
+    )
+    never = stamps == NEVER
+    start = np.where(never, np.iinfo(np.int64).max, stamps).min(axis=0)
+    return start, stamps.max(axis=0)
+
+
+def _components(cells: list[Cell], starts: dict[int, list[int]]) -> list[list[Cell]]:
+    """Cells of one tag (in order of time), joined where they meet in an endpoint and in time."""
+    parent = list(range(len(cells)))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    latest: dict[int, int] = {}  # endpoint -> its cell that ends last so far
+    for i, cell in enumerate(cells):
+        for end in cell.ends:
+            before = latest.get(end)
+            if before is not None and _adjacent(cells[before], cell, starts):
+                parent[find(i)] = find(before)
+            if before is None or cells[before].end_ns < cell.end_ns or not _adjacent(cells[before], cell, starts):
+                latest[end] = i
+    groups: dict[int, list[Cell]] = {}
+    for i, cell in enumerate(cells):
+        groups.setdefault(find(i), []).append(cell)
+    return list(groups.values())
+
+
+def _adjacent(a: Cell, b: Cell, starts: dict[int, list[int]]) -> bool:
+    """Whether nothing else began on the two connections between cells ``a`` and ``b``."""
+    if a.connection == b.connection:
+        return False  # the same tag again on the same connection: the counter has wrapped
+    low, high = min(a.end_ns, b.end_ns), max(a.start_ns, b.start_ns)
+    if high <= low:
+        return True
+    for connection in (a.connection, b.connection):
+        times = starts[connection]
+        at = bisect_right(times, low)
+        if at < len(times) and times[at] < high:
+            return False
+    return True
+
+
+def _rings(cells: list[Cell]) -> list[list[Cell]]:
+    """Split cells of a ring operation where two communicators took turns with equal tags.
+
+    In a ring every rank sends to one neighbour and receives from one. Two ranks exchange on one
+    connection in both directions and need nobody else.
+    """
+    out: dict[int, int] = {}
+    into: dict[int, int] = {}
+    for cell in cells:
+        for src, dst, used in ((*cell.ends, cell.forward), (*cell.ends[::-1], cell.backward)):
+            if used:
+                out[src] = out.get(src, 0) + 1
+                into[dst] = into.get(dst, 0) + 1
+    if max(out.values()) <= 1 and max(into.values()) <= 1:
+        return [cells]
+    parts = [[cell] for cell in cells if cell.forward and cell.backward]
+    single = [cell for cell in cells if not (cell.forward and cell.backward)]
+    unused = set(range(len(single)))
+    while unused:
+        first = min(unused)
+        unused.discard(first)
+        ring = [single[first]]
+        end = ring[0].ends[1] if ring[0].forward else ring[0].ends[0]
+        while True:
+            follow = [i for i in unused if (single[i].ends[0] if single[i].forward else single[i].ends[1]) == end]
+            if not follow:
+                break
+            best = max(follow, key=lambda i: _overlap(single[i], ring[-1]))
+            unused.discard(best)
+            ring.append(single[best])
+            end = single[best].ends[1] if single[best].forward else single[best].ends[0]
+        parts.append(ring)
+    return parts
+
+
+def _overlap(a: Cell, b: Cell) -> int:
+    """How long two cells were open together, ns; negative: the gap between them."""
+    return min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)
+
+
+def _instance(exchanges: Rows, cells: list[Cell], op: Op, position: NDArray[np.int64]) -> Instance:
+    rows = np.sort(np.concatenate([cell.rows for cell in cells]))
+    picked = exchanges[rows]
+    endpoints = sorted({end for cell in cells for end in cell.ends}, key=lambda e: int(position[e]))
+    edges: dict[tuple[int, int], tuple[int, int]] = {}
+    for src, dst, size in zip(
+        picked["src"].tolist(), picked["dst"].tolist(), picked["bytes"].tolist(), strict=True
+    ):
+        count, total = edges.get((src, dst), (0, 0))
+        edges[src, dst] = (count + 1, total + size)
+    found = matches(edges, endpoints, op)
+    if not found:
+        return Instance(rows, op, endpoints, complete=False, confidence=0.5)
+    best = found[0]
+    others = list(dict.fromkeys(m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name))
+    return Instance(
+        rows,
+        best.algorithm.op,
+        list(best.order),
+        best.algorithm,
+        others,
+        best.root if best.algorithm.rooted else None,
+        best.size,
+    )

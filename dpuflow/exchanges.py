@@ -1,0 +1,162 @@
+"""TRANSFER rows in, EXCHANGE rows out: each transfer of data with its offer, grant and completion.
+
+A library that announces its data (Gloo's SEND_READY, ob1's RNDV) or waits for a credit (Gloo's
+RECV_READY, ob1's PUT request, NCCL's clear-to-send) spreads one transfer over several messages.
+What belongs together is told by the library's own match key where the wire shows one, else by
+order: the i-th grant of a connection pays for the i-th data message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import EXCHANGE, NEVER, TRANSFER, Role, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+_FAR = np.iinfo(np.int64).max
+
+
+def build_exchanges(transfers: Rows) -> tuple[Rows, NDArray[np.int64]]:
+    """Link messages into exchanges.
+
+    Returns the EXCHANGE rows in order of their first sign, and for every row of ``transfers`` the
+    number of its exchange, -1 for set-up messages that belong to none.
+    """
+    TRANSFER.check(transfers)
+    member = np.full(len(transfers), -1, np.int64)
+    part = np.flatnonzero(transfers["role"] != Role.CONTROL)
+    if not len(part):
+        return EXCHANGE.zeros(0), member
+    rows = transfers[part]
+    src = np.where(rows["role"] == Role.GRANT, rows["dst"], rows["src"])
+    number = _link(rows, src)
+    exchanges = _fill(rows, src, number, part)
+
+    first_sign = exchanges[["offer_ns", "grant_ns", "data_ns"]]
+    signs = np.stack([first_sign[name] for name in ("offer_ns", "grant_ns", "data_ns")])
+    order = np.argsort(np.where(signs == NEVER, _FAR, signs).min(axis=0), kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    exchanges = exchanges[order]
+    exchanges["order"] = _running_number(exchanges["connection"], exchanges["src"])
+    member[part] = place[number]
+    return exchanges, member
+
+
+def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """The number of its exchange for each row: same match key, same turn within that key."""
+    wire = rows["wire"]
+    ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
+    keyed = ob1 | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
+    key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "context")]
+    columns = (*key, src, rows["connection"])
+    order = np.lexsort((rows["sent_ns"], *columns))
+    new = np.ones(len(order), bool)
+    new[1:] = False
+    for column in columns:
+        ordered = column[order]
+        new[1:] |= ordered[1:] != ordered[:-1]
+    group = np.cumsum(new) - 1
+    starts = np.flatnonzero(new)
+
+    # A turn: the how-manieth message of its role under this key. One RNDV may be answered by several
+    # PUTs; there a message belongs to the latest head before it (ob1 sequence numbers wrap at 2^16).
+    role = rows["role"][order]
+    turn = np.zeros(len(order), np.int64)
+    for each in np.unique(role):
+        mine = role == each
+        turn[mine] = _count_within(mine, starts, group)[mine]
+    head = (role == Role.OFFER) | (wire[order] == Wire.OB1_MATCH)
+    turn = np.where(ob1[order], np.maximum(_count_within(head, starts, group), 0), turn)
+
+    pair = group * (int(turn.max()) + 1) + turn
+    _, inverse = np.unique(pair, return_inverse=True)
+    number = np.empty(len(order), np.int64)
+    number[order] = inverse
+    return number
+
+
+def _count_within(
+    mark: NDArray[np.bool_], starts: NDArray[np.int64], group: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How many marks stand before or at each place within its group, less one."""
+    total = np.cumsum(mark)
+    before = total[starts] - mark[starts]
+    return np.asarray(total - before[group] - 1, np.int64)
+
+
+def _fill(
+    rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where: NDArray[np.int64]
+) -> Rows:
+    """The EXCHANGE rows for rows numbered ``number``; ``where`` are their TRANSFER rows."""
+    out = EXCHANGE.zeros(int(number.max()) + 1)
+    count = len(out)
+    for name in EXCHANGE.dtype.names or ():
+        if name.endswith("_ns"):
+            out[name] = NEVER
+    role = rows["role"]
+
+    def earliest(name: str, mask: NDArray[np.bool_], times: NDArray[np.int64]) -> None:
+        use = mask & (times != NEVER)
+        low = np.full(count, _FAR)
+        np.minimum.at(low, number[use], times[use])
+        out[name] = np.where(low == _FAR, NEVER, low)
+
+    def latest(name: str, mask: NDArray[np.bool_], times: NDArray[np.int64]) -> None:
+        high = np.full(count, NEVER)
+        np.maximum.at(high, number[mask], times[mask])
+        out[name] = high
+
+    offer, grant = role == Role.OFFER, role == Role.GRANT
+    data = (role == Role.DATA) | (role == Role.BURST)
+    earliest("offer_ns", offer, rows["sent_ns"])
+    earliest("offer_arrived_ns", offer, rows["arrived_end_ns"])
+    earliest("grant_ns", grant, rows["sent_ns"])
+    earliest("grant_arrived_ns", grant, rows["arrived_end_ns"])
+    earliest("data_ns", data, rows["sent_ns"])
+    earliest("arrived_ns", data, rows["arrived_ns"])
+    latest("data_end_ns", data, rows["sent_end_ns"])
+    latest("arrived_end_ns", data, rows["arrived_end_ns"])
+    latest("acked_ns", data, rows["acked_ns"])
+
+    carried = np.bincount(number[data], rows["bytes"][data], count)
+    announced = np.zeros(count, np.uint64)
+    np.maximum.at(announced, number[offer | grant], rows["announces"][offer | grant])
+    has_data = np.bincount(number[data], minlength=count) > 0
+    out["bytes"] = np.where(has_data, carried, announced)
+    for name in ("retransmitted", "ecn_marked"):
+        out[name] = np.bincount(number, rows[name], count)
+    out["packets"] = np.bincount(number[data], rows["packets"][data], count)
+
+    # What is the same in all rows of an exchange: rows without it (0) give way to those with it.
+    for name in ("connection", "context", "tag", "sub", "op"):
+        np.maximum.at(out[name], number, rows[name])
+    out["src"][number] = src
+    out["dst"][number] = np.where(role == Role.GRANT, rows["src"], rows["dst"])
+    out["wire"][number[offer]] = rows["wire"][offer]
+    out["wire"][number[data]] = rows["wire"][data]
+    np.bitwise_or.at(out["flags"], number, rows["flags"])
+    out["seen"] = 0xFF
+    np.bitwise_and.at(out["seen"], number, rows["seen"])
+    out["first"] = 0xFFFFFFFF
+    np.minimum.at(out["first"], number, where.astype(np.uint32))
+    np.maximum.at(out["last"], number, where.astype(np.uint32))
+    return out
+
+
+def _running_number(connection: NDArray[np.uint32], src: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """For each row the count of earlier rows with the same connection and source."""
+    order = np.lexsort((src, connection))
+    same = np.zeros(len(order), bool)
+    same[1:] = (connection[order][1:] == connection[order][:-1]) & (src[order][1:] == src[order][:-1])
+    starts = np.flatnonzero(~same)
+    group = np.cumsum(~same) - 1
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) - starts[group]
+    return number

@@ -1,0 +1,78 @@
+"""Who an endpoint is: its address in text, its rank where a library or a rank map names it."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import Role, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from dpuflow.rankmap import Place
+    from dpuflow.tables import Joined, Rows
+
+_IPV4 = 0xFFFF << 32
+
+
+def address_text(endpoint: np.void) -> str:
+    """An ENDPOINT's address as people write it; IPv4-mapped ones as IPv4."""
+    high, low = int(endpoint["addr_hi"]), int(endpoint["addr_lo"])
+    if high == 0 and low >> 32 == 0xFFFF:
+        return str(ipaddress.IPv4Address(low & 0xFFFFFFFF))
+    return str(ipaddress.IPv6Address(high << 64 | low))
+
+
+def mac_text(mac: int) -> str | None:
+    """An Ethernet address as people write it, None for 0."""
+    return ":".join(f"{mac >> shift & 0xFF:02x}" for shift in range(40, -8, -8)) if mac else None
+
+
+def endpoint_ranks(joined: Joined, places: Mapping[str, Place] | None) -> dict[int, int]:
+    """Endpoint -> rank, from the rank map, else from the hello that Open MPI's processes exchange.
+
+    Gloo's hello names a rank within one process group only, so it is not used. An endpoint whose
+    processes claim several ranks has none.
+    """
+    found: dict[int, int] = {}
+    hello = joined.transfers[
+        (joined.transfers["role"] == Role.CONTROL) & (joined.transfers["wire"] == Wire.OB1_HELLO)
+    ]
+    for endpoint in np.unique(hello["src"]).tolist():
+        claimed = np.unique(hello["sub"][hello["src"] == endpoint]).tolist()
+        if len(claimed) == 1:
+            found[endpoint] = claimed[0]
+    if len(set(found.values())) < len(found):
+        found = {}  # several jobs, or ranks that mean something else
+    if places:
+        for endpoint, rows in enumerate(_addresses(joined)):
+            for address in rows:
+                place = places.get(address)
+                if place is not None and place.rank is not None:
+                    found[endpoint] = place.rank
+    return found
+
+
+def _addresses(joined: Joined) -> list[list[str]]:
+    return [addresses_of(joined, endpoint) for endpoint in range(len(joined.endpoints))]
+
+
+def addresses_of(joined: Joined, endpoint: int) -> list[str]:
+    """All addresses of an endpoint, its own first."""
+    rows = [endpoint, *(joined.addresses[endpoint] if endpoint < len(joined.addresses) else [])]
+    return [address_text(joined.endpoints[row]) for row in dict.fromkeys(rows)]
+
+
+def rank_order(joined: Joined, ranks: Mapping[int, int]) -> NDArray[np.int64]:
+    """For each endpoint its place in the default numbering: by rank where known, then by address."""
+    endpoints: Rows = joined.endpoints
+    rank = np.array([ranks.get(e, 1 << 30) for e in range(len(endpoints))], np.int64)
+    order = np.lexsort((endpoints["addr_lo"], endpoints["addr_hi"], rank))
+    place = np.empty(len(endpoints), np.int64)
+    place[order] = np.arange(len(endpoints))
+    return place

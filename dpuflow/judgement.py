@@ -1,0 +1,233 @@
+"""Lateness of every rank in every collective in, one judgement an endpoint out.
+
+An endpoint is judged on the collectives that tie ranks together (not on point-to-point transfers:
+there a receiver that waits is no fault). What counts as late is measured against the group's own
+noise, never against a fixed time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.lateness import AT_LEAST, EXACT
+from dpuflow.schema import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.lateness import Entries, Relative
+
+LATE_SHARE = 0.5
+"""Late in at least half of its collectives: an endpoint is `late`, less often `intermittent`."""
+SIGMAS = 3.0
+"""How many standard deviations of the group's noise make a rank late: one false alarm in 700."""
+TENTH_IN_SIGMAS = 1.2816
+"""Median to tenth percentile of a normal distribution, in standard deviations."""
+MATERIAL_SHARE = 0.01
+"""An endpoint that costs its group less than this share of its time is not worth a verdict."""
+
+
+@dataclass
+class Judgement:
+    """What is said of one endpoint; times in ns, shares of ``collectives``."""
+
+    endpoint: int
+    collectives: int
+    late_share: float
+    last_share: float
+    median_ns: int
+    p99_ns: int
+    caused_wait_ns: int
+    verdict: str
+    steadiness: str | None
+    since_ns: int | None
+
+
+@dataclass
+class Charges:
+    """Per row of Entries: whether it is late, and the wait charged to it (rank-nanoseconds)."""
+
+    late: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+    wait_ns: NDArray[np.int64]
+    noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
+
+
+def charge(
+    instances: Sequence[Instance], entries: Entries, relative: Relative, group: NDArray[np.int64]
+) -> Charges:
+    """Mark late and last ranks and charge each collective's wait to its last rank.
+
+    ``group`` numbers each collective's group. The last rank is charged, for every other rank, the
+    time between the second latest entry (or that rank's own, whichever is later) and its own.
+    """
+    total = len(entries.endpoint)
+    late, last = np.zeros(total, bool), np.zeros(total, bool)
+    wait = np.zeros(total, np.int64)
+    noise = _noise(instances, entries, relative, group)
+    usable = np.isin(relative.bound, (EXACT, AT_LEAST))
+    late[usable] = relative.lateness_ns[usable] > noise[usable]
+    starts = entries.offsets[:-1]
+    count = np.diff(entries.offsets)
+    # The two latest entries of each collective, by sorting within it.
+    order = np.lexsort((entries.enter_ns, entries.collective))
+    ends = entries.offsets[1:] - 1
+    whole = count >= 2
+    top = order[ends[whole]]
+    second = order[ends[whole] - 1]
+    lead = entries.enter_ns[top] - entries.enter_ns[second]
+    good = (entries.enter_ns[second] != NEVER) & (lead > 0) & usable[top]
+    last[top[good]] = True
+    wait[top[good]] = lead[good] * (count[whole][good] - 1)
+    del starts
+    return Charges(late, last, wait, noise)
+
+
+def _noise(
+    instances: Sequence[Instance], entries: Entries, relative: Relative, group: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Per row the lateness that its group's own noise explains, ns.
+
+    Noise is how much each rank's lateness scatters below its own median (the side that faults do
+    not touch), taken as the median over ranks, and at least what a rank's host usually needs to
+    hand a message on.
+    """
+    out = np.zeros(len(entries.endpoint), np.int64)
+    of_row = group[entries.collective] if len(instances) else out
+    usable = relative.lateness_ns != NEVER
+    for each in np.unique(of_row):
+        mine = (of_row == each) & usable
+        scatter = []
+        offset = _against_others(entries, mine)
+        for endpoint in np.unique(entries.endpoint[mine]):
+            values = offset[entries.endpoint[mine] == endpoint]
+            tenth, middle = np.percentile(values, (10, 50))
+            scatter.append((middle - tenth) / TENTH_IN_SIGMAS)
+        reactions = entries.reaction_ns[mine]
+        reactions = reactions[reactions != NEVER]
+        floor = float(np.percentile(reactions, 95)) if len(reactions) else 0.0
+        out[of_row == each] = round(max(SIGMAS * float(np.median(scatter)), floor)) if scatter else 0
+    return out
+
+
+def _against_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Each row's entry less the median of the other ranks' entries in its collective, ns."""
+    rows = np.flatnonzero(mine)
+    collective = entries.collective[rows]
+    enter = entries.enter_ns[rows]
+    order = np.lexsort((enter, collective))
+    starts = np.flatnonzero(np.r_[True, collective[order][1:] != collective[order][:-1]])
+    count = np.diff(np.r_[starts, len(order)])
+    rank = np.arange(len(order)) - np.repeat(starts, count)
+    low = np.repeat(starts, count)
+    others = np.repeat(count, count) - 1
+    sorted_enter = enter[order].astype(np.float64)
+
+    def pick(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        # The place-th of the others: one further on where one's own place lies before it.
+        place = np.clip(place, 0, np.maximum(others - 1, 0))
+        return np.asarray(sorted_enter[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)
+
+    median = (pick((others - 1) // 2) + pick(others // 2)) / 2
+    out = np.empty(len(order), np.float64)
+    out[order] = sorted_enter - median
+    return out
+
+
+def judge(
+    instances: Sequence[Instance], entries: Entries, relative: Relative, charges: Charges
+) -> list[Judgement]:
+    """One judgement for each endpoint that took part in a collective."""
+    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
+    row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
+    usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
+    judgements = []
+    shares = {}
+    for endpoint in np.unique(entries.endpoint[row_tied]).tolist():
+        rows = np.flatnonzero(usable & (entries.endpoint == endpoint))
+        shares[endpoint] = rows
+    span = _span(entries, row_tied)
+    holders = sum(1 for rows in shares.values() if charges.late[rows].any())
+    for endpoint, rows in shares.items():
+        judgements.append(_judge_one(endpoint, rows, entries, relative, charges, span, holders))
+    return judgements
+
+
+def _span(entries: Entries, rows: NDArray[np.bool_]) -> int:
+    seen = rows & (entries.enter_ns != NEVER)
+    if not seen.any():
+        return 0
+    return int(entries.leave_ns[seen].max() - entries.enter_ns[seen].min())
+
+
+def _judge_one(
+    endpoint: int,
+    rows: NDArray[np.int64],
+    entries: Entries,
+    relative: Relative,
+    charges: Charges,
+    span: int,
+    holders: int,
+) -> Judgement:
+    count = len(rows)
+    if not count:
+        return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", None, None)
+    lateness = relative.lateness_ns[rows]
+    late = charges.late[rows]
+    share = float(late.mean())
+    wait = int(charges.wait_ns[rows].sum())
+    onset = onset_of(late)
+    since = int(entries.enter_ns[rows[onset]]) if onset else None
+    after = float(late[onset:].mean()) if onset is not None else share
+    verdict, steadiness = "on_time", None
+    if after >= LATE_SHARE:
+        verdict, steadiness = "late", "persistent"
+    elif share > 0 and span and int(lateness[late].sum()) >= MATERIAL_SHARE * span:
+        verdict, steadiness = "intermittent", ("rotating" if holders > 1 else "transient")
+        since = None
+    else:
+        since = None
+    return Judgement(
+        endpoint,
+        count,
+        share,
+        float(charges.last[rows].mean()),
+        int(np.median(lateness)),
+        int(np.percentile(lateness, 99)),
+        wait,
+        verdict,
+        steadiness,
+        since,
+    )
+
+
+def onset_of(late: NDArray[np.bool_]) -> int | None:
+    """Where a rank turned late: the cut that best parts rarely late from mostly late, or None.
+
+    The likelihood-ratio change point of a Bernoulli sequence (Hinkley and Hinkley, 1970), accepted
+    where it beats "no change" by more than log n (the Bayesian information criterion for one more
+    rate and one place). 0 is never returned: late from the start has no onset.
+    """
+    n = len(late)
+    if n < 4:
+        return None
+    ones = np.cumsum(late)
+    k = np.arange(1, n)
+
+    def fit(hits: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:
+        rate = np.clip(hits / size, 1e-9, 1 - 1e-9)
+        return np.asarray(hits * np.log(rate) + (size - hits) * np.log(1 - rate), np.float64)
+
+    total = np.array([float(ones[-1])])
+    alone = fit(total, np.array([float(n)]))[0]
+    before, after = ones[:-1].astype(np.float64), total - ones[:-1]
+    gain = fit(before, k.astype(np.float64)) + fit(after, (n - k).astype(np.float64)) - alone
+    best = int(np.argmax(gain))
+    rises = before[best] / k[best] < 0.5 * LATE_SHARE and after[best] / (n - k[best]) >= LATE_SHARE
+    return best + 1 if rises and gain[best] > np.log(n) else None

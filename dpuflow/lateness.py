@@ -1,0 +1,253 @@
+"""Collectives in, enter and leave of every rank out, with the bound that the packets justify.
+
+A rank enters a collective when it first acts of its own accord: offers data, sends it, or declares
+itself ready to receive unasked. Such an act dates the entry exactly if nothing it could depend on
+had reached the rank before, or if the algorithm's first step needs no input. A later act may have
+waited for its input: the entry was then no later than that. An answer to a peer's offer bounds
+likewise. A rank that never acts cannot be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.collectives.schedules import free_ranks
+from dpuflow.schema import NEVER, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.tables import Rows
+
+_FAR = np.iinfo(np.int64).max
+
+
+class Rule(IntEnum):
+    """What an entry rests on; RULES has the sentences."""
+
+    UNSEEN = 0
+    READY = 1  # exact: declared itself ready to receive, unasked
+    NOTHING_BEFORE = 2  # exact: sent before anything had arrived
+    FREE_STEP = 3  # exact: the algorithm's first step of this rank needs no input
+    AFTER_INPUT = 4  # at most: its first message may have waited for an input
+    ANSWER = 5  # at most: it only answered an offer
+
+
+RULES: dict[Rule, tuple[str, str]] = {
+    Rule.UNSEEN: ("unobservable", "sent nothing in this collective that was seen"),
+    Rule.READY: ("exact", "first ready-to-receive message, sent unasked"),
+    Rule.NOTHING_BEFORE: ("exact", "first message, sent before any input had arrived"),
+    Rule.FREE_STEP: ("exact", "first message of a step that needs no input"),
+    Rule.AFTER_INPUT: ("at_most", "first message, which may have waited for its input"),
+    Rule.ANSWER: ("at_most", "first answer to a peer's offer"),
+}
+"""Rule -> (bound, why)."""
+
+
+@dataclass
+class Entries:
+    """One row per (collective, rank), as parallel arrays in order of collectives.
+
+    ``enter_ns`` NEVER where unobservable; ``act`` is the TRANSFER row of the message that fixed it, -1
+    for none.
+    ``offsets[i]:offsets[i + 1]`` are the rows of collective i.
+    """
+
+    collective: NDArray[np.int64]
+    endpoint: NDArray[np.int64]
+    enter_ns: NDArray[np.int64]
+    leave_ns: NDArray[np.int64]
+    rule: NDArray[np.int64]
+    act: NDArray[np.int64]
+    retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
+    reaction_ns: NDArray[np.int64]  # median time from an input to the send that follows it
+    offsets: NDArray[np.int64]
+
+    @property
+    def exact(self) -> NDArray[np.bool_]:
+        """Rows whose entry is exact."""
+        return (self.rule >= Rule.READY) & (self.rule <= Rule.FREE_STEP)
+
+
+def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
+    """Enter and leave of every rank of every collective, on the reference clock."""
+    offsets = np.zeros(len(instances) + 1, np.int64)
+    offsets[1:] = np.cumsum([len(instance.order) for instance in instances])
+    total = int(offsets[-1])
+    collective = np.repeat(np.arange(len(instances)), np.diff(offsets))
+    endpoint = np.fromiter((e for i in instances for e in i.order), np.int64, total)
+    free = np.zeros(total, bool)
+    for number, instance in enumerate(instances):
+        if instance.algorithm is not None:
+            places = free_ranks(instance.algorithm, len(instance.order), instance.root or 0)
+            free[offsets[number] + np.fromiter(places, np.int64, len(places))] = True
+
+    rows = np.concatenate([i.rows for i in instances]) if instances else np.zeros(0, np.int64)
+    of = np.repeat(np.arange(len(instances)), [len(i.rows) for i in instances]) if instances else rows
+    picked = exchanges[rows]
+    lookup = _Lookup(collective, endpoint)
+    sender, receiver = lookup(of, picked["src"]), lookup(of, picked["dst"])
+
+    offered = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
+    unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
+    grant = picked["grant_ns"]
+    ready = np.where(unasked, grant, NEVER)
+    answer = np.where(unasked, NEVER, grant)
+    send_ns, send_at = _earliest(total, sender, offered)
+    ready_ns, ready_at = _earliest(total, receiver, ready)
+    answer_ns, answer_at = _earliest(total, receiver, answer)
+    input_ns, _ = _earliest(total, receiver, picked["arrived_end_ns"])
+
+    rule = np.full(total, Rule.UNSEEN, np.int64)
+    enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
+    act = np.full(total, -1, np.int64)
+    seen = enter != _FAR
+    by_send = seen & (send_ns == enter)
+    by_answer = seen & ~by_send & (answer_ns == enter)
+    by_ready = seen & (ready_ns == enter)
+    rule[by_send] = np.where(
+        free[by_send],
+        Rule.FREE_STEP,
+        np.where(send_ns[by_send] <= input_ns[by_send], Rule.NOTHING_BEFORE, Rule.AFTER_INPUT),
+    )
+    rule[by_answer] = Rule.ANSWER
+    rule[by_ready] = Rule.READY
+    act[by_send] = send_at[by_send]
+    act[by_answer] = answer_at[by_answer]
+    act[by_ready] = ready_at[by_ready]
+
+    leave = np.full(total, NEVER, np.int64)
+    np.maximum.at(leave, receiver, picked["arrived_end_ns"])
+    np.maximum.at(leave, sender, picked["data_end_ns"])
+    again = np.zeros(total, np.int64)
+    np.add.at(again, sender, picked["retransmitted"].astype(np.int64))
+    np.add.at(again, receiver, picked["retransmitted"].astype(np.int64))
+    return Entries(
+        collective,
+        endpoint,
+        np.where(seen, enter, NEVER),
+        leave,
+        rule,
+        np.where(act >= 0, rows[act], -1) if len(rows) else act,
+        again,
+        _reactions(total, sender, receiver, offered, picked["arrived_end_ns"]),
+        offsets,
+    )
+
+
+class _Lookup:
+    """Finds the row of (collective, endpoint)."""
+
+    def __init__(self, collective: NDArray[np.int64], endpoint: NDArray[np.int64]) -> None:
+        self.width = int(endpoint.max(initial=0)) + 1
+        key = collective * self.width + endpoint
+        self.order = np.argsort(key)
+        self.keys = key[self.order]
+
+    def __call__(self, collective: NDArray[np.int64], endpoint: NDArray[np.uint32]) -> NDArray[np.int64]:
+        key = collective * self.width + endpoint.astype(np.int64)
+        return np.asarray(self.order[np.searchsorted(self.keys, key)], np.int64)
+
+
+def _earliest(
+    total: int, rows: NDArray[np.int64], times: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each of ``total`` rows the earliest of its times (far future without), and which one it is."""
+    best = np.full(total, _FAR)
+    where = np.full(total, -1, np.int64)
+    seen = np.flatnonzero(times != NEVER)
+    order = seen[np.lexsort((times[seen], rows[seen]))]
+    if len(order):
+        first = np.r_[True, rows[order][1:] != rows[order][:-1]]
+        best[rows[order][first]] = times[order][first]
+        where[rows[order][first]] = order[first]
+    return best, where
+
+
+def _reactions(
+    total: int,
+    sender: NDArray[np.int64],
+    receiver: NDArray[np.int64],
+    offered: NDArray[np.int64],
+    arrived: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Median time from an input's arrival to the rank's next send, ns; NEVER without inputs.
+
+    This is how fast the rank's host hands a message on when it has nothing to wait for: the
+    yardstick for how far its first message lags its entry.
+    """
+    who = np.concatenate([sender, receiver])
+    when = np.concatenate([offered, arrived])
+    send = np.concatenate([np.ones(len(sender), bool), np.zeros(len(receiver), bool)])
+    seen = when != NEVER
+    who, when, send = who[seen], when[seen], send[seen]
+    order = np.lexsort((when, who))
+    who, when, send = who[order], when[order], send[order]
+    follows = np.flatnonzero(send[1:] & ~send[:-1] & (who[1:] == who[:-1])) + 1
+    gap, of = when[follows] - when[follows - 1], who[follows]
+    order = np.lexsort((gap, of))
+    gap, of = gap[order], of[order]
+    out = np.full(total, NEVER, np.int64)
+    if len(of):
+        starts = np.flatnonzero(np.r_[True, of[1:] != of[:-1]])
+        counts = np.diff(np.r_[starts, len(of)])
+        out[of[starts]] = gap[starts + (counts - 1) // 2]
+    return out
+
+
+BOUNDS = ("exact", "at_most", "at_least", "unobservable")
+EXACT, AT_MOST, AT_LEAST, UNOBSERVABLE = range(4)
+
+
+@dataclass
+class Relative:
+    """Lateness of each row of Entries: ``lateness_ns`` (NEVER where unobservable) and its bound."""
+
+    lateness_ns: NDArray[np.int64]
+    bound: NDArray[np.int64]  # index into BOUNDS
+
+
+def relate(entries: Entries) -> Relative:
+    """Lateness against the earliest rank of each collective.
+
+    Where a rank's entry is not exact it may have been the earliest of all, though never earlier
+    than it left its collective before; what follows for the others is a bound, not a value.
+    """
+    starts = entries.offsets[:-1]
+    count = np.diff(entries.offsets)
+    if not len(starts):
+        none = np.zeros(0, np.int64)
+        return Relative(none, none)
+
+    def over(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.repeat(np.minimum.reduceat(values, starts), count)
+
+    exact = entries.exact
+    seen = entries.enter_ns != NEVER
+    earliest = over(np.where(seen, entries.enter_ns, _FAR))
+    before = previous_leave(entries)
+    floor = over(np.where(exact, entries.enter_ns, np.where(before <= entries.enter_ns, before, NEVER)))
+    known = over(exact.astype(np.int64)) == 1
+    lead = entries.enter_ns - earliest
+    most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
+
+    bound = np.where(known, EXACT, np.where(exact & (lead > 0), AT_LEAST, AT_MOST))
+    lateness = np.where(bound == AT_MOST, most, lead)
+    bound = np.where(seen & (lateness != NEVER), bound, UNOBSERVABLE)
+    return Relative(np.where(bound == UNOBSERVABLE, NEVER, lateness), bound)
+
+
+def previous_leave(entries: Entries) -> NDArray[np.int64]:
+    """When each rank left the collective it was in before this one; NEVER for its first."""
+    order = np.lexsort((entries.collective, entries.endpoint))
+    before = np.full(len(order), NEVER, np.int64)
+    same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
+    before[order[1:][same]] = entries.leave_ns[order[:-1][same]]
+    return before
