@@ -24,7 +24,12 @@ ADDRESSES = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
 
 
 def collective(
-    number: int, enters_ms: list[float | None], *, start_ms: float = 0.0, bound: Bound = "exact", **changes: object
+    number: int,
+    enters_ms: list[float | None],
+    *,
+    start_ms: float = 0.0,
+    bound: Bound = "exact",
+    **changes: object,
 ) -> Collective:
     """An all_reduce of 256 KiB; rank i enters ``enters_ms[i]`` after ``start_ms``, None: not to be seen."""
     known = [ms for ms in enters_ms if ms is not None]
@@ -49,7 +54,14 @@ def collective(
             RankEntry(i, None, None, None, None, "unobservable", "unknown", "nothing of its own seen")
             if ms is None
             else RankEntry(
-                i, start + round(ms * MS), end, round((ms - first) * MS), 50_000, bound, "none", "first own message"
+                i,
+                start + round(ms * MS),
+                end,
+                round((ms - first) * MS),
+                50_000,
+                bound,
+                "none",
+                "first own message",
             )
             for i, ms in enumerate(enters_ms)
         ],
@@ -101,7 +113,9 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
                 summary=f"Rank {late_rank} enters collectives {late_ms:g} ms after the others, who wait for it.",
                 advice="Look at what its host and GPU do between collectives before anything is replaced.",
                 alternatives=["a larger shard or a longer input on this rank"],
-                evidence=[Evidence(late_rank, (120, 161), f"ip.addr == {ADDRESSES[late_rank]} && tcp.port == 5000")],
+                evidence=[
+                    Evidence(late_rank, (120, 161), f"ip.addr == {ADDRESSES[late_rank]} && tcp.port == 5000")
+                ],
             )
         ]
     return Analysis(
@@ -126,7 +140,22 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
         ],
         endpoints=endpoints,
         flows=[
-            Flow(i, i, (i + 1) % ranks, "tcp", None, (40000 + i, 5000), 500, 400_000, 60, 2 * (i == 1), 0, 0, 0, 0)
+            Flow(
+                i,
+                i,
+                (i + 1) % ranks,
+                "tcp",
+                None,
+                (40000 + i, 5000),
+                500,
+                400_000,
+                60,
+                2 * (i == 1),
+                0,
+                0,
+                0,
+                0,
+            )
             for i in range(ranks)
         ],
         groups=[Group(0, list(range(ranks)))],

@@ -1,4 +1,4 @@
-"""``help.txt``: what click prints for ``dpuflow --help`` at 80 columns, kept so that it can be had without click.
+"""``help.txt``: what click prints for ``dpuflow --help`` at 80 columns, kept so that it needs no click.
 
 ``python -m dpuflow.cli.helptext`` (``make help-text``) writes it again; a test compares.
 """

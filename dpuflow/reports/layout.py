@@ -31,9 +31,11 @@ def duration(value_ns: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, as 9.82, 98.2, 982, 1,982."""
+    """Three significant digits, as 9.82, 98.2, 982, 1,982; fewer where it is whole."""
+    if value == int(value):
+        return f"{int(value):,}"
     if value < 9.995:
-        return f"{value:.2f}".rstrip("0").rstrip(".") if value == int(value) else f"{value:.2f}"
+        return f"{value:.2f}"
     if value < 99.95:
         return f"{value:.1f}"
     return f"{value:,.0f}"

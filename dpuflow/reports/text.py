@@ -77,14 +77,14 @@ def _observed(result: Analysis) -> list[str]:
             f" {count(sum(flow.messages for flow in result.flows), 'message')}"
         )
     for attribute, what in (
-        ("retransmitted", "packets sent again"),
-        ("ecn_marked", "packets marked by ECN"),
-        ("nak", "NAKs"),
-        ("rnr", "receiver-not-ready NAKs"),
+        ("retransmitted", "packet{} sent again"),
+        ("ecn_marked", "packet{} marked by ECN"),
+        ("nak", "NAK{}"),
+        ("rnr", "receiver-not-ready NAK{}"),
     ):
         number = sum(getattr(flow, attribute) for flow in result.flows)
         if number:
-            phrases.append(f"{number:,} {what}")
+            phrases.append(f"{number:,} {what.format('' if number == 1 else 's')}")
     phrases.append(_losses(result))
     skipped: Counter[str] = Counter()
     for capture in captures:
@@ -101,7 +101,7 @@ def _observed(result: Analysis) -> list[str]:
 def _losses(result: Analysis) -> str:
     known = [c.lost_packets for c in result.captures if c.lost_packets is not None]
     if sum(known):
-        return f"{sum(known):,} packets lost while capturing"
+        return f"{count(sum(known), 'packet')} lost while capturing"
     if not known:
         return "the files do not say what was lost while capturing"
     silent = len(result.captures) - len(known)

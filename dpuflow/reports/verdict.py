@@ -140,16 +140,24 @@ def _how_often(result: Analysis, row: Lateness) -> str:
 def _how_much(result: Analysis, row: Lateness) -> str:
     if row.median_ns is None:
         return ""
-    errors = [
-        entry.error_ns
+    entries = [
+        entry
         for collective in result.collectives
         if collective.complete
         for entry in collective.ranks
-        if entry.endpoint == row.endpoint and entry.bound == "exact" and entry.error_ns is not None
+        if entry.endpoint == row.endpoint and entry.bound in ("exact", "at_least")
     ]
-    tail = f", one in a hundred by {duration(row.p99_ns)}" if row.p99_ns is not None else ""
-    known = f"; each known to +-{duration(median(errors))}" if errors else ""
-    return f"by {duration(row.median_ns)} (median){tail}{known}"
+    values = sorted((entry.lateness_ns for entry in entries if entry.lateness_ns is not None), reverse=True)
+    times_late = round((row.late_share or 0) * row.collectives)
+    if 0 < times_late < len(values):
+        text = (
+            f"when late, by {duration(median(values[:times_late]))} (median), {duration(values[0])} at most"
+        )
+    else:
+        tail = f", {duration(row.p99_ns)} (99th percentile)" if row.p99_ns is not None else ""
+        text = f"by {duration(row.median_ns)} (median){tail}"
+    errors = [entry.error_ns for entry in entries if entry.bound == "exact" and entry.error_ns is not None]
+    return text + (f"; each known to +-{duration(median(errors))}" if errors else "")
 
 
 def _cost(result: Analysis, row: Lateness) -> str:
@@ -158,12 +166,12 @@ def _cost(result: Analysis, row: Lateness) -> str:
     text = f"cost: the others waited {rank_seconds(row.caused_wait_ns)} for it"
     if result.start_ns is None or result.end_ns is None or result.end_ns <= result.start_ns:
         return text
-    ranks = len({endpoint for group in result.groups for endpoint in group.endpoints})
+    endpoints = len({endpoint for group in result.groups for endpoint in group.endpoints})
     span = result.end_ns - result.start_ns
-    if not ranks:
+    if not endpoints:
         return text
-    share = percent(row.caused_wait_ns / (ranks * span))
-    return f"{text}, {share} of the job's time ({count(ranks, 'rank')} x {duration(span)})"
+    share = percent(row.caused_wait_ns / (endpoints * span))
+    return f"{text}, {share} of the job's time ({count(endpoints, 'endpoint')} x {duration(span)})"
 
 
 def rank_seconds(wait_ns: int) -> str:

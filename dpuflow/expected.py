@@ -1,0 +1,71 @@
+"""Whether the verdicts of an analysis are those to be expected of a case (docs/scoring.md, "Verdicts").
+
+In: the case, and the ``lateness`` rows of the analysis. Out: None where they fit, else a sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from dpuflow.truth import Case
+
+ONSET_WITHIN: Final = 3  # iterations by which the onset may be missed
+BLAMED: Final = ("compute", "host")
+
+
+def check_verdicts(case: Case, rows: list[dict[str, Any]]) -> str | None:
+    """What is wrong with the verdicts, None where nothing is."""
+    late = {row["endpoint"] for row in rows if row["verdict"] == "late"}
+    sometimes = {row["endpoint"] for row in rows if row["verdict"] == "intermittent"}
+    fault = case.compute_fault
+    if case.network_fault and fault is None:
+        blamed = {row["endpoint"] for row in rows if row["cause"] in BLAMED} & (late | sometimes)
+        return f"a fault of the network is blamed on {_names(blamed)}" if blamed else None
+    if fault is None:
+        return f"nobody was made late, but {_names(late)} is called late" if late else None
+    kind = fault["kind"]
+    persistent = {row["endpoint"] for row in rows if row["steadiness"] == "persistent"} & (late | sometimes)
+    if kind == "random":
+        if persistent:
+            return f"random lateness, but {_names(persistent)} is called persistently late"
+        return None if late | sometimes else "random lateness, but nobody is called late"
+    if kind == "rotating":
+        rotating = {row["endpoint"] for row in rows if row["steadiness"] == "rotating"} & (late | sometimes)
+        return None if len(rotating) > 1 and not persistent else "rotating lateness is not called so"
+    guilty = _guilty(case, fault)
+    if late != guilty:
+        return f"{_names(guilty)} was made late, but {_names(late) if late else 'nobody'} is called late"
+    if kind == "persistent" and late != persistent:
+        return f"{_names(guilty)} was late throughout, but is not called persistent"
+    if fault.get("from_iter"):
+        return _check_onset(case, fault["from_iter"], [row for row in rows if row["endpoint"] in guilty])
+    return None
+
+
+def _guilty(case: Case, fault: dict[str, Any]) -> set[int]:
+    """The endpoints that were made late, by the fault's own words, else by what was injected most often."""
+    if "ms_by_rank" in fault:
+        return {case.endpoint_of_rank[int(rank)] for rank, ms in fault["ms_by_rank"].items() if ms}
+    if "rank" in fault:
+        return {case.endpoint_of_rank[fault["rank"]]}
+    counts = Counter(endpoint for collective in case.collectives for endpoint in collective.injected)
+    return {endpoint for endpoint, number in counts.items() if 2 * number > max(counts.values())}
+
+
+def _check_onset(case: Case, first: int, rows: list[dict[str, Any]]) -> str | None:
+    near = [c for c in case.collectives if abs(c.iteration - first) <= ONSET_WITHIN]
+    if not near:
+        return None
+    low_ns, high_ns = min(c.start_ns for c in near), max(c.end_ns for c in near)
+    for row in rows:
+        if row["since_ns"] is None or not low_ns <= row["since_ns"] <= high_ns:
+            return (
+                f"{_names({row['endpoint']})} was late from iteration {first} on, but that onset is not given"
+            )
+    return None
+
+
+def _names(endpoints: set[int]) -> str:
+    return "endpoint " + " and ".join(str(endpoint) for endpoint in sorted(endpoints))

@@ -1,0 +1,305 @@
+"""Scoring: how near an analysis comes to what is known to have happened (docs/scoring.md).
+
+In: the JSON of an analysis and its ``Case``. Out: a ``Score`` of counts and errors, which can be added up
+over cases. Matching and figures follow the result format's section "Truth and scoring".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from dpuflow.expected import check_verdicts
+from dpuflow.truth import Case, TrueCollective, read_analysis, read_case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SLACK_NS: Final = 500_000  # a bound is violated when the truth lies beyond it by more
+LEFT_OUT: Final = 0.3  # ranks within this share of the "late" threshold are left out
+_SAME: Final = ({"rabenseifner", "halving_doubling"},)  # one pattern under two names
+
+
+@dataclass(slots=True)
+class Score:
+    """Counts and errors of one case, or of several added up. Errors are absolute, in ns."""
+
+    cases: list[str] = field(default_factory=list)
+    true: int = 0  # collectives that count: no warm-up, wholly within the captures
+    found: int = 0
+    inferred: int = 0  # collectives that count: found ones and invented ones
+    invented: int = 0
+    uncounted: int = 0  # inferred warm-up, partial, or send_recv where the truth lists none
+    op_right: int = 0
+    algorithm_asked: int = 0
+    algorithm_right: int = 0
+    algorithm_alternative: int = 0  # of the right ones: named among ``alternatives``
+    bytes_asked: int = 0
+    bytes_right: int = 0
+    ranks: int = 0  # true entries (collective x endpoint) of the found collectives
+    exact: int = 0
+    bounds: int = 0
+    bounds_violated: int = 0
+    last_asked: int = 0
+    last_right: int = 0
+    last_untold: int = 0  # of those not right: no lateness was given at all
+    late_hits: int = 0
+    late_false: int = 0
+    late_missed: int = 0
+    verdicts: int = 0
+    verdicts_right: int = 0
+    verdict_notes: list[str] = field(default_factory=list)
+    enter_errors_ns: list[int] = field(default_factory=list)
+    lateness_errors_ns: list[int] = field(default_factory=list)
+    clock_errors_ns: list[int] = field(default_factory=list)
+
+    def figures(self) -> dict[str, object]:
+        """The figures that reports show; shares of one, None where nothing was asked."""
+        return {
+            "cases": self.cases,
+            "true": self.true,
+            "found": self.found,
+            "found_share": _share(self.found, self.true),
+            "invented": self.invented,
+            "invented_share": _share(self.invented, self.inferred),
+            "uncounted": self.uncounted,
+            "op_right": _share(self.op_right, self.found),
+            "algorithm_right": _share(self.algorithm_right, self.algorithm_asked),
+            "algorithm_by_alternative": self.algorithm_alternative,
+            "bytes_right": _share(self.bytes_right, self.bytes_asked),
+            "enter_error_median_ns": percentile(self.enter_errors_ns, 0.5),
+            "enter_error_p90_ns": percentile(self.enter_errors_ns, 0.9),
+            "lateness_error_median_ns": percentile(self.lateness_errors_ns, 0.5),
+            "lateness_error_p90_ns": percentile(self.lateness_errors_ns, 0.9),
+            "exact_share": _share(self.exact, self.ranks),
+            "bounds": self.bounds,
+            "bounds_violated": self.bounds_violated,
+            "last_asked": self.last_asked,
+            "last_right": _share(self.last_right, self.last_asked),
+            "last_untold": self.last_untold,
+            "late_precision": _share(self.late_hits, self.late_hits + self.late_false),
+            "late_recall": _share(self.late_hits, self.late_hits + self.late_missed),
+            "verdicts": self.verdicts,
+            "verdicts_right": self.verdicts_right,
+            "verdict_notes": self.verdict_notes,
+            "clock_error_max_ns": max(self.clock_errors_ns, default=None),
+        }
+
+
+def add_scores(scores: Iterable[Score]) -> Score:
+    """All of them together."""
+    total = Score()
+    for score in scores:
+        for column in fields(Score):
+            setattr(total, column.name, getattr(total, column.name) + getattr(score, column.name))
+    return total
+
+
+def score_files(pairs: Sequence[tuple[str, str]], margin_ns: int, late_ns: int) -> list[Score]:
+    """Score each (analysis file, case folder). Raises TruthError, OSError."""
+    scores = []
+    for file, folder in pairs:
+        analysis = read_analysis(file)
+        scores.append(score_case(analysis, read_case(folder, analysis), margin_ns, late_ns))
+    return scores
+
+
+def score_case(
+    analysis: dict[str, Any], case: Case, margin_ns: int = 1_000_000, late_ns: int = 2_000_000
+) -> Score:
+    """Score one analysis (parsed JSON). ``margin_ns``: where the last rank is asked for; ``late_ns``: what
+    counts as late for precision and recall.
+    """
+    score = Score(cases=[case.name])
+    matches = match_collectives(case.collectives, analysis["collectives"])
+    span = _span(analysis)
+    lists_transfers = any(truth.op == "send_recv" for truth in case.collectives)
+    taken = set(matches.values())
+    for number, truth in enumerate(case.collectives):
+        guess = analysis["collectives"][matches[number]] if number in matches else None
+        if truth.warm_up or _is_partial(truth, guess, span):
+            score.uncounted += guess is not None
+            continue
+        score.true += 1
+        if guess is not None:
+            score.found += 1
+            _score_identity(score, truth, guess, case)
+            _score_times(score, truth, guess)
+        _score_last(score, truth, guess, margin_ns, case)
+        _score_late(score, truth, guess, late_ns, case)
+    for number, guess in enumerate(analysis["collectives"]):
+        if number not in taken:
+            if not guess["complete"] or (guess["op"] == "send_recv" and not lists_transfers):
+                score.uncounted += 1
+            else:
+                score.invented += 1
+    score.inferred = score.found + score.invented
+    note = check_verdicts(case, analysis["lateness"])
+    score.verdicts = 1
+    score.verdicts_right = note is None
+    score.verdict_notes = [] if note is None else [f"{case.name}: {note}"]
+    score.clock_errors_ns = _clock_errors(case, analysis)
+    return score
+
+
+def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Position of the inferred collective for each true one that has one; one to one, best overlap first.
+
+    Overlap: the share of the time that both cover together, times the share of endpoints; at least half
+    of the endpoints of the larger side must be common.
+    """
+    order = sorted(range(len(guesses)), key=lambda i: (guesses[i]["start_ns"], i))
+    starts = [guesses[i]["start_ns"] for i in order]
+    longest = max((g["end_ns"] - g["start_ns"] for g in guesses), default=0)
+    members = [{rank["endpoint"] for rank in guess["ranks"]} for guess in guesses]
+    pairs: list[tuple[float, int, int]] = []
+    for number, truth in enumerate(truths):
+        own = truth.enter_ns.keys()
+        low = bisect_left(starts, truth.start_ns - longest)
+        high = bisect_left(starts, truth.end_ns + 1)
+        for i in order[low:high]:
+            common = len(own & members[i])
+            if 2 * common < max(len(own), len(members[i])) or not common:
+                continue
+            start_ns, end_ns = guesses[i]["start_ns"], guesses[i]["end_ns"]
+            both = min(truth.end_ns, end_ns) - max(truth.start_ns, start_ns)
+            if both < 0:
+                continue
+            either = max(truth.end_ns, end_ns) - min(truth.start_ns, start_ns)
+            pairs.append((-both / max(either, 1) * common / len(own | members[i]), number, i))
+    matches: dict[int, int] = {}
+    taken: set[int] = set()
+    for _, number, i in sorted(pairs):
+        if number not in matches and i not in taken:
+            matches[number] = i
+            taken.add(i)
+    return matches
+
+
+def _score_identity(score: Score, truth: TrueCollective, guess: dict[str, Any], case: Case) -> None:
+    # Gloo puts a reduce_scatter on the wire as an all_reduce: no packet tells them apart.
+    as_all_reduce = truth.op == "reduce_scatter" and guess["op"] == "all_reduce" and "gloo" in case.software
+    score.op_right += guess["op"] == truth.op or as_all_reduce
+    if truth.algorithm is not None:
+        names = {guess["algorithm"]} | {n for pair in _SAME if guess["algorithm"] in pair for n in pair}
+        alternative = truth.algorithm not in names and truth.algorithm in guess["alternatives"]
+        score.algorithm_asked += 1
+        score.algorithm_right += truth.algorithm in names or alternative
+        score.algorithm_alternative += alternative
+    if truth.bytes is not None:
+        score.bytes_asked += 1
+        score.bytes_right += guess["bytes"] == truth.bytes
+
+
+def _score_times(score: Score, truth: TrueCollective, guess: dict[str, Any]) -> None:
+    entries = {rank["endpoint"]: rank for rank in guess["ranks"]}
+    for endpoint, late_ns in truth.lateness_ns.items():
+        score.ranks += 1
+        entry = entries.get(endpoint)
+        if entry is None or entry["lateness_ns"] is None:
+            continue
+        off_ns = entry["lateness_ns"] - late_ns
+        if entry["bound"] == "exact":
+            score.exact += 1
+            score.enter_errors_ns.append(abs(entry["enter_ns"] - truth.enter_ns[endpoint]))
+            score.lateness_errors_ns.append(abs(off_ns))
+        elif entry["bound"] in ("at_most", "at_least"):
+            score.bounds += 1
+            beyond_ns = -off_ns if entry["bound"] == "at_most" else off_ns
+            score.bounds_violated += beyond_ns > SLACK_NS
+
+
+def _score_last(
+    score: Score, truth: TrueCollective, guess: dict[str, Any] | None, margin_ns: int, case: Case
+) -> None:
+    ranking = sorted(truth.lateness_ns.items(), key=lambda item: item[1])
+    if (
+        len(ranking) < 2
+        or ranking[-1][1] - ranking[-2][1] < margin_ns
+        or not _visible(truth, ranking[-1][0], case)
+    ):
+        return
+    score.last_asked += 1
+    told = _told(guess)
+    if not told:
+        score.last_untold += 1
+        return
+    score.last_right += max(told, key=lambda endpoint: told[endpoint]) == ranking[-1][0]
+
+
+def _score_late(
+    score: Score, truth: TrueCollective, guess: dict[str, Any] | None, late_ns: int, case: Case
+) -> None:
+    told = _told(guess)
+    for endpoint, true_ns in truth.lateness_ns.items():
+        if abs(true_ns - late_ns) <= LEFT_OUT * late_ns or not _visible(truth, endpoint, case):
+            continue
+        called = told.get(endpoint, 0) >= late_ns
+        score.late_hits += called and true_ns > late_ns
+        score.late_false += called and true_ns < late_ns
+        score.late_missed += not called and true_ns > late_ns
+
+
+def _told(guess: dict[str, Any] | None) -> dict[int, int]:
+    """Lateness that the analysis claims: an upper bound claims none."""
+    return {
+        rank["endpoint"]: rank["lateness_ns"]
+        for rank in (guess["ranks"] if guess else ())
+        if rank["bound"] in ("exact", "at_least") and rank["lateness_ns"] is not None
+    }
+
+
+def _visible(truth: TrueCollective, endpoint: int, case: Case) -> bool:
+    """Whether packets can show this endpoint's lateness: the root of an Open MPI broadcast keeps nobody
+    from sending, so nobody can see that it was late.
+    """
+    return not (truth.op == "broadcast" and endpoint == truth.root and "openmpi" in case.software)
+
+
+def _span(analysis: dict[str, Any]) -> tuple[int, int]:
+    """What the captures cover, on the reference clock."""
+    if analysis.get("start_ns") is not None and analysis.get("end_ns") is not None:
+        return analysis["start_ns"], analysis["end_ns"]
+    offsets = {clock["capture"]: clock["offset_ns"] for clock in analysis["clocks"] if not clock["reference"]}
+    covered = [
+        (capture["first_ns"] - offset, capture["last_ns"] - offset)
+        for capture in analysis["captures"]
+        if (offset := offsets.get(capture["id"], 0)) is not None and capture["first_ns"] is not None
+    ]
+    return min((first for first, _ in covered), default=0), max((last for _, last in covered), default=0)
+
+
+def _is_partial(truth: TrueCollective, guess: dict[str, Any] | None, span: tuple[int, int]) -> bool:
+    """Held only in part: it reaches beyond the captures, and was not found whole all the same."""
+    beyond = truth.start_ns < span[0] or truth.end_ns > span[1]
+    return beyond and (guess is None or not guess["complete"])
+
+
+def _clock_errors(case: Case, analysis: dict[str, Any]) -> list[int]:
+    """For each tied clock its offset's error, the larger of those at the first and the last packet."""
+    reference = next((clock["capture"] for clock in analysis["clocks"] if clock["reference"]), None)
+    ends = next(((c["first_ns"], c["last_ns"]) for c in analysis["captures"] if c["id"] == reference), None)
+    if ends is None or ends[0] is None:
+        return []
+    errors = []
+    for clock in analysis["clocks"]:
+        true_offset = case.clock_offsets.get(clock["capture"])
+        if clock["offset_ns"] is not None and true_offset is not None:
+            drift = (clock["drift_ppb"] or 0) * 1e-9
+            errors.append(
+                max(abs(round(clock["offset_ns"] + drift * (t - ends[0]) - true_offset(t))) for t in ends)
+            )
+    return errors
+
+
+def percentile(values: Sequence[int], share: float) -> int | None:
+    """The smallest value that at least ``share`` of all do not exceed; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1))]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 6) if whole else None

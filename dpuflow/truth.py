@@ -1,0 +1,233 @@
+"""What is known to have happened: a case's truth.json and meta.json, placed on the clock of an analysis.
+
+In: a case folder (docs/scoring.md describes the files) and the JSON of an analysis. Out: a ``Case``:
+true collectives by endpoint of the analysis, in its reference clock, and the true clock offsets.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from dpuflow.errors import TruthError
+from dpuflow.rankmap import canonical_address
+from dpuflow.schema import ANALYSIS_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WARM_UP = -1
+
+
+@dataclass(slots=True)
+class TrueCollective:
+    """One collective as it happened. Keys of ``enter_ns`` and ``leave_ns`` are endpoint ids.
+
+    Ranks that share an endpoint count as the latest of them. A rank whose address the analysis does
+    not list has the key ``-1 - rank``: it took part, and no inferred endpoint is it.
+    """
+
+    op: str
+    bytes: int | None
+    algorithm: str | None
+    warm_up: bool
+    iteration: int
+    enter_ns: dict[int, int]
+    leave_ns: dict[int, int]
+    injected: set[int]  # endpoints that were delayed on purpose
+    root: int | None
+
+    @property
+    def start_ns(self) -> int:
+        """When the first of them entered."""
+        return min(self.enter_ns.values())
+
+    @property
+    def end_ns(self) -> int:
+        """When the last of them left."""
+        return max(self.leave_ns.values())
+
+    @property
+    def lateness_ns(self) -> dict[int, int]:
+        """Each endpoint's entering after the first one's."""
+        first = self.start_ns
+        return {endpoint: enter - first for endpoint, enter in self.enter_ns.items()}
+
+
+@dataclass(slots=True)
+class Case:
+    """A case on the reference clock of one analysis."""
+
+    name: str
+    software: str
+    collectives: list[TrueCollective]
+    endpoint_of_rank: dict[int, int]
+    compute_fault: dict[str, Any] | None
+    network_fault: bool
+    clock_offsets: dict[int, Callable[[int], float]] = field(default_factory=dict)
+    """For a capture id: its clock minus the reference clock at a time on the reference clock."""
+
+
+def read_analysis(file: str) -> dict[str, Any]:
+    """The JSON of ``dpuflow analyze --json``. Raises TruthError, OSError."""
+    analysis = _read(Path(file))
+    if analysis.get("schema") != ANALYSIS_ID:
+        raise TruthError(f"{file}: not a result of dpuflow analyze: schema is {analysis.get('schema')!r}")
+    return analysis
+
+
+def read_case(folder: str, analysis: dict[str, Any]) -> Case:
+    """Read truth.json and meta.json of ``folder``. Raises TruthError with file and key, OSError."""
+    truth, meta = _read(Path(folder) / "truth.json"), _read(Path(folder) / "meta.json")
+    return place_case(truth, meta, analysis, folder)
+
+
+def place_case(truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, Any], where: str) -> Case:
+    """The case in terms of ``analysis``; ``where`` names it in errors. Raises TruthError."""
+    try:
+        ranks = _endpoints_of_ranks(meta, analysis)
+        clocks = _true_clocks(meta, analysis)
+        reference = _reference(analysis)
+        on_switch = _lab_times(truth) if meta.get("clocks") and reference not in clocks else None
+        if meta.get("clocks") and reference not in clocks and on_switch is None:
+            raise TruthError(f"{where}/meta.json: no clock for the reference capture of the analysis")
+        own = clocks.get(reference)
+        collectives = []
+        for number, row in enumerate(truth["collectives"]):
+            enter, leave = on_switch[number] if on_switch else (row["enter_ns"], row["leave_ns"])
+            collectives.append(_collective(row, enter, leave, ranks, meta, own))
+        fault = meta.get("fault") or {}
+        software = meta.get("software")
+        return Case(
+            name=str(meta.get("case", where)),
+            software=software if isinstance(software, str) else str((software or {}).get("stack") or ""),
+            collectives=sorted(collectives, key=lambda c: c.start_ns),
+            endpoint_of_rank=ranks,
+            compute_fault=fault.get("compute"),
+            network_fault=bool(fault.get("network")),
+            clock_offsets={} if on_switch else _offsets(clocks, reference, analysis),
+        )
+    except KeyError as error:
+        raise TruthError(f"{where}: truth.json or meta.json lacks {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TruthError(f"{where}: truth.json or meta.json is not in the known form ({error})") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TruthError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TruthError(f"{path}: not a JSON object")
+    return value
+
+
+def _endpoints_of_ranks(meta: dict[str, Any], analysis: dict[str, Any]) -> dict[int, int]:
+    by_address = {
+        canonical_address(address): row["id"]
+        for row in analysis["endpoints"]
+        for address in (row["address"], *row["addresses"])
+    }
+    ranks = {}
+    for node in meta["nodes"]:
+        addresses = [canonical_address(a) for a in (node.get("ips") or [node["ip"]])]
+        found = [by_address[a] for a in addresses if a in by_address]
+        ranks[node["rank"]] = found[0] if found else -1 - node["rank"]
+    return ranks
+
+
+def _collective(
+    row: dict[str, Any],
+    enter: list[int | None],
+    leave: list[int | None],
+    ranks: dict[int, int],
+    meta: dict[str, Any],
+    own: Callable[[int], float] | None,
+) -> TrueCollective:
+    def placed(times: list[int | None]) -> dict[int, int]:
+        latest: dict[int, int] = {}
+        for rank, time_ns in enumerate(times):
+            if time_ns is not None:
+                moved = time_ns if own is None else time_ns + round(own(time_ns))
+                latest[ranks[rank]] = max(moved, latest.get(ranks[rank], moved))
+        return latest
+
+    enter_ns, leave_ns = placed(enter), placed(leave)
+    if not enter_ns or enter_ns.keys() != leave_ns.keys():
+        raise TruthError(
+            f"{meta.get('case')}: collective {row.get('seq')} has no times, or enter without leave"
+        )
+    root = row.get("root", 0 if row["op"] in ("broadcast", "reduce", "gather", "scatter") else None)
+    return TrueCollective(
+        op=row["op"],
+        bytes=row["bytes"],
+        algorithm=row.get("algorithm") or meta.get("algorithm"),
+        warm_up=row["iter"] == WARM_UP,
+        iteration=row["iter"],
+        enter_ns=enter_ns,
+        leave_ns=leave_ns,
+        injected={ranks[rank] for rank, ns in enumerate(row.get("injected_ns") or []) if ns},
+        root=None if root is None else ranks[root],
+    )
+
+
+def _reference(analysis: dict[str, Any]) -> int:
+    for clock in analysis["clocks"]:
+        if clock["reference"]:
+            return int(clock["capture"])
+    return int(analysis["captures"][0]["id"])
+
+
+def _true_clocks(meta: dict[str, Any], analysis: dict[str, Any]) -> dict[int, Callable[[int], float]]:
+    """For each capture that meta.json has a clock for: its clock minus node 0's at a time on node 0's."""
+    known = {PurePath(clock["capture"]).name: clock for clock in meta.get("clocks") or []}
+    clocks = {}
+    for capture in analysis["captures"]:
+        clock = known.get(PurePath(capture["file"]).name)
+        if clock is not None:
+            clocks[capture["id"]] = _line(clock)
+        elif not known:
+            clocks[capture["id"]] = _line({"offset_ns": 0, "drift_ppb": 0, "at_node0_ns": 0})
+    return clocks
+
+
+def _line(clock: dict[str, Any]) -> Callable[[int], float]:
+    offset_ns, slope, at_ns = clock["offset_ns"], clock["drift_ppb"] * 1e-9, clock["at_node0_ns"]
+    return lambda time_ns: offset_ns + slope * (time_ns - at_ns)
+
+
+def _offsets(
+    clocks: dict[int, Callable[[int], float]], reference: int, analysis: dict[str, Any]
+) -> dict[int, Callable[[int], float]]:
+    own = clocks.get(reference)
+    if own is None:
+        return {}
+
+    def against(other: Callable[[int], float]) -> Callable[[int], float]:
+        def offset(time_ns: int) -> float:
+            on_node0 = time_ns - round(
+                own(time_ns - round(own(time_ns)))
+            )  # drift is small: two steps suffice
+            return other(on_node0) - own(on_node0)
+
+        return offset
+
+    return {capture: against(clock) for capture, clock in clocks.items() if capture != reference}
+
+
+def _lab_times(truth: dict[str, Any]) -> list[tuple[list[int | None], list[int | None]]] | None:
+    """Times on the switch's clock, where truth.json has them for every collective."""
+    calls = truth.get("calls")
+    if not calls or len(calls) != len(truth["collectives"]):
+        return None
+    times = []
+    for call, row in zip(calls, truth["collectives"], strict=True):
+        enter: list[int | None] = [None] * len(row["enter_ns"])
+        leave: list[int | None] = [None] * len(row["enter_ns"])
+        for entry in call["ranks"]:
+            enter[entry["rank"]], leave[entry["rank"]] = entry["enter_lab_ns"], entry["leave_lab_ns"]
+        times.append((enter, leave))
+    return times

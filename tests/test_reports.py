@@ -1,0 +1,349 @@
+"""Reports of scripted results: the JSON against its schema, the text against golden files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import typing
+from pathlib import Path
+
+import pytest
+from scripted_results import MS, T0, collective, job
+
+from dpuflow import results
+from dpuflow.reports.json import json_lines, write_json
+from dpuflow.reports.layout import Paint, duration, listed, percent, size, table
+from dpuflow.reports.text import MOST_ROWS, text_lines, write_text
+from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness
+from dpuflow.tables import CaptureInfo, Clock
+
+GOLDEN = Path(__file__).with_name("golden")
+SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "analysis.schema.json"
+
+
+def one_late() -> Analysis:
+    return job(late_ms=10)
+
+
+def nobody_late() -> Analysis:
+    return job()
+
+
+def nothing_found() -> Analysis:
+    return Analysis(
+        captures=[
+            CaptureInfo(0, "stdin", ["-"], "ethernet", packets=12, bytes=900, first_ns=T0, last_ns=T0 + MS)
+        ],
+        clocks=[Clock(0, True, "reference", 0, 0, 0)],
+        limits=["No message of a collective library was recognised."],
+        start_ns=T0,
+        end_ns=T0 + MS,
+    )
+
+
+def late_now_and_then() -> Analysis:
+    """Two endpoints without ranks, one late from the middle on, one seen by nobody; loss everywhere."""
+    result = job(late_ms=4, iterations=4)
+    for endpoint in result.endpoints:
+        endpoint.rank = None
+    result.endpoints[1].label = "node1 GPU 0"
+    result.endpoints[3].address = "2001:db8:1234:5678:9abc:def0:1234:5678"
+    first, late, second, unseen = (
+        result.lateness[0],
+        result.lateness[2],
+        result.lateness[1],
+        result.lateness[3],
+    )
+    late.steadiness, late.since_ns, late.late_share = "persistent", T0 + 80 * MS, 0.5
+    late.relative_to = [0, 1]
+    second.verdict, second.steadiness, second.cause, second.late_share = (
+        "intermittent",
+        "transient",
+        "receiver",
+        0.25,
+    )
+    second.caused_wait_ns = 3 * MS
+    unseen.verdict, unseen.cause, unseen.collectives = "unknown", "unknown", 0
+    unseen.late_share = unseen.last_share = unseen.median_ns = unseen.p99_ns = unseen.caused_wait_ns = None
+    first.median_ns = 0
+    result.collectives = [collective(k, [0, 0.2, 4, None], start_ms=40 * k) for k in range(4)]
+    result.collectives[0] = collective(0, [None] * 4, complete=False)
+    result.captures[1].lost_packets = 17
+    result.captures[2].lost_packets = None
+    result.captures[3].complete = False
+    result.clocks[1] = Clock(1, False, "estimated", 12_000_345, -2_500, 4_000)
+    result.clocks[3] = Clock(3, False, "none", why="no traffic ties it")
+    result.flows.append(Flow(4, 0, 1, "roce", 0x11, None, 100, 80_000, 9, 0, 7, 3, 1, 2))
+    result.findings.append(
+        Finding(
+            1,
+            "capture_loss",
+            "",
+            [1],
+            None,
+            None,
+            "warning",
+            1.0,
+            "17 packets are missing from node1.",
+            "",
+            [],
+            [],
+        )
+    )
+    result.findings.append(
+        Finding(
+            2,
+            "slow_link",
+            "",
+            [1],
+            T0,
+            None,
+            "warning",
+            0.8,
+            "The link to node1 is slow.",
+            "Check the port.",
+            [],
+            [],
+        )
+    )
+    return result
+
+
+def in_turn() -> Analysis:
+    result = job(late_ms=5, ranks=3)
+    result.findings = []
+    for row in result.lateness:
+        row.verdict, row.steadiness, row.late_share, row.last_share = "intermittent", "rotating", 1 / 3, 1 / 3
+        row.caused_wait_ns, row.cause = 30 * MS, "compute"
+    return result
+
+
+WORLDS = {f.__name__: f for f in (one_late, nobody_late, nothing_found, late_now_and_then, in_turn)}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_text_is_as_agreed(name: str) -> None:
+    """Golden files; REGOLD=1 writes them again, to be read before they are committed."""
+    text = "\n".join(text_lines(WORLDS[name]())) + "\n"
+    path = GOLDEN / f"verdict_{name}.txt"
+    if os.environ.get("REGOLD"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert text.isascii()
+
+
+@pytest.mark.parametrize(
+    ("world", "headline"),
+    [
+        (one_late, "LATE: rank 2 (10.0.0.3)."),
+        (nobody_late, "NOBODY WAS LATE."),
+        (nothing_found, "NO VERDICT: no collective was found"),
+        (in_turn, "LATE IN TURN: rank 0, rank 1 and rank 2."),
+    ],
+)
+def test_first_line_answers(world: typing.Callable[[], Analysis], headline: str) -> None:
+    assert next(text_lines(world())).startswith(headline)
+
+
+def test_nobody_seen_late_is_not_nobody_late() -> None:
+    result = nobody_late()
+    result.lateness[1].verdict = "unknown"
+    assert next(text_lines(result)) == "NOBODY SEEN LATE, but of rank 1 these captures do not tell."
+    for row in result.lateness:
+        row.verdict = "unknown"
+    assert next(text_lines(result)).startswith("NO VERDICT: collectives were found")
+
+
+def test_transfers_alone_give_no_verdict() -> None:
+    result = nobody_late()
+    for row in result.collectives:
+        row.op = "send_recv"
+    assert next(text_lines(result)).startswith("NO VERDICT: transfers")
+
+
+def test_a_network_fault_is_in_the_first_lines() -> None:
+    result = nobody_late()
+    result.findings = late_now_and_then().findings[-1:]
+    assert "beside that: slow link" in "\n".join(list(text_lines(result))[:4])
+
+
+def test_the_table_is_bounded() -> None:
+    result = nobody_late()
+    for i in range(4, 40):
+        result.endpoints.append(Endpoint(i, f"10.0.1.{i}", [f"10.0.1.{i}"]))
+        result.lateness.append(Lateness(i, 10, 0.0, 0.0, 0, 0, 0, "on_time", "none"))
+    lines = list(text_lines(result))
+    assert f"and {40 - MOST_ROWS} more: {40 - MOST_ROWS} on time" in lines
+
+
+def test_colour_only_when_asked() -> None:
+    stream = io.StringIO()
+    write_text(one_late(), stream)
+    assert "\033" not in stream.getvalue()
+    write_text(one_late(), stream, color=True)
+    assert "\033[1;31mLATE: rank 2 (10.0.0.3).\033[0m" in stream.getvalue()
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Paint.suits(Terminal()).enabled
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not Paint.suits(Terminal()).enabled
+
+
+def test_names_that_a_terminal_cannot_show_are_escaped() -> None:
+    result = nobody_late()
+    result.endpoints[0].label = "k\u00f6ln"
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    write_text(result, stream)
+    stream.flush()
+    assert b"k\\xf6ln" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_json_fits_its_schema(name: str) -> None:
+    jsonschema = pytest.importorskip(
+        "jsonschema", reason="jsonschema checks the JSON: make setup installs it"
+    )
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(json.loads("".join(json_lines(WORLDS[name]()))))
+
+
+@pytest.mark.parametrize(
+    ("row", "dataclass"),
+    [
+        ("endpoint", results.Endpoint),
+        ("flow", results.Flow),
+        ("group", results.Group),
+        ("collective", results.Collective),
+        ("rank", results.RankEntry),
+        ("lateness", results.Lateness),
+        ("edge", results.Edge),
+        ("what_if", results.WhatIf),
+        ("finding", results.Finding),
+    ],
+)
+def test_schema_has_the_keys_of_the_dataclasses_in_order(row: str, dataclass: type) -> None:
+    known = list(json.loads(SCHEMA.read_text())["$defs"][row]["properties"])
+    assert known == [name.rstrip("_") for name in dataclass.__slots__]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("place", "tokens"),
+    [
+        (("algorithm", "enum"), results.Algorithm),
+        (("cause", "enum"), results.Cause),
+        (("collective", "properties", "op", "enum"), results.OpToken),
+        (("rank", "properties", "bound", "enum"), results.Bound),
+        (("lateness", "properties", "verdict", "enum"), results.Verdict),
+        (("finding", "properties", "severity", "enum"), results.Severity),
+    ],
+)
+def test_schema_has_the_tokens_of_the_dataclasses(place: tuple[str, ...], tokens: object) -> None:
+    node = json.loads(SCHEMA.read_text())["$defs"]
+    for key in place:
+        node = node[key]
+    assert tuple(node) == typing.get_args(tokens)
+
+
+def test_json_keys_are_in_the_order_of_the_format() -> None:
+    value = json.loads("".join(json_lines(one_late())))
+    assert list(value) == list(json.loads(SCHEMA.read_text())["properties"])
+    assert list(value["captures"][0])[:4] == ["id", "file", "files", "vantage"]
+    assert list(value["flows"][0])[3:6] == ["transport", "ports", "packets"]
+    assert value["collectives"][0]["ranks"][2]["lateness_ns"] == round(10.2 * MS)
+
+
+def test_json_is_the_same_bytes_every_time() -> None:
+    assert "".join(json_lines(late_now_and_then())) == "".join(json_lines(late_now_and_then()))
+
+
+def test_json_writes_numpy_numbers_and_keywords() -> None:
+    numpy = pytest.importorskip("numpy")
+    result = Analysis(edges=[Edge(0, 1, numpy.int64(7), numpy.int64(-5), None)], start_ns=numpy.int64(3))
+    value = json.loads("".join(json_lines(result)))
+    assert value["edges"] == [{"from": 0, "to": 1, "collectives": 7, "median_ns": -5, "error_ns": None}]
+    assert value["start_ns"] == 3
+
+
+def test_json_never_holds_nan() -> None:
+    result = one_late()
+    result.collectives[0].confidence = float("nan")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        "".join(json_lines(result))
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    result = one_late()
+    result.findings[0].confidence = float("nan")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(result, str(target))
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_written_file_keeps_permissions_and_links(tmp_path: Path) -> None:
+    target, link = tmp_path / "result.json", tmp_path / "link.json"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_json(one_late(), str(link))
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert json.loads(target.read_text())["schema"] == "dpuflow.analysis/1"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_json(one_late(), str(tmp_path / "nowhere" / "result.json"))
+    assert caught.value.filename == str(tmp_path / "nowhere" / "result.json")
+
+
+@pytest.mark.parametrize(
+    ("value_ns", "text"),
+    [
+        (None, "-"),
+        (0, "0 ns"),
+        (7, "7 ns"),
+        (999, "999 ns"),
+        (999.7, "1.00 us"),
+        (1_000, "1 us"),
+        (9_820_000, "9.82 ms"),
+        (99_960_000, "100 ms"),
+        (999_600_000, "1.00 s"),
+        (1_234_000_000_000, "1,234 s"),
+        (-1_500, "-1.50 us"),
+    ],
+)
+def test_durations(value_ns: float | None, text: str) -> None:
+    assert duration(value_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(None, "-"), (0, "0 %"), (0.001, "<1 %"), (0.5, "50 %"), (0.999, ">99 %"), (1.0, "100 %")],
+)
+def test_percents_do_not_round_to_nothing_or_all(share: float | None, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_sizes_lists_and_tables() -> None:
+    assert [size(n) for n in (None, 0, 1023, 1024, 262144, 1_500_000)] == [
+        "-", "0 B", "1023 B", "1 KiB", "256 KiB", "1.4 MiB",
+    ]  # fmt: skip
+    assert listed([]) == "none"
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(list("abcdefgh"), most=3) == "a, b and 6 more"
+    assert table(["x", "long"], [["aaa", "1"]]) == ["x    long", "aaa     1"]
