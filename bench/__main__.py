@@ -16,7 +16,7 @@ import click
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write figures and samples.")
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Where to put the captures (270 bytes a packet; they should fit into memory).",
+    help="Where to put the captures (350 bytes a packet; they should fit into memory).",
 )  # fmt: skip
 @click.pass_context
 def main(

@@ -2,25 +2,29 @@
 
 usage: python -m bench.probe parse FILE THREADS SMALL_FILE
        python -m bench.probe check FILE THREADS
+       python -m bench.probe stages FILE THREADS
 
 ``parse`` reads the capture into blocks of columns and drops them; it prints CPU nanoseconds of the
 process and of its busiest thread, and the peak of resident memory, as JSON. A pass over
 SMALL_FILE loads the compiled kernels before the clock starts. ``check`` is not timed: it
-prints the checksum of the fields (bench/checksum.py) and a digest of all columns.
+prints the checksum of the fields (bench/checksum.py) and a digest of all columns. ``stages`` runs the
+whole analysis and prints the CPU nanoseconds that each stage of it took.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dpuflow.tables import Block
 
@@ -120,9 +124,46 @@ def check(path: str, threads: int) -> dict[str, Any]:
     return {"packets": total.packets, "checksum": str(total), "digest": digest}
 
 
+# Stages of ``dpuflow.analyze``: module and function.
+_STAGES = (
+    ("dpuflow.analysis", "read_captures"),
+    ("dpuflow.join", "join"),
+    ("dpuflow.exchanges", "build_exchanges"),
+    ("dpuflow.collectives", "build_collectives"),
+    ("dpuflow.lateness", "build_entries"),
+    ("dpuflow.assemble", "assemble"),
+)
+
+
+def stages(path: str, threads: int) -> dict[str, int]:
+    """CPU nanoseconds of the stages, imports and loading of kernels included."""
+    import dpuflow
+
+    spent: dict[str, int] = {}
+
+    def timed(name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            start = time.process_time_ns()
+            try:
+                return stage(*args, **options)
+            finally:
+                spent[name] = spent.get(name, 0) + time.process_time_ns() - start
+
+        return run
+
+    for module_name, name in _STAGES:
+        module = import_module(module_name)
+        setattr(module, name, timed(name, getattr(module, name)))
+    analyze = timed("analyze", dpuflow.analyze)
+    result = analyze([dpuflow.Vantage("bench", (path,))], threads=threads)
+    timed("write_json", dpuflow.write_json)(result, os.devnull)
+    return spent
+
+
 def main(what: str, path: str, threads: str, *small: str) -> None:
     """The command line."""
-    print(json.dumps(parse(path, int(threads), *small) if what == "parse" else check(path, int(threads))))
+    command: Callable[..., dict[str, Any]] = {"parse": parse, "check": check, "stages": stages}[what]
+    print(json.dumps(command(path, int(threads), *small)))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class _Bench:
         self.pcap, self.pcapng = folder / "capture.pcap", folder / "capture.pcapng"
         self.small, self.small_ng = folder / "small.pcap", folder / "small.pcapng"
         self.programs: dict[str, Path] = {}
+        self.messages = 0
 
     @contextmanager
     def _measuring(self, *names: str) -> Iterator[None]:
@@ -83,6 +84,7 @@ class _Bench:
         o = self.options
         o.say(f"writing {o.packets:,} packets, twice, to {self.folder}")
         written = write_captures(o.packets, pcap=self.master, pcapng=self.pcapng, seed=o.seed)
+        self.messages = written.messages
         write_captures(SMALL, pcap=self.small, pcapng=self.small_ng, seed=o.seed)
         for name, program, libraries in (("P", "pcap_fields", ["-lpcap"]), ("S", "sum_bytes", [])):
             with self._measuring(name):
@@ -163,6 +165,9 @@ class _Bench:
             result = ["--json", str(self.folder / "result.json")]
             cpu = run(dpuflow("analyze", str(self.pcap), *result), keep_output=False).cpu_ns
             self._add("analyze", cpu / self.options.packets)
+        with self._measuring("stages"):
+            for name, cpu in probe("stages", self.pcap, 1).items():
+                self._add(f"stage {name}", cpu / self.messages)
         self._short_commands()
         self._slow_peers()
 
@@ -238,7 +243,12 @@ def text(result: dict[str, Any]) -> str:
     absolute = [
         f"  {name:<18} {figures.middle(values):12,.1f}"
         for name, values in result["ns"].items()
-        if "peak" not in name
+        if "peak" not in name and not name.startswith("stage")
+    ]
+    stages = [
+        f"  {name.removeprefix('stage '):<18} {figures.middle(values):12,.1f}"
+        for name, values in result["ns"].items()
+        if name.startswith("stage")
     ]
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, why in result["left_out"].items():
@@ -252,6 +262,7 @@ def text(result: dict[str, Any]) -> str:
         "",
         "CPU ns a packet, medians (of the whole process: python, help, *_small):",
         *absolute,
+        *(["", "CPU ns a message, by stage of the analysis:", *stages] if stages else []),
         "",
         *(f"WRONG: {sentence}" for sentence in result["disagreements"]),
         "All readers agree." if not result["disagreements"] else "",
