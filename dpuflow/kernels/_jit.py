@@ -23,6 +23,7 @@ _FLAGS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "n
 from_dtype = numba.from_dtype
 u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
 i4, i8 = types.int32, types.int64
+void = types.void
 
 
 @cache

@@ -83,10 +83,11 @@ F_SIZE: Final = 4
 
 # -- interfaces: one row each (int64 array) -----------------------------------------------------
 I_LINK: Final = 0
-I_MULTIPLY: Final = 1  # ns a tick, or 0: then I_PER_SECOND
-I_PER_SECOND: Final = 2  # ticks a second
-I_OFFSET: Final = 3  # ns to add
-I_SNAP: Final = 4  # snap length, for simple packets
+I_MULTIPLY: Final = 1  # ns a tick; 0 where a tick is less than 1 ns or no decimal fraction of a second
+I_DIVIDE: Final = 2  # then: ticks a ns; 0 for binary fractions
+I_BITS: Final = 3  # then: a tick is 2^-bits s
+I_OFFSET: Final = 4  # ns to add
+I_SNAP: Final = 5  # snap length, for simple packets
 I_SIZE: Final = 8
 
 # -- why the kernel returned --------------------------------------------------------------------

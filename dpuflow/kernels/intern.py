@@ -27,13 +27,19 @@ _HALF = np.uint64(32)
 
 
 @inner
+def hash_of(first, second):  # type: ignore[no-untyped-def]
+    """32 well mixed bits of two words."""
+    h = np.uint64(first) * _A + np.uint64(second) * _B
+    h ^= h >> _HALF
+    h *= _A
+    return np.int64(h >> _HALF)
+
+
+@inner
 def find_slot(slots, k1, k2):  # type: ignore[no-untyped-def]
     """The slot that holds the key, or the empty one where it belongs."""
     mask = len(slots) - 1
-    h = np.uint64(k1) * _A + np.uint64(k2) * _B
-    h ^= h >> _HALF
-    h *= _A
-    at = np.int64(h >> _HALF) & mask
+    at = hash_of(k1, k2) & mask
     while slots[at, SLOT_FLOW] >= 0 and (slots[at, K1] != k1 or slots[at, K2] != k2):
         at = (at + 1) & mask
     return at
@@ -54,10 +60,7 @@ def endpoint_of(s, endpoints, index, hi, lo, mac):  # type: ignore[no-untyped-de
     """The row of an address (two halves, bit patterns in int64), added if new."""
     mask = len(index) - 1
     high, low = np.uint64(hi), np.uint64(lo)
-    h = high * _A + low * _B
-    h ^= h >> _HALF
-    h *= _A
-    at = np.int64(h >> _HALF) & mask
+    at = hash_of(hi, lo) & mask
     while index[at] >= 0:
         row = np.int64(index[at])
         if endpoints[row].addr_lo == low and endpoints[row].addr_hi == high:

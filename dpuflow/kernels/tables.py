@@ -1,0 +1,30 @@
+"""Hash tables of flows and endpoints, made again at another size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpuflow.kernels._jit import from_dtype, i4, i8, kernel, void
+from dpuflow.kernels.intern import K1, K2, SLOT_FLOW, find_slot, hash_of
+from dpuflow.schema import ENDPOINT
+
+
+@kernel(void(i8[:, ::1], i8[:, ::1]))
+def refill_slots(old, new):  # type: ignore[no-untyped-def]
+    """Put every flow of ``old`` into the empty slots ``new``."""
+    for k in range(len(old)):
+        if old[k, SLOT_FLOW] >= 0:
+            at = find_slot(new, old[k, K1], old[k, K2])
+            for field in range(old.shape[1]):
+                new[at, field] = old[k, field]
+
+
+@kernel(void(from_dtype(ENDPOINT.dtype)[::1], i8, i4[::1]))
+def refill_index(endpoints, count, index):  # type: ignore[no-untyped-def]
+    """Put the first ``count`` endpoints into the empty ``index``."""
+    mask = len(index) - 1
+    for row in range(count):
+        at = hash_of(np.int64(endpoints[row].addr_hi), np.int64(endpoints[row].addr_lo)) & mask
+        while index[at] >= 0:
+            at = (at + 1) & mask
+        index[at] = row
