@@ -353,6 +353,7 @@ class Pairing(IntEnum):
     HANDSHAKE = 2  # CM MADs or NCCL's own exchange
     ACKS = 3  # ACKs that echo PSNs
     ONLY = 4  # the only candidate between the two endpoints
+    UDP_PORT = 5  # RoCE: both have the UDP source port that the kernel derives from the two QPs
 
 
 MESSAGE = _record(
@@ -444,8 +445,9 @@ EXCHANGE: Final = _record(
     ("packets", "u4", "packets", "packets of the data"),
     ("retransmitted", "u4", "packets", "packets sent again, hand-shake included"),
     ("ecn_marked", "u4", "packets", "packets marked CE"),
-    ("first", "u4", "row", "its first TRANSFER row"),
-    ("last", "u4", "row", "its last TRANSFER row"),
+    ("offer", "u4", "row", "TRANSFER row of the offer, NONE32 if none"),
+    ("grant", "u4", "row", "TRANSFER row of the grant, NONE32 if none"),
+    ("data", "u4", "row", "TRANSFER row of the (first) data, NONE32 if none"),
     ("wire", "u1", "", "Wire of the data, or of the offer where no data was seen"),
     ("op", "u1", "", "Op that the library names, else UNKNOWN"),
     ("flags", "u1", "", "MessageFlag bits, of all its messages"),

@@ -44,6 +44,7 @@ LANE = np.dtype(
         ("soft", "i8"),  # a READ request may have taken the PSNs up to here
         ("start", "i8"),  # first PSN seen
         ("acked", "i8"),  # PSNs before this one are acknowledged; -1 none seen
+        ("acked_ns", "i8"),  # since then
         ("lost", "i8"),  # PSNs of holes no longer remembered,
         ("lost_end", "i8"),  # and where they end
         ("head", "i4"),  # oldest message not acknowledged, -1 none
@@ -53,8 +54,8 @@ LANE = np.dtype(
     ],
     align=True,
 )
-LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("words", "i4"), ("status", "u1"), ("lane", "u1")], align=True)
-"""Beside each MESSAGE row: its neighbours in PSN order in its lane, its kept payload words (-1 none)."""
+LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("status", "u1"), ("lane", "u1")], align=True)
+"""Beside each MESSAGE row: its neighbours in PSN order in its lane."""
 
 ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS = range(6)  # places in `counts`
 
@@ -77,14 +78,15 @@ def link(lanes, lane, rows, links, row):  # type: ignore[no-untyped-def]
     links[row].prev = before
     links[row].next = after
     links[row].lane = lane & 1
-    links[row].words = -1
     if before >= 0:
         links[before].next = row
     if after >= 0:
         links[after].prev = row
     else:
         lanes[lane].tail = row
-    if lanes[lane].head == after and np.int64(rows[row].seq_end) > lanes[lane].acked:
+    if np.int64(rows[row].seq_end) <= lanes[lane].acked:
+        rows[row].acked_ns = lanes[lane].acked_ns  # its end was not captured, or not in order
+    elif lanes[lane].head == after:
         lanes[lane].head = row
 
 
@@ -243,6 +245,7 @@ def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # 
     if end <= lanes[lane].acked:
         return
     lanes[lane].acked = end
+    lanes[lane].acked_ns = time_ns
     row = np.int64(lanes[lane].head)
     while row >= 0 and np.int64(rows[row].seq_end) <= end:
         if rows[row].acked_ns == NEVER:

@@ -1,0 +1,446 @@
+"""RoCE packets of one block to messages, one pass.
+
+In: PACKET columns and sparse headers. Out: MESSAGE rows, FLOW counters, the state of open messages.
+InfiniBand volume 1, chapter 9 (opcodes, PSN, RETH, AETH); annex A17 for CNP.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpuflow import schema
+from dpuflow.kernels._jit import from_dtype, i4, i8, inner, kernel, le16, le32, u1, u2, u4
+from dpuflow.kernels.acks import LOG, PEER, on_ack
+from dpuflow.kernels.lanes import (
+    GAP,
+    GRANT,
+    HAS_FIRST,
+    HAS_LAST,
+    LANE,
+    LINK,
+    MADS,
+    NEVER,
+    PSNS,
+    RIPE,
+    ROWS,
+    SIZED,
+    STARTS_BEFORE,
+    WIRE_READ,
+    WIRE_SEND,
+    WIRE_SEND_IMM,
+    WIRE_WRITE,
+    WIRE_WRITE_IMM,
+    WORDS,
+    acknowledge,
+    add_hole,
+    blank,
+    close_message,
+    fill_hole,
+    give_up,
+    link,
+    mend,
+    open_message,
+    repeat,
+    signed24,
+)
+from dpuflow.wire import (
+    FIRST,
+    LAST,
+    ONLY,
+    OP_ACK,
+    OP_ATOMIC,
+    OP_ATOMIC_ACK,
+    OP_ATOMIC_WRITE,
+    OP_CNP,
+    OP_READ_REQUEST,
+    OP_READ_RESPONSE,
+    OP_SEND,
+    OP_WRITE,
+    SYNDROME_ACK,
+    SYNDROME_NAK,
+    SYNDROME_RNR,
+)
+
+NONE32 = 0xFFFFFFFF
+ROCE_V2, ROCE_V1 = 1, 2  # Kind
+WIRE_UNKNOWN, WIRE_ATOMIC, WIRE_DATAGRAM, WIRE_CM = 0, 5, 7, 8  # Wire
+CONTROL = 4  # Role
+CE = 3  # ECN field: congestion experienced (RFC 3168)
+
+# An opcode's entry in the table: operation in bits 0 to 3, place in bits 4 to 6, then:
+PLACE_SHIFT = 4
+HAS_IMM, DATAGRAM = 1 << 8, 1 << 9
+
+SMALLEST_MTU = 256
+REPEAT_NS = 100_000  # a datagram seen twice by the tap comes again within this time
+CM_QP = 1
+
+# NCCL's clear-to-send entries: 32 or 64 B each, at most eight in one WRITE (net_ib, common.h).
+CTS_UNIT, CTS_MAX = 32, 512
+WORD_PLACES = np.array([8, 16, 20, 24, 32, 36, 40, 48, 52, 56], np.int64)
+N_WORDS = 12  # the words at these places, the bytes captured, the row
+WORD_LENGTH, WORD_ROW = 10, 11
+
+
+@inner
+def keep_words(data, at, length, words, counts, row):  # type: ignore[no-untyped-def]
+    """Keep the words of a payload that may be a clear-to-send entry, as far as captured."""
+    n = counts[WORDS]
+    counts[WORDS] = n + 1
+    for k in range(len(WORD_PLACES)):
+        place = WORD_PLACES[k]
+        if place + 4 <= length:
+            words[n, k] = le32(data, at + place)
+        elif place + 2 <= length:
+            words[n, k] = le16(data, at + place)
+        else:
+            words[n, k] = 0
+    words[n, WORD_LENGTH] = length
+    words[n, WORD_ROW] = row
+
+
+@inner
+def wire_of(operation, imm):  # type: ignore[no-untyped-def]
+    """Wire of a SEND or WRITE."""
+    if operation == OP_SEND:
+        return WIRE_SEND_IMM if imm else WIRE_SEND
+    if operation == OP_WRITE:
+        return WIRE_WRITE_IMM if imm else WIRE_WRITE
+    if operation == OP_READ_RESPONSE or operation == OP_READ_REQUEST:
+        return WIRE_READ
+    if operation == OP_ATOMIC or operation == OP_ATOMIC_WRITE:
+        return WIRE_ATOMIC
+    return WIRE_UNKNOWN
+
+
+@inner
+def same_message(open_wire, wire):  # type: ignore[no-untyped-def]
+    """Whether a packet of ``wire`` may go on a message of ``open_wire`` (only its end tells of an immediate)."""
+    if wire == WIRE_WRITE_IMM:
+        wire = WIRE_WRITE
+    elif wire == WIRE_SEND_IMM:
+        wire = WIRE_SEND
+    return open_wire == wire
+
+
+@inner
+def read_span(lanes, peers, flow, length):  # type: ignore[no-untyped-def]
+    """PSNs that the answer to a READ takes; 0 while the MTU is not known."""
+    mtu = np.int64(lanes[2 * flow].mtu)
+    other = np.int64(peers[flow].peer)
+    if mtu == 0 and other >= 0:
+        mtu = np.int64(lanes[2 * other + 1].mtu)
+    if mtu == 0:
+        return 0
+    return max(1, (length + mtu - 1) // mtu)
+
+
+@inner
+def datagram(lanes, flow, psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+    """One UD packet is one message. PSNs count per source QP, which several may share this flow."""
+    lane = 2 * flow
+    again = lanes[lane].top == psn and lanes[lane].start == src_qp and time_ns - lanes[lane].first_ns < REPEAT_NS
+    lanes[lane].top = psn
+    lanes[lane].start = src_qp
+    lanes[lane].first_ns = time_ns
+    if again:
+        flows[flow].retransmitted += 1
+        if lanes[lane].tail >= 0:
+            rows[lanes[lane].tail].retransmitted += 1
+        return np.int64(-1)
+    row = counts[ROWS]
+    counts[ROWS] = row + 1
+    blank(rows, row, flow, psn, psn + 1, time_ns, frame, WIRE_CM if cm else WIRE_DATAGRAM)
+    rows[row].bytes = payload
+    rows[row].sub = src_qp
+    rows[row].tag = max(imm, 0)
+    rows[row].role = CONTROL if cm else 0
+    rows[row].ecn_marked = ce
+    links[row].status = HAS_FIRST | HAS_LAST
+    links[row].next = -1
+    links[row].prev = lanes[lane].tail
+    links[row].lane = 0
+    lanes[lane].tail = row
+    flows[flow].messages += 1
+    return row
+
+
+@inner
+def first_of(headers, packet):  # type: ignore[no-untyped-def]
+    """The first sparse header of ``packet`` or a later one."""
+    low, high = np.int64(0), np.int64(len(headers))
+    while low < high:
+        middle = (low + high) // 2
+        if headers[middle].packet < packet:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel(
+    i8(
+        i8,
+        i8,
+        i8,
+        i8[::1],
+        u4[::1],
+        u4[::1],
+        u4[::1],
+        u4[::1],
+        u4[::1],
+        u2[::1],
+        u1[::1],
+        u1[::1],
+        u1[::1],
+        u1[::1],
+        u1[::1],
+        from_dtype(schema.RETH.dtype)[::1],
+        from_dtype(schema.AETH.dtype)[::1],
+        from_dtype(schema.IMM.dtype)[::1],
+        from_dtype(schema.DETH.dtype)[::1],
+        from_dtype(schema.ATOMIC.dtype)[::1],
+        i8[::1],
+        from_dtype(schema.FLOW.dtype)[::1],
+        from_dtype(LANE)[::1],
+        i8[:, :, ::1],
+        from_dtype(PEER)[::1],
+        i4[::1],
+        i4[::1],
+        i4[::1],
+        from_dtype(LOG)[::1],
+        from_dtype(schema.MESSAGE.dtype)[::1],
+        from_dtype(LINK)[::1],
+        u4[:, ::1],
+        i8[:, ::1],
+        i8[::1],
+    )
+)
+def scan(  # type: ignore[no-untyped-def]
+    start,
+    n,
+    first_frame,
+    times,
+    flow_of,
+    payloads,
+    data_at,
+    dest_qp,
+    psns,
+    data_len,
+    opcodes,
+    flag_bits,
+    tos,
+    kinds,
+    data,
+    reth,
+    aeth,
+    imms,
+    deth,
+    atomic,
+    table,
+    flows,
+    lanes,
+    holes,
+    peers,
+    members,
+    conflicts,
+    echoes,
+    log,
+    rows,
+    links,
+    words,
+    mads,
+    counts,
+):
+    """Take in packets ``start`` to ``n`` of a block; returns where it stopped.
+
+    It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing. ``counts`` says how
+    far each output is filled. The caller provides room: two rows of ``rows`` and ``links`` and one of
+    ``log``, ``words`` and ``mads`` (packet, message row) per packet, and lanes for each flow.
+    """
+    i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
+    i_deth, i_atomic = first_of(deth, start), first_of(atomic, start)
+    for i in range(start, n):
+        if counts[RIPE] != 0:
+            return i
+        flow = np.int64(flow_of[i])
+        kind = kinds[i]
+        if flow == NONE32 or (kind != ROCE_V2 and kind != ROCE_V1):
+            continue
+        code = table[opcodes[i]]
+        operation = code & 15
+        place = (code >> PLACE_SHIFT) & 7
+        time_ns = times[i]
+        frame = first_frame + i
+        payload = np.int64(payloads[i])
+        wire_psn = np.int64(psns[i])
+        ce = 1 if tos[i] & 3 == CE else 0
+        if flows[flow].packets == 0:
+            flows[flow].first_ns = time_ns
+        flows[flow].packets += 1
+        flows[flow].last_ns = time_ns
+        flows[flow].bytes += np.uint64(payload)
+        if ce:
+            flows[flow].ecn_marked += 1
+
+        if operation == OP_ACK or operation == OP_ATOMIC_ACK:
+            while i_aeth < len(aeth) and aeth[i_aeth].packet < i:
+                i_aeth += 1
+            answer = SYNDROME_ACK
+            if i_aeth < len(aeth) and aeth[i_aeth].packet == i:
+                answer = (np.int64(aeth[i_aeth].syndrome) >> 5) & 3
+            elif operation == OP_ACK:
+                continue  # beyond the snap length: it may be a NAK
+            covered = wire_psn
+            if answer == SYNDROME_NAK:
+                flows[flow].nak += 1
+                covered = (wire_psn - 1) & (PSNS - 1)  # it asks for this one again
+            elif answer == SYNDROME_RNR:
+                flows[flow].rnr += 1
+                covered = (wire_psn - 1) & (PSNS - 1)
+            on_ack(
+                lanes, holes, rows, links, flows, peers, members, conflicts, echoes, log, counts,
+                flow, covered, time_ns, answer == SYNDROME_ACK,
+            )  # fmt: skip
+            continue
+        if operation == OP_CNP:
+            slowed = np.int64(peers[flow].peer)
+            flows[slowed if slowed >= 0 else flow].cnp += 1
+            continue
+
+        imm = np.int64(-1)
+        if code & HAS_IMM:
+            while i_imm < len(imms) and imms[i_imm].packet < i:
+                i_imm += 1
+            if i_imm < len(imms) and imms[i_imm].packet == i:
+                imm = np.int64(imms[i_imm].value)
+        if code & DATAGRAM:
+            while i_deth < len(deth) and deth[i_deth].packet < i:
+                i_deth += 1
+            src_qp = np.int64(0)
+            if i_deth < len(deth) and deth[i_deth].packet == i:
+                src_qp = np.int64(deth[i_deth].src_qp)
+            cm = dest_qp[i] == CM_QP
+            row = datagram(
+                lanes, flow, wire_psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts
+            )
+            if cm and row >= 0:
+                mads[counts[MADS], 0] = i
+                mads[counts[MADS], 1] = row
+                counts[MADS] += 1
+            continue
+        if place == 0 and operation == 0:
+            continue
+
+        length = np.int64(-1)
+        va = np.uint64(0)
+        starts_write = place & FIRST != 0 and (operation == OP_WRITE or operation == OP_ATOMIC_WRITE)
+        if starts_write or operation == OP_READ_REQUEST:
+            while i_reth < len(reth) and reth[i_reth].packet < i:
+                i_reth += 1
+            if i_reth < len(reth) and reth[i_reth].packet == i:
+                length = np.int64(reth[i_reth].dma_len)
+                va = reth[i_reth].va
+        elif operation == OP_ATOMIC:
+            length = np.int64(8)
+            while i_atomic < len(atomic) and atomic[i_atomic].packet < i:
+                i_atomic += 1
+            if i_atomic < len(atomic) and atomic[i_atomic].packet == i:
+                va = atomic[i_atomic].va
+        wire = wire_of(operation, code & HAS_IMM != 0)
+
+        lane = 2 * flow
+        if operation == OP_READ_RESPONSE:
+            lane += 1
+            if place & ONLY:  # a MIDDLE acknowledges nothing that its FIRST did not
+                covered = wire_psn if place & LAST else (wire_psn - 1) & (PSNS - 1)
+                on_ack(
+                    lanes, holes, rows, links, flows, peers, members, conflicts, echoes, log, counts,
+                    flow, covered, time_ns, place & LAST != 0,
+                )  # fmt: skip
+
+        top = lanes[lane].top
+        if top < 0:
+            top = wire_psn + PSNS
+            lanes[lane].start = top
+        ahead = signed24(wire_psn - top)
+        psn = top + ahead
+        began = lanes[lane].top < 0
+        if ahead < 0:
+            if psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow):
+                flows[flow].out_of_order += 1
+                mend(
+                    lanes, lane, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame,
+                    rows, links, flows, counts,
+                )  # fmt: skip
+            else:
+                repeat(lanes, lane, flow, psn, time_ns, frame, rows, links, flows, counts)
+            continue
+        if ahead > 0:
+            low = top
+            if lane & 1:
+                if place & FIRST:
+                    low = psn  # other operations took the PSNs between two answers
+            else:
+                if lanes[lane].soft > top:
+                    low = min(lanes[lane].soft, psn)
+                    tail = np.int64(lanes[lane].tail)
+                    if tail >= 0:
+                        if rows[tail].wire == WIRE_READ and np.int64(rows[tail].seq_end) == top:
+                            rows[tail].seq_end = low
+            add_hole(lanes, lane, holes, low, psn, flows, flow)
+        lanes[lane].soft = 0
+
+        if place & FIRST:
+            if lanes[lane].open:
+                if lane & 1 and ahead == 0:
+                    place &= LAST  # a READ asked for again from here: the answer goes on
+                else:
+                    give_up(lanes, lane, flow, psn, rows, links, flows, counts)
+        elif lanes[lane].open:
+            overrun = lanes[lane].expected > 0 and psn >= lanes[lane].seq + lanes[lane].expected
+            if overrun or not same_message(lanes[lane].wire, wire):
+                give_up(lanes, lane, flow, psn, rows, links, flows, counts)
+        if lanes[lane].open == 0:
+            if place & FIRST:
+                open_message(lanes, lane, psn, time_ns, frame, wire, HAS_FIRST, 0)
+                if length >= 0:
+                    lanes[lane].bytes = length
+                    lanes[lane].va = np.int64(va)
+                    lanes[lane].status = HAS_FIRST | SIZED
+                if place & LAST == 0 and payload > 0:
+                    lanes[lane].mtu = payload
+                    if length >= 0:
+                        lanes[lane].expected = (length + payload - 1) // payload
+            else:
+                open_message(lanes, lane, psn, time_ns, frame, wire, 0, STARTS_BEFORE if began else GAP)
+        lanes[lane].packets += 1
+        lanes[lane].last_ns = time_ns
+        lanes[lane].last_frame = frame
+        lanes[lane].ecn += ce
+        if lanes[lane].status & SIZED == 0:
+            lanes[lane].bytes += payload
+        top = psn + 1
+        if place & LAST:
+            lanes[lane].status |= HAS_LAST
+            lanes[lane].wire = wire
+            end = top
+            if operation == OP_READ_REQUEST:
+                span = read_span(lanes, peers, flow, length)
+                end = psn + max(span, 1)
+                lanes[lane].bytes = 0
+                if span == 0:
+                    lanes[lane].soft = psn + max(1, (length + SMALLEST_MTU - 1) // SMALLEST_MTU)
+                top = end
+            row = close_message(lanes, lane, flow, end, rows, links, flows, counts)
+            if imm >= 0:
+                rows[row].tag = imm
+            if operation == OP_READ_REQUEST:
+                rows[row].role = GRANT
+                rows[row].announces = max(length, 0)
+                rows[row].flags = 0
+            elif operation == OP_WRITE and place == FIRST | LAST and imm < 0:
+                if 0 < payload <= CTS_MAX and payload % CTS_UNIT == 0 and data_len[i] >= 12:
+                    keep_words(data, np.int64(data_at[i]), np.int64(data_len[i]), words, counts, row)
+        lanes[lane].top = top
+    return n

@@ -1,0 +1,251 @@
+"""Which flow is the opposite of which, told from traffic alone or from the CM's handshake.
+
+Packets name their destination QP only, so the flow A to B (destination QP b) does not say which of the
+flows B to A answers it. Evidence, strongest first: CM REQ and REP name both QPs; a datagram's DETH
+names its source QP; ACKs can only name PSNs that the opposite flow has sent already, so each wrong
+candidate is contradicted sooner or later; a UDP source port that is the kernel's hash of both QPs; being
+the only candidate. Where two candidates fit alike, none is chosen.
+InfiniBand volume 1, 9.7.5 (ACK), 12.6 (CM messages).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import NONE32, Pairing, Transport, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+ENOUGH_ACKS = 8  # before a capture's end, fewer decide nothing
+MOST_SCORES = 1 << 24  # pairs of flows that are compared; more flows stay unpaired
+
+_MAD_HEADER = 24  # common MAD header; the CM message follows (IBTA 13.4.3)
+_CM_CLASS = 7
+_REQ, _REP = 0x10, 0x13
+
+
+def udp_port(qp: int, other_qp: int) -> int:
+    """The kernel's UDP source port for a connection with flow label 0 (rdma_flow_label_to_udp_sport)."""
+    v = qp * other_qp
+    v ^= v >> 20
+    v ^= v >> 40
+    label = v & 0xFFFFF
+    return 0xC000 | ((label & 0x3FFF) ^ (label >> 14))
+
+
+class Pairs:
+    """The candidates of each flow, what ACKs said of them, and what has been decided.
+
+    ``conflicts`` and ``echoes`` have a run of scores for each flow (PEER.scores), one for each flow of
+    the opposite direction (``members`` from PEER.candidates to PEER.candidates_end).
+    """
+
+    def __init__(self) -> None:
+        self.members = np.zeros(0, np.int32)
+        self.conflicts = np.zeros(0, np.int32)
+        self.echoes = np.zeros(0, np.int32)
+        self._directions: dict[tuple[int, int], list[int]] = {}
+        self._requests: dict[tuple[int, int, int], int] = {}  # (from, to, communication id) -> QP
+        self._named: dict[tuple[int, int, int], int] = {}  # (src, dst, destination QP) -> source QP
+        self._known = 0
+
+    def add_flows(self, flows: Rows, peers: Rows, known: int) -> None:
+        """Lay the scores out anew, with the flows from row ``known`` on; what was scored is kept."""
+        old = self._layout(peers[:known])
+        for flow in range(known, len(flows)):
+            if flows["transport"][flow] == Transport.ROCE and flows["dest_qp"][flow] > 1:
+                key = (int(flows["src"][flow]), int(flows["dst"][flow]))
+                self._directions.setdefault(key, []).append(flow)
+        members: list[int] = []
+        place: dict[tuple[int, int], tuple[int, int]] = {}
+        for key, row in self._directions.items():
+            place[key] = (len(members), len(members) + len(row))
+            members += row
+        self.members = np.array(members, np.int32)
+        total = 0
+        for (src, dst), row in self._directions.items():
+            start, end = place.get((dst, src), (0, 0))
+            if total + len(row) * (end - start) > MOST_SCORES:
+                start = end = 0
+            peers["candidates"][row] = start
+            peers["candidates_end"][row] = end
+            peers["scores"][row] = total + np.arange(len(row)) * (end - start)
+            total += len(row) * (end - start)
+        self.conflicts = np.zeros(total, np.int32)
+        self.echoes = np.zeros(total, np.int32)
+        for flow, conflicts, echoes in old:
+            # The candidates met before keep their places: a direction's list only grows at its end.
+            # Those that are new had sent nothing when the ACKs so far came.
+            at, end = int(peers["scores"][flow]), int(peers["candidates_end"][flow])
+            width = end - int(peers["candidates"][flow])
+            kept = min(len(conflicts), width)
+            self.conflicts[at : at + kept] = conflicts[:kept]
+            self.conflicts[at + kept : at + width] = peers["acks"][flow]
+            self.echoes[at : at + kept] = echoes[:kept]
+
+    def _layout(self, peers: Rows) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
+        """Scores of the flows that have any and are not paired."""
+        kept = []
+        for flow in np.flatnonzero((peers["acks"] > 0) & (peers["peer"] < 0)):
+            at = int(peers["scores"][flow])
+            width = int(peers["candidates_end"][flow]) - int(peers["candidates"][flow])
+            kept.append((int(flow), self.conflicts[at : at + width], self.echoes[at : at + width]))
+        return kept
+
+    def read_mad(self, message: Rows, flows: Rows, payload: bytes) -> None:
+        """Take in a datagram to QP 1: sets the message's tag (attribute) and learns QPs from REQ and REP.
+
+        ``message`` is a slice of one row. Fields beyond the snap length are not needed: nothing is learnt.
+        """
+        if len(payload) < _MAD_HEADER or payload[1] != _CM_CLASS:
+            return
+        attribute = int.from_bytes(payload[16:18], "big")
+        message["tag"] = attribute
+        body = payload[_MAD_HEADER:]
+        flow = int(message["flow"][0])
+        src, dst = int(flows["src"][flow]), int(flows["dst"][flow])
+        if attribute == _REQ and len(body) >= 35:
+            (ours,) = struct.unpack_from(">I", body, 0)
+            self._requests[src, dst, ours] = int.from_bytes(body[32:35], "big")
+        elif attribute == _REP and len(body) >= 15:
+            (asked,) = struct.unpack_from(">I", body, 4)
+            qp = self._requests.get((dst, src, asked))
+            if qp is not None:
+                replied = int.from_bytes(body[12:15], "big")
+                self._named[dst, src, replied] = qp  # the requester's flow goes to the replier's QP
+                self._named[src, dst, qp] = replied
+
+    def decide(
+        self, flows: Rows, peers: Rows, messages: Rows, ripe: int | None = None, last: bool = False
+    ) -> Iterator[tuple[int, int]]:
+        """Pair what can be paired: sets FLOW.peer, FLOW.pairing and PEER.peer, yields each pair once.
+
+        With ``ripe``, only flows between that flow's endpoints. ``last`` at the capture's end, when being
+        the only candidate and a few ACKs must do.
+        """
+        if last:
+            self._read_datagrams(flows, messages)
+        directions = list(self._directions)
+        if ripe is not None:
+            ends = int(flows["src"][ripe]), int(flows["dst"][ripe])
+            directions = [(min(ends), max(ends))]
+        for src, dst in directions:
+            row, back = self._directions.get((src, dst)), self._directions.get((dst, src))
+            if row is None or back is None or src > dst:
+                continue
+            ours = [f for f in row if peers["peer"][f] < 0]
+            theirs = [f for f in back if peers["peer"][f] < 0]
+            if not ours or not theirs:
+                continue
+            for a, b, how in self._between(src, dst, ours, theirs, flows, peers, last):
+                for flow, other in ((a, b), (b, a)):
+                    peers["peer"][flow] = other
+                    flows["peer"][flow] = other
+                    flows["pairing"][flow] = how
+                yield a, b
+
+    def _between(
+        self, src: int, dst: int, ours: list[int], theirs: list[int], flows: Rows, peers: Rows, last: bool
+    ) -> list[tuple[int, int, Pairing]]:
+        """New pairs of the flows between two endpoints."""
+        found: list[tuple[int, int, Pairing]] = []
+        by_qp = {int(flows["dest_qp"][f]): f for f in theirs}
+        for a in list(ours):
+            b = by_qp.get(self._named.get((src, dst, int(flows["dest_qp"][a])), -1))
+            if b is not None and b in theirs:
+                found.append((a, b, Pairing.HANDSHAKE))
+                ours.remove(a)
+                theirs.remove(b)
+        if not ours or not theirs:
+            return found
+        acks, conflicts, echoes = self._evidence(src, dst, ours, theirs, peers)
+        ports = self._ports(ours, theirs, flows)
+        enough = 1 if last else ENOUGH_ACKS
+        # A capture that begins in mid traffic, or lost packets, contradicts even the true one now and then.
+        excluded = conflicts > np.maximum(acks // 16, 0 if last else 1)
+        fits = ~excluded & (acks >= enough) & (2 * echoes >= acks)
+        for a, b in _clear_cut(fits, excluded):
+            found.append((ours[a], theirs[b], Pairing.ACKS))
+        taken = {f for a, b, _ in found for f in (a, b)}
+        left_a = [i for i, f in enumerate(ours) if f not in taken]
+        left_b = [i for i, f in enumerate(theirs) if f not in taken]
+        grid = np.ix_(left_a, left_b)
+        by_port = ports[grid] & ~excluded[grid] & ((acks[grid] >= 2) | last)
+        for a, b in _clear_cut(by_port, ~by_port):
+            found.append((ours[left_a[a]], theirs[left_b[b]], Pairing.UDP_PORT))
+        taken = {f for a, b, _ in found for f in (a, b)}
+        rest_a = [i for i, f in enumerate(ours) if f not in taken]
+        rest_b = [i for i, f in enumerate(theirs) if f not in taken]
+        if last and len(rest_a) == len(rest_b) == 1 and not excluded[rest_a[0], rest_b[0]]:
+            found.append((ours[rest_a[0]], theirs[rest_b[0]], Pairing.ONLY))
+        return found
+
+    def _evidence(
+        self, src: int, dst: int, ours: list[int], theirs: list[int], peers: Rows
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """ACKs, contradictions and echoes of both flows of each pair together, (ours, theirs)."""
+        shape = (len(ours), len(theirs))
+        conflicts, echoes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        place_ours = {f: i for i, f in enumerate(self._directions[src, dst])}
+        place_theirs = {f: i for i, f in enumerate(self._directions[dst, src])}
+        at_ours, at_theirs = [place_ours[f] for f in ours], [place_theirs[f] for f in theirs]
+        for i, flow in enumerate(ours):
+            if peers["candidates_end"][flow] > peers["candidates"][flow]:
+                at = int(peers["scores"][flow]) + np.array(at_theirs)
+                conflicts[i] += self.conflicts[at]
+                echoes[i] += self.echoes[at]
+        for j, flow in enumerate(theirs):
+            if peers["candidates_end"][flow] > peers["candidates"][flow]:
+                at = int(peers["scores"][flow]) + np.array(at_ours)
+                conflicts[:, j] += self.conflicts[at]
+                echoes[:, j] += self.echoes[at]
+        acks = peers["acks"][ours].astype(np.int64)[:, None] + peers["acks"][theirs].astype(np.int64)[None, :]
+        return acks, conflicts, echoes
+
+    @staticmethod
+    def _ports(ours: list[int], theirs: list[int], flows: Rows) -> NDArray[np.bool_]:
+        """Where both flows have the source port that the kernel derives from their two QPs."""
+        match = np.zeros((len(ours), len(theirs)), bool)
+        for i, a in enumerate(ours):
+            for j, b in enumerate(theirs):
+                port = int(flows["sport"][a])
+                if port == int(flows["sport"][b]):
+                    match[i, j] = port == udp_port(int(flows["dest_qp"][a]), int(flows["dest_qp"][b]))
+        return match
+
+    def _read_datagrams(self, flows: Rows, messages: Rows) -> None:
+        """Learn the source QPs of datagram flows that have a single one."""
+        sent = messages[messages["wire"] == Wire.ROCE_DATAGRAM]
+        both = np.unique(sent["flow"].astype(np.int64) << 32 | sent["sub"])
+        named, first, times = np.unique(both >> 32, return_index=True, return_counts=True)
+        for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32):
+            key = (int(flows["src"][flow]), int(flows["dst"][flow]), int(flows["dest_qp"][flow]))
+            self._named.setdefault(key, int(source))
+
+
+def _clear_cut(fits: NDArray[np.bool_], excluded: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Pairs that fit where every rival of one of the two is excluded.
+
+    A pair found excludes both from all others, which may leave another with a single one.
+    """
+    excluded = excluded.copy()
+    found: list[tuple[int, int]] = []
+    while True:
+        left = ~excluded
+        alone = fits & left & ((left.sum(1) == 1)[:, None] | (left.sum(0) == 1)[None, :])
+        alone &= (alone.sum(1) == 1)[:, None] & (alone.sum(0) == 1)[None, :]  # two claims on one: neither
+        new = [(int(a), int(b)) for a, b in np.argwhere(alone)]
+        if not new:
+            return found
+        found += new
+        for a, b in new:
+            excluded[a, :] = True
+            excluded[:, b] = True

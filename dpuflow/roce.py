@@ -1,0 +1,244 @@
+"""RoCE packets to messages: Blocks in, MESSAGE rows and FLOW counters out.
+
+A message runs from FIRST/ONLY to LAST/ONLY (InfiniBand volume 1, 9.4). What the rows say beyond the
+schema:
+
+- READ: the answer is the message (wire ROCE_READ, on the flow that carries the data, its bytes from the
+  request where that was seen); the request is a message of its own on its flow, without bytes, role
+  GRANT, ``announces`` the length asked for.
+- Datagrams carry their source QP in ``sub``, and ``seq`` is the PSN as on the wire: it counts per source.
+- ``seq`` of the rest starts at 2**24 plus the first PSN seen, so that it never goes below zero.
+- A message sent again before its ACK is completed by the last packet seen before the ACK.
+- FLOW.cnp counts on the flow that the CNPs slow down; as long as that is not known, on the one that
+  carried them.
+- NCCL's clear-to-send entries (role GRANT): ``announces`` is the capacity of the first entry, ``tag`` the
+  rank that will send, ``sub`` the index, each as far as the snap length shows it, else 0, and the
+  message's count for the index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpuflow import wire
+from dpuflow.pairing import Pairs
+from dpuflow.roles import assign_roles
+from dpuflow.schema import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Block, Rows
+
+_PLACE_SHIFT, _HAS_IMM, _DATAGRAM = 4, 1 << 8, 1 << 9
+
+
+def opcode_table() -> NDArray[np.int64]:
+    """256 entries: operation, place and headers of each opcode, as ``kernels.roce`` reads them; 0 unknown."""
+    table = np.zeros(256, np.int64)
+    for code, opcode in wire.OPCODES.items():
+        table[code] = opcode.operation | opcode.place << _PLACE_SHIFT
+        if opcode.headers & wire.IMM:
+            table[code] |= _HAS_IMM
+        if opcode.transport == "UD":
+            table[code] |= _DATAGRAM
+    return table
+
+
+def _grown(array: NDArray[Any], used: int, room: int) -> NDArray[Any]:
+    """``array`` with at least ``used + room`` rows, the first ``used`` kept."""
+    if len(array) >= used + room:
+        return array
+    larger = np.empty((max(used + room, used + used // 2), *array.shape[1:]), array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
+class RoceMessages:
+    """Messages of all RoCE flows of one capture; state grows with flows and messages, not with packets."""
+
+    def __init__(self) -> None:
+        from dpuflow.kernels import acks, lanes, roce
+
+        self._kernels = roce
+        self._replay = acks.replay
+        self._table = opcode_table()
+        self._lanes = np.zeros(0, lanes.LANE)
+        self._holes = np.zeros((0, lanes.HOLES, 2), np.int64)
+        self._peers = np.zeros(0, acks.PEER)
+        self._log = np.zeros(0, acks.LOG)
+        self._rows = np.zeros(0, MESSAGE.dtype)
+        self._links = np.zeros(0, lanes.LINK)
+        self._words = np.zeros((0, roce.N_WORDS), np.uint32)
+        self._mads = np.zeros((0, 2), np.int64)
+        self._counts = np.zeros(8, np.int64)
+        self._pairs = Pairs()
+
+    def feed(self, block: Block, flows: Rows) -> None:
+        """Take in one block; ``flows`` holds at least the flows of its packets and is updated in place."""
+        n = block.rows
+        if n == 0:
+            return
+        self._welcome(flows)
+        k, counts, columns = self._kernels, self._counts, block.columns
+        self._rows = _grown(self._rows, int(counts[k.ROWS]), 2 * n)
+        self._links = _grown(self._links, int(counts[k.ROWS]), 2 * n)
+        self._log = _grown(self._log, int(counts[2]), n)
+        self._words = _grown(self._words, int(counts[k.WORDS]), n)
+        self._mads = _grown(self._mads, 0, n)
+        counts[k.MADS] = 0
+        start = 0
+        while start < n:
+            start = k.scan(
+                start,
+                n,
+                block.first_frame,
+                columns["time_ns"],
+                columns["flow"],
+                columns["payload"],
+                columns["data_at"],
+                columns["dest_qp"],
+                columns["psn"],
+                columns["data_len"],
+                columns["opcode"],
+                columns["flags"],
+                columns["tos"],
+                columns["kind"],
+                block.data,
+                block.reth,
+                block.aeth,
+                block.imm,
+                block.deth,
+                block.atomic,
+                self._table,
+                flows,
+                self._lanes,
+                self._holes,
+                self._peers,
+                self._pairs.members,
+                self._pairs.conflicts,
+                self._pairs.echoes,
+                self._log,
+                self._rows,
+                self._links,
+                self._words,
+                self._mads,
+                counts,
+            )
+            if counts[k.RIPE]:
+                self._pair(flows, int(counts[k.RIPE]) - 1)
+                counts[k.RIPE] = 0
+        mads = self._mads[: counts[k.MADS]]
+        for packet, row in mads:
+            at, length = int(columns["data_at"][packet]), int(columns["data_len"][packet])
+            self._pairs.read_mad(self._rows[row : row + 1], flows, block.data[at : at + length].tobytes())
+        if len(mads):
+            self._pair(flows)
+
+    def finish(self, flows: Rows) -> Rows:
+        """Close what is open, tell roles, and return the MESSAGE rows in order of completion."""
+        self._welcome(flows)
+        self._pair(flows, last=True)
+        self._close_open(flows)
+        n = int(self._counts[self._kernels.ROWS])
+        rows, links = self._rows[:n], self._links[:n]
+        _join_reads(rows, links["lane"] == 1, flows)
+        assign_roles(rows, flows, self._words[: self._counts[self._kernels.WORDS]])
+        if n and (np.diff(rows["last_frame"].astype(np.int64)) < 0).any():
+            rows = rows[np.argsort(rows["last_frame"], kind="stable")]
+        return rows
+
+    def _welcome(self, flows: Rows) -> None:
+        """Make room for flows not met before."""
+        FLOW.check(flows)
+        known = len(self._peers)
+        more = len(flows) - known
+        if more <= 0:
+            return
+        fresh = flows[known:]
+        roce = fresh["transport"] == Transport.ROCE
+        fresh["peer"][roce] = NONE32
+        fresh["rtt_min_ns"][roce] = NEVER
+        lanes = np.zeros(2 * more, self._lanes.dtype)
+        for name in ("top", "acked", "head", "tail", "cursor"):
+            lanes[name] = -1
+        peers = np.zeros(more, self._peers.dtype)
+        for name in ("peer", "log_head", "log_tail"):
+            peers[name] = -1
+        self._lanes = np.concatenate([self._lanes, lanes])
+        self._holes = np.concatenate([self._holes, np.zeros((2 * more, *self._holes.shape[1:]), np.int64)])
+        self._peers = np.concatenate([self._peers, peers])
+        self._pairs.add_flows(flows, self._peers, known)
+
+    def _pair(self, flows: Rows, ripe: int | None = None, last: bool = False) -> None:
+        """Pair flows for which there is enough evidence, and give them the ACKs kept so far.
+
+        With ``ripe`` only between the endpoints of that flow.
+        """
+        for a, b in self._pairs.decide(flows, self._peers, self._rows[: self._counts[0]], ripe, last):
+            for flow, other in ((a, b), (b, a)) if a != b else ((a, b),):
+                self._replay(
+                    self._lanes,
+                    self._holes,
+                    self._rows,
+                    self._links,
+                    flows,
+                    self._peers,
+                    self._log,
+                    flow,
+                    other,
+                )
+            if a != b:
+                flows["cnp"][a], flows["cnp"][b] = int(flows["cnp"][b]), int(flows["cnp"][a])
+
+    def _close_open(self, flows: Rows) -> None:
+        """Write messages that the capture's end cut off."""
+        lanes = self._lanes
+        at = np.flatnonzero(lanes["open"])
+        if not len(at):
+            return
+        n = int(self._counts[self._kernels.ROWS])
+        self._rows = _grown(self._rows, n, len(at))
+        self._links = _grown(self._links, n, len(at))
+        cut, rows = lanes[at], self._rows[n : n + len(at)]
+        rows[:] = np.zeros(1, rows.dtype)
+        for name in ("first_ns", "last_ns", "seq", "bytes", "va", "packets", "retransmitted", "first_frame",
+                     "last_frame", "wire", "flags"):  # fmt: skip
+            rows[name] = cut[name]
+        rows["ecn_marked"] = cut["ecn"]
+        rows["acked_ns"] = NEVER
+        rows["flow"] = at // 2
+        known = cut["expected"] > 0
+        rows["seq_end"] = np.where(known, cut["seq"] + cut["expected"], cut["top"])
+        gap = cut["top"] - cut["seq"] != cut["packets"]
+        rows["flags"] |= np.where(gap, MessageFlag.GAP, 0).astype(np.uint8)
+        rows["flags"] |= np.uint8(MessageFlag.ENDS_AFTER)
+        self._links["lane"][n : n + len(at)] = at & 1
+        np.add.at(flows["messages"], at // 2, 1)
+        lanes["open"][at] = 0
+        self._counts[self._kernels.ROWS] = n + len(at)
+
+
+def _join_reads(rows: Rows, answers: NDArray[np.bool_], flows: Rows) -> None:
+    """Give each READ's answer the length and address that its request named.
+
+    Both have the same PSN (low 24 bits); of several the request last sent before the answer counts.
+    """
+    reads = rows["wire"] == 4
+    if not reads.any():
+        return
+    asked: dict[tuple[int, int], list[int]] = {}
+    for row in np.flatnonzero(reads & ~answers):
+        asked.setdefault((int(rows["flow"][row]), int(rows["seq"][row]) & wire.PSN_MASK), []).append(int(row))
+    for row in np.flatnonzero(reads & answers):
+        peer = int(flows["peer"][rows["flow"][row]])
+        found = asked.get((peer, int(rows["seq"][row]) & wire.PSN_MASK), [])
+        before = [r for r in found if rows["first_frame"][r] <= rows["first_frame"][row]]
+        if before:
+            rows["bytes"][row] = rows["announces"][before[-1]]
+            rows["va"][row] = rows["va"][before[-1]]
+    gaps = reads & answers & ((rows["flags"] & MessageFlag.GAP) != 0)
+    lost = (rows["seq_end"] - rows["seq"]).astype(np.int64) - rows["packets"]
+    np.add.at(flows["missing"], rows["flow"][gaps], np.maximum(lost[gaps], 0).astype(np.uint32))
