@@ -87,8 +87,8 @@ class Clocks:
 def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_]) -> Line | None:
     """The middle of the widest strip between the two clouds of differences y - x; None without both.
 
-    Samples that leave no strip at all (mismatched packets, a clock that jumped) are dropped one by
-    one; ``broken`` tells how many it took.
+    Samples that leave no strip at all (mismatched packets, a clock that jumped) are dropped, the worst
+    first; ``broken`` tells how many it took.
     """
     if not forward.any() or forward.all():
         return None
@@ -99,23 +99,23 @@ def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_]) -> Li
     span = float(time.max())
     above_t, above = _extremes(time[forward], difference[forward], span, 1.0)
     below_t, below = _extremes(time[~forward], difference[~forward], span, -1.0)
-    bins, dropped = len(above) + len(below), 0
+    bins = len(above) + len(below)
     slope = _slope_of_middles(above_t, above, below_t, below, span)
     while True:
         slope = _widest(above_t, above, below_t, below, slope)
         high, low = above - slope * above_t, below - slope * below_t
         width = float(high.min() - low.max())
-        if width >= 0.0 or min(len(above), len(below)) <= 2 or dropped > bins // 2:
+        dropped = bins - len(above) - len(below)
+        if width >= 0.0 or 4 * dropped > bins:
             break
         middle = (np.median(high) + np.median(low)) / 2
+        few = 1 + dropped // 8  # more at a time as it becomes clear that it is not a handful
         if middle - high.min() > low.max() - middle:
-            keep = high > high.min()
+            keep = np.argsort(high)[few:]
             above_t, above = above_t[keep], above[keep]
-            dropped += int(np.count_nonzero(~keep))
         else:
-            keep = low < low.max()
+            keep = np.argsort(-low)[few:]
             below_t, below = below_t[keep], below[keep]
-            dropped += int(np.count_nonzero(~keep))
         if not len(above) or not len(below):
             return None
     offset = float(high.min() + low.max()) / 2
@@ -259,10 +259,10 @@ def tie_clocks(infos: Sequence[CaptureInfo], samples: Sequence[Samples], mode: s
 def _why_trusted(mode: str, bound: float | None) -> str:
     if bound is None:
         return "taken as synchronised; no packets in common to check it with"
-    allowed = f"packets allow an offset of up to {bound / 1000:.1f} us"
+    allowed = f"packets in common allow an offset of up to {bound / 1000:.1f} us"
     if mode == "trust":
         return f"taken as synchronised; {allowed}"
-    return f"packets arrive after they were sent without any correction; {allowed}"
+    return f"uncorrected, packets arrive after they were sent; {allowed}"
 
 
 def _failed(infos: Sequence[CaptureInfo], samples: Sequence[Samples], checks: Sequence[Check]) -> list[str]:
@@ -352,7 +352,7 @@ def _estimate(
         if r is not None and r.broken > BROKEN_SHARE:
             found.limits.append(
                 f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not differ by a straight "
-                f"line: {100 * r.broken:.0f} % of the capture contradicts it; one was stepped or changed its rate."
+                f"line: {100 * r.broken:.0f} % of the time contradicts it; one stepped or changed its rate."
             )
 
 

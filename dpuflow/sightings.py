@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _ODD: Final = np.int64(0x9E3779B97F4A7C1 | 1)
 CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
 UNFIT: Final = CUT | MessageFlag.GAP  # such messages do not show the same packets everywhere
+REPEAT_BITS: Final = 8
 SAMPLE: Final = 256  # messages by which rounds are told apart
 
 
@@ -149,7 +150,9 @@ def _tie_rounds(seen: Sightings, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
     rows = rows[np.argsort(space, kind="stable")]
     for _, of_flow in runs(seen.key[rows] >> 32):
         flow_rows = rows[of_flow]
-        flow_rows = flow_rows[np.lexsort((seen.seq[flow_rows], seen.capture[flow_rows]))]
+        flow_rows = flow_rows[
+            np.lexsort((seen.first_ns[flow_rows], seen.seq[flow_rows], seen.capture[flow_rows]))
+        ]
         parts = [flow_rows[part] for _, part in runs(seen.capture[flow_rows].astype(np.int64))]
         for number, part_a in enumerate(parts):
             for part_b in parts[number + 1 :]:
@@ -162,8 +165,8 @@ def _align(seen: Sightings, a: Ints, b: Ints) -> tuple[Ints, Ints]:
     Each capture counts rounds from its own first packet. Laid over each other rightly, the clocks
     differ by a straight line and network delays; wrongly, by the unevenness of the sender's schedule too.
     """
-    whole_round = np.int64(1) << (PSN_BITS if seen.psn[a[0]] else 32)
-    seq_a, seq_b = seen.seq[a], seen.seq[b]
+    whole_round = np.int64(1) << ((PSN_BITS if seen.psn[a[0]] else 32) + REPEAT_BITS)
+    (seq_a, times_a), (seq_b, times_b) = _numbered(seen.seq[a]), _numbered(seen.seq[b])
     sample = np.unique(np.linspace(0, len(a) - 1, SAMPLE).astype(np.int64))
     found: list[tuple[int, float, int]] = []  # hits, scatter, rounds
     low, high = int((seq_b[0] - seq_a[-1]) // whole_round), int((seq_b[-1] - seq_a[0]) // whole_round) + 1
@@ -184,8 +187,18 @@ def _align(seen: Sightings, a: Ints, b: Ints) -> tuple[Ints, Ints]:
         return a[:0], b[:0]
     wanted = seq_a + best[2] * whole_round
     at = np.minimum(np.searchsorted(seq_b, wanted), len(b) - 1)
-    hit = seq_b[at] == wanted
+    hit = (seq_b[at] == wanted) & (times_a == times_b[at])
     return a[hit], b[at[hit]]
+
+
+def _numbered(seq: Ints) -> tuple[Ints, Ints]:
+    """Sorted numbers with those that repeat (a queue pair that starts over) told apart by their order.
+
+    Returns the numbers shifted up by REPEAT_BITS, plus 0, 1, ... for the repeats, and how often each comes.
+    """
+    _, first, times = np.unique(seq, return_index=True, return_counts=True)
+    turn = np.arange(len(seq)) - np.repeat(first, times)
+    return (seq << REPEAT_BITS) + np.minimum(turn, (1 << REPEAT_BITS) - 1), np.repeat(times, times)
 
 
 def runs(values: Ints) -> list[tuple[int, slice]]:

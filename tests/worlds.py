@@ -21,7 +21,8 @@ class Sent:
     dst: int
     at_ns: int
     bytes: int = 4096
-    lost_before: set[str] = field(default_factory=set)  # vantage points that never saw it
+    lost_before: set[str] = field(default_factory=set)  # vantage points it never reached; no ACK
+    unseen_by: set[str] = field(default_factory=set)  # vantage points that did not capture it
     flags: dict[str, int] = field(default_factory=dict)  # vantage point -> MessageFlag bits
     seq: int | None = None
     duration_ns: int = 10_000
@@ -72,7 +73,7 @@ class World:
             back = {f"node{m.dst}": 0, "switch": hops[2], f"node{m.src}": hops[2] + hops[3]}
             for vantage in vantages:
                 acked = NEVER if m.lost_before else self.local_ns(vantage, answered + back.get(vantage, 0))
-                if vantage in there and vantage not in m.lost_before:
+                if vantage in there and vantage not in m.lost_before | m.unseen_by:
                     rows[vantage].append(
                         {
                             "src": m.src, "dst": m.dst, "bytes": m.bytes,

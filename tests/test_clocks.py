@@ -1,0 +1,144 @@
+"""Clocks of scripted worlds: offset and drift found again, the error told, false trust found out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from worlds import START, Sent, World
+
+from dpuflow.clocks import ClockMap, fit_line
+from dpuflow.join import join
+from dpuflow.schema import NEVER
+from dpuflow.tables import Joined
+
+NODES = ("node0", "node1", "node2", "node3")
+
+
+def worst_error_ns(joined: Joined, world: World) -> float:
+    """Largest error of any transfer's time, sent or arrived, against the script and the captures' truth."""
+    worst = 0.0
+    for clock, info in zip(joined.clocks, joined.captures, strict=True):
+        offset, drift = world.clocks.get(info.vantage, (0, 0.0))
+        offset0, drift0 = world.clocks.get(joined.captures[0].vantage, (0, 0.0))
+        assert clock.offset_ns is not None
+        assert clock.drift_ppb is not None
+        for at_ns in (joined.start_ns, joined.end_ns):  # local minus reference at both ends
+            true = (offset - offset0) + (at_ns - START) * (drift - drift0)
+            found = clock.offset_ns + (at_ns - joined.start_ns) * clock.drift_ppb * 1e-9
+            worst = max(worst, abs(found - true))
+    return worst
+
+
+def test_offsets_and_drifts_are_found_again() -> None:
+    clocks = {"node1": (700_000_000, 30e-6), "node2": (-40_000_000_000, -70e-6), "node3": (1_000_000, 5e-6)}
+    world = World(4, clocks=clocks).ring(1000, 10_000_000)
+    joined = join(world.captures(*NODES))
+    assert [c.method for c in joined.clocks] == ["reference", "estimated", "estimated", "estimated"]
+    assert worst_error_ns(joined, world) < 5_000
+    assert all(10_000 < (c.error_ns or 0) < 100_000 for c in joined.clocks[1:])
+    delay = joined.transfers["arrived_ns"] - joined.transfers["sent_ns"]
+    assert delay.min() > 10_000
+    assert len(joined.transfers) == 4000
+
+
+def test_the_switch_halves_the_error_and_closes_the_loops() -> None:
+    clocks = {"node1": (5_000_000_000, -30e-6), "switch": (-7_000_000_000, 12e-6)}
+    world = World(2, clocks=clocks).ring(1000, 5_000_000)
+    joined = join(world.captures("node0", "switch", "node1"))
+    assert joined.local == [[0], [], [1]]
+    assert worst_error_ns(joined, world) < 5_000
+    assert (joined.clocks[1].error_ns or 0) < 0.6 * (joined.clocks[2].error_ns or 0)
+
+
+def test_an_uneven_path_lies_within_the_error_told() -> None:
+    """The switch is far from node 1: nothing shows it, but half the round trip covers it."""
+    world = World(2, delay_ns=200_000, noise_ns=2_000).ring(500)
+    captures = world.captures("node0", "node1")
+    later = captures[1].messages
+    towards = captures[1].flows["dst"][later["flow"]] == captures[1].endpoints["addr_lo"].argmax()
+    later["first_ns"][towards] += 150_000  # data towards node 1 takes longer than its ACKs back
+    later["last_ns"][towards] += 150_000
+    joined = join(captures, clock="estimate")
+    assert joined.clocks[1].error_ns is not None
+    assert joined.clocks[1].offset_ns is not None
+    assert 50_000 < abs(joined.clocks[1].offset_ns) <= joined.clocks[1].error_ns
+
+
+@pytest.mark.parametrize("mode", ["auto", "trust", "estimate"])
+def test_one_clock_in_each_mode(mode: str) -> None:
+    world = World(4).ring(500)
+    joined = join(world.captures(*NODES), clock=mode)
+    assert {c.method for c in joined.clocks[1:]} == {"estimated" if mode == "estimate" else "trusted"}
+    assert worst_error_ns(joined, world) < 10_000
+    assert joined.limits == []
+
+
+def test_false_trust_is_reported() -> None:
+    joined = join(
+        World(2, clocks={"node1": (-400_000, 0.0)}).ring(100).captures("node0", "node1"), clock="trust"
+    )
+    assert joined.clocks[1].method == "trusted"
+    assert "do not agree" in joined.limits[0]
+    assert "before they were sent" in joined.limits[0]
+
+
+def test_auto_estimates_where_packets_would_arrive_before_they_were_sent() -> None:
+    world = World(2, clocks={"node1": (-400_000, 0.0)}).ring(500)
+    joined = join(world.captures("node0", "node1"))
+    assert joined.clocks[1].method == "estimated"
+    assert worst_error_ns(joined, world) < 10_000
+    assert joined.limits == []
+
+
+def test_a_clock_that_steps_is_reported() -> None:
+    captures = World(2).ring(400).captures("node0", "node1")
+    after = captures[1].messages["first_ns"] > START + 200_000_000
+    for name in ("first_ns", "last_ns", "acked_ns"):
+        captures[1].messages[name][after] += 300_000_000
+    joined = join(captures, clock="estimate")
+    assert any("straight line" in line for line in joined.limits)
+
+
+def test_a_few_mismatched_packets_do_not_matter() -> None:
+    world = World(2, clocks={"node1": (50_000_000, 10e-6)}).ring(500)
+    captures = world.captures("node0", "node1")
+    for row in (10, 300, 700):
+        captures[1].messages["first_ns"][row] -= 20_000_000
+    joined = join(captures)
+    assert worst_error_ns(joined, world) < 20_000
+
+
+def test_traffic_one_way_without_acks_ties_nothing() -> None:
+    world = World(3)
+    for number in range(100):
+        world.sent.append(Sent(0, 1, START + number * 1_000_000))
+        world.sent.append(Sent(0, 2, START + number * 1_000_000))
+    captures = world.captures("node0", "node1", "node2")
+    for tables in captures:
+        tables.messages["acked_ns"] = NEVER
+    joined = join(captures, clock="estimate")
+    assert [c.method for c in joined.clocks] == ["reference", "none", "none"]
+
+
+def test_the_strip_between_two_clouds() -> None:
+    """By hand: clocks differ by 1000 + 0.001 t, the least delay is 50 one way and 70 the other."""
+    time = np.arange(0, 100_000, 100)
+    there = 1000 + time // 1000 + 50 + (time // 100 % 7) * 10
+    back = 1000 + time // 1000 - 70 - (time // 100 % 5) * 10
+    x = np.concatenate([time, time])
+    y = x + np.concatenate([there, back])
+    line = fit_line(x, y, np.arange(len(x)) < len(time))
+    assert line is not None
+    assert abs(line.base_ns + line.offset - 990) < 3
+    assert abs(line.slope - 0.001) < 2e-5
+    assert abs(line.width - 120) < 4
+    assert line.broken == 0.0
+    assert fit_line(time, time + there, np.ones(len(time), bool)) is None
+
+
+def test_clock_map() -> None:
+    place = ClockMap(START, 40_000_000_000, 50e-6)
+    true = START + np.array([0, 1, 3_600_000_000_000])
+    local = true + 40_000_000_000 + np.array([0, 0, 180_000_000])
+    assert place.to_reference(local).tolist() == true.tolist()
+    assert place.to_reference(np.array([NEVER])).tolist() == [NEVER]
