@@ -119,6 +119,7 @@ class GlooConnection:
                     if length or kind is kinds[Wire.GLOO_DATA]:
                         kind.length[slot] = length
             self.kinds.append(kinds)
+        self.usual: list[dict[tuple[int, int | None], int]] = [{}, {}]
 
     def _triple(self, way: int) -> tuple[_Kind, _Kind, _Kind]:
         """SEND_READY, RECV_READY and DATA of the transfers that go ``way``."""
@@ -135,10 +136,24 @@ class GlooConnection:
         ):
             triple = self._triple(transfer_way)
             slots = {slot for kind in triple for slot in kind.times}
-            wanted[wire] = [
-                s for s in slots if len(triple[place].times[s]) < max(len(kind.times[s]) for kind in triple)
-            ]
+            wanted[wire] = [s for s in slots if len(triple[place].times[s]) < self.transfers(transfer_way, s)]
         return wanted
+
+    def transfers(self, way: int, slot: Slot) -> int:
+        """How many transfers of a slot went ``way``, as far as is known."""
+        seen = max(len(kind.times[slot]) for kind in self._triple(way))
+        return max(seen, self.usual[way].get((slot[0], self.length(way, slot)), 0))
+
+    def learn(self) -> None:
+        """Let slots of the same operation and length have the same number of transfers, from now on.
+
+        Only for stretches that stay unsolved: there all three messages of a transfer may be hidden.
+        """
+        for way in (0, 1):
+            numbers: dict[tuple[int, int | None], list[int]] = defaultdict(list)
+            for slot in {slot for kind in self._triple(way) for slot in kind.times}:
+                numbers[slot[0], self.length(way, slot)].append(self.transfers(way, slot))
+            self.usual[way] = {key: int(np.median(n)) for key, n in numbers.items()}
 
     def length(self, way: int, slot: Slot) -> int | None:
         """Bytes of the slot's transfers that go ``way``."""
@@ -155,6 +170,8 @@ class GlooConnection:
             # A READY that was itself not seen shifts the count of the others: trust the fuller kind.
             most = max(len(send.times[slot]), len(grant.times[slot]))
             signs = [r.times[slot][k] for r in (send, grant) if len(r.times[slot]) == most > k]
+            if self.usual[way] and most < self.transfers(way, slot):
+                signs = [until_ns]
             if signs and max(signs) <= until_ns and (best is None or (min(signs), slot) < best):
                 best = min(signs), slot
         return best[1] if best else None
@@ -262,25 +279,39 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
         if flows["framing"][f] != Framing.GLOO or peer == NONE32 or peer not in orders or peer < f:
             continue
         sides = (order, orders[peer])
-        todo = [o[(links["known"][o] != _ALL) | (links["piece"][o] == 1)] for o in sides]
+        todo = [
+            o[((links["known"][o] != _ALL) & (rows["wire"][o] != Wire.TCP_BURST)) | (links["piece"][o] == 1)]
+            for o in sides
+        ]
         if not any(len(t) for t in todo):
             continue
         connection = GlooConnection(rows, links, sides)
+        rest: list[tuple[int, np.ndarray]] = []
         for way in (0, 1):
             runs = {int(run[0]): run for run in stretches(links, sides[way])}
-            for i in todo[way]:
-                if int(i) in runs:
-                    parts = connection.solve(way, runs[int(i)])
-                    counts.stretches += 1
+            rest += [(way, runs.get(int(i), i[None])) for i in todo[way] if not links["piece"][i] or int(i) in runs]
+        for learnt in (False, True):
+            if learnt and rest:
+                connection.learn()
+            left = []
+            for way, run in rest:
+                if not links["piece"][run[0]]:
+                    solved = connection.complete(way, int(run[0]))
+                    counts.headers += not learnt
+                    counts.resolved += solved
+                else:
+                    parts = connection.solve(way, run)
+                    solved = parts is not None
+                    counts.stretches += not learnt
                     if parts is not None:
+                        gone.append(run)
+                        made.append(split(rows, run, parts))
                         counts.stretches_resolved += 1
                         counts.headers += len(parts)
                         counts.resolved += len(parts)
-                        gone.append(runs[int(i)])
-                        made.append(split(rows, runs[int(i)], parts))
-                elif not links["piece"][i] and rows["wire"][i] != Wire.TCP_BURST:
-                    counts.headers += 1
-                    counts.resolved += connection.complete(way, int(i))
+                if not solved:
+                    left.append((way, run))
+            rest = left
     return gone, made
 
 
