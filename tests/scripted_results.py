@@ -72,7 +72,7 @@ def collective(
 
 
 def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks: int = 4) -> Analysis:
-    """A job of steps of 40 ms in which ``late_rank`` enters ``late_ms`` after the others, which are 0.1 ms apart."""
+    """A job of steps of 40 ms; the ranks enter 0.1 ms after each other, ``late_rank`` by ``late_ms`` more."""
     endpoints = [
         Endpoint(i, ADDRESSES[i], [ADDRESSES[i]], f"02:00:00:00:00:0{i}", i, None) for i in range(ranks)
     ]
@@ -110,7 +110,7 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
                 end_ns=T0 + iterations * 40 * MS,
                 severity="critical",
                 confidence=0.97,
-                summary=f"Rank {late_rank} enters collectives {late_ms:g} ms after the others, who wait for it.",
+                summary=f"Rank {late_rank} enters {late_ms:g} ms after the others, who wait for it.",
                 advice="Look at what its host and GPU do between collectives before anything is replaced.",
                 alternatives=["a larger shard or a longer input on this rank"],
                 evidence=[
