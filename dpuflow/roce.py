@@ -94,7 +94,7 @@ class RoceMessages:
             start = k.scan(
                 start,
                 n,
-                block.first_frame,
+                columns["frame"],
                 columns["time_ns"],
                 columns["flow"],
                 columns["payload"],
@@ -146,8 +146,8 @@ class RoceMessages:
         rows, links = self._rows[:n], self._links[:n]
         _join_reads(rows, links["lane"] == 1, flows)
         assign_roles(rows, flows, self._words[: self._counts[self._kernels.WORDS]])
-        if n and (np.diff(rows["last_frame"].astype(np.int64)) < 0).any():
-            rows = rows[np.argsort(rows["last_frame"], kind="stable")]
+        if (rows["last_ns"][1:] < rows["last_ns"][:-1]).any():
+            rows = rows[np.argsort(rows["last_ns"], kind="stable")]
         return rows
 
     def _welcome(self, flows: Rows) -> None:

@@ -182,7 +182,7 @@ def first_of(headers, packet):  # type: ignore[no-untyped-def]
     i8(
         i8,
         i8,
-        i8,
+        u4[::1],
         i8[::1],
         u4[::1],
         u4[::1],
@@ -219,7 +219,7 @@ def first_of(headers, packet):  # type: ignore[no-untyped-def]
 def scan(  # type: ignore[no-untyped-def]
     start,
     n,
-    first_frame,
+    frames,
     times,
     flow_of,
     payloads,
@@ -271,7 +271,7 @@ def scan(  # type: ignore[no-untyped-def]
         operation = code & 15
         place = (code >> PLACE_SHIFT) & 7
         time_ns = times[i]
-        frame = first_frame + i
+        frame = np.int64(frames[i])
         payload = np.int64(payloads[i])
         wire_psn = np.int64(psns[i])
         ce = 1 if tos[i] & 3 == CE else 0

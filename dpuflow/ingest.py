@@ -1,0 +1,60 @@
+"""One capture's files to its tables: the only place where packets pass through memory, block by block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.tables import CaptureTables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dpuflow.tables import Rows
+
+
+def ingest(
+    files: list[str],
+    vantage: str | None = None,
+    id: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> CaptureTables:
+    """Read one vantage point's ``files`` ("-" is standard input) to messages, in order of completion.
+
+    ``progress`` gets bytes done and bytes in all (None: not known). Memory grows with flows and
+    messages, not with packets. Raises CaptureError and FormatError; damage within a file is told in
+    the info instead.
+    """
+    from dpuflow.capture import open_capture
+    from dpuflow.records import read_blocks
+    from dpuflow.roce import RoceMessages
+    from dpuflow.schema import PAUSE
+    from dpuflow.tcp import TcpMessages
+
+    reader = read_blocks(open_capture(files, vantage=vantage, id=id), threads, progress)
+    roce, tcp = RoceMessages(), TcpMessages()
+    pauses = [PAUSE.zeros(0)]
+    for block in reader:
+        flows = reader.flows
+        if len(block.tcp) < block.rows:
+            roce.feed(block, flows)
+        if len(block.tcp):
+            tcp.feed(block, flows)
+        if len(block.pause):
+            seen = block.pause.copy()
+            seen["packet"] = block.columns["frame"][seen["packet"]]
+            pauses.append(seen)
+    flows = reader.flows
+    messages = _merge(roce.finish(flows), tcp.finish(flows))
+    return CaptureTables(reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses))
+
+
+def _merge(roce: Rows, tcp: Rows) -> Rows:
+    """Both in order of ``last_ns``; equal ones in order of frames."""
+    messages = np.concatenate([roce, tcp]) if len(roce) and len(tcp) else roce if len(roce) else tcp
+    times = messages["last_ns"]
+    if (times[1:] < times[:-1]).any():
+        messages = messages[np.lexsort((messages["last_frame"], times))]
+    return messages
