@@ -317,6 +317,8 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
 
 def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:
     """All of it: the rows with what could be inferred (``rows`` is changed), and the counts."""
+    from dpuflow import ob1
+
     counts = HiddenCounts()
     framed = np.isin(flows["framing"][rows["flow"]], (Framing.GLOO, Framing.OB1))
     index = np.flatnonzero(framed)
@@ -324,9 +326,15 @@ def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:
     cuts = np.flatnonzero(np.diff(rows["flow"][by_flow].astype(np.int64))) + 1
     orders = {int(rows["flow"][o[0]]): o for o in np.split(by_flow, cuts) if len(o)}
     gone, made = resolve_gloo(rows, links, flows, orders, counts)
+    gone_ob1, made_ob1 = ob1.resolve_ob1(rows, links, flows, orders, counts)
+    gone, made = gone + gone_ob1, made + made_ob1
     keep = np.ones(len(rows), bool)
     if gone:
         keep[np.concatenate(gone)] = False
     left = keep & (links["piece"] == 1)
     counts.bytes_unresolved = int((rows["seq_end"][left] - rows["seq"][left]).sum())
-    return np.concatenate([rows[keep], *made]), counts
+    new = np.concatenate(made) if made else rows[:0]
+    rows = np.concatenate([rows[keep], new])
+    links = np.concatenate([links[keep], np.zeros(len(new), links.dtype)])
+    ob1.inherit(rows, links, flows)
+    return rows, counts

@@ -1,0 +1,181 @@
+"""ob1 transfers: which PUT request, PUT and FIN belong to which RNDV, and headers that were cut off.
+
+In: MESSAGE rows of one capture with their LINK rows. Only MATCH and RNDV name communicator, tag
+and sequence number; the others name the sender's request, the receiver's fragment or the address
+written to (ompi/mca/pml/ob1/pml_ob1_hdr.h), and take the rest from the RNDV through those.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.framing import BTL_HEADER, OB1_BYTES, OB1_FIN, OB1_MATCH, OB1_PUT, OB1_RNDV
+from dpuflow.hidden import Part, split, stretches
+from dpuflow.schema import NONE32, Framing, Op, Role, Wire
+
+if TYPE_CHECKING:
+    from dpuflow.hidden import HiddenCounts
+    from dpuflow.tables import Rows
+
+_FIN = BTL_HEADER + OB1_BYTES[OB1_FIN]
+_REQUEST = BTL_HEADER + OB1_BYTES[OB1_PUT]
+_RNDV = BTL_HEADER + OB1_BYTES[OB1_RNDV]
+_MATCH = BTL_HEADER + OB1_BYTES[OB1_MATCH]
+_SEQUENCES = 1 << 16
+
+
+def latest_before(
+    flow: np.ndarray, key: np.ndarray, time_ns: np.ndarray, is_source: np.ndarray
+) -> np.ndarray:
+    """For each element the last source with its flow and key that is not later; -1 if none.
+
+    Pointers are used again by later messages, so the last one before is meant. Sources get themselves.
+    """
+    order = np.lexsort((~is_source, time_ns, key, flow))
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (flow[order][1:] != flow[order][:-1]) | (key[order][1:] != key[order][:-1])
+    group = np.cumsum(fresh)
+    place = np.maximum.accumulate(np.where(is_source[order], np.arange(len(order)), -1))
+    same = place >= 0
+    same &= group[place] == group
+    answer = np.full(len(order), -1)
+    answer[order[same]] = order[place[same]]
+    return answer
+
+
+def _link(rows: Rows, keys: np.ndarray, way: np.ndarray, sources: np.ndarray, users: np.ndarray) -> np.ndarray:
+    """For each of ``users`` the row of ``sources`` whose key it names, -1 where none does."""
+    users = users[keys[users] != 0]
+    both = np.concatenate([sources, users])
+    is_source = np.arange(len(both)) < len(sources)
+    found = latest_before(way[both], keys[both], rows["first_ns"][both], is_source)[len(sources) :]
+    answer = np.full(len(rows), -1)
+    answer[users[found >= 0]] = both[found[found >= 0]]
+    return answer
+
+
+def _in_turn(rows: Rows, way: np.ndarray, parent: np.ndarray, sources: np.ndarray, users: np.ndarray,
+             size: str) -> None:  # fmt: skip
+    """Users left without a parent take, in order, the oldest source of their way and size that has none."""
+    lost = users[parent[users] < 0]
+    if not len(lost):
+        return
+    free = np.setdiff1d(sources, parent[users])
+    for i in lost:
+        fits = free[(way[free] == way[i]) & (rows["first_ns"][free] <= rows["first_ns"][i])]
+        if rows[size][i]:
+            fits = fits[rows["announces"][fits] == rows[size][i]]
+        if len(fits):
+            parent[i] = fits[0]
+            free = free[free != fits[0]]
+
+
+def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
+    """Give PUT request, PUT, FIN, ACK and FRAG the context, tag, sub and op of their RNDV, in place."""
+    peer = flows["peer"][rows["flow"]].astype(np.int64)
+    own = rows["flow"].astype(np.int64)
+    wire, role = rows["wire"], rows["role"]
+    rndv = np.flatnonzero((wire == Wire.OB1_RNDV) | ((wire == Wire.OB1_OTHER) & (role == Role.OFFER)))
+    grants = np.flatnonzero((wire == Wire.OB1_PUT_REQUEST) | ((wire == Wire.OB1_OTHER) & (role == Role.GRANT)))
+    frags = np.flatnonzero((wire == Wire.OB1_OTHER) & (role == Role.DATA))
+    requests = np.flatnonzero(wire == Wire.OB1_PUT_REQUEST)
+    puts, fins = np.flatnonzero(wire == Wire.OB1_PUT), np.flatnonzero(wire == Wire.OB1_FIN)
+    # The flow that the data takes: the opposite one for what the receiver sends.
+    way = np.where(np.isin(np.arange(len(rows)), grants), peer, own)
+    request = links["request"].astype(np.int64)
+    of_grant = _link(rows, request, way, rndv, np.concatenate([grants, frags]))
+    _in_turn(rows, way, of_grant, rndv, requests, "announces")
+    of_put = _link(rows, links["address"], way, requests, puts)
+    _in_turn(rows, way, of_put, requests, puts, "bytes")
+    of_fin = _link(rows, links["fragment"], way, requests, fins)
+    # A FIN whose fragment was not seen ends the PUT before it on its flow.
+    for i in fins[of_fin[fins] < 0]:
+        before = puts[(own[puts] == own[i]) & (rows["seq_end"][puts] <= rows["seq"][i])]
+        if len(before):
+            of_fin[i] = of_put[before[-1]]
+    parent = of_grant.copy()
+    for users, via in ((puts, of_put), (fins, of_fin)):
+        known = users[via[users] >= 0]
+        parent[known] = of_grant[via[known]]
+        if users is fins:
+            rows["va"][known] = request[via[known]].view(np.uint64)
+    heirs = np.flatnonzero(parent >= 0)
+    for name in ("context", "tag", "sub", "op"):
+        rows[name][heirs] = rows[name][parent[heirs]]
+    rows["va"][rndv] = request[rndv].view(np.uint64)
+    rows["va"][heirs] = request[parent[heirs]].view(np.uint64)
+
+
+def _missing_numbers(rows: Rows, order: np.ndarray, run: np.ndarray) -> tuple[int, int, np.void | None]:
+    """How many sequence numbers the stretch must hold, the first of them, and the message to copy from."""
+    numbered = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
+    before, after = numbered[numbered < run[0]], numbered[numbered > run[-1]]
+    if not len(before) or not len(after):
+        return 0, 0, None
+    a, b = rows[before[-1]], rows[after[0]]
+    if a["context"] != b["context"]:
+        return 0, 0, None
+    count = (int(b["sub"]) - int(a["sub"]) - 1) % _SEQUENCES
+    # The nearer one in time is of the same call, if not both are.
+    mid = int(rows["first_ns"][run[0]])
+    nearer = a if mid - int(a["last_ns"]) <= int(b["first_ns"]) - mid else b
+    return count, (int(a["sub"]) + 1) % _SEQUENCES, nearer
+
+
+def solve(rows: Rows, order: np.ndarray, run: np.ndarray) -> list[Part] | None:
+    """The frames that fill a stretch, if there is one way to fill it."""
+    size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
+    since, until = int(rows["seq"][run[0]]), int(rows["seq_end"][run[-1]])
+    wires = rows["wire"][order]
+    puts = rows["seq_end"][order[wires == Wire.OB1_PUT]].astype(np.int64)
+    fins = rows["seq"][order[wires == Wire.OB1_FIN]].astype(np.int64)
+    # Each PUT before the stretch has its FIN before it, in it or right after it.
+    owed = int((puts <= since).sum() - (fins < since).sum())
+    next_put = puts[puts > until]
+    late = int((fins >= until).sum() - (next_put.size)) if next_put.size else int((fins >= until).sum())
+    ended = max(0, owed - max(0, late))
+    count, number, near = _missing_numbers(rows, order, run)
+    answers = []
+    for requests in range(3):
+        left = size - ended * _FIN - requests * _REQUEST
+        if count == 0 and left == 0:
+            answers.append((requests, 0))
+        elif count == 1 and left >= _MATCH:
+            answers.append((requests, left))
+    # With a sequence number to place, a bare RNDV is likelier than a MATCH that happens to fit.
+    answers = [a for a in answers if a[1] == _RNDV] or answers
+    if len(answers) != 1:
+        return None
+    requests, left = answers[0]
+    nothing = (int(Op.UNKNOWN), 0, 0)
+    parts = [Part(_FIN, Wire.OB1_FIN, Role.DONE, nothing, 0)] * ended
+    parts += [Part(_REQUEST, Wire.OB1_PUT_REQUEST, Role.GRANT, nothing, 0)] * requests
+    if left and near is not None:
+        slot, context = (int(near["op"]), int(near["tag"]), number), int(near["context"])
+        if left == _RNDV:
+            parts.append(Part(left, Wire.OB1_RNDV, Role.OFFER, slot, int(near["announces"]), context))
+        else:
+            parts.append(Part(left, Wire.OB1_MATCH, Role.DATA, slot, left - _MATCH, context))
+    return parts
+
+
+def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray],
+                counts: HiddenCounts) -> tuple[list[np.ndarray], list[Rows]]:  # fmt: skip
+    """As ``hidden.resolve_gloo``, for the flows framed by ob1; inheritance comes after (``inherit``)."""
+    gone: list[np.ndarray] = []
+    made: list[Rows] = []
+    for f, order in orders.items():
+        if flows["framing"][f] != Framing.OB1 or flows["peer"][f] == NONE32:
+            continue
+        for run in stretches(links, order):
+            counts.stretches += 1
+            parts = solve(rows, order, run)
+            if parts:
+                gone.append(run)
+                made.append(split(rows, run, parts))
+                counts.stretches_resolved += 1
+                counts.headers += len(parts)
+                counts.resolved += len(parts)
+    return gone, made
