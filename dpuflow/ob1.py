@@ -66,7 +66,7 @@ def _in_turn(rows: Rows, way: np.ndarray, parent: np.ndarray, sources: np.ndarra
     for i in lost:
         fits = free[(way[free] == way[i]) & (rows["first_ns"][free] <= rows["first_ns"][i])]
         if rows[size][i]:
-            fits = fits[rows["announces"][fits] == rows[size][i]]
+            fits = fits[np.isin(rows["announces"][fits], (0, rows[size][i]))]
         if len(fits):
             parent[i] = fits[0]
             free = free[free != fits[0]]
@@ -89,6 +89,9 @@ def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
     _in_turn(rows, way, of_grant, rndv, requests, "announces")
     of_put = _link(rows, links["address"], way, requests, puts)
     _in_turn(rows, way, of_put, requests, puts, "bytes")
+    told = puts[of_put[puts] >= 0]
+    bare = told[rows["announces"][of_put[told]] == 0]
+    rows["announces"][of_put[bare]] = rows["bytes"][bare]
     of_fin = _link(rows, links["fragment"], way, requests, fins)
     # A FIN whose fragment was not seen ends the PUT before it on its flow.
     for i in fins[of_fin[fins] < 0]:
@@ -124,18 +127,19 @@ def _missing_numbers(rows: Rows, order: np.ndarray, run: np.ndarray) -> tuple[in
     return count, (int(a["sub"]) + 1) % _SEQUENCES, nearer
 
 
-def solve(rows: Rows, order: np.ndarray, run: np.ndarray) -> list[Part] | None:
-    """The frames that fill a stretch, if there is one way to fill it."""
+def solve(rows: Rows, order: np.ndarray, run: np.ndarray, found: int) -> list[Part] | None:
+    """The frames that fill a stretch, if there is one way; ``found``: FINs of stretches before it."""
     size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
     since, until = int(rows["seq"][run[0]]), int(rows["seq_end"][run[-1]])
     wires = rows["wire"][order]
     puts = rows["seq_end"][order[wires == Wire.OB1_PUT]].astype(np.int64)
+    puts_at = rows["seq"][order[wires == Wire.OB1_PUT]].astype(np.int64)
     fins = rows["seq"][order[wires == Wire.OB1_FIN]].astype(np.int64)
     # Each PUT before the stretch has its FIN before it, in it or right after it.
-    owed = int((puts <= since).sum() - (fins < since).sum())
-    next_put = puts[puts > until]
-    late = int((fins >= until).sum() - (next_put.size)) if next_put.size else int((fins >= until).sum())
-    ended = max(0, owed - max(0, late))
+    owed = int((puts <= since).sum() - (fins < since).sum()) - found
+    until_put = puts_at[puts_at >= until].min(initial=np.iinfo(np.int64).max)
+    late = int(((fins >= until) & (fins < until_put)).sum())
+    ended = max(0, owed - late)
     count, number, near = _missing_numbers(rows, order, run)
     answers = []
     for requests in range(3):
@@ -169,10 +173,12 @@ def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarr
     for f, order in orders.items():
         if flows["framing"][f] != Framing.OB1 or flows["peer"][f] == NONE32:
             continue
+        found = 0
         for run in stretches(links, order):
             counts.stretches += 1
-            parts = solve(rows, order, run)
+            parts = solve(rows, order, run, found)
             if parts:
+                found += sum(part.wire == Wire.OB1_FIN for part in parts)
                 gone.append(run)
                 made.append(split(rows, run, parts))
                 counts.stretches_resolved += 1
