@@ -10,6 +10,7 @@ straight strip gives offset and drift, half its width the error.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 MODES: Final = ("auto", "trust", "estimate")
 MAX_DRIFT: Final = 1e-3  # twice the 500 ppm by which kernels slew a clock at most
 BINS: Final = 512  # time bins a pair's samples are thinned to; the envelope needs the extremes only
+USUAL_DRIFT: Final = 50e-6  # IEEE 802.3 allows clocks 100 ppm, taken as two standard deviations
 EARLY_SHARE: Final = 0.01  # of packets may arrive before they were sent on a clock that is trusted
 BROKEN_SHARE: Final = 0.05  # of the bins may contradict a straight line
 
@@ -84,9 +86,11 @@ class Clocks:
     limits: list[str] = field(default_factory=list)
 
 
-def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_]) -> Line | None:
+def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_], drift: float = 0.0) -> Line | None:
     """The middle of the widest strip between the two clouds of differences y - x; None without both.
 
+    Delays taken as a floor plus exponential waits make the widest strip the most likely one; against few
+    samples stands that clocks hardly drift (USUAL_DRIFT). ``drift`` has been taken out of y - x before.
     Samples that leave no strip at all (mismatched packets, a clock that jumped) are dropped, the worst
     first; ``broken`` tells how many it took.
     """
@@ -101,8 +105,10 @@ def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_]) -> Li
     below_t, below = _extremes(time[~forward], difference[~forward], span, -1.0)
     bins = len(above) + len(below)
     slope = _slope_of_middles(above_t, above, below_t, below, span)
+    wait = _wait(above - slope * above_t) + _wait(slope * below_t - below)
+    pull = wait / (2 * min(len(above), len(below)) * 2 * USUAL_DRIFT**2)  # ns for a squared slope of 1
     while True:
-        slope = _widest(above_t, above, below_t, below, slope)
+        slope = _widest(above_t, above, below_t, below, slope, pull, -drift)
         high, low = above - slope * above_t, below - slope * below_t
         width = float(high.min() - low.max())
         dropped = bins - len(above) - len(below)
@@ -149,11 +155,23 @@ def _slope_of_middles(above_t: Floats, above: Floats, below_t: Floats, below: Fl
     return min(max(slope, -MAX_DRIFT), MAX_DRIFT)
 
 
-def _widest(above_t: Floats, above: Floats, below_t: Floats, below: Floats, start: float) -> float:
-    """The slope at which the strip is widest; the width is concave in the slope: golden section."""
+def _wait(delay: Floats) -> float:
+    """Mean of the exponential part of ``delay``, from its median and lower tenth."""
+    tenth, half = np.quantile(delay, [0.1, 0.5])
+    return float(half - tenth) / math.log(0.9 / 0.5)
+
+
+def _widest(
+    above_t: Floats, above: Floats, below_t: Floats, below: Floats, start: float, pull: float, usual: float
+) -> float:
+    """The slope at which the strip is widest, less ``pull`` times its squared distance from ``usual``.
+
+    The width is concave in the slope: golden section.
+    """
 
     def width(slope: float) -> float:
-        return float((above - slope * above_t).min() - (below - slope * below_t).max())
+        free = float((above - slope * above_t).min() - (below - slope * below_t).max())
+        return free - pull * (slope - usual) ** 2
 
     ratio = (5**0.5 - 1) / 2
     low, high = start - MAX_DRIFT, start + MAX_DRIFT
@@ -372,7 +390,7 @@ def _follow_back(at_y: ClockMap, line: Line) -> ClockMap:
 
 def _residual(s: Samples, x: ClockMap, y: ClockMap, origin: int) -> Line | None:
     """What is left between two captures after their maps, as a line over reference time from ``origin``."""
-    line = fit_line(x.to_reference(s.x_ns), y.to_reference(s.y_ns), s.forward)
+    line = fit_line(x.to_reference(s.x_ns), y.to_reference(s.y_ns), s.forward, y.drift - x.drift)
     if line is None:
         return None
     ahead = float(line.origin_ns - origin)

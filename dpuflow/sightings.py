@@ -81,11 +81,9 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
     steady = (flags & np.uint8(UNFIT)) == 0
     steady &= column("retransmitted") == 0
     # READ responses are numbered by the opposite flow, so they are a space of their own.
-    key = (
-        (flow << 33) | ((wire == Wire.ROCE_READ).astype(np.int64) << 32) | (seq & low[flow])
-        if len(flow)
-        else flow
-    )
+    role = np.concatenate([t.messages["role"] for t in captures])
+    answer = (wire == Wire.ROCE_READ) & (role == Role.DATA)
+    key = (flow << 33) | (answer.astype(np.int64) << 32) | (seq & low[flow]) if len(flow) else flow
     return Sightings(
         starts,
         np.repeat(np.arange(len(captures), dtype=np.uint16), np.diff(starts)),

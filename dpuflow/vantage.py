@@ -164,16 +164,16 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
     """
     flows = tables.flows
     src, dst = flows["src"].astype(np.int64), flows["dst"].astype(np.int64)
-    packets = flows["packets"].astype(np.float64)
+    packets = np.maximum(flows["packets"], 1).astype(np.float64)
+    ends = tables.endpoints["packets_out"] + tables.endpoints["packets_in"].astype(np.float64)
+    total = float(tables.endpoints["packets_out"].sum())
     single = [[row] for row in range(len(tables.endpoints))]
     for sets in (single, _ports(tables)):
         port = np.zeros(len(tables.endpoints), np.int64)
         for number, rows in enumerate(sets):
             port[rows] = number
-        share = np.bincount(port[src], packets, len(sets)) + np.bincount(port[dst], packets, len(sets))
-        share -= np.bincount(port[src], packets * (port[src] == port[dst]), len(sets))
-        covering = [sets[n] for n in np.flatnonzero(share >= NEARLY_ALL * packets.sum())]
-        if covering and packets.sum():
+        covering = [sets[n] for n in np.flatnonzero(np.bincount(port, ends, len(sets)) >= NEARLY_ALL * total)]
+        if covering and total:
             return covering
     return _stars(sets, port[src], port[dst], packets)
 

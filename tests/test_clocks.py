@@ -56,8 +56,9 @@ def test_an_uneven_path_lies_within_the_error_told() -> None:
     captures = world.captures("node0", "node1")
     later = captures[1].messages
     towards = captures[1].flows["dst"][later["flow"]] == captures[1].endpoints["addr_lo"].argmax()
-    later["first_ns"][towards] += 150_000  # data towards node 1 takes longer than its ACKs back
+    later["first_ns"][towards] += 150_000  # everything towards node 1 takes longer than back
     later["last_ns"][towards] += 150_000
+    later["acked_ns"][~towards] += 150_000
     joined = join(captures, clock="estimate")
     assert joined.clocks[1].error_ns is not None
     assert joined.clocks[1].offset_ns is not None
