@@ -1,0 +1,279 @@
+"""The command line: exit statuses, one sentence for every error, whole files, quick help."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import pytest
+from scripted_results import job
+
+from dpuflow import analysis
+from dpuflow.cli import INTERRUPTED, PIPE_CLOSED, run
+from dpuflow.cli.commands import COMMANDS, dpuflow
+from dpuflow.cli.helptext import PATH, render_help
+from dpuflow.cli.progress import ProgressLine
+from dpuflow.cli.vantages import vantages_from
+from dpuflow.errors import CaptureError, MissingError
+from dpuflow.tables import Vantage
+
+DPUFLOW = [sys.executable, "-m", "dpuflow"]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """``analyze`` answers with a scripted result and notes what it was asked."""
+    noted: list[dict[str, Any]] = []
+
+    def analyze(vantages: list[Vantage], **options: Any) -> Any:
+        noted.append({"vantages": vantages, **options})
+        return job(late_ms=10)
+
+    monkeypatch.setattr(analysis, "analyze", analyze)
+    return noted
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def analyze(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(analysis, "analyze", analyze)
+
+
+def test_help_is_what_click_would_print() -> None:
+    """Line breaks apart, which differ between versions of click; ``make help-text`` writes it again."""
+    assert PATH.read_text().split() == render_help().split()
+
+
+def test_help_names_every_command_and_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, what in COMMANDS.items():
+        assert f"{name} " in text
+        assert what in text
+        command = dpuflow.get_command(click.Context(dpuflow), name)
+        assert command is not None
+        assert command.help
+        assert run([name, "--help"]) == 0
+        assert "Examples:" in capsys.readouterr().out
+
+
+def cpu_s(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_costs_at_most_four_bare_pythons() -> None:
+    bare, help_ = [], []
+    for _ in range(7):
+        bare.append(cpu_s([sys.executable, "-c", "pass"]))
+        help_.append(cpu_s([*DPUFLOW, "--help"]))
+    assert median(help_) <= 4 * median(bare)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dpuflow ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["analyze"], "Name at least one CAPTURE"),
+        (["analyze", "a", "--clock", "never"], "'never' is not one of"),
+        (["analyze", "a", "--threads", "0"], "--threads"),
+        (["analyze", "a", "--vantage", "b"], "'b' is not NAME=FILE"),
+        (["analyze", "a", "--vantage", "b=c,,d"], "'b=c,,d' is not NAME=FILE"),
+        (["analyze", "a", "a"], "The file 'a' is given twice"),
+        (["analyze", "-", "--vantage", "x=-"], "The file '-' is given twice"),
+        (["analyze", "x.pcap", "--vantage", "x=b"], "The vantage point 'x' is given twice"),
+        (["score"], "Give pairs"),
+        (["score", "a", "b", "c"], "Give pairs"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["/a/node0.pcap.gz"], ["node0"]),
+        (["x.pcapng.zst", "y.PCAP", "z"], ["x", "y", "z"]),
+        (["-", "b.pcap"], ["stdin", "b"]),
+        (["run/a/eth0.pcap", "run/b/eth0.pcap", "c.pcap"], ["a/eth0", "b/eth0", "c"]),
+        (["1/x/c.pcap", "2/x/c.pcap"], ["1/x/c", "2/x/c"]),
+        ([".pcap"], [".pcap"]),
+    ],
+)
+def test_vantage_points_are_named_after_files(files: list[str], names: list[str]) -> None:
+    assert [v.name for v in vantages_from(tuple(files), ())] == names
+
+
+def test_options_reach_the_library(calls: list[dict[str, Any]], tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks.yaml"
+    ranks.write_text("10.0.0.1: 5\n")
+    arguments = ["a.pcap", "--vantage", "sw=b,c", "--clock", "trust", "--threads", "2", "--ranks", str(ranks)]
+    assert run(["analyze", *arguments]) == 0
+    (call,) = calls
+    assert call["vantages"] == [Vantage("a", ("a.pcap",)), Vantage("sw", ("b", "c"))]
+    assert (call["clock"], call["threads"], call["ranks"]["10.0.0.1"].rank) == ("trust", 2, 5)
+
+
+def test_verdict_and_json_file(
+    calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    assert run(["analyze", "a", "--json", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("LATE: rank 2")
+    assert json.loads(file.read_text())["schema"] == "dpuflow.analysis/1"
+    assert run(["analyze", "a", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
+    assert run(["analyze", "a", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            CaptureError("a.pcap", 24, "the record is longer\nthan the file"),
+            "a.pcap: the record is longer than the file at byte 24",
+        ),
+        (MissingError("install zstandard"), "install zstandard"),
+        (FileNotFoundError(2, "No such file or directory", "a.pcap"), "a.pcap: No such file or directory"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_errors_are_one_sentence_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, sentence: str
+) -> None:
+    failing(monkeypatch, error)
+    assert run(["analyze", "a.pcap"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"dpuflow: {sentence}\n")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, AssertionError("a broken promise"))
+    with pytest.raises(AssertionError):
+        run(["analyze", "a.pcap"])
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    assert run(["analyze", "a.pcap"]) == INTERRUPTED
+    assert capsys.readouterr().err.strip() == "dpuflow: interrupted"
+
+
+def test_ctrl_c_while_reading(tmp_path: Path) -> None:
+    """A pipe that nobody writes to: the process sits in reading it."""
+    pipe, target = tmp_path / "pipe.pcap", tmp_path / "result.json"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        [*DPUFLOW, "analyze", str(pipe), "--json", str(target)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    writer = os.open(pipe, os.O_RDWR)  # opening both ways never blocks
+    try:
+        os.write(writer, bytes.fromhex("4d3cb2a1020004000000000000000000ffff000001000000"))
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        os.close(writer)
+        process.kill()
+    assert (process.returncode, out, err.decode().strip()) == (INTERRUPTED, b"", "dpuflow: interrupted")
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*DPUFLOW, "--help"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (PIPE_CLOSED, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*DPUFLOW, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "dpuflow: No space left on device\n")
+
+
+def test_a_missing_capture_is_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DPUFLOW, "analyze", str(tmp_path / "none.pcap")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("dpuflow: ")
+    assert str(tmp_path / "none.pcap") in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_score_prints_a_table_or_json(
+    calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from test_score import meta_of, truth_of
+
+    (tmp_path / "truth.json").write_text(json.dumps(truth_of(job(late_ms=10))))
+    (tmp_path / "meta.json").write_text(json.dumps(meta_of()))
+    result = str(tmp_path / "result.json")
+    assert run(["analyze", "a", "--quiet", "--json", result]) == 0
+    assert run(["score", result, str(tmp_path)]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["case", "true", "found"]
+    assert row.split()[:3] == ["made_up", "10", "100"]
+    assert run(["score", result, str(tmp_path), "--json", "-", "--margin-ms", "20"]) == 0
+    assert json.loads(capsys.readouterr().out)["all"]["last_asked"] == 0
+    assert run(["score", result, str(tmp_path / "nowhere")]) == 1
+    assert "nowhere/truth.json: No such file" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_after_a_while_and_is_wiped() -> None:
+    now = [0.0]
+    stream = Terminal()
+    with ProgressLine(stream=stream, clock=lambda: now[0]) as progress:
+        progress("reading", 1, 10)
+        assert stream.getvalue() == ""
+        now[0] = 1.0
+        progress("reading", 5, 10)
+        progress("reading", 6, 10)  # too soon after
+        now[0] = 2.0
+        progress("joining", 1234, 0)
+    lines = stream.getvalue().split("\r")
+    assert lines[1] == f"reading [{'#' * 15}{'.' * 15}]  50%"
+    assert lines[2].rstrip() == "joining 1,234"
+    assert lines[3:] == [" " * len("joining 1,234"), ""]
+    assert len(lines[2]) == len(lines[1])
+
+
+@pytest.mark.parametrize(("enabled", "stream"), [(False, Terminal()), (True, io.StringIO())])
+def test_progress_is_silent_when_not_wanted(enabled: bool, stream: io.StringIO) -> None:
+    with ProgressLine(enabled, stream, clock=iter(range(0, 100, 10)).__next__) as progress:
+        progress("reading", 1, 2)
+    assert stream.getvalue() == ""

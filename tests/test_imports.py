@@ -1,0 +1,116 @@
+"""What may import what: one direction through the package, Numba in one place, a light front door."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
+
+# From the bottom up: a module or subpackage imports only what stands above it here. Inside a subpackage
+# modules may import each other.
+ORDER = [
+    *("errors", "wire", "schema", "framing", "tables", "rankmap", "results"),
+    *("kernels", "capture", "blocks", "records"),
+    *("pairing", "roles", "ob1", "hidden", "tcp", "roce", "ingest"),
+    *("vantage", "sightings", "clocks", "join"),
+    *("exchanges", "identity", "collectives", "lateness", "judgement", "causes", "findings"),
+    *("assemble", "analysis"),
+    *("truth", "expected", "score"),
+    *("reports", "cli"),
+]
+
+
+HEAVY = ("numba", "llvmlite", "numpy", "click", "yaml", "scapy", "dpkt")
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name not in ("__main__.py",))
+
+
+def unit(path: Path) -> str:
+    """The name in ORDER that a file belongs to; "" for the package itself."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Names of all modules imported anywhere in the file, those for type checkers alone left out."""
+    found: set[str] = set()
+
+    def walk(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.orelse:
+                walk(child)
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            if node.module == "dpuflow":
+                found.update(f"dpuflow.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            walk(child)
+
+    walk(ast.parse(path.read_text()))
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_is_below_it(path: Path) -> None:
+    own = unit(path)
+    if not own:
+        return
+    assert own in ORDER, f"{own} has no place in ORDER yet"
+    for name in imports(path):
+        package, _, rest = name.partition(".")
+        below = rest.split(".")[0]
+        if package == "dpuflow" and below in ORDER and below != own:
+            assert ORDER.index(below) < ORDER.index(own), f"{own} imports {below}, which stands above it"
+
+
+def test_the_order_names_nothing_that_is_gone() -> None:
+    assert set(ORDER) <= {unit(path) for path in modules()}
+
+
+def test_numba_is_imported_in_one_place() -> None:
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        if any(name.split(".")[0] in ("numba", "llvmlite") for name in imports(path))
+    }
+    assert users == {"kernels/_jit.py"}
+
+
+def test_reports_and_below_do_not_print_or_exit() -> None:
+    for path in modules():
+        if unit(path) in ("cli", "reports"):
+            continue
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        names = {ast.unparse(call.func) for call in calls}
+        guarded = path.read_text().count('if __name__ == "__main__"')
+        assert not names & {"print", "sys.exit", "exit"} or guarded, path
+
+
+def loaded_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys\nsys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stderr.split()}
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert not loaded_after("import dpuflow") & set(HEAVY)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert not loaded_after("from dpuflow.cli import run; assert run(['--help']) == 0") & set(HEAVY)
+
+
+def test_help_of_a_command_loads_click_alone() -> None:
+    loaded = loaded_after("from dpuflow.cli import run; assert run(['analyze', '--help']) == 0")
+    assert loaded & set(HEAVY) == {"click"}

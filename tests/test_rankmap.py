@@ -1,0 +1,80 @@
+"""Rank maps: what is read, and errors that name the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpuflow.errors import OptionError
+from dpuflow.rankmap import Place, canonical_address, place_of, read_rank_map
+
+
+def write(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "ranks.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_the_short_and_the_long_form(tmp_path: Path) -> None:
+    places = read_rank_map(
+        write(
+            tmp_path,
+            "# two nodes\n"
+            "10.0.0.1: 0\n"
+            "10.0.0.2: {rank: 1, gpu: 3, host: node1}\n"
+            "FE80:0::1:\n  host: node1\n"
+            "'::ffff:10.0.0.9': {gpu: 7}\n",
+        )
+    )
+    assert places == {
+        "10.0.0.1": Place(0),
+        "10.0.0.2": Place(1, "3", "node1"),
+        "fe80::1": Place(None, None, "node1"),
+        "10.0.0.9": Place(None, "7", None),
+    }
+    assert [place.label for place in places.values()] == [None, "node1 GPU 3", "node1", "GPU 7"]
+    assert place_of(["10.1.1.1", "fe80::1"], places) == Place(host="node1")
+    assert place_of(["10.1.1.1"], places) == Place()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("10.0.0.1: 0\nnode7: 1\n", 2, "'node7' is not an IP address"),
+        ("10.0.0.1: 0\n\n10.0.0.1: 1\n", 3, "10.0.0.1 is listed twice"),
+        ("10.0.0.1: 0\n'::ffff:10.0.0.1': 1\n", 2, "10.0.0.1 is listed twice"),
+        ("10.0.0.1: one\n", 1, "the rank must be a number from 0, not 'one'"),
+        ("10.0.0.1: -1\n", 1, "the rank must be a number from 0, not '-1'"),
+        ("10.0.0.1:\n  rank: 1\n  gup: 2\n", 3, "'gup' is not one of rank, gpu, host"),
+        ("10.0.0.1:\n  rank: 1\n  rank: 2\n", 3, "rank is given twice"),
+        ("10.0.0.1:\n  host: [a]\n", 2, "host must be one value"),
+        ("10.0.0.1: {}\n", 1, "give at least one of rank, gpu, host"),
+        ("10.0.0.1: [1]\n", 1, "an address must be a mapping, key: value"),
+        ("- 10.0.0.1\n", 1, "the rank map must be a mapping, key: value"),
+        ("? [a]\n: 1\n", 1, "a key must be plain text"),
+        ("10.0.0.1: {rank: 1\n10.0.0.2: 2\n", 2, "not YAML"),
+    ],
+)
+def test_errors_name_the_line(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(OptionError) as caught:
+        read_rank_map(file)
+    assert str(caught.value).startswith(f"{file}:{line}: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "is empty"), (b"\xff\xfe\xff", "not YAML"), (b"\x00", "not YAML")]
+)
+def test_files_that_are_no_maps(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "ranks.yaml"
+    file.write_bytes(content)
+    with pytest.raises(OptionError, match=reason):
+        read_rank_map(str(file))
+
+
+def test_addresses_have_one_form() -> None:
+    assert canonical_address("::ffff:1.2.3.4") == "1.2.3.4"
+    assert canonical_address("2001:DB8::0:1") == "2001:db8::1"
+    with pytest.raises(ValueError, match="nonsense"):
+        canonical_address("nonsense")
