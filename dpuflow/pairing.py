@@ -100,13 +100,21 @@ class Pairs:
             kept.append((int(flow), self.conflicts[at : at + width], self.echoes[at : at + width]))
         return kept
 
-    def read_mad(self, message: Rows, flows: Rows, payload: bytes) -> None:
-        """Take in a datagram to QP 1: sets the message's tag (attribute) and learns QPs from REQ and REP.
+    def named(self, flows: Rows, known: int) -> list[int]:
+        """Flows from row ``known`` on whose QPs a handshake has named."""
+        if not self._named:
+            return []
+        keys = zip(flows["src"][known:].tolist(), flows["dst"][known:].tolist(), flows["dest_qp"][known:].tolist())
+        return [known + i for i, key in enumerate(keys) if key in self._named]
 
-        ``message`` is a slice of one row. Fields beyond the snap length are not needed: nothing is learnt.
+    def read_mad(self, message: Rows, flows: Rows, payload: bytes) -> bool:
+        """Take in a datagram to QP 1: set the message's tag (attribute), learn QPs from REQ and REP.
+
+        ``message`` is a slice of one row. Says whether both QPs of a connection became known; where the
+        snap length hides them, nothing is learnt.
         """
         if len(payload) < _MAD_HEADER or payload[1] != _CM_CLASS:
-            return
+            return False
         attribute = int.from_bytes(payload[16:18], "big")
         message["tag"] = attribute
         body = payload[_MAD_HEADER:]
@@ -122,6 +130,8 @@ class Pairs:
                 replied = int.from_bytes(body[12:15], "big")
                 self._named[dst, src, replied] = qp  # the requester's flow goes to the replier's QP
                 self._named[src, dst, qp] = replied
+                return True
+        return False
 
     def decide(
         self, flows: Rows, peers: Rows, messages: Rows, ripe: int | None = None, last: bool = False
@@ -184,7 +194,7 @@ class Pairs:
         taken = {f for a, b, _ in found for f in (a, b)}
         rest_a = [i for i, f in enumerate(ours) if f not in taken]
         rest_b = [i for i, f in enumerate(theirs) if f not in taken]
-        if last and len(rest_a) == len(rest_b) == 1 and not excluded[rest_a[0], rest_b[0]]:
+        if last and src != dst and len(rest_a) == len(rest_b) == 1 and not excluded[rest_a[0], rest_b[0]]:
             found.append((ours[rest_a[0]], theirs[rest_b[0]], Pairing.ONLY))
         return found
 

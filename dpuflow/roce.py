@@ -72,7 +72,7 @@ class RoceMessages:
         self._rows = np.zeros(0, MESSAGE.dtype)
         self._links = np.zeros(0, lanes.LINK)
         self._words = np.zeros((0, roce.N_WORDS), np.uint32)
-        self._mads = np.zeros((0, 2), np.int64)
+        self._mad = np.zeros(2, np.int64)
         self._counts = np.zeros(8, np.int64)
         self._pairs = Pairs()
 
@@ -87,8 +87,6 @@ class RoceMessages:
         self._links = _grown(self._links, int(counts[k.ROWS]), 2 * n)
         self._log = _grown(self._log, int(counts[2]), n)
         self._words = _grown(self._words, int(counts[k.WORDS]), n)
-        self._mads = _grown(self._mads, 0, n)
-        counts[k.MADS] = 0
         start = 0
         while start < n:
             start = k.scan(
@@ -124,18 +122,15 @@ class RoceMessages:
                 self._rows,
                 self._links,
                 self._words,
-                self._mads,
+                self._mad,
                 counts,
             )
             if counts[k.RIPE]:
                 self._pair(flows, int(counts[k.RIPE]) - 1)
                 counts[k.RIPE] = 0
-        mads = self._mads[: counts[k.MADS]]
-        for packet, row in mads:
-            at, length = int(columns["data_at"][packet]), int(columns["data_len"][packet])
-            self._pairs.read_mad(self._rows[row : row + 1], flows, block.data[at : at + length].tobytes())
-        if len(mads):
-            self._pair(flows)
+            if counts[k.MADS]:
+                counts[k.MADS] = 0
+                self._read_mad(block, flows, *self._mad.tolist())
 
     def finish(self, flows: Rows) -> Rows:
         """Close what is open, tell roles, and return the MESSAGE rows in order of completion."""
@@ -149,6 +144,12 @@ class RoceMessages:
         if (rows["last_ns"][1:] < rows["last_ns"][:-1]).any():
             rows = rows[np.argsort(rows["last_ns"], kind="stable")]
         return rows
+
+    def _read_mad(self, block: Block, flows: Rows, packet: int, row: int) -> None:
+        """Learn QPs from a datagram to QP 1."""
+        at, length = int(block.columns["data_at"][packet]), int(block.columns["data_len"][packet])
+        if self._pairs.read_mad(self._rows[row : row + 1], flows, block.data[at : at + length].tobytes()):
+            self._pair(flows, int(self._rows["flow"][row]))
 
     def _welcome(self, flows: Rows) -> None:
         """Make room for flows not met before."""
@@ -171,6 +172,8 @@ class RoceMessages:
         self._holes = np.concatenate([self._holes, np.zeros((2 * more, *self._holes.shape[1:]), np.int64)])
         self._peers = np.concatenate([self._peers, peers])
         self._pairs.add_flows(flows, self._peers, known)
+        for flow in self._pairs.named(flows, known):
+            self._pair(flows, flow)
 
     def _pair(self, flows: Rows, ripe: int | None = None, last: bool = False) -> None:
         """Pair flows for which there is enough evidence, and give them the ACKs kept so far.
@@ -212,7 +215,9 @@ class RoceMessages:
         rows["flow"] = at // 2
         known = cut["expected"] > 0
         rows["seq_end"] = np.where(known, cut["seq"] + cut["expected"], cut["top"])
-        gap = cut["top"] - cut["seq"] != cut["packets"]
+        begun = (cut["status"] & 1 != 0) | (cut["flags"] & MessageFlag.STARTS_BEFORE != 0)
+        gap = ~begun | (cut["top"] - cut["seq"] != cut["packets"])
+        rows["flags"] &= np.uint8(255 - MessageFlag.GAP)
         rows["flags"] |= np.where(gap, MessageFlag.GAP, 0).astype(np.uint8)
         rows["flags"] |= np.uint8(MessageFlag.ENDS_AFTER)
         self._links["lane"][n : n + len(at)] = at & 1

@@ -13,7 +13,7 @@ from dpuflow.kernels.lanes import LANE, LINK, LOGGED, RIPE, acknowledge, signed2
 from dpuflow.schema import FLOW, MESSAGE
 
 OUTSTANDING = 1 << 16  # more PSNs than any sender leaves unacknowledged
-LOOK_BACK = 16  # message ends compared with an ACK, from the newest back
+LOOK_BACK = 128  # message ends compared with an ACK, from the newest back
 
 PEER = np.dtype(
     [

@@ -165,8 +165,9 @@ def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # ty
     rows[row].packets = lanes[lane].packets
     rows[row].retransmitted = lanes[lane].retransmitted
     rows[row].ecn_marked = lanes[lane].ecn
-    flags = np.int64(lanes[lane].flags)
-    if seq_end - lanes[lane].seq != lanes[lane].packets or lanes[lane].status & HAS_LAST == 0:
+    status, flags = np.int64(lanes[lane].status), np.int64(lanes[lane].flags) & ~GAP
+    ends = status & HAS_LAST and (status & HAS_FIRST or flags & STARTS_BEFORE)
+    if not ends or seq_end - lanes[lane].seq != lanes[lane].packets:
         flags |= GAP
     rows[row].flags = flags
     links[row].status = lanes[lane].status

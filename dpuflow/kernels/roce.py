@@ -212,7 +212,7 @@ def first_of(headers, packet):  # type: ignore[no-untyped-def]
         from_dtype(schema.MESSAGE.dtype)[::1],
         from_dtype(LINK)[::1],
         u4[:, ::1],
-        i8[:, ::1],
+        i8[::1],
         i8[::1],
     )
 )
@@ -254,14 +254,15 @@ def scan(  # type: ignore[no-untyped-def]
 ):
     """Take in packets ``start`` to ``n`` of a block; returns where it stopped.
 
-    It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing. ``counts`` says how
-    far each output is filled. The caller provides room: two rows of ``rows`` and ``links`` and one of
-    ``log``, ``words`` and ``mads`` (packet, message row) per packet, and lanes for each flow.
+    It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing, and after a datagram
+    to QP 1, whose packet and message row are then in ``mads``. ``counts`` says how far each output is
+    filled. The caller provides room: two rows of ``rows`` and ``links`` and one of ``log`` and ``words``
+    per packet, and lanes for each flow.
     """
     i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
     i_deth, i_atomic = first_of(deth, start), first_of(atomic, start)
     for i in range(start, n):
-        if counts[RIPE] != 0:
+        if counts[RIPE] != 0 or counts[MADS] != 0:
             return i
         flow = np.int64(flow_of[i])
         kind = kinds[i]
@@ -325,9 +326,9 @@ def scan(  # type: ignore[no-untyped-def]
                 lanes, flow, wire_psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts
             )
             if cm and row >= 0:
-                mads[counts[MADS], 0] = i
-                mads[counts[MADS], 1] = row
-                counts[MADS] += 1
+                mads[0] = i
+                mads[1] = row
+                counts[MADS] = 1
             continue
         if place == 0 and operation == 0:
             continue
