@@ -269,7 +269,8 @@ def test_addresses_of_one_port() -> None:
         ends, flows = tables.endpoints, tables.flows
         more, plain = ends.copy(), ends.copy()
         more["addr_hi"], more["addr_lo"] = 0xFE80 << 48, ends["mac"]
-        more["packets_out"] += 1000
+        more["packets_out"] *= 2
+        more["packets_in"] *= 2
         tables.endpoints = np.concatenate([plain, more])
         extra = flows.copy()
         extra["transport"], extra["messages"], extra["dest_qp"], extra["sport"] = Transport.TCP, 0, 0, 7000
