@@ -58,13 +58,13 @@ class TcpMessages:
             return
         self._new_flows(flows)
         columns = [block.columns[name][: block.rows] for name in
-                   ("time_ns", "flow", "payload", "data_at", "data_len", "tos")]  # fmt: skip
+                   ("time_ns", "frame", "flow", "payload", "data_at", "data_len", "tos")]  # fmt: skip
         data = block.data if block.data.flags.writeable else block.data.copy()
         packets = (*columns, data)
         kernels, at = self._kernels, 0
         while True:
             at, want = kernels.follow(
-                at, block.first_frame, packets, block.tcp, self._streams, self._header, self._rows,
+                at, packets, block.tcp, self._streams, self._header, self._rows,
                 self._links, self._held, self._held_data, self._width, self._counts,
             )  # fmt: skip
             if want == kernels.DONE:

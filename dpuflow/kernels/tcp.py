@@ -485,13 +485,13 @@ def restart(f, st, seq, state, header, rows, links, counts):
 _BYTES, _COUNTS = u1[::1], i8[::1]
 _STREAMS, _LINKS, _HELD = from_dtype(STREAM)[::1], from_dtype(LINK)[::1], from_dtype(HELD)[::1]
 _ROWS, _TCP = from_dtype(schema.MESSAGE.dtype)[::1], from_dtype(schema.TCP.dtype)[::1]
-_PACKETS = types.Tuple((i8[::1], u4[::1], u4[::1], u4[::1], u2[::1], u1[::1], _BYTES))
+_PACKETS = types.Tuple((i8[::1], u4[::1], u4[::1], u4[::1], u4[::1], u2[::1], u1[::1], _BYTES))
 
 
-@kernel(types.UniTuple(i8, 2)(i8, i8, _PACKETS, _TCP, _STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
-def follow(first, first_frame, packets, tcp, streams, header, rows, links, held, held_data, width, counts):
+@kernel(types.UniTuple(i8, 2)(i8, _PACKETS, _TCP, _STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
+def follow(first, packets, tcp, streams, header, rows, links, held, held_data, width, counts):
     """Work through the TCP rows from ``first``; returns the row to go on with and what to enlarge."""
-    time_ns, flow, payload, data_at, data_len, tos, data = packets
+    time_ns, frames, flow, payload, data_at, data_len, tos, data = packets
     for i in range(first, len(tcp)):
         t = tcp[i]
         p = np.int64(t.packet)
@@ -502,7 +502,7 @@ def follow(first, first_frame, packets, tcp, streams, header, rows, links, held,
         now, length = np.int64(time_ns[p]), np.int64(payload[p])
         at, seen = np.int64(data_at[p]), min(np.int64(data_len[p]), length)
         tcp_flags = np.int64(t.flags)
-        frame = first_frame + p
+        frame = np.int64(frames[p])
         need = (length + st.held_bytes) // MIN_MESSAGE + st.held_count + 16
         if st.peer >= 0:
             need += streams[st.peer].held_bytes // MIN_MESSAGE + streams[st.peer].held_count
