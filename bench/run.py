@@ -102,7 +102,9 @@ class _Bench:
         }
 
     def check(self) -> None:
-        """Untimed: all readers must have read the same."""
+        """Untimed: all readers must have read the same. Compiles dpuflow's kernels if that is not done."""
+        with self._measuring("analyze", "analyze_small"):
+            run(dpuflow("analyze", str(self.small)), keep_output=False)
         rewrite(self.master, self.pcap)
         for name, path in (("P", self.pcap), ("P pcapng", self.pcapng), ("P small", self.small)):
             if "P" in self.programs:
