@@ -63,8 +63,8 @@ if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>
     "$python" -m venv --system-site-packages .venv
 fi
 echo "setup: installing dpuflow and what it needs into .venv"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+.venv/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 echo "setup: compiling the kernels (once)"
-.venv/bin/python -m dpuflow.kernels
+.venv/bin/python -c 'from dpuflow.kernels import warm; warm()'
 touch .venv/.ready
 echo "setup: done; the command is .venv/bin/dpuflow"
