@@ -31,6 +31,7 @@ class Ran:
 def run(command: list[str], *, keep_output: bool = True) -> Ran:
     """Run ``command`` from the repository's root; raises FailedError unless it exits with 0."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else modules would be compiled in every run
     with tempfile.TemporaryFile("w+") as errors:
         stdout = subprocess.PIPE if keep_output else subprocess.DEVNULL
         try:

@@ -1,6 +1,6 @@
 """Where the CPU time of ``dpuflow analyze`` goes: start-up by imported package, then by function.
 
-Kernels do not show up by themselves: their time stands with the function that calls them.
+Compiled kernels stand in the list under their own names; what they call is part of them.
 """
 
 from __future__ import annotations
