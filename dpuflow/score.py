@@ -30,6 +30,7 @@ class Score:
     found: int = 0
     inferred: int = 0  # collectives that count: found ones and invented ones
     invented: int = 0
+    invented_outside: int = 0  # of these: wholly before the first or after the last true one
     uncounted: int = 0  # inferred warm-up, partial, or send_recv where the truth lists none
     op_right: int = 0
     algorithm_asked: int = 0
@@ -62,6 +63,7 @@ class Score:
             "found": self.found,
             "found_share": _share(self.found, self.true),
             "invented": self.invented,
+            "invented_outside": self.invented_outside,
             "invented_share": _share(self.invented, self.inferred),
             "uncounted": self.uncounted,
             "op_right": _share(self.op_right, self.found),
@@ -128,16 +130,19 @@ def score_case(
             _score_times(score, truth, guess)
         _score_last(score, truth, guess, margin_ns, case)
         _score_late(score, truth, guess, late_ns, case)
+    first_ns = min((truth.start_ns for truth in case.collectives), default=0)
+    last_ns = max((truth.end_ns for truth in case.collectives), default=0)
     for number, guess in enumerate(analysis["collectives"]):
         if number not in taken:
             if not guess["complete"] or (guess["op"] == "send_recv" and not lists_transfers):
                 score.uncounted += 1
             else:
                 score.invented += 1
+                score.invented_outside += guess["end_ns"] < first_ns or guess["start_ns"] > last_ns
     score.inferred = score.found + score.invented
     note = check_verdicts(case, analysis["lateness"])
     score.verdicts = 1
-    score.verdicts_right = note is None
+    score.verdicts_right = int(note is None)
     score.verdict_notes = [] if note is None else [f"{case.name}: {note}"]
     score.clock_errors_ns = _clock_errors(case, analysis)
     return score

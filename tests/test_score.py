@@ -71,6 +71,7 @@ def test_a_perfect_analysis() -> None:
         "found": ROUNDS,
         "found_share": 1,
         "invented": 0,
+        "invented_outside": 0,
         "invented_share": 0,
         "uncounted": 0,
         "op_right": 1,
@@ -110,6 +111,9 @@ def test_one_invented_between_two() -> None:
     result.collectives.append(collective(10, [0, 0, 0, 0], start_ms=25))
     found = figures(result)
     assert (found["found"], found["invented"], found["invented_share"]) == (10, 1, round(1 / 11, 6))
+    assert found["invented_outside"] == 0
+    result.collectives[-1] = collective(10, [0, 0, 0, 0], start_ms=-30)
+    assert figures(result)["invented_outside"] == 1
 
 
 def test_one_split_in_two_is_one_found_and_one_invented() -> None:
@@ -454,7 +458,9 @@ def test_every_shared_case_can_be_read_and_its_own_truth_is_perfect(shared: Path
         meta = json.loads((folder / "meta.json").read_text())
         analysis = told_outright(truth, meta)
         score = score_case(analysis, place_case(truth, meta, analysis, folder.name))
-        assert score.found == score.true == sum(row["iter"] >= 0 for row in truth.get("collectives", [])), folder.name
+        assert score.found == score.true == sum(row["iter"] >= 0 for row in truth.get("collectives", [])), (
+            folder.name
+        )
         assert (score.invented, score.late_false, score.late_missed) == (0, 0, 0)
         assert (score.last_right, score.exact) == (score.last_asked, score.ranks)
         assert score.op_right == score.bytes_right == score.found

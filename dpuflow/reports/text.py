@@ -211,8 +211,5 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
         yield wrap(f"Or else: {'; '.join(finding.alternatives)}", "    ", "      ")
     for evidence in finding.evidence[:1]:
         first, last = evidence.packets
-        yield wrap(
-            f"See {names.capture(evidence.capture)}, packets {first} to {last}: {evidence.filter}",
-            "    ",
-            "      ",
-        )
+        frames = f"packet {first}" if first == last else f"packets {first} to {last}"
+        yield wrap(f"See {names.capture(evidence.capture)}, {frames}: {evidence.filter}", "    ", "      ")
