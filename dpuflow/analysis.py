@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
-from dpuflow.results import Analysis
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dpuflow.rankmap import Place
+    from dpuflow.results import Analysis
     from dpuflow.tables import CaptureTables, Vantage
 
     Progress = Callable[[str, int, int], None]
@@ -47,7 +46,7 @@ def analyze(
     exchanges, _ = build_exchanges(joined.transfers)
     instances, untold = build_collectives(exchanges, rank_order(joined, known))
     entries = build_entries(exchanges, instances)
-    return assemble(joined, known, exchanges, instances, entries, untold, ranks)
+    return assemble(captures, joined, known, exchanges, instances, entries, untold, ranks)
 
 
 def read_captures(

@@ -23,7 +23,7 @@ from dpuflow.results import (
     Phase,
     RankEntry,
 )
-from dpuflow.schema import NEVER, MessageFlag, Op, Transport
+from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from dpuflow.lateness import Entries, Relative
     from dpuflow.rankmap import Place
     from dpuflow.results import Algorithm, OpToken, Steadiness, Verdict
-    from dpuflow.tables import Joined, Rows
+    from dpuflow.tables import CaptureTables, Joined, Rows
 
 
 def assemble(
+    captures: Sequence[CaptureTables],
     joined: Joined,
     ranks: Mapping[int, int],
     exchanges: Rows,
@@ -59,13 +60,15 @@ def assemble(
         endpoints=_endpoints(joined, ranks, places),
         flows=_flows(joined),
         groups=groups,
-        collectives=_collectives(joined, exchanges, instances, entries, relative, charges, causes, group_of),
+        collectives=_collectives(
+            captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
+        ),
         lateness=[_lateness(j) for j in judgements],
         limits=_limits(joined, untold, len(exchanges)),
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
-    result.findings = build_findings(joined, exchanges, instances, entries, charges, causes, result)
+    result.findings = build_findings(captures, joined, instances, entries, charges, result)
     return result
 
 
@@ -118,6 +121,7 @@ def _flows(joined: Joined) -> list[Flow]:
 
 
 def _collectives(
+    captures: Sequence[CaptureTables],
     joined: Joined,
     exchanges: Rows,
     instances: Sequence[Instance],
@@ -129,12 +133,12 @@ def _collectives(
 ) -> list[Collective]:
     enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
-    error, rule = charges.error_ns.tolist(), entries.rule.tolist()
-    why = _reasons(joined, exchanges, entries)
+    error = charges.error_ns.tolist()
+    why = _reasons(captures, joined, entries)
     offsets = entries.offsets.tolist()
     flags, nbytes = exchanges["flags"], exchanges["bytes"]
     partial = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
-    found = []
+    found: list[Collective] = []
     for number, instance in enumerate(instances):
         rows = range(offsets[number], offsets[number + 1])
         complete = instance.complete and not bool((flags[instance.rows] & partial).any())
@@ -176,7 +180,6 @@ def _collectives(
                 ranks=ranks,
             )
         )
-    del rule
     return found
 
 
@@ -184,19 +187,17 @@ def _known(value: int) -> int | None:
     return None if value == NEVER else value
 
 
-def _reasons(joined: Joined, exchanges: Rows, entries: Entries) -> list[str]:
+def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries) -> list[str]:
     """For each row of Entries the rule its entry rests on and the frame that shows it."""
-    transfers = joined.transfers
-    names = [capture.vantage for capture in joined.captures]
     reasons = []
-    frame = entries.frame.tolist()
-    capture = transfers["capture"][entries.act].tolist() if len(transfers) else []
-    del exchanges
-    for row, rule in enumerate(entries.rule.tolist()):
-        sentence = RULES[Rule(rule)][1]
-        if entries.act[row] >= 0:
-            sentence += f" (frame {frame[row] + 1} of {names[capture[row]]})"
-        reasons.append(sentence)
+    sentences = [RULES[rule][1] for rule in Rule]
+    for rule, act in zip(entries.rule.tolist(), entries.act.tolist(), strict=True):
+        if act == NONE32:
+            reasons.append(sentences[rule])
+            continue
+        capture, message = joined.transfers[["capture", "message"]][act].item()
+        frame = int(captures[capture].messages["first_frame"][message]) + 1
+        reasons.append(f"{sentences[rule]} (packet {frame} of {captures[capture].info.vantage})")
     return reasons
 
 
@@ -211,8 +212,12 @@ def _phases(exchanges: Rows, instance: Instance) -> list[Phase]:
     edge = (picked["src"].astype(np.int64) << 32 | picked["dst"])[order]
     starts = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1]])
     total = np.cumsum(picked["bytes"][order].astype(np.int64))
-    base = np.repeat(total[starts] - picked["bytes"][order][starts].astype(np.int64), np.diff(np.r_[starts, len(edge)]))
-    whole = np.repeat(np.add.reduceat(picked["bytes"][order].astype(np.int64), starts), np.diff(np.r_[starts, len(edge)]))
+    base = np.repeat(
+        total[starts] - picked["bytes"][order][starts].astype(np.int64), np.diff(np.r_[starts, len(edge)])
+    )
+    whole = np.repeat(
+        np.add.reduceat(picked["bytes"][order].astype(np.int64), starts), np.diff(np.r_[starts, len(edge)])
+    )
     first_half = 2 * (total - base) <= whole
     sent = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])[order]
     done = picked["arrived_end_ns"][order]

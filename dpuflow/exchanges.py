@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import EXCHANGE, NEVER, TRANSFER, Role, Wire
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,13 +87,11 @@ def _count_within(
 ) -> NDArray[np.int64]:
     """How many marks stand before or at each place within its group, less one."""
     total = np.cumsum(mark)
-    before = total[starts] - mark[starts]
+    before: NDArray[np.int64] = total[starts] - mark[starts]
     return np.asarray(total - before[group] - 1, np.int64)
 
 
-def _fill(
-    rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where: NDArray[np.int64]
-) -> Rows:
+def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where: NDArray[np.int64]) -> Rows:
     """The EXCHANGE rows for rows numbered ``number``; ``where`` are their TRANSFER rows."""
     out = EXCHANGE.zeros(int(number.max()) + 1)
     count = len(out)
@@ -128,8 +126,8 @@ def _fill(
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced = np.zeros(count, np.uint64)
     np.maximum.at(announced, number[offer | grant], rows["announces"][offer | grant])
-    has_data = np.bincount(number[data], minlength=count) > 0
-    out["bytes"] = np.where(has_data, carried, announced)
+    # What the sender announced counts before what was seen of it: frames of it may lie in a gap.
+    out["bytes"] = np.where(announced > 0, announced, carried)
     for name in ("retransmitted", "ecn_marked"):
         out[name] = np.bincount(number, rows[name], count)
     out["packets"] = np.bincount(number[data], rows["packets"][data], count)
@@ -144,9 +142,9 @@ def _fill(
     np.bitwise_or.at(out["flags"], number, rows["flags"])
     out["seen"] = 0xFF
     np.bitwise_and.at(out["seen"], number, rows["seen"])
-    out["first"] = 0xFFFFFFFF
-    np.minimum.at(out["first"], number, where.astype(np.uint32))
-    np.maximum.at(out["last"], number, where.astype(np.uint32))
+    for name, mask in (("offer", offer), ("grant", grant), ("data", data)):
+        out[name] = NONE32
+        np.minimum.at(out[name], number[mask], where[mask].astype(np.uint32))
     return out
 
 

@@ -7,6 +7,7 @@ noise, never against a fixed time.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ class Judgement:
     p99_ns: int
     caused_wait_ns: int
     verdict: str
+    cause: str
     steadiness: str | None
     since_ns: int | None
 
@@ -57,6 +59,7 @@ class Charges:
     last: NDArray[np.bool_]
     wait_ns: NDArray[np.int64]
     noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
+    error_ns: NDArray[np.int64]  # half-width of a 95 % interval of the row's lateness
 
 
 def charge(
@@ -70,10 +73,9 @@ def charge(
     total = len(entries.endpoint)
     late, last = np.zeros(total, bool), np.zeros(total, bool)
     wait = np.zeros(total, np.int64)
-    noise = _noise(instances, entries, relative, group)
+    noise, error = _noise(instances, entries, relative, group)
     usable = np.isin(relative.bound, (EXACT, AT_LEAST))
     late[usable] = relative.lateness_ns[usable] > noise[usable]
-    starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
     # The two latest entries of each collective, by sorting within it.
     order = np.lexsort((entries.enter_ns, entries.collective))
@@ -85,20 +87,20 @@ def charge(
     good = (entries.enter_ns[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
     wait[top[good]] = lead[good] * (count[whole][good] - 1)
-    del starts
-    return Charges(late, last, wait, noise)
+    return Charges(late, last, wait, noise, error)
 
 
 def _noise(
     instances: Sequence[Instance], entries: Entries, relative: Relative, group: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Per row the lateness that its group's own noise explains, ns.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per row the lateness that its group's own noise explains, and its error, ns.
 
     Noise is how much each rank's lateness scatters below its own median (the side that faults do
     not touch), taken as the median over ranks, and at least what a rank's host usually needs to
     hand a message on.
     """
     out = np.zeros(len(entries.endpoint), np.int64)
+    error = np.zeros(len(entries.endpoint), np.int64)
     of_row = group[entries.collective] if len(instances) else out
     usable = relative.lateness_ns != NEVER
     for each in np.unique(of_row):
@@ -112,8 +114,10 @@ def _noise(
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
         floor = float(np.percentile(reactions, 95)) if len(reactions) else 0.0
-        out[of_row == each] = round(max(SIGMAS * float(np.median(scatter)), floor)) if scatter else 0
-    return out
+        sigma = float(np.median(scatter)) if scatter else 0.0
+        out[of_row == each] = round(max(SIGMAS * sigma, floor))
+        error[of_row == each] = round(floor)
+    return out, error
 
 
 def _against_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -141,7 +145,11 @@ def _against_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.flo
 
 
 def judge(
-    instances: Sequence[Instance], entries: Entries, relative: Relative, charges: Charges
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    charges: Charges,
+    causes: Sequence[str],
 ) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective."""
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
@@ -155,7 +163,7 @@ def judge(
     span = _span(entries, row_tied)
     holders = sum(1 for rows in shares.values() if charges.late[rows].any())
     for endpoint, rows in shares.items():
-        judgements.append(_judge_one(endpoint, rows, entries, relative, charges, span, holders))
+        judgements.append(_judge_one(endpoint, rows, entries, relative, charges, causes, span, holders))
     return judgements
 
 
@@ -172,12 +180,13 @@ def _judge_one(
     entries: Entries,
     relative: Relative,
     charges: Charges,
+    causes: Sequence[str],
     span: int,
     holders: int,
 ) -> Judgement:
     count = len(rows)
     if not count:
-        return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", None, None)
+        return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
     lateness = relative.lateness_ns[rows]
     late = charges.late[rows]
     share = float(late.mean())
@@ -186,6 +195,8 @@ def _judge_one(
     since = int(entries.enter_ns[rows[onset]]) if onset else None
     after = float(late[onset:].mean()) if onset is not None else share
     verdict, steadiness = "on_time", None
+    blamed = Counter(causes[row] for row in rows[late].tolist())
+    cause = blamed.most_common(1)[0][0] if blamed else "none"
     if after >= LATE_SHARE:
         verdict, steadiness = "late", "persistent"
     elif share > 0 and span and int(lateness[late].sum()) >= MATERIAL_SHARE * span:
@@ -202,6 +213,7 @@ def _judge_one(
         int(np.percentile(lateness, 99)),
         wait,
         verdict,
+        cause if verdict != "on_time" else "none",
         steadiness,
         since,
     )

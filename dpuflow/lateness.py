@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.schedules import free_ranks
-from dpuflow.schema import NEVER, Wire
+from dpuflow.schema import NEVER, NONE32, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +55,8 @@ RULES: dict[Rule, tuple[str, str]] = {
 class Entries:
     """One row per (collective, rank), as parallel arrays in order of collectives.
 
-    ``enter_ns`` NEVER where unobservable; ``act`` is the TRANSFER row of the message that fixed it, -1
-    for none.
+    ``enter_ns`` NEVER where unobservable; ``act`` is the TRANSFER row of the message that fixed it,
+    NONE32 for none.
     ``offsets[i]:offsets[i + 1]`` are the rows of collective i.
     """
 
@@ -107,7 +107,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
 
     rule = np.full(total, Rule.UNSEEN, np.int64)
     enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
-    act = np.full(total, -1, np.int64)
+    act = np.full(total, NONE32, np.int64)
     seen = enter != _FAR
     by_send = seen & (send_ns == enter)
     by_answer = seen & ~by_send & (answer_ns == enter)
@@ -119,9 +119,10 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     )
     rule[by_answer] = Rule.ANSWER
     rule[by_ready] = Rule.READY
-    act[by_send] = send_at[by_send]
-    act[by_answer] = answer_at[by_answer]
-    act[by_ready] = ready_at[by_ready]
+    sent = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
+    act[by_send] = sent[send_at[by_send]]
+    act[by_answer] = picked["grant"][answer_at[by_answer]]
+    act[by_ready] = picked["grant"][ready_at[by_ready]]
 
     leave = np.full(total, NEVER, np.int64)
     np.maximum.at(leave, receiver, picked["arrived_end_ns"])
@@ -135,7 +136,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         np.where(seen, enter, NEVER),
         leave,
         rule,
-        np.where(act >= 0, rows[act], -1) if len(rows) else act,
+        act,
         again,
         _reactions(total, sender, receiver, offered, picked["arrived_end_ns"]),
         offsets,

@@ -37,8 +37,7 @@ def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> tuple[lis
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     instances = tagged_instances(exchanges, np.flatnonzero(gloo), position)
     for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
-        for each in np.unique(op[rows]):
-            instances.extend(sequenced_instances(exchanges, rows[op[rows] == each], Op(int(each)), position))
+        instances.extend(sequenced_instances(exchanges, rows, position))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances, int((op == Op.UNKNOWN).sum())
@@ -49,7 +48,7 @@ def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.
 
     Communicators that were split from one parent share the context number, not the endpoints.
     """
-    found = []
+    found: list[NDArray[np.int64]] = []
     for context in np.unique(exchanges["context"][rows]):
         mine = rows[exchanges["context"][rows] == context]
         src, dst = exchanges["src"][mine].astype(np.int64), exchanges["dst"][mine].astype(np.int64)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dpuflow.schema import Op
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.schema import Op
 
 
 @dataclass(slots=True)

@@ -12,12 +12,14 @@ dissemination. Where ranks are no power of two: the extra ranks fold into neighb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpuflow.schema import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class Send(NamedTuple):
@@ -191,6 +193,15 @@ def _binomial_down(n: int, size: float, root: int) -> Iterator[Send]:
         step, distance = step + 1, distance // 2
 
 
+def _binomial_outward(n: int, size: float, root: int) -> Iterator[Send]:
+    """The mirrored tree: in step k everybody who has the data serves the rank 2^k further on."""
+    distance, step = 1, 0
+    while distance < n:
+        for virtual in range(min(distance, n - distance)):
+            yield Send(step, (virtual + root) % n, (virtual + distance + root) % n, size)
+        step, distance = step + 1, distance * 2
+
+
 def _binomial_up(n: int, size: float, root: int) -> Iterator[Send]:
     distance, step = 1, 0
     while distance < n:
@@ -285,9 +296,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         lambda n: n >= 4 and n % 2 == 0,
     ),
     Algorithm(Op.REDUCE_SCATTER, "ring", _ring_reduce_scatter, lambda n, t: t / (n - 1), cuts=True),
-    Algorithm(
-        Op.REDUCE_SCATTER, "halving_doubling", _recursive_halving, lambda n, t: t / (n - 1), _is_power
-    ),
+    Algorithm(Op.REDUCE_SCATTER, "halving_doubling", _recursive_halving, lambda n, t: t / (n - 1), _is_power),
     Algorithm(Op.ALL_TO_ALL, "pairwise", _pairwise, lambda n, t: t / (n - 1), cuts=True),
     Algorithm(Op.ALL_TO_ALL, "linear", _linear_all_to_all, lambda n, t: t / (n - 1), cuts=True),
     Algorithm(
@@ -296,9 +305,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         _bruck_all_to_all,
         lambda n, t: t / sum(bin(i).count("1") for i in range(n)),
     ),
-    Algorithm(
-        Op.BROADCAST, "binomial", _binomial_down, lambda n, t: t / (n - 1), rooted=True, cuts=True
-    ),
+    Algorithm(Op.BROADCAST, "binomial", _binomial_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.BROADCAST, "binomial", _binomial_outward, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.BROADCAST, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.BROADCAST, "chain", _chain_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.BROADCAST, "tree", _binary_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),

@@ -10,7 +10,6 @@ never cuts: a rank that waits for a late peer is idle too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -25,11 +24,22 @@ from dpuflow.collectives.tagged import span
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from dpuflow.tables import Rows
 
 Streams = dict[tuple[int, int], "NDArray[np.int64]"]
+"""(src, dst) -> EXCHANGE rows in order; HOLE where a message is known to be missing."""
+
+HOLE = -1
+ALIGNMENTS = 512
+"""Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
+NEAR = 0.9
+"""An offset that comes this near the best one is taken if it drops less."""
+CLEAR_CONTRAST = 0.95
+"""Cuts of which this share falls on longer pauses than other places leave nothing to improve."""
 
 
 @dataclass(frozen=True)
@@ -48,47 +58,45 @@ class Hypothesis:
 
 
 def sequenced_instances(
-    exchanges: Rows, rows: NDArray[np.int64], op: Op, position: NDArray[np.int64]
+    exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]
 ) -> list[Instance]:
-    """The collectives among ``rows`` of EXCHANGE: one communicator's, all of operation ``op``.
+    """The collectives among ``rows`` of EXCHANGE, all of one communicator.
 
     ``position`` gives each endpoint's place in the default numbering of ranks. Messages that fit no
     algorithm become incomplete collectives of their own.
     """
-    return _Segmenter(exchanges, rows, op, position).run()
+    found: list[Instance] = []
+    for each, streams in _streams(exchanges, rows).items():
+        found.extend(_Segmenter(exchanges, streams, each, position).run())
+    return found
 
 
 class _Segmenter:
-    def __init__(
-        self, exchanges: Rows, rows: NDArray[np.int64], op: Op, position: NDArray[np.int64]
-    ) -> None:
-        picked = exchanges[rows]
+    """Cuts the streams of one communicator and operation into collectives, from the front."""
+
+    def __init__(self, exchanges: Rows, streams: Streams, op: Op, position: NDArray[np.int64]) -> None:
         self.op = op
-        self.sizes = exchanges["bytes"]
-        self.starts, _ = span(exchanges)
-        ends = set(np.unique(picked["src"]).tolist()) | set(np.unique(picked["dst"]).tolist())
+        self.streams = streams
+        ends = {end for edge in streams for end in edge}
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
-        self.pauses = _pauses(exchanges, rows)
-        self.sources = exchanges["src"]
-        self.streams: Streams = {}
-        edge = (picked["src"].astype(np.int64) << 32) | picked["dst"]
-        in_order = np.lexsort((picked["order"], edge))
-        edge = edge[in_order]
-        bounds = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1], True])
-        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            key = int(edge[low])
-            self.streams[key >> 32, key & 0xFFFFFFFF] = rows[in_order[low:high]]
+        rows = np.unique(np.concatenate(list(streams.values())))
+        rows = rows[rows >= 0]
+        # One more element stands for HOLE (row -1): no size, no pause.
+        self.sizes = np.append(exchanges["bytes"].astype(np.int64), -1)
+        self.starts = np.append(span(exchanges)[0], np.iinfo(np.int64).max)
+        self.pauses = np.append(_pauses(exchanges, rows), 0)
 
     def run(self) -> list[Instance]:
         found: list[Instance] = []
         stray: list[int] = []
+        settled = False
         while self.streams:
-            runs = [(h, n) for h in self._hypotheses() if (n := self._length(h)) > 0]
+            drop, runs = self._align(settled)
+            stray.extend(self._drop_first() for _ in range(drop))
             if not runs:
-                stray.append(self._drop_first())
                 continue
             if stray:
-                found.append(self._stray(stray))
+                found.extend(self._stray(stray))
                 stray = []
             hypothesis, count = self._best(runs)
             alternatives = [
@@ -97,9 +105,37 @@ class _Segmenter:
                 if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
             ]
             found.extend(self._take(hypothesis, count, list(dict.fromkeys(alternatives))))
+            settled = True
         if stray:
-            found.append(self._stray(stray))
+            found.extend(self._stray(stray))
         return found
+
+    def _align(self, settled: bool) -> tuple[int, list[tuple[Hypothesis, int]]]:
+        """How many messages to drop before cutting, and the hypotheses that hold from there.
+
+        A capture may begin within a collective, and a lost message may break one. Then equal sizes
+        fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
+        """
+        whole = dict(self.streams)
+        tried: list[tuple[float, int, list[tuple[Hypothesis, int]]]] = []
+        for drop in range(ALIGNMENTS):
+            if not self.streams:
+                break
+            runs = [(h, n) for h in self._hypotheses() if (n := self._length(h)) > 0]
+            if runs:
+                hypothesis, count = self._best(runs)
+                contrast = self._contrast(hypothesis, count)
+                tried.append((contrast * min(count, 4), drop, runs))
+                if contrast >= CLEAR_CONTRAST or (settled and drop == 0):
+                    break
+                if drop >= len(hypothesis.order) and drop > _messages(hypothesis):
+                    break  # every offset within one collective has been tried
+            self._drop_first()
+        self.streams = whole
+        if not tried:
+            return len(whole) and sum(len(rows) for rows in whole.values()), []
+        best = max(score for score, _, _ in tried)
+        return next((drop, runs) for score, drop, runs in tried if score >= NEAR * best)
 
     # -- hypotheses --------------------------------------------------------------------------
 
@@ -124,30 +160,28 @@ class _Segmenter:
             if self.op in (Op.UNKNOWN, algorithm.op):
                 yield algorithm
         if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
-            heads = [self.sizes[rows[0]] for rows in self.streams.values()]
+            head = max(int(self.sizes[rows[0]]) for rows in self.streams.values())
             largest = max(int(self.sizes[rows[: 64 * n]].max()) for rows in self.streams.values())
-            phases = round(largest / int(max(heads))) if max(heads) else 1
+            phases = round(largest / head) if head > 0 else 1
             if phases > 1:
                 yield segmented_ring(phases)
 
     def _cuts(self, counts: dict[tuple[int, int], tuple[float, ...]]) -> list[int]:
         """Segments per message worth trying: up to a shorter last one, or what divides the stream."""
-        edge, sizes = next(iter(counts.items()))
+        edge = next(iter(counts))
         seen = self.sizes[self.streams[edge]]
-        shorter = np.flatnonzero(seen[1:].astype(np.int64) < seen[:-1].astype(np.int64))
+        shorter = np.flatnonzero(seen[1:] < seen[:-1])
         tries = {int(shorter[0]) + 2} if len(shorter) else set()
         whole = 0
         for each, unit in counts.items():
             whole = gcd(whole, len(self.streams[each]) // len(unit))
         tries |= {d for d in range(2, min(whole, 4096) + 1) if whole % d == 0}
-        del sizes
         return sorted(tries - {1})
 
     def _length(self, hypothesis: Hypothesis) -> int:
         """How many collectives in a row the hypothesis explains from here."""
         counts = hypothesis.counts()
-        earliest = min(self.streams, key=lambda e: int(self.starts[self.streams[e][0]]))
-        if earliest not in counts:
+        if self._earliest() not in counts:
             return 0  # the first message of all must belong to the first collective
         blocks = {}
         for edge, sizes in counts.items():
@@ -158,24 +192,35 @@ class _Segmenter:
             blocks[edge] = (per, whole)
         count = min(whole for _, whole in blocks.values())
         shares = {
-            edge: self.sizes[self.streams[edge][: count * per]].astype(np.int64).reshape(count, per)
+            edge: self.sizes[self.streams[edge][: count * per]].reshape(count, per)
             for edge, (per, _) in blocks.items()
         }
-        total = np.add.reduce([share.sum(axis=1) for share in shares.values()])
-        n = len(hypothesis.order)
-        size = np.array([hypothesis.algorithm.size_of(n, float(t)) for t in total])
+        # The buffer's size, from the messages whose own size is known.
+        known = np.add.reduce([np.where(share >= 0, share, 0).sum(axis=1) for share in shares.values()])
+        units = np.add.reduce(
+            [
+                ((share >= 0) * np.repeat(np.array(counts[edge]) / hypothesis.cuts, hypothesis.cuts)).sum(
+                    axis=1
+                )
+                for edge, share in shares.items()
+            ]
+        )
+        size = known / np.maximum(units, 1e-12)
         good = np.ones(count, bool)
         if hypothesis.algorithm.op == Op.BARRIER:
-            good &= total == 0
+            good &= known == 0
         elif self.op == Op.UNKNOWN:
-            good &= total > 0
+            good &= known > 0
         for edge, share in shares.items():
             expected = np.array(counts[edge])[None, :] * size[:, None]
             parts = share.reshape(count, len(counts[edge]), hypothesis.cuts)
-            good &= (np.abs(parts.sum(axis=2) - expected) <= ELEMENT_BYTES * hypothesis.cuts).all(axis=1)
+            hole = (parts < 0).any(axis=2)
+            close = np.abs(parts.sum(axis=2) - expected) <= ELEMENT_BYTES * hypothesis.cuts
+            good &= (close | hole).all(axis=1)
             if hypothesis.cuts > 1:  # segments are equal but for a shorter last one
                 good &= (parts[:, :, :-1] == parts[:, :, :1]).all(axis=(1, 2))
                 good &= (parts[:, :, -1] <= parts[:, :, 0]).all(axis=1)
+        good &= np.add.reduce([(share >= 0).sum(axis=1) for share in shares.values()]) > 0
         bad = np.flatnonzero(~good)
         return int(bad[0]) if len(bad) else count
 
@@ -233,8 +278,10 @@ class _Segmenter:
         algorithm = hypothesis.algorithm
         found = []
         for block in together:
+            holes = int((block == HOLE).sum())
+            block = block[block != HOLE]
             block = block[np.argsort(self.starts[block], kind="stable")]
-            size = algorithm.size_of(n, float(self.sizes[block].sum()))
+            size = algorithm.size_of(n, float(self.sizes[block].sum())) if not holes else None
             found.append(
                 Instance(
                     block,
@@ -243,13 +290,17 @@ class _Segmenter:
                     algorithm,
                     alternatives,
                     hypothesis.root if algorithm.rooted else None,
-                    round(size),
+                    None if size is None else round(size),
+                    confidence=1.0 if not holes else len(block) / (len(block) + holes),
                 )
             )
         return found
 
+    def _earliest(self) -> tuple[int, int]:
+        return min(self.streams, key=lambda e: int(self.starts[self.streams[e][0]]))
+
     def _drop_first(self) -> int:
-        edge = min(self.streams, key=lambda e: int(self.starts[self.streams[e][0]]))
+        edge = self._earliest()
         row = int(self.streams[edge][0])
         self._advance(edge, 1)
         return row
@@ -261,10 +312,49 @@ class _Segmenter:
         else:
             del self.streams[edge]
 
-    def _stray(self, rows: list[int]) -> Instance:
-        return Instance(
-            np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3
-        )
+    def _stray(self, rows: list[int]) -> list[Instance]:
+        rows = [row for row in rows if row != HOLE]
+        if not rows:
+            return []
+        return [
+            Instance(np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3)
+        ]
+
+
+def _messages(hypothesis: Hypothesis) -> int:
+    """Messages of one collective."""
+    return hypothesis.cuts * sum(len(sizes) for sizes in hypothesis.counts().values())
+
+
+def _streams(exchanges: Rows, rows: NDArray[np.int64], by_number: bool = True) -> dict[Op, Streams]:
+    """Each operation's streams. Numbers that ob1 gave out but nobody saw become HOLEs.
+
+    A hole goes to the operation of the message before it, or of the one after where none is.
+    """
+    picked = exchanges[rows]
+    edge = (picked["src"].astype(np.int64) << 32) | picked["dst"]
+    in_order = np.lexsort((picked["order"], edge))
+    edge = edge[in_order]
+    bounds = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1], True])
+    found: dict[Op, Streams] = {}
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        inside = in_order[low:high]
+        key = (int(edge[low] >> 32), int(edge[low] & 0xFFFFFFFF))
+        number = picked["sub"][inside].astype(np.int64)
+        skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % (1 << 16) if by_number else 0 * number
+        # A jump by more than what could hide is a new start, not a hole.
+        skipped = np.where(skipped > len(inside), 0, skipped)
+        ops = picked["op"][inside]
+        own = np.repeat(rows[inside], skipped + 1)
+        whose = np.repeat(np.r_[ops[:1], ops[:-1]], skipped + 1)
+        last = np.cumsum(skipped + 1) - 1
+        hole = np.ones(len(own), bool)
+        hole[last] = False
+        own[hole] = HOLE
+        whose[last] = ops
+        for op in np.unique(whose).tolist():
+            found.setdefault(Op(op), {})[key] = own[whose == op]
+    return found
 
 
 @lru_cache(maxsize=256)

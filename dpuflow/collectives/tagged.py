@@ -59,6 +59,8 @@ def tagged_instances(exchanges: Rows, rows: NDArray[np.int64], position: NDArray
 
 def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
     """Cells in order of their start."""
+    if not len(rows):
+        return []
     picked = exchanges[rows]
     key = (picked["connection"].astype(np.int64) << 32) | picked["tag"]
     order = np.argsort(key, kind="stable")
@@ -91,7 +93,14 @@ def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     stamps = np.stack(
         [
             exchanges[name]
-            for name in ("offer_ns", "grant_ns", "data_ns", "data_end_ns", "arrived_end_ns", "grant_arrived_ns")
+            for name in (
+                "offer_ns",
+                "grant_ns",
+                "data_ns",
+                "data_end_ns",
+                "arrived_end_ns",
+                "grant_arrived_ns",
+            )
         ]
     )
     never = stamps == NEVER
@@ -115,7 +124,11 @@ def _components(cells: list[Cell], starts: dict[int, list[int]]) -> list[list[Ce
             before = latest.get(end)
             if before is not None and _adjacent(cells[before], cell, starts):
                 parent[find(i)] = find(before)
-            if before is None or cells[before].end_ns < cell.end_ns or not _adjacent(cells[before], cell, starts):
+            if (
+                before is None
+                or cells[before].end_ns < cell.end_ns
+                or not _adjacent(cells[before], cell, starts)
+            ):
                 latest[end] = i
     groups: dict[int, list[Cell]] = {}
     for i, cell in enumerate(cells):
@@ -162,7 +175,9 @@ def _rings(cells: list[Cell]) -> list[list[Cell]]:
         ring = [single[first]]
         end = ring[0].ends[1] if ring[0].forward else ring[0].ends[0]
         while True:
-            follow = [i for i in unused if (single[i].ends[0] if single[i].forward else single[i].ends[1]) == end]
+            follow = [
+                i for i in unused if (single[i].ends[0] if single[i].forward else single[i].ends[1]) == end
+            ]
             if not follow:
                 break
             best = max(follow, key=lambda i: _overlap(single[i], ring[-1]))
@@ -192,7 +207,9 @@ def _instance(exchanges: Rows, cells: list[Cell], op: Op, position: NDArray[np.i
     if not found:
         return Instance(rows, op, endpoints, complete=False, confidence=0.5)
     best = found[0]
-    others = list(dict.fromkeys(m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name))
+    others = list(
+        dict.fromkeys(m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name)
+    )
     return Instance(
         rows,
         best.algorithm.op,
