@@ -203,6 +203,9 @@ class _Bench:
 
     def big(self) -> None:
         """Peak memory on a capture of five times the packets."""
+        if "parse_peak" in self.missing:
+            self.missing["parse_peak_big"] = self.missing["parse_peak"]
+            return
         path = self.folder / "big.pcap"
         packets = self.options.packets * BIG_FACTOR
         self.options.say(f"writing {packets:,} packets")
@@ -267,7 +270,7 @@ def text(result: dict[str, Any]) -> str:
         *(["", "CPU ns a message, by stage of the analysis:", *stages] if stages else []),
         "",
         *(f"WRONG: {sentence}" for sentence in result["disagreements"]),
-        "All readers agree." if not result["disagreements"] else "",
+        f"Same checksum: {', '.join(result['checks'])}" if not result["disagreements"] else "",
         *(f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()),
     ]
     return "\n".join(lines).rstrip()
