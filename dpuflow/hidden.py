@@ -276,9 +276,9 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
     made: list[Rows] = []
     for f, order in orders.items():
         peer = int(flows["peer"][f])
-        if flows["framing"][f] != Framing.GLOO or peer == NONE32 or peer not in orders or peer < f:
+        if flows["framing"][f] != Framing.GLOO or (peer in orders and peer < f):
             continue
-        sides = (order, orders[peer])
+        sides = (order, orders.get(peer, order[:0]))
         todo = [
             o[((links["known"][o] != _ALL) & (rows["wire"][o] != Wire.TCP_BURST)) | (links["piece"][o] == 1)]
             for o in sides

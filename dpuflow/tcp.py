@@ -13,7 +13,7 @@ import numpy as np
 
 from dpuflow.framing import HEADER_BYTES
 from dpuflow.hidden import HiddenCounts, resolve
-from dpuflow.schema import MESSAGE, NEVER, NONE32, Framing, Pairing, Transport
+from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,6 +89,7 @@ class TcpMessages:
         kernels.settle(self._streams, self._rows, self._links)
         count = int(self._counts[kernels.ROWS])
         self._report(flows, self._rows[:count])
+        self._mark_heads(flows, self._rows[:count])
         rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
         flows["messages"] += np.bincount(rows["flow"], minlength=len(flows)).astype(np.uint32)
         return rows[np.argsort(rows["last_ns"], kind="stable")]
@@ -147,6 +148,16 @@ class TcpMessages:
         ):
             flows[column][tcp] = streams[name][tcp]
         flows["rtt_min_ns"][tcp] = np.where(streams["rtt_min"] < 0, NEVER, streams["rtt_min"])[tcp]
-        silent = np.where(np.bincount(rows["flow"], minlength=len(flows)) > 0, int(Framing.NONE), int(Framing.UNKNOWN))
-        flows["framing"][tcp] = np.where(streams["framing"] > 0, streams["framing"], silent)[tcp]
-        flows["peer"][tcp] = np.where(streams["peer"] < 0, NONE32, streams["peer"])[tcp]
+        spoke = np.bincount(rows["flow"], minlength=len(flows)) > 0
+        unframed = np.where(spoke, int(Framing.NONE), int(Framing.UNKNOWN))
+        flows["framing"][tcp] = np.where(streams["framing"] > 0, streams["framing"], unframed)[tcp]
+        paired = tcp & (streams["peer"] >= 0)
+        flows["peer"][paired] = streams["peer"][paired]
+        flows["pairing"][paired] = Pairing.PORTS
+
+    def _mark_heads(self, flows: Rows, rows: Rows) -> None:
+        """Bytes before the first header of a framed stream: ends of messages begun before the capture."""
+        framed = np.isin(flows["framing"], (Framing.GLOO, Framing.OB1))
+        head = framed[rows["flow"]] & (rows["role"] == Role.BURST) & (rows["flags"] & MessageFlag.HIDDEN == 0)
+        before = np.where(self._streams["whole"][rows["flow"][head]], 0, int(MessageFlag.STARTS_BEFORE))
+        rows["flags"][head] |= (before | int(MessageFlag.HIDDEN)).astype(np.uint8)

@@ -58,6 +58,7 @@ STREAM = np.dtype(
         ("state", "u1"),
         ("framing", "u1"),
         ("mode", "u1"),
+        ("whole", "u1"),  # 1: its SYN was seen
     ],
     align=True,
 )
@@ -103,7 +104,7 @@ ROWS, FREE_SLOT, SLOTS_USED = 0, 1, 2
 REORDER = 3  # segments beyond a hole before it counts (RFC 5681's three duplicate ACKs)
 MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up
 MAX_HELD_ALONE = 64  # the same where the opposite direction was never seen
-MAX_WIDTH = 2048  # captured bytes of a held segment that are kept
+MAX_WIDTH = 9216  # captured bytes of a held segment that are kept: a jumbo frame's
 MAX_PIECES = 1024  # rows kept of a stretch whose framing is lost
 MIN_MESSAGE = 16  # bytes of the shortest message: what a segment can complete is bounded by it
 CHAIN = 3  # plausible headers, one at the end of the other, that settle a framing
@@ -479,6 +480,7 @@ def restart(f, st, seq, state, header, rows, links, counts):
     st.next = st.first = seq
     st.start, st.state, st.framing, st.chain, st.mode = -1, state, 0, 0, BURST
     st.max_ack = st.beyond = st.timed = st.fin = 0
+    st.whole = state == FROM_SYN
     st.pieces, st.window, st.unacked, st.last_row, st.trial = 0, -1, -1, -1, -1
 
 
