@@ -1,21 +1,19 @@
 """The clocks of several vantage points against one: trusted and checked, or estimated.
 
 In: for pairs of captures the times at which each saw the same packets, in both directions. Out: one
-Clock a capture and the map from its times to the reference's. Method: of two captures x and y, the
-difference of their clocks is at most y - x for packets that go from x to y, and at least y - x for those
-that come back. Over time the two clouds leave a strip free between them; the middle of the widest
-straight strip gives offset and drift, half its width the error.
+Clock a capture and the map from its times to the reference's. Pairs are fitted by ``envelope``; the
+graph of pairs is solved by the tightest paths, then by least squares, so that loops close.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.envelope import Line, fit_line
 from dpuflow.errors import OptionError
 from dpuflow.tables import Clock
 
@@ -25,12 +23,9 @@ if TYPE_CHECKING:
     from dpuflow.tables import CaptureInfo
 
     Ints = np.typing.NDArray[np.int64]
-    Floats = np.typing.NDArray[np.float64]
 
 MODES: Final = ("auto", "trust", "estimate")
-MAX_DRIFT: Final = 1e-3  # twice the 500 ppm by which kernels slew a clock at most
-BINS: Final = 512  # time bins a pair's samples are thinned to; the envelope needs the extremes only
-USUAL_DRIFT: Final = 50e-6  # IEEE 802.3 allows clocks 100 ppm, taken as two standard deviations
+NEIGHBOURS: Final = 8  # pairs of a capture that are fitted; more cost time and add little
 EARLY_SHARE: Final = 0.01  # of packets may arrive before they were sent on a clock that is trusted
 BROKEN_SHARE: Final = 0.05  # of the bins may contradict a straight line
 
@@ -64,19 +59,6 @@ class ClockMap:
 
 
 @dataclass
-class Line:
-    """difference y - x = base_ns + offset + slope * (t - origin_ns), t on x's clock; all ns."""
-
-    origin_ns: int
-    base_ns: int
-    offset: float
-    slope: float
-    width: float  # of the strip: the smallest sum of both one-way delays
-    span: tuple[float, float] = (0.0, 0.0)  # first and last sample, ns since origin
-    broken: float = 0.0  # share of the bins that contradict the line
-
-
-@dataclass
 class Clocks:
     """What ``tie_clocks`` found out. ``maps[c]`` is None for a capture that is not tied."""
 
@@ -84,109 +66,6 @@ class Clocks:
     maps: list[ClockMap | None]
     reference: int
     limits: list[str] = field(default_factory=list)
-
-
-def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_], drift: float = 0.0) -> Line | None:
-    """The middle of the widest strip between the two clouds of differences y - x; None without both.
-
-    Delays taken as a floor plus exponential waits make the widest strip the most likely one; against few
-    samples stands that clocks hardly drift (USUAL_DRIFT). ``drift`` has been taken out of y - x before.
-    Samples that leave no strip at all (mismatched packets, a clock that jumped) are dropped, the worst
-    first; ``broken`` tells how many it took.
-    """
-    if not forward.any() or forward.all():
-        return None
-    origin = int(x_ns.min())
-    base = int(y_ns[0]) - int(x_ns[0])
-    time = (x_ns - origin).astype(np.float64)
-    difference = (y_ns - x_ns - base).astype(np.float64)
-    span = float(time.max())
-    above_t, above = _extremes(time[forward], difference[forward], span, 1.0)
-    below_t, below = _extremes(time[~forward], difference[~forward], span, -1.0)
-    bins = len(above) + len(below)
-    slope = _slope_of_middles(above_t, above, below_t, below, span)
-    wait = _wait(above - slope * above_t) + _wait(slope * below_t - below)
-    pull = wait / (2 * min(len(above), len(below)) * 2 * USUAL_DRIFT**2)  # ns for a squared slope of 1
-    while True:
-        slope = _widest(above_t, above, below_t, below, slope, pull, -drift)
-        high, low = above - slope * above_t, below - slope * below_t
-        width = float(high.min() - low.max())
-        dropped = bins - len(above) - len(below)
-        if width >= 0.0 or 4 * dropped > bins:
-            break
-        middle = (np.median(high) + np.median(low)) / 2
-        few = 1 + dropped // 8  # more at a time as it becomes clear that it is not a handful
-        if middle - high.min() > low.max() - middle:
-            keep = np.argsort(high)[few:]
-            above_t, above = above_t[keep], above[keep]
-        else:
-            keep = np.argsort(-low)[few:]
-            below_t, below = below_t[keep], below[keep]
-        if not len(above) or not len(below):
-            return None
-    offset = float(high.min() + low.max()) / 2
-    return Line(origin, base, offset, slope, abs(width), (0.0, span), dropped / bins)
-
-
-def _extremes(time: Floats, value: Floats, span: float, sign: float) -> tuple[Floats, Floats]:
-    """The smallest (sign 1) or largest (sign -1) value of each time bin, with its time."""
-    number = np.minimum((time * (BINS / max(span, 1.0))).astype(np.int64), BINS - 1)
-    least = np.full(BINS, np.inf)
-    np.minimum.at(least, number, sign * value)
-    at = np.flatnonzero(sign * value == least[number])
-    at = at[np.unique(number[at], return_index=True)[1]]
-    return time[at], value[at]
-
-
-def _slope_of_middles(above_t: Floats, above: Floats, below_t: Floats, below: Floats, span: float) -> float:
-    """A robust first slope: the median slope between middles of the strip in coarse bins (Theil-Sen)."""
-    coarse = 32
-    width = max(span, 1.0) / coarse
-    a, b = (above_t // width).astype(np.int64), (below_t // width).astype(np.int64)
-    high, low = np.full(coarse + 1, np.inf), np.full(coarse + 1, -np.inf)
-    np.minimum.at(high, a, above)
-    np.maximum.at(low, b, below)
-    at = np.flatnonzero(np.isfinite(high) & np.isfinite(low))
-    if len(at) < 3:
-        return 0.0
-    middle = (high[at] + low[at]) / 2
-    i, j = np.triu_indices(len(at), 1)
-    slope = float(np.median((middle[j] - middle[i]) / ((at[j] - at[i]) * width)))
-    return min(max(slope, -MAX_DRIFT), MAX_DRIFT)
-
-
-def _wait(delay: Floats) -> float:
-    """Mean of the exponential part of ``delay``, from its median and lower tenth."""
-    tenth, half = np.quantile(delay, [0.1, 0.5])
-    return float(half - tenth) / math.log(0.9 / 0.5)
-
-
-def _widest(
-    above_t: Floats, above: Floats, below_t: Floats, below: Floats, start: float, pull: float, usual: float
-) -> float:
-    """The slope at which the strip is widest, less ``pull`` times its squared distance from ``usual``.
-
-    The width is concave in the slope: golden section.
-    """
-
-    def width(slope: float) -> float:
-        free = float((above - slope * above_t).min() - (below - slope * below_t).max())
-        return free - pull * (slope - usual) ** 2
-
-    ratio = (5**0.5 - 1) / 2
-    low, high = start - MAX_DRIFT, start + MAX_DRIFT
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = width(a), width(b)
-    while high - low > 1e-11:
-        if at_a < at_b:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = width(b)
-        else:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = width(a)
-    return (low + high) / 2
 
 
 @dataclass
@@ -228,12 +107,8 @@ def tie_clocks(infos: Sequence[CaptureInfo], samples: Sequence[Samples], mode: s
     if mode not in MODES:
         raise OptionError(f"clock {mode!r} is none of {', '.join(MODES)}")
     checks = [check_pair(s) for s in samples]
-    lines = [fit_line(s.x_ns, s.y_ns, s.forward) for s in samples]
-    weights = [
-        c.bound_ns if mode == "trust" else (None if line is None else line.width / 2)
-        for c, line in zip(checks, lines, strict=True)
-    ]
-    parts = _parts(len(infos), samples, weights)
+    ties = [mode == "trust" or bool(s.forward.any() and not s.forward.all()) for s in samples]
+    parts = _parts(len(infos), [s for s, tie in zip(samples, ties, strict=True) if tie])
     largest = max(parts, key=len) if parts else [0]
     home = parts[0] if len(parts[0]) > 1 else largest
     reference = home[0]
@@ -261,7 +136,7 @@ def tie_clocks(infos: Sequence[CaptureInfo], samples: Sequence[Samples], mode: s
             )
         found.limits += _failed(infos, samples, checks)
     else:
-        _estimate(infos, samples, lines, home, maps, found)
+        _estimate(infos, [s for s in samples if s.x in home and s.y in home], home, maps, found)
     found.clocks[reference] = Clock(reference, True, "reference", 0, 0, 0, "")
     maps[reference] = ClockMap(origin)
     found.maps = maps
@@ -292,16 +167,33 @@ def _failed(infos: Sequence[CaptureInfo], samples: Sequence[Samples], checks: Se
     ]
 
 
-def _parts(captures: int, samples: Sequence[Samples], weights: Sequence[float | None]) -> list[list[int]]:
+def _parts(captures: int, samples: Sequence[Samples]) -> list[list[int]]:
     """Captures in sets that packets tie together, each in order, the set of the first capture first."""
     parts = [{c} for c in range(captures)]
-    for s, weight in zip(samples, weights, strict=True):
+    for s in samples:
         a = next(p for p in parts if s.x in p)
         b = next(p for p in parts if s.y in p)
-        if weight is not None and a is not b:
+        if a is not b:
             a |= b
             parts.remove(b)
     return sorted((sorted(p) for p in parts), key=lambda p: p[0])
+
+
+def _enough(captures: int, samples: Sequence[Samples]) -> list[Samples]:
+    """Of many pairs those with the most packets: some a capture, and what holds the graph together."""
+    degree = [0] * captures
+    parts = list(range(captures))
+    chosen = []
+    for s in sorted(samples, key=lambda s: -len(s.x_ns)):
+        joins = parts[s.x] != parts[s.y]
+        if joins:
+            old, new = parts[s.y], parts[s.x]
+            parts = [new if p == old else p for p in parts]
+        if joins or min(degree[s.x], degree[s.y]) < NEIGHBOURS:
+            chosen.append(s)
+            degree[s.x] += 1
+            degree[s.y] += 1
+    return chosen
 
 
 def _nearest(
@@ -331,13 +223,15 @@ def _nearest(
 def _estimate(
     infos: Sequence[CaptureInfo],
     samples: Sequence[Samples],
-    lines: Sequence[Line | None],
     home: Sequence[int],
     maps: list[ClockMap | None],
     found: Clocks,
 ) -> None:
     """Offsets along the tightest paths first, then least squares over all pairs, twice."""
     reference, origin = found.reference, infos[found.reference].first_ns or 0
+    both = [s for s in samples if s.forward.any() and not s.forward.all()]
+    samples = _enough(len(infos), both)
+    lines = [fit_line(s.x_ns, s.y_ns, s.forward) for s in samples]
     weights = [None if line is None else line.width / 2 for line in lines]
     error, through = _nearest(reference, samples, weights)
     tied: dict[int, ClockMap] = {reference: ClockMap(origin)}
@@ -348,13 +242,12 @@ def _estimate(
             assert line is not None
             s = samples[number]
             tied[capture] = _follow(tied[s.x], line) if capture == s.y else _follow_back(tied[s.y], line)
-    used = [s for s in samples if s.x in tied and s.y in tied]
     for _ in range(2):
-        refit = [_residual(s, tied[s.x], tied[s.y], origin) for s in used]
+        refit = [_residual(s, tied[s.x], tied[s.y], origin) for s in samples]
         closure = _adjust(
-            [(s, r) for s, r in zip(used, refit, strict=True) if r is not None], tied, reference
+            [(s, r) for s, r in zip(samples, refit, strict=True) if r is not None], tied, reference
         )
-    error = _nearest(reference, used, [None if r is None else r.width / 2 for r in refit])[0]
+    error = _nearest(reference, samples, [None if r is None else r.width / 2 for r in refit])[0]
     for capture in home:
         place = maps[capture] = tied[capture]
         found.clocks[capture] = Clock(
@@ -366,7 +259,7 @@ def _estimate(
             round(max(error.get(capture, 0.0), closure.get(capture, 0.0))),
             "from the smallest delays of packets both ways; an asymmetry of the path cannot be seen",
         )
-    for s, r in zip(used, refit, strict=True):
+    for s, r in zip(samples, refit, strict=True):
         if r is not None and r.broken > BROKEN_SHARE:
             found.limits.append(
                 f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not differ by a straight "
@@ -418,8 +311,9 @@ def _adjust(
                     rows[2 * n + end, 2 * unknown[capture] + 1] = sign * t / scale
             right[2 * n + end] = line.offset + line.slope * t
             weight[2 * n + end] = 1.0 / max(line.width, 1.0)
-    solved = np.linalg.lstsq(rows * weight[:, None], right * weight, rcond=None)[0]
-    open_by = np.abs(rows @ solved - right)
+    rows *= weight[:, None]
+    solved = np.linalg.lstsq(rows.T @ rows, rows.T @ (right * weight), rcond=None)[0]
+    open_by = np.abs(rows @ solved - right * weight) / weight
     for capture, n in unknown.items():
         place = tied[capture]
         tied[capture] = ClockMap(

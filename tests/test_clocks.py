@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from worlds import START, Sent, World
 
-from dpuflow.clocks import ClockMap, fit_line
+from dpuflow.clocks import ClockMap
+from dpuflow.envelope import fit_line
 from dpuflow.join import join
 from dpuflow.schema import NEVER
 from dpuflow.tables import Joined
