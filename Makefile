@@ -4,7 +4,9 @@ PYTHON := .venv/bin/python
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help setup demo test check lint types format bench help-text dist clean
+CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
+
+.PHONY: help setup demo test check lint types format bench score help-text dist clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -40,6 +42,9 @@ format: $(READY) ## rewrite the files as ruff formats them
 
 bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
 	$(PYTHON) -m bench $(ARGS)
+
+score: $(READY) ## analyse the captures with known truth (CASES="folders") and score the results
+	$(PYTHON) tools/score_cases.py $(CASES) $(ARGS)
 
 help-text: $(READY) ## write dpuflow/cli/help.txt again after a change to commands or options
 	$(PYTHON) -m dpuflow.cli.helptext

@@ -66,6 +66,7 @@ def _row(score: Score, name: str) -> list[str]:
         name,
         str(score.true),
         *(_percent(figures[key]) for _, key in _COLUMNS),
+        f"{score.invented_outside}/{score.invented}",
         f"{score.bounds_violated}/{score.bounds}",
         duration(figures["lateness_error_median_ns"]),  # type: ignore[arg-type]
         duration(figures["lateness_error_p90_ns"]),  # type: ignore[arg-type]
