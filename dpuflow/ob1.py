@@ -56,15 +56,35 @@ def _link(rows: Rows, keys: np.ndarray, way: np.ndarray, sources: np.ndarray, us
     return answer
 
 
-def _in_turn(rows: Rows, way: np.ndarray, parent: np.ndarray, sources: np.ndarray, users: np.ndarray,
-             size: str) -> None:  # fmt: skip
-    """Users left without a parent take, in order, the oldest source of their way and size that has none."""
+def _drop_surplus(rows: Rows, parent: np.ndarray, users: np.ndarray, size: np.ndarray,
+                  room: np.ndarray) -> None:  # fmt: skip
+    """Part users from a source that is used up: they name a later one of the same pointer, not seen.
+
+    ``size`` and ``room``, one a row: what a user takes of its source, what a source has.
+    """
+    users = users[parent[users] >= 0]
+    users = users[np.lexsort((rows["first_ns"][users], parent[users]))]
+    before = np.cumsum(size[users]) - size[users]
+    fresh = np.ones(len(users), bool)
+    fresh[1:] = parent[users][1:] != parent[users][:-1]
+    before -= np.maximum.accumulate(np.where(fresh, before, 0))
+    parent[users[~fresh & (before >= room[parent[users]])]] = -1
+
+
+def _in_turn(rows: Rows, keys: np.ndarray, way: np.ndarray, parent: np.ndarray, sources: np.ndarray,
+             users: np.ndarray, size: str) -> None:  # fmt: skip
+    """Users left without a parent take, in order, the oldest source of their way and size that has none.
+
+    If neither's key was hidden they would have been linked: one of them has none.
+    """
     lost = users[parent[users] < 0]
-    if not len(lost):
-        return
-    free = np.setdiff1d(sources, parent[users])
+    lost = lost[np.argsort(rows["first_ns"][lost], kind="stable")]
+    free = np.setdiff1d(sources, parent[users]) if len(lost) else sources[:0]
+    free = free[np.argsort(rows["first_ns"][free], kind="stable")]
     for i in lost:
         fits = free[(way[free] == way[i]) & (rows["first_ns"][free] <= rows["first_ns"][i])]
+        if keys[i]:
+            fits = fits[keys[fits] == 0]
         if rows[size][i]:
             fits = fits[np.isin(rows["announces"][fits], (0, rows[size][i]))]
         if len(fits):
@@ -86,13 +106,21 @@ def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
     way = np.where(np.isin(np.arange(len(rows)), grants), peer, own)
     request = links["request"].astype(np.int64)
     of_grant = _link(rows, request, way, rndv, np.concatenate([grants, frags]))
-    _in_turn(rows, way, of_grant, rndv, requests, "announces")
+    announced, carried = rows["announces"].astype(np.int64), rows["bytes"].astype(np.int64)
+    _drop_surplus(rows, of_grant, requests, announced, announced)
+    _in_turn(rows, request, way, of_grant, rndv, requests, "announces")
+    unnamed = requests[of_grant[requests] >= 0]
+    unnamed = unnamed[request[of_grant[unnamed]] == 0]
+    request[of_grant[unnamed]] = request[unnamed]
     of_put = _link(rows, links["address"], way, requests, puts)
-    _in_turn(rows, way, of_put, requests, puts, "bytes")
+    _drop_surplus(rows, of_put, puts, carried, announced)
+    _in_turn(rows, links["address"], way, of_put, requests, puts, "bytes")
     told = puts[of_put[puts] >= 0]
     bare = told[rows["announces"][of_put[told]] == 0]
     rows["announces"][of_put[bare]] = rows["bytes"][bare]
     of_fin = _link(rows, links["fragment"], way, requests, fins)
+    one = np.ones(len(rows), np.int64)
+    _drop_surplus(rows, of_fin, fins, one, one)
     # A FIN whose fragment was not seen ends the PUT before it on its flow.
     for i in fins[of_fin[fins] < 0]:
         before = puts[(own[puts] == own[i]) & (rows["seq_end"][puts] <= rows["seq"][i])]
