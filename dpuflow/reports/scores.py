@@ -46,16 +46,8 @@ def score_lines(scores: Sequence[Score]) -> list[str]:
     rows = [_row(score, score.cases[0]) for score in scores]
     if len(scores) > 1:
         rows.append(_row(total, f"all {len(scores)}"))
-    header = [
-        "case",
-        "true",
-        *(name for name, _ in _COLUMNS),
-        "bounds",
-        "lateness",
-        "p90",
-        "clock",
-        "verdict",
-    ]
+    shares = [name for name, _ in _COLUMNS]
+    header = ["case", "true", *shares, "outside", "bounds", "lateness", "p90", "clock", "verdict"]
     lines = table(header, rows)
     return lines + [f"verdict: {note}" for note in total.verdict_notes]
 
