@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.causes import causes_of
+from dpuflow.causes import CAUSES, causes_of
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import charge, judge
 from dpuflow.lateness import BOUNDS, RULES, Rule, relate
+from dpuflow.links import measure_links, slow_rows
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -51,8 +52,9 @@ def assemble(
     """Put the whole result together. ``untold``: exchanges that no collective was made of."""
     groups, group_of = _groups(instances)
     relative = relate(entries)
-    charges = charge(instances, entries, relative, group_of)
-    causes = causes_of(exchanges, instances, entries, relative, charges)
+    charges = charge(entries, relative, group_of)
+    links = measure_links(exchanges, instances)
+    causes = causes_of(entries, relative, charges, slow_rows(links, entries))
     judgements = judge(instances, entries, relative, charges, causes)
     result = Analysis(
         captures=joined.captures,
@@ -68,7 +70,7 @@ def assemble(
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
-    result.findings = build_findings(captures, joined, instances, entries, charges, result)
+    result.findings = build_findings(captures, joined, entries, charges, links, result)
     return result
 
 
@@ -128,7 +130,7 @@ def _collectives(
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    causes: list[str],
+    causes: NDArray[np.int64],
     group_of: NDArray[np.int64],
 ) -> list[Collective]:
     enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
@@ -150,7 +152,7 @@ def _collectives(
                 lateness_ns=_known(lateness[row]) if complete else None,
                 error_ns=error[row] if bound[row] != 3 and complete else None,
                 bound=cast("Bound", BOUNDS[bound[row]] if complete else "unobservable"),
-                cause=cast("Cause", causes[row]),
+                cause=cast("Cause", CAUSES[causes[row]]),
                 why=why[row],
             )
             for row, endpoint in zip(rows, instance.order, strict=True)

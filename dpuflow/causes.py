@@ -1,8 +1,9 @@
-"""Why a rank was late: its own doing, the network's, or not told.
+"""Why a rank was late: its own doing, the network's, or handed on by a peer.
 
-A rank enters a collective after it has left the one before and done its work. If it left late,
-because data reached it late, that lateness is inherited and not its own. Network evidence
-(retransmissions, ECN marks) on the exchange it waited for names the network.
+A rank enters a collective after it has left the one before and done its work. Its own time is what
+lies between. A rank whose own time is no longer than its peers' was late because it left late: it
+inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
+messages that took much longer on the wire than its peers', the network made it late.
 """
 
 from __future__ import annotations
@@ -11,60 +12,46 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness import previous_leave
+from dpuflow.lateness import previous_leave, previous_row
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from dpuflow.collectives import Instance
     from dpuflow.judgement import Charges
     from dpuflow.lateness import Entries, Relative
-    from dpuflow.tables import Rows
+
+NONE, COMPUTE, NETWORK = range(3)
+CAUSES = ("none", "compute", "network")
 
 
 def causes_of(
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    charges: Charges,
-) -> list[str]:
-    """For each row of Entries: compute, network, none or unknown."""
-    causes = np.full(len(entries.endpoint), "none", object)
-    late = charges.late
-    if not late.any():
-        return [str(c) for c in causes]
+    entries: Entries, relative: Relative, charges: Charges, slow: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """For each row of Entries an index into CAUSES; ``slow`` marks rows served by a slow link.
+
+    NONE also stands for lateness that a peer handed on: there is nothing to find at this rank.
+    """
+    causes = np.zeros(len(entries.endpoint), np.int64)
+    rows = np.flatnonzero(charges.late)
+    if not len(rows):
+        return causes
     before = previous_leave(entries)
-    own = np.where(before != NEVER, entries.enter_ns - before, NEVER)
-    own_excess = _excess(own, entries)
-    troubled = _previous_trouble(entries)
-    del exchanges, instances
-    for row in np.flatnonzero(late).tolist():
-        if own_excess[row] == NEVER:
-            causes[row] = "unknown" if before[row] != NEVER else "compute"
-        elif own_excess[row] > charges.noise_ns[row] or 2 * own_excess[row] >= relative.lateness_ns[row]:
-            causes[row] = "compute"
-        else:
-            causes[row] = "network" if troubled[row] else "unknown"
-    return [str(c) for c in causes]
+    own = np.where((before != NEVER) & (entries.enter_ns != NEVER), entries.enter_ns - before, NEVER)
+    excess = _excess(own, entries)[rows]
+    lateness, noise = relative.lateness_ns[rows], charges.noise_ns[rows]
+    # Without a collective before, nothing was there to wait for.
+    working = (excess == NEVER) | (2 * excess >= lateness) | (excess > noise)
+    last = previous_row(entries)[rows]
+    troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
+    causes[rows] = np.where(working & (excess != NEVER), COMPUTE, np.where(troubled, NETWORK, NONE))
+    causes[rows[excess == NEVER]] = COMPUTE
+    return causes
 
 
 def _excess(own: NDArray[np.int64], entries: Entries) -> NDArray[np.int64]:
     """How much longer each rank worked between two collectives than the quickest of its group, ns."""
-    starts = entries.offsets[:-1]
     far = np.iinfo(np.int64).max
-    least = np.minimum.reduceat(np.where(own != NEVER, own, far), starts)
+    least = np.minimum.reduceat(np.where(own != NEVER, own, far), entries.offsets[:-1])
     least = np.repeat(least, np.diff(entries.offsets))
     return np.where((own != NEVER) & (least != far), own - least, NEVER)
-
-
-def _previous_trouble(entries: Entries) -> NDArray[np.bool_]:
-    """Whether packets to or from the rank were sent again in the collective it was in before."""
-    order = np.lexsort((entries.collective, entries.endpoint))
-    trouble = np.zeros(len(order), bool)
-    same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
-    trouble[order[1:][same]] = entries.retransmitted[order[:-1][same]] > 0
-    return trouble

@@ -16,9 +16,9 @@ from dpuflow.schema import Transport
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.collectives import Instance
     from dpuflow.judgement import Charges
     from dpuflow.lateness import Entries
+    from dpuflow.links import Links
     from dpuflow.results import Analysis, Lateness
     from dpuflow.tables import CaptureTables, Joined
 
@@ -31,20 +31,20 @@ LOSS_SHARE = 1e-4
 def build_findings(
     captures: Sequence[CaptureTables],
     joined: Joined,
-    instances: Sequence[Instance],
     entries: Entries,
     charges: Charges,
+    links: Links,
     result: Analysis,
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector."""
     found = [
         *_stragglers(captures, joined, entries, charges, result),
+        *_slow_links(joined, links, result),
         *_losses(joined, result),
         *_congestion(joined, result),
         *_capture_losses(joined),
         *_untied(joined),
     ]
-    del instances
     for number, finding in enumerate(found):
         finding.id = number
     return found
@@ -161,6 +161,42 @@ def _filter(tables: CaptureTables, flow: np.void) -> str:
     return f"{both} && infiniband.bth.destqp == 0x{int(flow['dest_qp']):06x}"
 
 
+def _slow_links(joined: Joined, links: Links, result: Analysis) -> Iterator[Finding]:
+    """One finding for each endpoint all of whose slow links meet in it, else one a link."""
+    slow = [(int(links.src[i]), int(links.dst[i]), i) for i in np.flatnonzero(links.slow)]
+    while slow:
+        ends = [end for src, dst, _ in slow for end in (src, dst)]
+        node = max(sorted(set(ends)), key=ends.count)
+        here = [link for link in slow if node in link[:2]]
+        slow = [link for link in slow if node not in link[:2]]
+        peers = sorted({end for link in here for end in link[:2]} - {node})
+        quick = np.flatnonzero(~links.slow & (links.messages > 0))
+        usual = float(np.median(links.pace_ns[quick])) if len(quick) else 0.0
+        pace = float(np.median([links.pace_ns[i] for _, _, i in here]))
+        pairs = ", ".join(
+            f"{result.endpoints[src].address} to {result.endpoints[dst].address}" for src, dst, _ in here
+        )
+        yield Finding(
+            id=0,
+            condition="slow_link",
+            runbook="docs/report.md#slow_link",
+            endpoints=[node, *peers] if len(here) > 1 else list(here[0][:2]),
+            start_ns=joined.start_ns,
+            end_ns=joined.end_ns,
+            severity="warning",
+            confidence=0.9 if len(here) > 1 else 0.7,
+            summary=(
+                f"Data moves at {8 / pace:.2f} Gbit/s from {pairs}, against {8 / usual:.2f} Gbit/s between"
+                " the other endpoints: the path is slow, not the ranks."
+            ),
+            advice=(
+                "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
+                + (f" of {result.endpoints[node].address}." if len(here) > 1 else ".")
+            ),
+            alternatives=["a busy receiver host that cannot take data faster", "traffic of another job"],
+        )
+
+
 def _losses(joined: Joined, result: Analysis) -> Iterator[Finding]:
     flows = joined.flows
     bad = np.flatnonzero(
@@ -184,7 +220,7 @@ def _losses(joined: Joined, result: Analysis) -> Iterator[Finding]:
             severity="critical" if again >= 0.01 * packets else "warning",
             confidence=0.9,
             summary=(
-                f"{again} of {packets} packets from {result.endpoints[sender].address} were sent again"
+                f"{again} of {packets} packets from {result.endpoints[sender].address} came again"
                 f" ({100 * again / max(packets, 1):.2f} %): they, or their acknowledgments, were lost or late."
             ),
             advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",

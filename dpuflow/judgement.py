@@ -7,12 +7,12 @@ noise, never against a fixed time.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.causes import CAUSES, COMPUTE
 from dpuflow.lateness import AT_LEAST, EXACT
 from dpuflow.schema import NEVER, Op
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.lateness import Entries, Relative
 
-LATE_SHARE = 0.5
-"""Late in at least half of its collectives: an endpoint is `late`, less often `intermittent`."""
+LATE_SHARE = 2 / 3
+"""Late in at least two of three collectives: an endpoint is `late`, less often `intermittent`."""
+USUAL_SHARE = 0.8
+"""An endpoint that enters after its peers in this share of collectives does so as a rule."""
 SIGMAS = 3.0
 """How many standard deviations of the group's noise make a rank late: one false alarm in 700."""
 TENTH_IN_SIGMAS = 1.2816
@@ -60,11 +62,10 @@ class Charges:
     wait_ns: NDArray[np.int64]
     noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
     error_ns: NDArray[np.int64]  # half-width of a 95 % interval of the row's lateness
+    offset_ns: NDArray[np.float64]  # entry less the median of the other ranks' entries
 
 
-def charge(
-    instances: Sequence[Instance], entries: Entries, relative: Relative, group: NDArray[np.int64]
-) -> Charges:
+def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Charges:
     """Mark late and last ranks and charge each collective's wait to its last rank.
 
     ``group`` numbers each collective's group. The last rank is charged, for every other rank, the
@@ -73,7 +74,8 @@ def charge(
     total = len(entries.endpoint)
     late, last = np.zeros(total, bool), np.zeros(total, bool)
     wait = np.zeros(total, np.int64)
-    noise, error = _noise(instances, entries, relative, group)
+    offset = _against_others(entries, relative.lateness_ns != NEVER)
+    noise, error = _noise(entries, relative, offset, group[entries.collective])
     usable = np.isin(relative.bound, (EXACT, AT_LEAST))
     late[usable] = relative.lateness_ns[usable] > noise[usable]
     count = np.diff(entries.offsets)
@@ -87,30 +89,27 @@ def charge(
     good = (entries.enter_ns[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
     wait[top[good]] = lead[good] * (count[whole][good] - 1)
-    return Charges(late, last, wait, noise, error)
+    return Charges(late, last, wait, noise, error, offset)
 
 
 def _noise(
-    instances: Sequence[Instance], entries: Entries, relative: Relative, group: NDArray[np.int64]
+    entries: Entries, relative: Relative, offset: NDArray[np.float64], of_row: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Per row the lateness that its group's own noise explains, and its error, ns.
 
-    Noise is how much each rank's lateness scatters below its own median (the side that faults do
-    not touch), taken as the median over ranks, and at least what a rank's host usually needs to
-    hand a message on.
+    Noise is how much each rank's entry scatters about its own median, on the quieter side (a fault
+    shows on one side only), taken as the median over ranks, and at least what a rank's host usually
+    needs to hand a message on.
     """
     out = np.zeros(len(entries.endpoint), np.int64)
     error = np.zeros(len(entries.endpoint), np.int64)
-    of_row = group[entries.collective] if len(instances) else out
     usable = relative.lateness_ns != NEVER
     for each in np.unique(of_row):
         mine = (of_row == each) & usable
         scatter = []
-        offset = _against_others(entries, mine)
         for endpoint in np.unique(entries.endpoint[mine]):
-            values = offset[entries.endpoint[mine] == endpoint]
-            tenth, middle = np.percentile(values, (10, 50))
-            scatter.append((middle - tenth) / TENTH_IN_SIGMAS)
+            tenth, middle, ninth = np.percentile(offset[mine & (entries.endpoint == endpoint)], (10, 50, 90))
+            scatter.append(min(middle - tenth, ninth - middle) / TENTH_IN_SIGMAS)
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
         floor = float(np.percentile(reactions, 95)) if len(reactions) else 0.0
@@ -121,8 +120,10 @@ def _noise(
 
 
 def _against_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Each row's entry less the median of the other ranks' entries in its collective, ns."""
+    """Each row's entry less the median of the other ranks' entries in its collective, ns; else 0."""
     rows = np.flatnonzero(mine)
+    if not len(rows):
+        return np.zeros(len(mine))
     collective = entries.collective[rows]
     enter = entries.enter_ns[rows]
     order = np.lexsort((enter, collective))
@@ -139,8 +140,8 @@ def _against_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.flo
         return np.asarray(sorted_enter[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)
 
     median = (pick((others - 1) // 2) + pick(others // 2)) / 2
-    out = np.empty(len(order), np.float64)
-    out[order] = sorted_enter - median
+    out = np.zeros(len(mine), np.float64)
+    out[rows[order]] = sorted_enter - median
     return out
 
 
@@ -149,29 +150,43 @@ def judge(
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    causes: Sequence[str],
+    causes: NDArray[np.int64],
 ) -> list[Judgement]:
-    """One judgement for each endpoint that took part in a collective."""
+    """One judgement for each endpoint that took part in a collective; ``causes`` as of ``causes_of``."""
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    judgements = []
-    shares = {}
-    for endpoint in np.unique(entries.endpoint[row_tied]).tolist():
-        rows = np.flatnonzero(usable & (entries.endpoint == endpoint))
-        shares[endpoint] = rows
-    span = _span(entries, row_tied)
-    holders = sum(1 for rows in shares.values() if charges.late[rows].any())
-    for endpoint, rows in shares.items():
-        judgements.append(_judge_one(endpoint, rows, entries, relative, charges, causes, span, holders))
-    return judgements
+    own = usable & charges.late & (causes == COMPUTE)
+    blame = np.where(own & charges.last, charges.wait_ns, 0)
+    seen = row_tied & (entries.enter_ns != NEVER)
+    world = World(
+        span_ns=int(entries.leave_ns[seen].max() - entries.enter_ns[seen].min()) if seen.any() else 0,
+        blame_ns=int(blame.sum()),
+        late_ranks=len(np.unique(entries.endpoint[own])),
+    )
+    return [
+        _judge_one(
+            endpoint,
+            np.flatnonzero(usable & (entries.endpoint == endpoint)),
+            entries,
+            relative,
+            charges,
+            own,
+            blame,
+            causes,
+            world,
+        )
+        for endpoint in np.unique(entries.endpoint[row_tied]).tolist()
+    ]
 
 
-def _span(entries: Entries, rows: NDArray[np.bool_]) -> int:
-    seen = rows & (entries.enter_ns != NEVER)
-    if not seen.any():
-        return 0
-    return int(entries.leave_ns[seen].max() - entries.enter_ns[seen].min())
+@dataclass
+class World:
+    """What a single endpoint is compared with."""
+
+    span_ns: int  # first entry to last leave
+    blame_ns: int  # waits charged to ranks for their own lateness
+    late_ranks: int  # ranks that were late of their own doing at least once
 
 
 def _judge_one(
@@ -180,43 +195,68 @@ def _judge_one(
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    causes: Sequence[str],
-    span: int,
-    holders: int,
+    own: NDArray[np.bool_],
+    blame: NDArray[np.int64],
+    causes: NDArray[np.int64],
+    world: World,
 ) -> Judgement:
     count = len(rows)
     if not count:
         return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
     lateness = relative.lateness_ns[rows]
-    late = charges.late[rows]
-    share = float(late.mean())
-    wait = int(charges.wait_ns[rows].sum())
-    onset = onset_of(late)
-    since = int(entries.enter_ns[rows[onset]]) if onset else None
-    after = float(late[onset:].mean()) if onset is not None else share
-    verdict, steadiness = "on_time", None
-    blamed = Counter(causes[row] for row in rows[late].tolist())
-    cause = blamed.most_common(1)[0][0] if blamed else "none"
-    if after >= LATE_SHARE:
-        verdict, steadiness = "late", "persistent"
-    elif share > 0 and span and int(lateness[late].sum()) >= MATERIAL_SHARE * span:
-        verdict, steadiness = "intermittent", ("rotating" if holders > 1 else "transient")
-        since = None
-    else:
-        since = None
+    late, mine = charges.late[rows], own[rows]
+    onset = onset_of(mine)
+    held_up = int(lateness[mine].sum())
+    material = world.span_ns > 0 and held_up >= MATERIAL_SHARE * world.span_ns
+    verdict, steadiness, since = "on_time", None, None
+    if material:
+        verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
+        blamed = int(blame[rows].sum())
+        if (
+            float(mine[onset or 0 :].mean()) >= LATE_SHARE
+            or _stands_out(charges, rows)
+            or (2 * blamed > world.blame_ns and _regular(mine))
+        ):
+            verdict, steadiness = "late", "persistent"
+            since = int(entries.enter_ns[rows[onset]]) if onset else None
+    told = np.bincount(causes[rows[late]], minlength=len(CAUSES)) if late.any() else None
     return Judgement(
         endpoint,
         count,
-        share,
+        float(late.mean()),
         float(charges.last[rows].mean()),
         int(np.median(lateness)),
         int(np.percentile(lateness, 99)),
-        wait,
+        int(charges.wait_ns[rows].sum()),
         verdict,
-        cause if verdict != "on_time" else "none",
+        CAUSES[COMPUTE if verdict != "on_time" or told is None else int(np.argmax(told))]
+        if told is not None
+        else "none",
         steadiness,
         since,
     )
+
+
+def _stands_out(charges: Charges, rows: NDArray[np.int64]) -> bool:
+    """Whether a rank enters after the bulk of the others nearly always, by more than noise.
+
+    Lateness below the threshold of a single collective is no accident if it comes every time.
+    """
+    offset = charges.offset_ns[rows]
+    return bool(
+        np.percentile(offset, 100 * (1 - USUAL_SHARE)) > 0
+        and np.median(offset) > np.median(charges.noise_ns[rows]) / SIGMAS
+    )
+
+
+def _regular(mine: NDArray[np.bool_]) -> bool:
+    """Whether the late collectives come at even distances, as once a step they would.
+
+    Independent events lie at geometric distances, whose standard deviation nearly equals their
+    mean; half of that is regular.
+    """
+    gaps = np.diff(np.flatnonzero(mine))
+    return len(gaps) >= 3 and float(gaps.std()) < 0.5 * float(gaps.mean())
 
 
 def onset_of(late: NDArray[np.bool_]) -> int | None:
@@ -241,5 +281,5 @@ def onset_of(late: NDArray[np.bool_]) -> int | None:
     before, after = ones[:-1].astype(np.float64), total - ones[:-1]
     gain = fit(before, k.astype(np.float64)) + fit(after, (n - k).astype(np.float64)) - alone
     best = int(np.argmax(gain))
-    rises = before[best] / k[best] < 0.5 * LATE_SHARE and after[best] / (n - k[best]) >= LATE_SHARE
+    rises = before[best] / k[best] < LATE_SHARE / 2 and after[best] / (n - k[best]) >= LATE_SHARE
     return best + 1 if rises and gain[best] > np.log(n) else None

@@ -245,10 +245,16 @@ def relate(entries: Entries) -> Relative:
     return Relative(np.where(bound == UNOBSERVABLE, NEVER, lateness), bound)
 
 
+def previous_row(entries: Entries) -> NDArray[np.int64]:
+    """For each row that of the same rank's collective before, -1 for its first."""
+    order = np.lexsort((entries.collective, entries.endpoint))
+    before = np.full(len(order), -1, np.int64)
+    same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
 def previous_leave(entries: Entries) -> NDArray[np.int64]:
     """When each rank left the collective it was in before this one; NEVER for its first."""
-    order = np.lexsort((entries.collective, entries.endpoint))
-    before = np.full(len(order), NEVER, np.int64)
-    same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
-    before[order[1:][same]] = entries.leave_ns[order[:-1][same]]
-    return before
+    before = previous_row(entries)
+    return np.where(before >= 0, entries.leave_ns[before], NEVER)
