@@ -30,7 +30,7 @@ class Score:
     found: int = 0
     inferred: int = 0  # collectives that count: found ones and invented ones
     invented: int = 0
-    invented_outside: int = 0  # of these: wholly before the first or after the last true one
+    invented_outside: int = 0  # of these: mostly before the first or after the last true one
     uncounted: int = 0  # inferred warm-up, partial, or send_recv where the truth lists none
     op_right: int = 0
     algorithm_asked: int = 0
@@ -130,15 +130,17 @@ def score_case(
             _score_times(score, truth, guess)
         _score_last(score, truth, guess, margin_ns, case)
         _score_late(score, truth, guess, late_ns, case)
-    first_ns = min((truth.start_ns for truth in case.collectives), default=0)
-    last_ns = max((truth.end_ns for truth in case.collectives), default=0)
+    timed = [truth for truth in case.collectives if not truth.warm_up]
+    first_ns = min((truth.start_ns for truth in timed), default=0)
+    last_ns = max((truth.end_ns for truth in timed), default=0)
     for number, guess in enumerate(analysis["collectives"]):
         if number not in taken:
             if not guess["complete"] or (guess["op"] == "send_recv" and not lists_transfers):
                 score.uncounted += 1
             else:
                 score.invented += 1
-                score.invented_outside += guess["end_ns"] < first_ns or guess["start_ns"] > last_ns
+                middle_ns = (guess["start_ns"] + guess["end_ns"]) // 2
+                score.invented_outside += not first_ns <= middle_ns <= last_ns
     score.inferred = score.found + score.invented
     note = check_verdicts(case, analysis["lateness"])
     score.verdicts = 1
