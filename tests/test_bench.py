@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import figures
 from bench.checksum import Checksum
 from bench.generate import WHOLE, write_captures
-from bench.measure import FailedError, compile_peer, python, run
+from bench.measure import FailedError, compile_peer, probe, python, run
 from bench.traffic import Traffic
 
 PACKETS = 3_000
@@ -199,6 +199,22 @@ def test_c_peer_agrees(cut: Path, tmp_path: Path) -> None:
     except FailedError as error:
         pytest.skip(str(error))
     assert run([str(program), str(cut)]).output.split()[:2] == [str(PACKETS), expected_checksum(cut)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("ending", ["pcap", "pcapng"])
+def test_dpuflow_agrees(ending: str, threads: int, cut: Path, tmp_path: Path) -> None:
+    capture = tmp_path / f"cut.{ending}"
+    write_captures(PACKETS, **{ending: capture})
+    result = probe("check", capture, threads)
+    assert (result["packets"], result["checksum"]) == (PACKETS, expected_checksum(cut))
+
+
+def test_probe_measures_the_reader(cut: Path) -> None:
+    result = probe("parse", cut, 1, str(cut))
+    assert result["packets"] == PACKETS
+    assert 0 < result["longest_ns"] <= result["cpu_ns"] * 1.1
+    assert result["peak_bytes"] > 1 << 20
 
 
 def test_columns_give_the_same_checksum(cut: Path) -> None:
