@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.kernels import columns as c
-from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32
+from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, PACKET
 from dpuflow.tables import Block
 
 if TYPE_CHECKING:
@@ -17,28 +17,27 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.void]
 
-ROWS: Final = 16_384  # rows of a full block: its columns stay in the cache
-
-SLOT_WIDTH: Final = 8  # int64 numbers a flow slot, one cache line (kernels/intern)
-_SLOT_FLOW: Final = 2
-_SLOT_PACKETS: Final = 5
+SLOT_BYTES: Final = 64  # a flow slot, one cache line (kernels/intern)
+_SLOT: Final = np.dtype(
+    [("k1", "i8"), ("k2", "i8"), ("packets", "i8"), ("flow", "u4"), ("src", "u4"), ("dst", "u4"), ("_", "V28")]
+)
 
 
 class Buffers:
-    """One block's arrays, used again and again."""
+    """One block's arrays, used again and again: views of the bytes that the kernel fills."""
 
-    def __init__(self, rows: int = ROWS) -> None:
-        self.rows = rows
-        self.times: Numbers = np.zeros(rows, np.int64)
-        self.words = np.zeros((len(c.WORDS), rows), np.uint32)
-        self.halves = np.zeros((len(c.HALVES), rows), np.uint16)
-        self.octets = np.zeros((len(c.OCTETS), rows), np.uint8)
-        self.sparse: list[Rows] = [record.zeros(rows) for record in c.SPARSE]
-        self.columns: dict[str, NDArray[np.generic]] = {c.TIMES[0]: self.times}
-        for names, arrays in ((c.WORDS, self.words), (c.HALVES, self.halves), (c.OCTETS, self.octets)):
-            self.columns.update(zip(names, arrays, strict=True))
-        self._count = np.arange(rows, dtype=np.uint32)
+    def __init__(self) -> None:
+        self.bytes: Bytes = _aligned(c.BLOCK_BYTES)
+        self.columns: dict[str, NDArray[np.generic]] = {
+            field.name: self._view(np.dtype(field.type), c.COLUMN_AT[field.name]) for field in PACKET.fields
+        }
+        self.sparse: list[Rows] = [self._view(r.dtype, c.TABLE_AT[r.name]) for r in c.SPARSE]
+        self.times = self.columns["time_ns"]
         self._frame = self.columns["frame"]
+        self._count = np.arange(c.ROWS, dtype=np.uint32)
+
+    def _view(self, dtype: np.dtype[np.generic], at: int) -> NDArray[np.generic]:
+        return self.bytes[at : at + dtype.itemsize * c.ROWS].view(dtype)
 
     def block(self, first_frame: int, rows: int, counts: list[int], data: Bytes, ordered: bool) -> Block:
         """The first ``rows`` rows as a Block, sorted by time if they are not ``ordered``."""
@@ -63,6 +62,13 @@ class Buffers:
                 table[:n] = table[:n][np.argsort(table["packet"][:n], kind="stable")]
 
 
+def _aligned(size: int) -> Bytes:
+    """Zero bytes that start on a cache line."""
+    raw = np.zeros(size + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + size]
+
+
 def _empty_flows(rows: int) -> Rows:
     flows = FLOW.zeros(rows)
     flows["peer"] = NONE32
@@ -71,13 +77,19 @@ def _empty_flows(rows: int) -> Rows:
     return flows
 
 
+def _empty_slots(rows: int) -> Bytes:
+    slots = _aligned(rows * SLOT_BYTES)
+    slots.view(_SLOT)["k2"] = -1
+    return slots
+
+
 class Interned:
     """Flows and endpoints with the hash tables that find them; grown between calls of the kernel."""
 
     def __init__(self, flows: int = 1024) -> None:
         self.flows = _empty_flows(flows)
         self.endpoints = ENDPOINT.zeros(flows)
-        self.slots = _aligned_slots(4 * flows)
+        self.slots = _empty_slots(4 * flows)
         self.index = np.full(4 * flows, -1, np.int32)
 
     def grow(self, flows: int, endpoints: int) -> None:
@@ -87,7 +99,7 @@ class Interned:
         if 2 * (flows + 1) > len(self.flows):
             more = _empty_flows(2 * len(self.flows))
             more[:flows] = self.flows[:flows]
-            slots = _aligned_slots(2 * len(self.slots))
+            slots = _empty_slots(2 * len(self.slots) // SLOT_BYTES)
             refill_slots(self.slots, slots)
             self.flows, self.slots = more, slots
         if 2 * (endpoints + 2) > len(self.endpoints):
@@ -99,21 +111,11 @@ class Interned:
 
     def count_packets(self) -> None:
         """Set the endpoints' packet counts from the flows'."""
-        used = self.slots[self.slots[:, _SLOT_FLOW] >= 0]
-        packets = used[:, _SLOT_PACKETS].astype(np.uint64)
-        for name, column in (("packets_out", 3), ("packets_in", 4)):
+        used = self.slots.view(_SLOT)
+        used = used[used["k2"] != -1]
+        for name, column in (("packets_out", "src"), ("packets_in", "dst")):
             self.endpoints[name] = 0
-            np.add.at(self.endpoints[name], used[:, column], packets)
-
-
-def _aligned_slots(rows: int) -> Numbers:
-    """Empty slots, each within one cache line."""
-    raw = np.empty(rows * SLOT_WIDTH + 8, np.int64)
-    skip = -(raw.ctypes.data // 8) % 8
-    slots = raw[skip : skip + rows * SLOT_WIDTH].reshape(rows, SLOT_WIDTH)
-    slots[:] = 0
-    slots[:, _SLOT_FLOW] = -1
-    return slots
+            np.add.at(self.endpoints[name], used[column], used["packets"].astype(np.uint64))
 
 
 class Parser:
@@ -126,7 +128,7 @@ class Parser:
         self.state: Numbers = np.zeros(c.S_SIZE, np.int64)
         self.state[c.S_PREVIOUS] = NEVER
         self.state[c.S_DROPS] = -1
-        self.state[c.S_MAX_ROWS] = ROWS
+        self.state[c.S_MAX_ROWS] = c.ROWS
         self.skipped: Numbers = np.zeros(256, np.int64)
         self.comments: Numbers = np.zeros((c.COMMENTS, 2), np.int64)
         self.known = Interned()
@@ -137,8 +139,7 @@ class Parser:
         known = self.known
         return int(
             self._parse(
-                self.state, form.form, form.interfaces, data,
-                buffers.times, buffers.words, buffers.halves, buffers.octets, *buffers.sparse,
+                self.state, form.form, form.interfaces, data, buffers.bytes,
                 known.slots, known.flows, known.endpoints, known.index,
                 self.skipped, self.comments, self._scratch,
             )

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_FLAGS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
+_FLAGS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False, "_nrt": False}
 
 from_dtype = numba.from_dtype
 u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
@@ -60,6 +60,9 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 inner = numba.njit(**_FLAGS)
 """A function that only kernels call; it becomes part of each of them."""
 
+inlined = numba.njit(**_FLAGS, forceinline=True)
+"""The same for a kernel's hot loop: a call costs some thirty moves, since arrays pass as seven words."""
+
 
 def _loader(bits: int, swap: bool) -> Callable[..., int]:
     """A load of ``bits`` bits at any byte offset; swapped where the data is big endian."""
@@ -82,6 +85,27 @@ def _loader(bits: int, swap: bool) -> Callable[..., int]:
 
 le16, le32, le64 = _loader(16, False), _loader(32, False), _loader(64, False)
 be16, be32, be64 = _loader(16, True), _loader(32, True), _loader(64, True)
+
+
+def _storer(bits: int) -> Callable[..., None]:
+    """A store of the low ``bits`` bits at any byte offset, in the machine's own byte order."""
+
+    @intrinsic
+    def store(typing_context: Any, data: Any, at: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            number = ir.IntType(bits)
+            value = args[2] if bits == 64 else builder.trunc(args[2], number)
+            builder.store(value, builder.bitcast(place, number.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(data, types.int64, types.int64), generate
+
+    return store  # type: ignore[no-any-return]
+
+
+put8, put16, put32, put64 = _storer(8), _storer(16), _storer(32), _storer(64)
 
 
 @intrinsic

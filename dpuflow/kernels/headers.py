@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.kernels._jit import be16, be32, be64, inner
+from dpuflow.kernels._jit import be16, be32, be64, inner, put8, put16, put32, put64
 from dpuflow.kernels.columns import (
     DATA_AT,
     DATA_LEN,
@@ -27,9 +27,10 @@ from dpuflow.kernels.columns import (
     PAYLOAD,
     PSN,
     SPORT,
+    TABLE_AT,
 )
 from dpuflow.kernels.layers import P_AT, P_CAPTURED, P_END, P_FRAGMENT, P_SRC_MAC
-from dpuflow.schema import BthFlag, Kind, TcpFlag
+from dpuflow.schema import AETH, ATOMIC, DETH, IMM, PAUSE, RETH, TCP, BthFlag, Kind, Record, TcpFlag
 
 _OK = int(Kind.NONE)
 _CUT_BTH = int(Kind.CUT_BTH)
@@ -40,17 +41,43 @@ _MALFORMED_TRANSPORT = int(Kind.MALFORMED_TRANSPORT)
 _OTHER_ETHERTYPE = int(Kind.OTHER_ETHERTYPE)
 _UNSUPPORTED_BTH_VERSION = int(Kind.UNSUPPORTED_BTH_VERSION)
 _UNSUPPORTED_OPCODE = int(Kind.UNSUPPORTED_OPCODE)
-_KNOWN = 1 << 31
+RARE = 1 << 30  # opcode with headers that the usual packet's path leaves to ``extensions``
+UNKNOWN = RARE | 1 << 31
+_USUAL = wire.RETH | wire.AETH | wire.IMM | wire.IETH | wire.CNP_PAD
 _EXTENSION_CUT = int(BthFlag.EXTENSION_CUT)
 _SYN = int(TcpFlag.SYN)
 
 
+def _row(record: Record, *names: str) -> tuple[int, ...]:
+    """Bytes of a sparse row, then where the named fields of the first row lie in the block's bytes."""
+    offsets = record.dtype.fields
+    assert offsets is not None and set(names) == set(offsets), record.name
+    return record.dtype.itemsize, *(TABLE_AT[record.name] + offsets[name][1] for name in names)
+
+
+RETH_ROW, RETH_PACKET, RETH_VA, RETH_RKEY, RETH_LENGTH = _row(RETH, "packet", "va", "rkey", "dma_len")
+AETH_ROW, AETH_PACKET, AETH_SYNDROME, AETH_MSN = _row(AETH, "packet", "syndrome", "msn")
+IMM_ROW, IMM_PACKET, IMM_VALUE = _row(IMM, "packet", "value")
+_DETH_ROW, _DETH_PACKET, _DETH_QKEY, _DETH_SRC_QP = _row(DETH, "packet", "qkey", "src_qp")
+_ATOMIC_ROW, _ATOMIC_PACKET, _ATOMIC_VA, _ATOMIC_RKEY, _ATOMIC_SWAP, _ATOMIC_COMPARE = _row(
+    ATOMIC, "packet", "va", "rkey", "swap_add", "compare"
+)
+_TCP_ROW, _TCP_PACKET, _TCP_SEQ, _TCP_ACK, _TCP_WINDOW, _TCP_FLAGS, _TCP_WSCALE, *_TCP_OPTIONS = _row(
+    TCP, "packet", "seq", "ack", "window", "flags", "wscale", "tsval", "tsecr", "sack_left", "sack_right"
+)
+_TCP_TSVAL, _TCP_TSECR, _TCP_LEFT, _TCP_RIGHT = _TCP_OPTIONS
+_PAUSE_ROW, _PAUSE_PACKET, _PAUSE_MAC, _PAUSE_OPCODE, _PAUSE_CLASSES, _PAUSE_QUANTA = _row(
+    PAUSE, "packet", "src_mac", "opcode", "classes", "quanta"
+)
+
+
 def _opcode_table() -> np.ndarray:
-    """For each opcode: header bits in the low half, their bytes above, the top bit if it is known."""
-    table = np.zeros(256, np.int64)
+    """For each opcode: header bits (low 16), their bytes (next 12), RARE; UNKNOWN where there is none."""
+    table = np.full(256, UNKNOWN, np.int64)
     for opcode in wire.OPCODES.values():
         size = sum(n for bit, n in wire.HEADER_BYTES.items() if opcode.headers & bit)
-        table[opcode.code] = _KNOWN | size << 16 | opcode.headers
+        rare = RARE if opcode.headers & ~_USUAL else 0
+        table[opcode.code] = rare | size << 16 | opcode.headers
     return table
 
 
@@ -71,7 +98,7 @@ def bth_flags(second, fifth, ninth):  # type: ignore[no-untyped-def]
 
 
 @inner
-def roce(data, p, i, words, halves, octets):  # type: ignore[no-untyped-def]
+def roce(data, p, i, block):  # type: ignore[no-untyped-def]
     """BTH to the row's columns; a Kind: NONE, or why it was given up. Extensions: ``extensions``."""
     at, end, captured = p[P_AT], p[P_END], p[P_CAPTURED]
     if end - at < wire.BTH_BYTES + wire.ICRC_BYTES:
@@ -82,9 +109,9 @@ def roce(data, p, i, words, halves, octets):  # type: ignore[no-untyped-def]
     if first & 15:
         return _UNSUPPORTED_BTH_VERSION
     entry = OPCODE_TABLE[first >> 8]
-    if entry == 0:
+    if entry == UNKNOWN:
         return _UNSUPPORTED_OPCODE
-    extension = (entry >> 16) & 0x7FFF
+    extension = (entry >> 16) & 0xFFF
     payload = end - at - wire.BTH_BYTES - extension - ((first >> 4) & 3) - wire.ICRC_BYTES
     if payload < 0:
         return _MALFORMED_ROCE
@@ -94,28 +121,28 @@ def roce(data, p, i, words, halves, octets):  # type: ignore[no-untyped-def]
     if start > captured:
         flags |= _EXTENSION_CUT
         start = captured
-    words[DEST_QP, i] = third & 0xFFFFFF
-    words[PSN, i] = last & 0xFFFFFF
-    words[PAYLOAD, i] = payload
-    words[DATA_AT, i] = start
-    halves[DATA_LEN, i] = min(payload, captured - start, 0xFFFF)
-    octets[OPCODE, i] = first >> 8
-    octets[FLAGS, i] = flags
+    put32(block, DEST_QP + 4 * i, third & 0xFFFFFF)
+    put32(block, PSN + 4 * i, last & 0xFFFFFF)
+    put32(block, PAYLOAD + 4 * i, payload)
+    put32(block, DATA_AT + 4 * i, start)
+    put16(block, DATA_LEN + 2 * i, min(payload, captured - start, 0xFFFF))
+    put8(block, OPCODE + i, first >> 8)
+    put8(block, FLAGS + i, flags)
     return _OK
 
 
 @inner
-def extensions(data, at, captured, headers, i, s, reth, aeth, imm, deth, atomic):  # type: ignore[no-untyped-def]
+def extensions(data, at, captured, headers, i, s, block):  # type: ignore[no-untyped-def]
     """Sparse rows of the extended headers after a BTH that ends at ``at``, those captured whole."""
     if headers & wire.RDETH:
         at += 4
     if headers & wire.DETH:
         if at + 8 <= captured:
-            n = s[N_DETH]
-            s[N_DETH] = n + 1
-            deth[n].packet = i
-            deth[n].qkey = be32(data, at)
-            deth[n].src_qp = be32(data, at + 4) & 0xFFFFFF
+            row = s[N_DETH] * _DETH_ROW
+            s[N_DETH] += 1
+            put32(block, _DETH_PACKET + row, i)
+            put32(block, _DETH_QKEY + row, be32(data, at))
+            put32(block, _DETH_SRC_QP + row, be32(data, at + 4) & 0xFFFFFF)
         at += 8
     if headers & wire.XRCETH:
         at += 4
@@ -123,39 +150,39 @@ def extensions(data, at, captured, headers, i, s, reth, aeth, imm, deth, atomic)
         at += 4
     if headers & wire.RETH:
         if at + 16 <= captured:
-            n = s[N_RETH]
-            s[N_RETH] = n + 1
-            reth[n].packet = i
-            reth[n].va = np.uint64(be64(data, at))
-            reth[n].rkey = be32(data, at + 8)
-            reth[n].dma_len = be32(data, at + 12)
+            row = s[N_RETH] * RETH_ROW
+            s[N_RETH] += 1
+            put32(block, RETH_PACKET + row, i)
+            put64(block, RETH_VA + row, be64(data, at))
+            put32(block, RETH_RKEY + row, be32(data, at + 8))
+            put32(block, RETH_LENGTH + row, be32(data, at + 12))
         at += 16
     if headers & wire.ATOMIC:
         if at + 28 <= captured:
-            n = s[N_ATOMIC]
-            s[N_ATOMIC] = n + 1
-            atomic[n].packet = i
-            atomic[n].va = np.uint64(be64(data, at))
-            atomic[n].rkey = be32(data, at + 8)
-            atomic[n].swap_add = np.uint64(be64(data, at + 12))
-            atomic[n].compare = np.uint64(be64(data, at + 20))
+            row = s[N_ATOMIC] * _ATOMIC_ROW
+            s[N_ATOMIC] += 1
+            put32(block, _ATOMIC_PACKET + row, i)
+            put64(block, _ATOMIC_VA + row, be64(data, at))
+            put32(block, _ATOMIC_RKEY + row, be32(data, at + 8))
+            put64(block, _ATOMIC_SWAP + row, be64(data, at + 12))
+            put64(block, _ATOMIC_COMPARE + row, be64(data, at + 20))
         at += 28
     if headers & wire.AETH:
         if at + 4 <= captured:
-            n = s[N_AETH]
-            s[N_AETH] = n + 1
+            row = s[N_AETH] * AETH_ROW
+            s[N_AETH] += 1
             value = be32(data, at)
-            aeth[n].packet = i
-            aeth[n].syndrome = value >> 24
-            aeth[n].msn = value & 0xFFFFFF
+            put32(block, AETH_PACKET + row, i)
+            put32(block, AETH_SYNDROME + row, value >> 24)
+            put32(block, AETH_MSN + row, value & 0xFFFFFF)
         at += 4
     if headers & wire.ATOMIC_ACK:
         at += 8
     if headers & (wire.IMM | wire.IETH) and at + 4 <= captured:
-        n = s[N_IMM]
-        s[N_IMM] = n + 1
-        imm[n].packet = i
-        imm[n].value = be32(data, at)
+        row = s[N_IMM] * IMM_ROW
+        s[N_IMM] += 1
+        put32(block, IMM_PACKET + row, i)
+        put32(block, IMM_VALUE + row, be32(data, at))
 
 
 @inner
@@ -173,7 +200,7 @@ def udp_end(data, p):  # type: ignore[no-untyped-def]
 
 
 @inner
-def tcp(data, p, i, words, halves, octets):  # type: ignore[no-untyped-def]
+def tcp(data, p, i, block):  # type: ignore[no-untyped-def]
     """Ports, payload and flags to the row's columns; a Kind."""
     at, end, captured = p[P_AT], p[P_END], p[P_CAPTURED]
     if end - at < 20:
@@ -184,33 +211,29 @@ def tcp(data, p, i, words, halves, octets):  # type: ignore[no-untyped-def]
     start = at + (bits >> 12) * 4
     if start < at + 20 or start > end:
         return _MALFORMED_TRANSPORT
-    words[PAYLOAD, i] = end - start
-    words[DATA_AT, i] = min(start, captured)
-    halves[DATA_LEN, i] = min(end - start, captured - min(start, captured), 0xFFFF)
-    halves[SPORT, i] = be16(data, at)
-    halves[DPORT, i] = be16(data, at + 2)
-    octets[OPCODE, i] = bits & 255
+    kept = min(start, captured)
+    put32(block, PAYLOAD + 4 * i, end - start)
+    put32(block, DATA_AT + 4 * i, kept)
+    put16(block, DATA_LEN + 2 * i, min(end - start, captured - kept, 0xFFFF))
+    put16(block, SPORT + 2 * i, be16(data, at))
+    put16(block, DPORT + 2 * i, be16(data, at + 2))
+    put8(block, OPCODE + i, bits & 255)
     return _OK
 
 
 @inner
-def tcp_row(data, p, i, s, rows):  # type: ignore[no-untyped-def]
+def tcp_row(data, p, i, s, block):  # type: ignore[no-untyped-def]
     """The sparse row of a TCP header that ``tcp`` has checked; options as far as captured."""
     at, captured = p[P_AT], p[P_CAPTURED]
-    n = s[N_TCP]
-    s[N_TCP] = n + 1
+    row = s[N_TCP] * _TCP_ROW
+    s[N_TCP] += 1
     bits = be16(data, at + 12)
-    row = rows[n]
-    row.packet = i
-    row.seq = be32(data, at + 4)
-    row.ack = be32(data, at + 8)
-    row.window = be16(data, at + 14)
-    row.flags = bits & 255
-    row.wscale = 255
-    row.tsval = 0
-    row.tsecr = 0
-    row.sack_left = 0
-    row.sack_right = 0
+    put32(block, _TCP_PACKET + row, i)
+    put32(block, _TCP_SEQ + row, be32(data, at + 4))
+    put32(block, _TCP_ACK + row, be32(data, at + 8))
+    put16(block, _TCP_WINDOW + row, be16(data, at + 14))
+    put8(block, _TCP_FLAGS + row, bits & 255)
+    tsval, tsecr, left, right, wscale = 0, 0, 0, 0, 255
     stop = min(at + (bits >> 12) * 4, captured)
     at += 20
     while at < stop:
@@ -226,18 +249,21 @@ def tcp_row(data, p, i, s, rows):  # type: ignore[no-untyped-def]
         if size < 2 or at + size > stop:
             break
         if option == 8 and size == 10:
-            row.tsval = be32(data, at + 2)
-            row.tsecr = be32(data, at + 6)
+            tsval, tsecr = be32(data, at + 2), be32(data, at + 6)
         elif option == 5 and size >= 10:
-            row.sack_left = be32(data, at + 2)
-            row.sack_right = be32(data, at + 6)
+            left, right = be32(data, at + 2), be32(data, at + 6)
         elif option == 3 and size == 3 and bits & _SYN:
-            row.wscale = min(np.int64(data[at + 2]), 14)
+            wscale = min(np.int64(data[at + 2]), 14)
         at += size
+    put32(block, _TCP_TSVAL + row, tsval)
+    put32(block, _TCP_TSECR + row, tsecr)
+    put32(block, _TCP_LEFT + row, left)
+    put32(block, _TCP_RIGHT + row, right)
+    put8(block, _TCP_WSCALE + row, wscale)
 
 
 @inner
-def pause(data, p, i, s, octets, rows):  # type: ignore[no-untyped-def]
+def pause(data, p, i, s, block):  # type: ignore[no-untyped-def]
     """A MAC control frame: a pause row, or a Kind."""
     at, captured = p[P_AT], p[P_CAPTURED]
     if at + 2 > captured:
@@ -247,19 +273,13 @@ def pause(data, p, i, s, octets, rows):  # type: ignore[no-untyped-def]
         return _OTHER_ETHERTYPE
     if at + (4 if opcode == 1 else 20) > captured:
         return _CUT_LINK
-    n = s[N_PAUSE]
-    s[N_PAUSE] = n + 1
-    row = rows[n]
-    row.packet = i
-    row.src_mac = np.uint64(p[P_SRC_MAC])
-    row.opcode = opcode
-    if opcode == 1:
-        row.classes = 0
-        for k in range(8):
-            row.quanta[k] = 0
-        row.quanta[0] = be16(data, at + 2)
-    else:
-        row.classes = be16(data, at + 2) & 255
-        for k in range(8):
-            row.quanta[k] = be16(data, at + 4 + 2 * k)
+    row = s[N_PAUSE] * _PAUSE_ROW
+    s[N_PAUSE] += 1
+    put64(block, _PAUSE_MAC + row, p[P_SRC_MAC])
+    put32(block, _PAUSE_PACKET + row, i)
+    put16(block, _PAUSE_OPCODE + row, opcode)
+    put16(block, _PAUSE_CLASSES + row, 0 if opcode == 1 else be16(data, at + 2) & 255)
+    for k in range(8):
+        quanta = be16(data, at + 4 + 2 * k) if opcode != 1 else be16(data, at + 2) if k == 0 else 0
+        put16(block, _PAUSE_QUANTA + row + 2 * k, quanta)
     return _OK

@@ -11,10 +11,33 @@ import numpy as np
 
 from dpuflow import schema, wire
 from dpuflow.kernels import columns as c
-from dpuflow.kernels._jit import be16, be32, from_dtype, i4, i8, inner, kernel, le16, le32, le64, prefetch, u1, u2, u4
-from dpuflow.kernels.bytes import mac, u16, u32
-from dpuflow.kernels.headers import OPCODE_TABLE, bth_flags, extensions, pause, roce, tcp, tcp_row, udp_end
+from dpuflow.kernels import headers as h
+from dpuflow.kernels._jit import (
+    be16,
+    be32,
+    be64,
+    from_dtype,
+    i4,
+    i8,
+    inlined,
+    inner,
+    kernel,
+    le16,
+    le32,
+    le64,
+    prefetch,
+    put8,
+    put16,
+    put32,
+    put64,
+    u1,
+)
+from dpuflow.kernels.bytes import u16, u32
+from dpuflow.kernels.headers import bth_flags, extensions, pause, roce, tcp, tcp_row, udp_end
 from dpuflow.kernels.intern import (
+    K1,
+    K2,
+    SLOT_BITS,
     SLOT_DST,
     SLOT_FLOW,
     SLOT_PACKETS,
@@ -22,6 +45,7 @@ from dpuflow.kernels.intern import (
     endpoint_of,
     find_slot,
     has_room,
+    hash_of,
     new_flow,
 )
 from dpuflow.kernels.layers import (
@@ -74,65 +98,61 @@ _FAST_BYTES = 14 + 20 + 8 + wire.BTH_BYTES  # headers of the usual packet
 
 
 @inner
-def _decode(data, at, captured, wire_len, link, i, s, out, slots, flows, endpoints, index, p):  # type: ignore[no-untyped-def]
+def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, endpoints, index, p):  # type: ignore[no-untyped-def]
     """Any packet to row ``i``; its Kind."""
-    words, halves, octets, reth, aeth, imm, deth, atomic, tcps, pauses = out
-    for k in range(words.shape[0]):
-        words[k, i] = 0
-    words[c.FLOW, i] = NONE32
-    words[c.SRC, i] = NONE32
-    words[c.DST, i] = NONE32
-    words[c.WIRE_LEN, i] = wire_len
-    halves[c.SPORT, i] = 0
-    halves[c.DPORT, i] = 0
-    halves[c.DATA_LEN, i] = 0
-    octets[c.OPCODE, i] = 0
-    octets[c.FLAGS, i] = 0
-    octets[c.TOS, i] = 0
+    put32(block, c.FLOW + 4 * i, NONE32)
+    put32(block, c.SRC + 4 * i, NONE32)
+    put32(block, c.DST + 4 * i, NONE32)
+    put32(block, c.WIRE_LEN + 4 * i, wire_len)
+    for column in (c.PAYLOAD, c.DATA_AT, c.DEST_QP, c.PSN):
+        put32(block, column + 4 * i, 0)
+    for column in (c.SPORT, c.DPORT, c.DATA_LEN):
+        put16(block, column + 2 * i, 0)
+    for column in (c.OPCODE, c.FLAGS, c.TOS):
+        put8(block, column + i, 0)
     kind = walk(data, at, captured, at + wire_len, link, p)
     if kind != _OK:
         return kind
     protocol = p[P_PROTOCOL]
     if protocol == MAC_CONTROL:
-        kind = pause(data, p, i, s, octets, pauses)
+        kind = pause(data, p, i, s, block)
         return _PAUSE if kind == _OK else kind
     if protocol == wire.IPPROTO_TCP:
-        kind = tcp(data, p, i, words, halves, octets)
+        kind = tcp(data, p, i, block)
         result, transport = _TCP, _TCP_FLOW
-        key = TCP_KEY | (np.int64(halves[c.SPORT, i]) << 16) | np.int64(halves[c.DPORT, i])
     else:
-        result = _V1
+        result, transport = _V1, _ROCE_FLOW
         if protocol != ROCE_V1:
             result = _V2
-            halves[c.SPORT, i] = be16(data, p[P_AT])
-            halves[c.DPORT, i] = be16(data, p[P_AT] + 2)
-            if halves[c.DPORT, i] != wire.ROCE_V2_PORT:
+            put16(block, c.SPORT + 2 * i, be16(data, p[P_AT]))
+            put16(block, c.DPORT + 2 * i, be16(data, p[P_AT] + 2))
+            if be16(data, p[P_AT] + 2) != wire.ROCE_V2_PORT:
                 return _OTHER_UDP
             kind = udp_end(data, p)
             if kind != _OK:
                 return kind
-        kind = roce(data, p, i, words, halves, octets)
-        transport = _ROCE_FLOW
-        key = np.int64(words[c.DEST_QP, i])
+        kind = roce(data, p, i, block)
     if kind != _OK:
         return kind
     tos = p[P_TOS]
     if p[P_OUTER_CE] == 1 and tos & 3:
         tos |= 3
-    octets[c.TOS, i] = tos
-    at = _flow(data, i, key, transport, s, words, halves, slots, flows, endpoints, index, p)
-    slots[at, SLOT_PACKETS] += 1
+    put8(block, c.TOS + i, tos)
+    _flow(i, transport, s, block, slots, flows, endpoints, index, p)
     if result == _TCP:
-        tcp_row(data, p, i, s, tcps)
+        tcp_row(data, p, i, s, block)
     else:
-        headers = OPCODE_TABLE[octets[c.OPCODE, i]] & 0xFFFF
-        extensions(data, p[P_AT] + wire.BTH_BYTES, p[P_CAPTURED], headers, i, s, reth, aeth, imm, deth, atomic)
+        headers = h.OPCODE_TABLE[np.int64(block[c.OPCODE + i])] & 0xFFFF
+        extensions(data, p[P_AT] + wire.BTH_BYTES, p[P_CAPTURED], headers, i, s, block)
     return result
 
 
 @inner
-def _flow(data, i, key, transport, s, words, halves, slots, flows, endpoints, index, p):  # type: ignore[no-untyped-def]
-    """Flow, source and destination of row ``i``, added if new; the flow's slot."""
+def _flow(i, transport, s, block, slots, flows, endpoints, index, p):  # type: ignore[no-untyped-def]
+    """Flow, source and destination of row ``i``, added if new."""
+    sport, dport = le16(block, c.SPORT + 2 * i), le16(block, c.DPORT + 2 * i)
+    dest_qp = le32(block, c.DEST_QP + 4 * i)
+    key = dest_qp if transport == _ROCE_FLOW else TCP_KEY | (sport << 16) | dport
     src, dst = np.int64(0), np.int64(0)
     first = p[P_KEY]
     if p[P_FAMILY] == 6:
@@ -141,18 +161,15 @@ def _flow(data, i, key, transport, s, words, halves, slots, flows, endpoints, in
         dst = endpoint_of(s, endpoints, index, p[P_DST_HI], p[P_DST_LO], p[P_DST_MAC])
         first = src | (dst << 32)
     at = find_slot(slots, first, key)
-    if slots[at, SLOT_FLOW] < 0:
+    if le64(slots, at + K2) == -1:
         if p[P_FAMILY] == 4:
             src = endpoint_of(s, endpoints, index, p[P_SRC_HI], p[P_SRC_LO], p[P_SRC_MAC])
             dst = endpoint_of(s, endpoints, index, p[P_DST_HI], p[P_DST_LO], p[P_DST_MAC])
-        new_flow(
-            s, slots, at, flows, first, key, src, dst,
-            words[c.DEST_QP, i], halves[c.SPORT, i], halves[c.DPORT, i], transport,
-        )  # fmt: skip
-    words[c.FLOW, i] = slots[at, SLOT_FLOW]
-    words[c.SRC, i] = slots[at, SLOT_SRC]
-    words[c.DST, i] = slots[at, SLOT_DST]
-    return at
+        new_flow(s, slots, at, flows, first, key, src, dst, dest_qp, sport, dport, transport)
+    put64(slots, at + SLOT_PACKETS, le64(slots, at + SLOT_PACKETS) + 1)
+    put32(block, c.FLOW + 4 * i, le32(slots, at + SLOT_FLOW))
+    put32(block, c.SRC + 4 * i, le32(slots, at + SLOT_SRC))
+    put32(block, c.DST + 4 * i, le32(slots, at + SLOT_DST))
 
 
 @inner
@@ -196,25 +213,83 @@ def _stamp(ticks, interface):  # type: ignore[no-untyped-def]
     return np.int64(whole * _BILLION + fraction) + interface[c.I_OFFSET]
 
 
-_RECORDS = [from_dtype(r.dtype)[::1] for r in c.SPARSE]
+@inlined
+def _usual(data, at, captured, wire_len, i, s, block, slots):  # type: ignore[no-untyped-def]
+    """The usual packet to row ``i``: whether it was one. At least _FAST_BYTES of it are captured."""
+    kind_and_tos = le32(data, at + 12)  # EtherType, version and header length, TOS
+    strange = (kind_and_tos & 0xFFFFFF) ^ 0x450008
+    strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
+    strange |= le16(data, at + 36) ^ 0xB712  # to 4791
+    udp_bytes = be16(data, at + 38)
+    strange |= be16(data, at + 16) ^ (udp_bytes + 20)
+    bth = be32(data, at + 42)
+    strange |= bth & 0xF0000  # BTH version
+    entry = h.OPCODE_TABLE[np.uint64(bth) >> np.uint64(24)]
+    strange |= entry & h.RARE
+    extension = entry >> 16
+    payload = udp_bytes - 8 - wire.BTH_BYTES - wire.ICRC_BYTES - extension - ((bth >> 20) & 3)
+    start = at + _FAST_BYTES + extension
+    if strange != 0 or payload < 0 or start > captured:
+        return False
+    qp_word, psn_word = be32(data, at + 46), be32(data, at + 50)
+    key, dest_qp = le64(data, at + 26), qp_word & 0xFFFFFF
+    slot = (hash_of(key, dest_qp) << SLOT_BITS) & (len(slots) - 1)
+    if le64(slots, slot + K1) != key or le64(slots, slot + K2) != dest_qp:
+        slot = find_slot(slots, key, dest_qp)
+        if le64(slots, slot + K2) == -1:
+            return False
+    put64(slots, slot + SLOT_PACKETS, le64(slots, slot + SLOT_PACKETS) + 1)
+    put32(block, c.FLOW + 4 * i, le32(slots, slot + SLOT_FLOW))
+    put32(block, c.SRC + 4 * i, le32(slots, slot + SLOT_SRC))
+    put32(block, c.DST + 4 * i, le32(slots, slot + SLOT_DST))
+    put32(block, c.WIRE_LEN + 4 * i, wire_len)
+    put32(block, c.PAYLOAD + 4 * i, payload)
+    put32(block, c.DATA_AT + 4 * i, start)
+    put32(block, c.DEST_QP + 4 * i, dest_qp)
+    put32(block, c.PSN + 4 * i, psn_word & 0xFFFFFF)
+    put16(block, c.SPORT + 2 * i, be16(data, at + 34))
+    put16(block, c.DPORT + 2 * i, wire.ROCE_V2_PORT)
+    put16(block, c.DATA_LEN + 2 * i, min(payload, captured - start))
+    put8(block, c.OPCODE + i, bth >> 24)
+    put8(block, c.FLAGS + i, bth_flags((bth >> 16) & 255, qp_word >> 24, psn_word >> 24))
+    put8(block, c.TOS + i, kind_and_tos >> 24)
+    put8(block, c.KIND + i, _V2)
+    if entry & 0xFFFF:
+        after = at + _FAST_BYTES
+        if entry & wire.RETH:
+            row = s[c.N_RETH] * h.RETH_ROW
+            s[c.N_RETH] += 1
+            put32(block, h.RETH_PACKET + row, i)
+            put64(block, h.RETH_VA + row, be64(data, after))
+            put32(block, h.RETH_RKEY + row, be32(data, after + 8))
+            put32(block, h.RETH_LENGTH + row, be32(data, after + 12))
+            after += 16
+        if entry & wire.AETH:
+            row = s[c.N_AETH] * h.AETH_ROW
+            s[c.N_AETH] += 1
+            value = be32(data, after)
+            put32(block, h.AETH_PACKET + row, i)
+            put32(block, h.AETH_SYNDROME + row, value >> 24)
+            put32(block, h.AETH_MSN + row, value & 0xFFFFFF)
+        if entry & (wire.IMM | wire.IETH):
+            row = s[c.N_IMM] * h.IMM_ROW
+            s[c.N_IMM] += 1
+            put32(block, h.IMM_PACKET + row, i)
+            put32(block, h.IMM_VALUE + row, be32(data, after))
+    return True
+
+
 _SIGNATURE = i8(
     i8[::1], i8[::1], i8[:, ::1], u1[::1],  # state, form, interfaces, data
-    i8[::1], u4[:, ::1], u2[:, ::1], u1[:, ::1],  # times, words, halves, octets
-    *_RECORDS,
-    i8[:, ::1], from_dtype(schema.FLOW.dtype)[::1],  # slots, flows
-    from_dtype(schema.ENDPOINT.dtype)[::1], i4[::1],  # endpoints, index
+    u1[::1], u1[::1],  # block, slots
+    from_dtype(schema.FLOW.dtype)[::1], from_dtype(schema.ENDPOINT.dtype)[::1], i4[::1],  # index
     i8[::1], i8[:, ::1], i8[::1],  # skipped, comments, packet scratch
 )  # fmt: skip
 
 
 @kernel(_SIGNATURE)
-def parse(  # type: ignore[no-untyped-def]
-    s, form, interfaces, data, times, words, halves, octets,
-    reth, aeth, imm, deth, atomic, tcps, pauses,
-    slots, flows, endpoints, index, skipped, comments, p,
-):  # fmt: skip
+def parse(s, form, interfaces, data, block, slots, flows, endpoints, index, skipped, comments, p):  # type: ignore[no-untyped-def]
     """Fill rows from S_ROW on with the records from S_POS on; why it stopped (``columns``)."""
-    out = (words, halves, octets, reth, aeth, imm, deth, atomic, tcps, pauses)
     pcapng, swapped = form[c.F_PCAPNG] != 0, form[c.F_SWAPPED] != 0
     header, known_interfaces = form[c.F_HEADER], form[c.F_INTERFACES]
     pos, end, limit = s[c.S_POS], s[c.S_END], s[c.S_LIMIT]
@@ -222,7 +297,7 @@ def parse(  # type: ignore[no-untyped-def]
     disordered, total = s[c.S_DISORDERED], s[c.S_BYTES]
     link, multiply = interfaces[0, c.I_LINK], interfaces[0, c.I_MULTIPLY]
     offset = interfaces[0, c.I_OFFSET]
-    interface, direction = 0, 0
+    interface, direction = np.int64(0), np.int64(0)
     status = c.LIMIT
     while pos < limit:
         if i >= max_rows:
@@ -248,19 +323,19 @@ def parse(  # type: ignore[no-untyped-def]
             if pos + 12 > end:
                 status = c.MORE
                 break
-            block, size = u32(data, pos, swapped), u32(data, pos + 4, swapped)
+            block_type, size = u32(data, pos, swapped), u32(data, pos + 4, swapped)
             following = pos + size
-            if block in (SECTION, INTERFACE, STATISTICS):
+            if block_type in (SECTION, INTERFACE, STATISTICS):
                 status = c.BLOCK
                 break
             if size < 12 or size & 3:
                 s[c.S_REASON] = 2
                 status = c.DAMAGED
                 break
-            if block not in (ENHANCED, PACKET, SIMPLE):
+            if block_type not in (ENHANCED, PACKET, SIMPLE):
                 pos = following  # may lie beyond the window
                 continue
-            if size > c.MAX_RECORD or size < (16 if block == SIMPLE else 32):
+            if size > c.MAX_RECORD or size < (16 if block_type == SIMPLE else 32):
                 s[c.S_REASON] = 2
                 status = c.DAMAGED
                 break
@@ -272,16 +347,16 @@ def parse(  # type: ignore[no-untyped-def]
                 status = c.DAMAGED
                 break
             interface, direction = 0, 0
-            if block == ENHANCED:
+            if block_type == ENHANCED:
                 interface = u32(data, pos + 8, swapped)
-            elif block == PACKET:
+            elif block_type == PACKET:
                 interface = u16(data, pos + 8, swapped)
             if interface >= known_interfaces:
                 s[c.S_REASON] = 4
                 status = c.DAMAGED
                 break
             link = interfaces[interface, c.I_LINK]
-            if block == SIMPLE:
+            if block_type == SIMPLE:
                 wire_len = u32(data, pos + 8, swapped)
                 caplen = min(wire_len, size - 16)
                 if interfaces[0, c.I_SNAP] > 0:
@@ -300,68 +375,31 @@ def parse(  # type: ignore[no-untyped-def]
                 options = at + ((caplen + 3) & ~3)
                 if options + 8 <= following - 4:
                     direction = _options(data, options, following - 4, swapped, s, comments)
-                if block == PACKET:
+                if block_type == PACKET:
                     lost = u16(data, pos + 10, swapped)
                     if lost != 0xFFFF:
                         s[c.S_DROPS] = max(s[c.S_DROPS], 0) + lost
 
         usual = False
         if link == wire.LINKTYPE_ETHERNET and caplen >= _FAST_BYTES:
-            kind_and_tos = le32(data, at + 12)  # EtherType, version and header length, TOS
-            strange = (kind_and_tos & 0xFFFFFF) ^ 0x450008
-            strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
-            strange |= le16(data, at + 36) ^ 0xB712  # to 4791
-            ip_bytes, udp_bytes = be16(data, at + 16), be16(data, at + 38)
-            strange |= ip_bytes ^ (udp_bytes + 20)
-            bth = be32(data, at + 42)
-            strange |= bth & 0xF0000  # BTH version
-            entry = OPCODE_TABLE[bth >> 24]
-            headers, extension = entry & 0xFFFF, (entry >> 16) & 0x7FFF
-            payload = udp_bytes - 8 - wire.BTH_BYTES - wire.ICRC_BYTES - extension - ((bth >> 20) & 3)
-            start = at + _FAST_BYTES + extension
-            if strange == 0 and entry != 0 and payload >= 0 and start <= at + caplen:
-                qp_word, psn_word = be32(data, at + 46), be32(data, at + 50)
-                slot = find_slot(slots, le64(data, at + 26), qp_word & 0xFFFFFF)
-                flow = slots[slot, SLOT_FLOW]
-                if flow >= 0:
-                    usual = True
-                    slots[slot, SLOT_PACKETS] += 1
-                    words[c.FLOW, i] = flow
-                    words[c.SRC, i] = slots[slot, SLOT_SRC]
-                    words[c.DST, i] = slots[slot, SLOT_DST]
-                    words[c.WIRE_LEN, i] = wire_len
-                    words[c.PAYLOAD, i] = payload
-                    words[c.DATA_AT, i] = start
-                    words[c.DEST_QP, i] = qp_word & 0xFFFFFF
-                    words[c.PSN, i] = psn_word & 0xFFFFFF
-                    halves[c.SPORT, i] = be16(data, at + 34)
-                    halves[c.DPORT, i] = wire.ROCE_V2_PORT
-                    halves[c.DATA_LEN, i] = min(payload, at + caplen - start)
-                    octets[c.OPCODE, i] = bth >> 24
-                    octets[c.FLAGS, i] = bth_flags((bth >> 16) & 255, qp_word >> 24, psn_word >> 24)
-                    octets[c.TOS, i] = kind_and_tos >> 24
-                    octets[c.KIND, i] = _V2
-                    if headers:
-                        extensions(
-                            data, at + _FAST_BYTES, at + caplen, headers, i, s, reth, aeth, imm, deth, atomic
-                        )
+            usual = _usual(data, at, at + caplen, wire_len, i, s, block, slots)
         if not usual:
             if not has_room(s, flows, endpoints, slots):
                 status = c.GROW
                 break
             p[P_DIRECTION] = direction
             kind = _decode(
-                data, at, at + caplen, wire_len, link, i, s, out, slots, flows, endpoints, index, p
+                data, at, at + caplen, wire_len, link, i, s, block, slots, flows, endpoints, index, p
             )
-            octets[c.KIND, i] = kind
+            put8(block, c.KIND + i, kind)
             direction = p[P_DIRECTION]
             if kind >= _FIRST_SKIP:
                 skipped[kind] += 1
             elif p[P_STAMP] != NEVER:
                 time = p[P_STAMP]
-        halves[c.IFACE, i] = interface
-        octets[c.DIRECTION, i] = direction
-        times[i] = time
+        put16(block, c.IFACE + 2 * i, interface)
+        put8(block, c.DIRECTION + i, direction)
+        put64(block, c.TIME + 8 * i, time)
         if time < previous:
             disordered += 1
         previous = time

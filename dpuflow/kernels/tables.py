@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i4, i8, kernel, void
-from dpuflow.kernels.intern import K1, K2, SLOT_FLOW, find_slot, hash_of
+from dpuflow.kernels._jit import from_dtype, i4, i8, kernel, le64, put64, u1, void
+from dpuflow.kernels.intern import K1, K2, SLOT_BITS, find_slot, hash_of
 from dpuflow.schema import ENDPOINT
 
 
-@kernel(void(i8[:, ::1], i8[:, ::1]))
+@kernel(void(u1[::1], u1[::1]))
 def refill_slots(old, new):  # type: ignore[no-untyped-def]
     """Put every flow of ``old`` into the empty slots ``new``."""
-    for k in range(len(old)):
-        if old[k, SLOT_FLOW] >= 0:
-            at = find_slot(new, old[k, K1], old[k, K2])
-            for field in range(old.shape[1]):
-                new[at, field] = old[k, field]
+    for at in range(0, len(old), 1 << SLOT_BITS):
+        if le64(old, at + K2) != -1:
+            to = find_slot(new, le64(old, at + K1), le64(old, at + K2))
+            for field in range(0, 1 << SLOT_BITS, 8):
+                put64(new, to + field, le64(old, at + field))
 
 
 @kernel(void(from_dtype(ENDPOINT.dtype)[::1], i8, i4[::1]))
