@@ -8,7 +8,8 @@ CNPs, a few losses with NAK and go-back-N. One rank is late in every third colle
 queue keeps causes before effects, so memory does not grow with the number of packets.
 
 In: a seed. Out: classic pcap records (nanoseconds), some MiB at a time. Formats: IBA volume 1
-chapter 9 and annex A17; pcap Internet-Draft section 5.
+chapter 9 and annex A17; pcap Internet-Draft section 5. All in one file, because Numba's cache only
+notices changes of the file that a function stands in.
 """
 
 from __future__ import annotations
