@@ -11,42 +11,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow import ob1
 from dpuflow.framing import GLOO_PREAMBLE
-from dpuflow.schema import MESSAGE, NONE32, Framing, MessageFlag, Role, Wire
+from dpuflow.schema import Framing, Role, Wire
+from dpuflow.stretches import HiddenCounts, Part, Slot, split, stretches
 
 if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
-Slot = tuple[int, int, int]  # op, tag, sub
-
 _ALL = 7  # LINK.known of a header that was seen whole
 _MATCH = 2
-
-
-@dataclass
-class HiddenCounts:
-    """What was not seen of the headers, and what became of it."""
-
-    headers: int = 0  # messages known to exist whose header was not seen whole
-    resolved: int = 0  # of them, those whose fields could be inferred
-    stretches: int = 0  # runs of bytes without a readable header
-    stretches_resolved: int = 0
-    bytes_unresolved: int = 0
-
-
-class Part(NamedTuple):
-    """A message within a stretch: its size on the wire and what it is."""
-
-    size: int
-    wire: Wire
-    role: Role
-    slot: Slot
-    length: int  # of the data it carries or announces
-    context: int = 0
 
 
 @dataclass
@@ -69,38 +47,6 @@ def _slot(row: np.void) -> Slot:
     return int(row["op"]), int(row["tag"]), int(row["sub"])
 
 
-def stretches(links: Rows, order: np.ndarray) -> list[np.ndarray]:
-    """Runs of pieces among the rows ``order`` (one flow's, in stream order)."""
-    piece = links["piece"][order] == 1
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], piece.view(np.int8), [0]))))
-    return [order[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def split(rows: Rows, pieces: np.ndarray, parts: list[Part]) -> Rows:
-    """MESSAGE rows for the parts that fill a stretch; times come from the segments they lie in."""
-    made = MESSAGE.zeros(len(parts))
-    ends = rows["seq_end"][pieces].astype(np.int64)
-    start = int(rows["seq"][pieces[0]])
-    for row, part in zip(made, parts, strict=True):
-        end = start + part.size
-        first = int(np.searchsorted(ends, start, side="right"))
-        last = int(np.searchsorted(ends, end - 1, side="right"))
-        a, b = rows[pieces[first]], rows[pieces[last]]
-        row["first_ns"], row["first_frame"] = a["first_ns"], a["first_frame"]
-        row["last_ns"], row["last_frame"], row["acked_ns"] = b["last_ns"], b["last_frame"], b["acked_ns"]
-        row["seq"], row["seq_end"], row["flow"] = start, end, a["flow"]
-        for name in ("packets", "ecn_marked"):
-            row[name] = rows[name][pieces[first : last + 1]].sum()
-        row["retransmitted"] = a["retransmitted"]
-        row["flags"] = np.bitwise_or.reduce(rows["flags"][pieces[first : last + 1]]) | MessageFlag.HIDDEN
-        row["wire"], row["role"] = part.wire, part.role
-        row["op"], row["tag"], row["sub"] = part.slot
-        row["context"] = part.context
-        row["bytes" if part.role == Role.DATA else "announces"] = part.length
-        start = end
-    return made
-
-
 class GlooConnection:
     """Both directions of one Gloo connection: which messages of which slots are not accounted for."""
 
@@ -115,8 +61,9 @@ class GlooConnection:
                 if kind is not None:
                     slot = _slot(rows[i])
                     kind.times[slot].append(int(rows["first_ns"][i]))
-                    length = int(rows["bytes"][i]) if kind is kinds[Wire.GLOO_DATA] else int(rows["announces"][i])
-                    if length or kind is kinds[Wire.GLOO_DATA]:
+                    of_data = kind is kinds[Wire.GLOO_DATA]
+                    length = int(rows["bytes" if of_data else "announces"][i])
+                    if length or of_data:
                         kind.length[slot] = length
             self.kinds.append(kinds)
         self.usual: list[dict[tuple[int, int | None], int]] = [{}, {}]
@@ -289,7 +236,8 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
         rest: list[tuple[int, np.ndarray]] = []
         for way in (0, 1):
             runs = {int(run[0]): run for run in stretches(links, sides[way])}
-            rest += [(way, runs.get(int(i), i[None])) for i in todo[way] if not links["piece"][i] or int(i) in runs]
+            starts = [i for i in todo[way] if not links["piece"][i] or int(i) in runs]
+            rest += [(way, runs.get(int(i), i[None])) for i in starts]
         for learnt in (False, True):
             if learnt and rest:
                 connection.learn()
@@ -317,8 +265,6 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
 
 def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:
     """All of it: the rows with what could be inferred (``rows`` is changed), and the counts."""
-    from dpuflow import ob1
-
     counts = HiddenCounts()
     framed = np.isin(flows["framing"][rows["flow"]], (Framing.GLOO, Framing.OB1))
     index = np.flatnonzero(framed)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.framing import BTL_HEADER, OB1_BYTES, OB1_FIN, OB1_MATCH, OB1_PUT, OB1_RNDV
-from dpuflow.hidden import Part, split, stretches
 from dpuflow.schema import NONE32, Framing, Op, Role, Wire
+from dpuflow.stretches import Part, split, stretches
 
 if TYPE_CHECKING:
-    from dpuflow.hidden import HiddenCounts
+    from dpuflow.stretches import HiddenCounts
     from dpuflow.tables import Rows
 
 _FIN = BTL_HEADER + OB1_BYTES[OB1_FIN]
@@ -45,7 +45,8 @@ def latest_before(
     return answer
 
 
-def _link(rows: Rows, keys: np.ndarray, way: np.ndarray, sources: np.ndarray, users: np.ndarray) -> np.ndarray:
+def _link(rows: Rows, keys: np.ndarray, way: np.ndarray, sources: np.ndarray,
+          users: np.ndarray) -> np.ndarray:  # fmt: skip
     """For each of ``users`` the row of ``sources`` whose key it names, -1 where none does."""
     users = users[keys[users] != 0]
     both = np.concatenate([sources, users])
@@ -98,7 +99,8 @@ def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
     own = rows["flow"].astype(np.int64)
     wire, role = rows["wire"], rows["role"]
     rndv = np.flatnonzero((wire == Wire.OB1_RNDV) | ((wire == Wire.OB1_OTHER) & (role == Role.OFFER)))
-    grants = np.flatnonzero((wire == Wire.OB1_PUT_REQUEST) | ((wire == Wire.OB1_OTHER) & (role == Role.GRANT)))
+    other = wire == Wire.OB1_OTHER
+    grants = np.flatnonzero((wire == Wire.OB1_PUT_REQUEST) | (other & (role == Role.GRANT)))
     frags = np.flatnonzero((wire == Wire.OB1_OTHER) & (role == Role.DATA))
     requests = np.flatnonzero(wire == Wire.OB1_PUT_REQUEST)
     puts, fins = np.flatnonzero(wire == Wire.OB1_PUT), np.flatnonzero(wire == Wire.OB1_FIN)

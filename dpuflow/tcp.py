@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.framing import HEADER_BYTES
-from dpuflow.hidden import HiddenCounts, resolve
+from dpuflow.hidden import resolve
 from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport
+from dpuflow.stretches import HiddenCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,21 +36,21 @@ class TcpMessages:
     """
 
     def __init__(self) -> None:
-        from dpuflow.kernels import tcp as kernels
+        from dpuflow.kernels import tcp, tcp_state
 
         self.hidden = HiddenCounts()
-        self._kernels = kernels
+        self._kernels, self._state = tcp, tcp_state
         self._flows = 0
         self._ends: dict[tuple[int, int, int, int], int] = {}
-        self._streams = np.zeros(0, kernels.STREAM)
+        self._streams = np.zeros(0, tcp_state.STREAM)
         self._header = np.zeros(0, np.uint8)
         self._rows = MESSAGE.zeros(1024)
-        self._links = np.zeros(1024, kernels.LINK)
+        self._links = np.zeros(1024, tcp_state.LINK)
         self._counts = np.zeros(3, np.int64)
         self._width = 64
-        self._held = np.zeros(0, kernels.HELD)
+        self._held = np.zeros(0, tcp_state.HELD)
         self._held_data = np.zeros(0, np.uint8)
-        self._counts[kernels.FREE_SLOT] = -1
+        self._counts[tcp_state.FREE_SLOT] = -1
         self._more_slots(64)
 
     def feed(self, block: Block, flows: Rows) -> None:
@@ -61,33 +62,33 @@ class TcpMessages:
                    ("time_ns", "frame", "flow", "payload", "data_at", "data_len", "tos")]  # fmt: skip
         data = block.data if block.data.flags.writeable else block.data.copy()
         packets = (*columns, data)
-        kernels, at = self._kernels, 0
+        kernels, state, at = self._kernels, self._state, 0
         while True:
             at, want = kernels.follow(
                 at, packets, block.tcp, self._streams, self._header, self._rows,
                 self._links, self._held, self._held_data, self._width, self._counts,
             )  # fmt: skip
-            if want == kernels.DONE:
+            if want == state.DONE:
                 return
-            if want == kernels.MORE_ROWS:
+            if want == state.MORE_ROWS:
                 self._more_rows(0)
-            elif want == kernels.MORE_SLOTS:
+            elif want == state.MORE_SLOTS:
                 self._more_slots(2 * len(self._held))
             else:
                 self._widen()
 
     def finish(self, flows: Rows) -> Rows:
         """End the capture: MESSAGE rows in order of completion; ``flows`` gets its counters."""
-        kernels = self._kernels
+        kernels, state = self._kernels, self._state
         self._new_flows(flows)
-        room = int(self._streams["held_bytes"].sum()) // kernels.MIN_MESSAGE
+        room = int(self._streams["held_bytes"].sum()) // state.MIN_MESSAGE
         self._more_rows(room + 2 * len(self._held) + 2 * len(self._streams))
         kernels.end_all(
             self._streams, self._header, self._rows, self._links, self._held, self._held_data,
             self._width, self._counts,
         )  # fmt: skip
         kernels.settle(self._streams, self._rows, self._links)
-        count = int(self._counts[kernels.ROWS])
+        count = int(self._counts[state.ROWS])
         self._report(flows, self._rows[:count])
         self._mark_heads(flows, self._rows[:count])
         rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
@@ -127,11 +128,11 @@ class TcpMessages:
         self._held = _grown(self._held, slots)
         self._held_data = _grown(self._held_data, slots * self._width)
         self._held["next"][first:] = np.arange(first + 1, slots + 1)
-        self._held["next"][-1] = self._counts[self._kernels.FREE_SLOT]
-        self._counts[self._kernels.FREE_SLOT] = first
+        self._held["next"][-1] = self._counts[self._state.FREE_SLOT]
+        self._counts[self._state.FREE_SLOT] = first
 
     def _widen(self) -> None:
-        wide = min(2 * self._width, self._kernels.MAX_WIDTH)
+        wide = min(2 * self._width, self._state.MAX_WIDTH)
         data = np.zeros((len(self._held), wide), np.uint8)
         data[:, : self._width] = self._held_data.reshape(-1, self._width)
         self._held_data, self._width = data.reshape(-1), wide

@@ -46,7 +46,9 @@ def handshake() -> list[Segment]:
     ]
 
 
-def cut(way: int, stream: bytes, sizes: list[int], time_ns: int, step_ns: int = 100, at: int = 0) -> list[Segment]:
+def cut(
+    way: int, stream: bytes, sizes: list[int], time_ns: int, step_ns: int = 100, at: int = 0
+) -> list[Segment]:
     """``stream`` in segments of ``sizes`` (the last repeated), one each ``step_ns``."""
     made = []
     for k in range(len(stream)):
@@ -58,7 +60,9 @@ def cut(way: int, stream: bytes, sizes: list[int], time_ns: int, step_ns: int = 
     return made
 
 
-def block(segments: list[Segment], first_frame: int = 0, snap: int = 1 << 16, isn: tuple[int, int] = ISN) -> Block:
+def block(
+    segments: list[Segment], first_frame: int = 0, snap: int = 1 << 16, isn: tuple[int, int] = ISN
+) -> Block:
     """The segments as the parser would hand them over, payload cut to ``snap`` bytes."""
     columns = schema.PACKET.columns(len(segments))
     tcp = schema.TCP.zeros(len(segments))

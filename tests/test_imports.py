@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 ORDER = [
     *("errors", "wire", "schema", "framing", "tables", "rankmap", "results"),
     *("kernels", "capture", "blocks", "records"),
-    *("pairing", "roles", "ob1", "hidden", "tcp", "roce", "ingest"),
+    *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "roce", "ingest"),
     *("vantage", "sightings", "clocks", "join"),
     *("exchanges", "identity", "collectives", "lateness", "judgement", "causes", "findings"),
     *("assemble", "analysis"),

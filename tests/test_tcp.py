@@ -16,7 +16,9 @@ def shape(rows: np.ndarray, way: int) -> list[tuple]:
     """Offset, end, wire and tag of a flow's messages in stream order."""
     own = np.sort(rows[rows["flow"] == way], order="seq")
     start = (1 << 32) + ISN[way] + 1
-    return [(int(r["seq"]) - start, int(r["seq_end"]) - start, Wire(int(r["wire"])), int(r["tag"])) for r in own]
+    return [
+        (int(r["seq"]) - start, int(r["seq_end"]) - start, Wire(int(r["wire"])), int(r["tag"])) for r in own
+    ]
 
 
 def expected(messages: list[Message]) -> list[tuple]:
@@ -38,7 +40,12 @@ def test_messages_times_and_acks() -> None:
     assert list(flows["peer"]) == [1, 0]
     assert set(flows["pairing"]) == {Pairing.PORTS}
     ready, data = rows[1], rows[2]
-    assert (ready["op"], ready["role"], ready["announces"], ready["bytes"]) == (Op.ALL_REDUCE, Role.OFFER, 3000, 0)
+    assert (ready["op"], ready["role"], ready["announces"], ready["bytes"]) == (
+        Op.ALL_REDUCE,
+        Role.OFFER,
+        3000,
+        0,
+    )
     assert (data["role"], data["bytes"], data["packets"]) == (Role.DATA, 3000, 3)
     assert (data["first_ns"], data["last_ns"], data["acked_ns"]) == (300, 500, 20_000)
     assert (ready["acked_ns"], rows[0]["acked_ns"], rows[0]["sub"]) == (10_000, 10_000, 1)
@@ -140,7 +147,9 @@ def test_ends_in_the_middle_of_a_message() -> None:
 def test_header_across_two_segments() -> None:
     sent = stream(1, 2, 3)
     for first in (3, 8, 9, 20, 47):
-        rows, _, _ = run(handshake() + cut(1, sent, [48, 3048, first, 60, 3096 - first - 60, 3096], 100), snap=62)
+        rows, _, _ = run(
+            handshake() + cut(1, sent, [48, 3048, first, 60, 3096 - first - 60, 3096], 100), snap=62
+        )
         assert shape(rows, 1)[:4] == expected(frame_gloo(1, sent))[:4], first
         assert not rows["flags"][rows["tag"] == 1].any()
         assert not rows["flags"][(rows["tag"] == 2) & (rows["role"] == Role.OFFER)].any()

@@ -74,7 +74,9 @@ def test_gloo_ring_all_reduce(shared: Path, name: str) -> None:
             assert {length for _, _, length in edge} == {size // segments}
 
 
-@pytest.mark.parametrize("name", [*RING, "gloo_alltoall_256k_n4_late1", "gloo_ddp_n4_rotating", "gloo_mixed_n4_random"])
+@pytest.mark.parametrize(
+    "name", [*RING, "gloo_alltoall_256k_n4_late1", "gloo_ddp_n4_rotating", "gloo_mixed_n4_random"]
+)
 def test_both_ends_saw_the_same_gloo_messages(shared: Path, name: str) -> None:
     case = shared / "captures/tcp" / name
     roles = (Role.DATA, Role.OFFER, Role.GRANT)
@@ -115,9 +117,13 @@ def test_open_mpi_rendezvous_are_whole(shared: Path, name: str) -> None:
         way = np.where(m["role"] == Role.GRANT, capture.flows["peer"][m["flow"]], m["flow"])
         transfers: dict[tuple, Counter] = {}
         for row, flow in zip(m, way, strict=True):
-            transfers.setdefault((int(flow), int(row["context"]), int(row["sub"])), Counter())[int(row["wire"])] += 1
+            transfers.setdefault((int(flow), int(row["context"]), int(row["sub"])), Counter())[
+                int(row["wire"])
+            ] += 1
         # The capture ends while the last few are under way.
-        whole = Counter({int(w): 1 for w in (Wire.OB1_RNDV, Wire.OB1_PUT_REQUEST, Wire.OB1_PUT, Wire.OB1_FIN)})
+        whole = Counter(
+            {int(w): 1 for w in (Wire.OB1_RNDV, Wire.OB1_PUT_REQUEST, Wire.OB1_PUT, Wire.OB1_FIN)}
+        )
         last = {flow: max(sub for f, _, sub in transfers if f == flow) for flow in set(way.tolist())}
         for (flow, _, sub), wires in transfers.items():
             assert wires == whole or (sub == last[flow] and wires <= whole), (node, flow, sub)

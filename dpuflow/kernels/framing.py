@@ -77,10 +77,10 @@ def ob1_is_hello(b, at, n):
     """True if the n bytes at b[at:] show the text of a BTL hello."""
     if n < fm.OB1_MAGIC_AT + len(_MAGIC):
         return False
+    same = 0
     for i in range(len(_MAGIC)):
-        if b[at + fm.OB1_MAGIC_AT + i] != _MAGIC[i]:
-            return False
-    return True
+        same += b[at + fm.OB1_MAGIC_AT + i] == _MAGIC[i]
+    return same == len(_MAGIC)
 
 
 @inner
@@ -128,9 +128,9 @@ def recognise(b, at, n):
             return _GLOO
         if opcode == fm.GLOO_SEND_UNBOUND and le64(b, at) >> 32 == 0 and (n < 24 or b[at + 23] <= 8):
             return _GLOO
-    if n >= fm.BTL_HEADER + 2 and ob1_length(b, at, n) > 0:
-        if np.int64(b[at]) != fm.BTL_TAG_PUT or n >= 24:
-            return _OB1
+    enough = fm.BTL_HEADER + (2 if n == 0 or np.int64(b[at]) != fm.BTL_TAG_PUT else fm.BTL_DESCRIPTOR)
+    if n >= enough and ob1_length(b, at, n) > 0:
+        return _OB1
     return 0
 
 

@@ -1,0 +1,102 @@
+"""What the TCP kernels keep: one STREAM row a flow, HELD slots, LINK rows beside the messages; limits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+STREAM = np.dtype(
+    [
+        ("next", "i8"),  # extended sequence number expected next
+        ("first", "i8"),  # of the first byte of the stream, or of what was seen of it
+        ("start", "i8"),  # message in progress: first byte, end (-1: not known), then its facts
+        ("end", "i8"),
+        ("first_ns", "i8"),
+        ("last_ns", "i8"),
+        ("delivered_ns", "i8"),  # when the bytes up to ``next`` had all come
+        ("mask", "i8"),  # header bytes seen, one bit each
+        ("max_ack", "i8"),  # of this stream's bytes, by the opposite flow
+        ("max_ack_ns", "i8"),
+        ("beyond", "i8"),  # first ACK beyond ``next`` since ``next`` was last reached, 0: none
+        ("beyond_ns", "i8"),
+        ("rtt_min", "i8"),
+        ("timed", "i8"),  # RFC 6298: sequence being timed, 0: none; since; smoothed, variation
+        ("timed_ns", "i8"),
+        ("srtt", "i8"),
+        ("rttvar", "i8"),
+        ("held_bytes", "i8"),
+        ("fin", "i8"),  # sequence number of the FIN, 0: none yet
+        ("window", "i4"),  # last announced by this flow, -1: none yet
+        ("peer", "i4"),
+        ("held", "i4"),  # first slot, -1: none
+        ("held_tail", "i4"),
+        ("held_count", "i4"),
+        ("first_frame", "i4"),
+        ("last_frame", "i4"),
+        ("delivered_frame", "i4"),
+        ("packets", "i4"),
+        ("retransmitted", "i4"),  # of the message in progress
+        ("ecn", "i4"),
+        ("flags", "i4"),
+        ("last_row", "i4"),  # newest message of the flow, -1: none
+        ("unacked", "i4"),  # oldest message not yet acknowledged, -1: none
+        ("trial", "i4"),  # last_row when a framing was put on trial
+        ("chain", "i4"),  # plausible headers in a row since
+        ("pieces", "i4"),  # segments in a row whose framing was lost
+        ("total_retransmitted", "i4"),
+        ("total_out_of_order", "i4"),
+        ("total_missing", "i4"),
+        ("total_zero_window", "i4"),
+        ("state", "u1"),
+        ("framing", "u1"),
+        ("mode", "u1"),
+        ("whole", "u1"),  # 1: its SYN was seen
+    ],
+    align=True,
+)
+
+LINK = np.dtype(
+    [
+        ("request", "i8"),  # ob1: the sender's request, 0: not seen
+        ("fragment", "i8"),  # ob1: the receiver's fragment
+        ("address", "i8"),  # ob1: where the put writes
+        ("prev", "i4"),  # message before and after it on its flow, -1: none
+        ("next", "i4"),
+        ("known", "u1"),
+        ("piece", "u1"),  # 1: not a message but bytes between two known headers
+    ],
+    align=True,
+)
+
+HELD = np.dtype(
+    [
+        ("seq", "i8"),
+        ("end", "i8"),
+        ("time_ns", "i8"),
+        ("frame", "i4"),
+        ("next", "i4"),
+        ("seen", "i4"),
+        ("ecn", "u1"),
+        ("probe", "u1"),
+    ],
+    align=True,
+)
+
+# STREAM.state
+NEW, MIDDLE, FROM_SYN, CLOSED = 0, 1, 2, 3
+# STREAM.mode: what the bytes at ``next`` are taken for
+BURST, FRAMED, LOST = 0, 1, 2
+
+# What the kernel returns beside the next TCP row: all done, or what to enlarge.
+DONE, MORE_ROWS, MORE_SLOTS, WIDER_SLOTS = 0, 1, 2, 3
+
+# Indices of ``counts``.
+ROWS, FREE_SLOT, SLOTS_USED = 0, 1, 2
+
+REORDER = 3  # segments beyond a hole before it counts (RFC 5681's three duplicate ACKs)
+MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up
+MAX_HELD_ALONE = 64  # the same where the opposite direction was never seen
+MAX_WIDTH = 9216  # captured bytes of a held segment that are kept: a jumbo frame's
+MAX_PIECES = 1024  # rows kept of a stretch whose framing is lost
+MIN_MESSAGE = 16  # bytes of the shortest message: what a segment can complete is bounded by it
+CHAIN = 3  # plausible headers, one at the end of the other, that settle a framing
+FIRST_RTO_NS = 1_000_000_000  # RFC 6298 section 2.1
