@@ -17,13 +17,12 @@ ORDER = [
     *("errors", "wire", "schema", "framing", "tables", "rankmap", "results"),
     *("kernels", "capture", "blocks", "records"),
     *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "roce", "ingest"),
-    *("vantage", "sightings", "clocks", "join"),
-    *("exchanges", "identity", "collectives", "lateness", "judgement", "causes", "findings"),
+    *("vantage", "sightings", "envelope", "clocks", "join"),
+    *("exchanges", "identity", "collectives", "lateness", "links", "causes", "judgement", "findings"),
     *("assemble", "analysis"),
     *("truth", "expected", "score"),
     *("reports", "cli"),
 ]
-
 
 HEAVY = ("numba", "llvmlite", "numpy", "click", "yaml", "scapy", "dpkt")
 
