@@ -36,10 +36,10 @@ _PLACE_SHIFT, _HAS_IMM, _DATAGRAM = 4, 1 << 8, 1 << 9
 
 
 def opcode_table() -> NDArray[np.int64]:
-    """256 entries: operation, place and headers of each opcode, as ``kernels.roce`` reads them; 0 unknown."""
+    """256 entries: operation, place (0 for MIDDLE) and headers of each opcode, for ``kernels.roce``; 0 unknown."""
     table = np.zeros(256, np.int64)
     for code, opcode in wire.OPCODES.items():
-        table[code] = opcode.operation | opcode.place << _PLACE_SHIFT
+        table[code] = opcode.operation | (opcode.place & wire.ONLY) << _PLACE_SHIFT
         if opcode.headers & wire.IMM:
             table[code] |= _HAS_IMM
         if opcode.transport == "UD":
@@ -48,12 +48,24 @@ def opcode_table() -> NDArray[np.int64]:
 
 
 def _grown(array: NDArray[Any], used: int, room: int) -> NDArray[Any]:
-    """``array`` with at least ``used + room`` rows, the first ``used`` kept."""
+    """``array`` with room for ``room`` rows more than the ``used`` ones, which are kept.
+
+    It at least doubles, so that growing costs little in all; memory that is never used is never touched.
+    """
     if len(array) >= used + room:
         return array
-    larger = np.empty((max(used + room, used + used // 2), *array.shape[1:]), array.dtype)
+    larger = np.empty((2 * used + 4 * room, *array.shape[1:]), array.dtype)
     larger[:used] = array[:used]
     return larger
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy that starts at a cache line."""
+    raw = np.empty(array.nbytes + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    copy = raw[skip : skip + array.nbytes].view(array.dtype)
+    copy[:] = array
+    return copy
 
 
 class RoceMessages:
@@ -66,7 +78,7 @@ class RoceMessages:
         self._replay = acks.replay
         self._table = opcode_table()
         self._lanes = np.zeros(0, lanes.LANE)
-        self._holes = np.zeros((0, lanes.HOLES, 2), np.int64)
+        self._holes = np.zeros((0, lanes.HOLES + 1, 2), np.int64)
         self._peers = np.zeros(0, acks.PEER)
         self._log = np.zeros(0, acks.LOG)
         self._rows = np.zeros(0, MESSAGE.dtype)
@@ -168,7 +180,7 @@ class RoceMessages:
         peers = np.zeros(more, self._peers.dtype)
         for name in ("peer", "log_head", "log_tail"):
             peers[name] = -1
-        self._lanes = np.concatenate([self._lanes, lanes])
+        self._lanes = _aligned(np.concatenate([self._lanes, lanes]))
         self._holes = np.concatenate([self._holes, np.zeros((2 * more, *self._holes.shape[1:]), np.int64)])
         self._peers = np.concatenate([self._peers, peers])
         self._pairs.add_flows(flows, self._peers, known)

@@ -56,7 +56,7 @@ def score(lanes, rows, links, peers, members, conflicts, echoes, flow, psn):  # 
         hit = back == 0
         row = np.int64(lanes[lane].tail)
         for _ in range(LOOK_BACK):
-            if hit or row < 0:
+            if hit or row < 0 or np.int64(rows[row].seq_end) < end:
                 break
             hit = np.int64(rows[row].seq_end) == end
             row = np.int64(links[row].prev)

@@ -13,7 +13,8 @@ from dpuflow.kernels._jit import inner
 from dpuflow.wire import FIRST, LAST
 
 NEVER = np.int64(-(1 << 63))
-HOLES = 8  # open holes remembered per lane; an older one can no longer be filled, only acknowledged
+HOLES = 7  # open holes remembered per lane; an older one can no longer be filled, only acknowledged
+OLDER = HOLES  # place of the older ones among the holes: PSNs, and where the last ends
 PSNS = np.int64(1 << 24)
 HALF = np.int64(1 << 23)
 
@@ -22,6 +23,7 @@ STARTS_BEFORE, ENDS_AFTER, GAP, HIDDEN, REORDERED = 1, 2, 4, 8, 16  # MessageFla
 WIRE_SEND, WIRE_WRITE, WIRE_WRITE_IMM, WIRE_READ, WIRE_SEND_IMM = 1, 2, 3, 4, 6  # Wire
 GRANT = 2  # Role
 
+# 128 bytes: the first line is all that a packet in the middle of a message needs.
 LANE = np.dtype(
     [
         ("top", "i8"),  # next PSN expected, extended; -1 before the first packet
@@ -45,8 +47,6 @@ LANE = np.dtype(
         ("start", "i8"),  # first PSN seen
         ("acked", "i8"),  # PSNs before this one are acknowledged; -1 none seen
         ("acked_ns", "i8"),  # since then
-        ("lost", "i8"),  # PSNs of holes no longer remembered,
-        ("lost_end", "i8"),  # and where they end
         ("head", "i4"),  # oldest message not acknowledged, -1 none
         ("tail", "i4"),  # last message in PSN order, -1 none
         ("cursor", "i4"),  # message that the last repeated packet belonged to
@@ -199,8 +199,8 @@ def add_hole(lanes, lane, holes, low, high, flows, flow):  # type: ignore[no-unt
         return
     n = np.int64(lanes[lane].holes)
     if n == HOLES:
-        lanes[lane].lost += holes[lane, 0, 1] - holes[lane, 0, 0]
-        lanes[lane].lost_end = max(lanes[lane].lost_end, holes[lane, 0, 1])
+        holes[lane, OLDER, 0] += holes[lane, 0, 1] - holes[lane, 0, 0]
+        holes[lane, OLDER, 1] = max(holes[lane, OLDER, 1], holes[lane, 0, 1])
         for k in range(HOLES - 1):
             holes[lane, k, 0] = holes[lane, k + 1, 0]
             holes[lane, k, 1] = holes[lane, k + 1, 1]
@@ -259,9 +259,9 @@ def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # 
                     flows[flow].rtt_min_ns = rtt
         row = np.int64(links[row].next)
     lanes[lane].head = row
-    if lanes[lane].lost > 0 and end >= lanes[lane].lost_end:
-        flows[flow].missing += lanes[lane].lost
-        lanes[lane].lost = 0
+    if holes[lane, OLDER, 0] > 0 and end >= holes[lane, OLDER, 1]:
+        flows[flow].missing += holes[lane, OLDER, 0]
+        holes[lane, OLDER, 0] = 0
     k = np.int64(0)
     while k < lanes[lane].holes:
         low, high = holes[lane, k, 0], holes[lane, k, 1]
@@ -309,79 +309,13 @@ def add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, 
 
 
 @inner
-def mend(lanes, lane, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]  # noqa: E501
-    """Give a packet that fills a hole to the message it belongs to, or to a new one.
-
-    ``length`` is the RETH's, -1 without; ``imm`` -1 without. A FIRST or MIDDLE packet joins the message
-    after it that lacks its beginning, a MIDDLE or LAST one the message before it that lacks its end.
-    """
-    lead = place & LAST == 0  # more packets follow
-    if lanes[lane].open and psn > lanes[lane].seq:
-        lanes[lane].packets += 1
-        lanes[lane].ecn += ce
-        lanes[lane].flags |= REORDERED
-        if lanes[lane].status & SIZED == 0:
-            lanes[lane].bytes += payload
-        return
-    row = find(lanes, lane, rows, links, psn)
-    if row >= 0 and psn < np.int64(rows[row].seq_end):
-        add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
-        return
-    lacks_end = row >= 0 and links[row].status & HAS_LAST == 0 and place & FIRST == 0
-    if lacks_end and (place & LAST or psn == np.int64(rows[row].seq_end)):
-        rows[row].seq_end = psn + 1
-        add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
-        return
-    after = np.int64(links[row].next) if row >= 0 else np.int64(-1)
-    if row < 0:
-        after = np.int64(lanes[lane].tail)
-        while after >= 0 and links[after].prev >= 0:
-            after = np.int64(links[after].prev)
-    if lead and after >= 0:
-        if links[after].status & HAS_FIRST == 0:
-            rows[after].seq = psn
-            if length >= 0:
-                rows[after].bytes = length
-                rows[after].va = va
-                links[after].status |= SIZED
-            add_packet(rows, links, after, place, wire, payload, imm, ce, time_ns, frame, counts)
-            return
-    elif lead and lanes[lane].open and lanes[lane].status & HAS_FIRST == 0:
-        lanes[lane].seq = psn
-        lanes[lane].packets += 1
-        lanes[lane].ecn += ce
-        lanes[lane].flags |= REORDERED
-        if place & FIRST:
-            lanes[lane].status |= HAS_FIRST
-        if length >= 0:
-            lanes[lane].bytes = length
-            lanes[lane].va = va
-            lanes[lane].status |= SIZED
-        elif lanes[lane].status & SIZED == 0:
-            lanes[lane].bytes += payload
-        return
-    new = counts[ROWS]
-    counts[ROWS] = new + 1
-    blank(rows, new, flow, psn, psn + 1, time_ns, frame, wire)
-    rows[new].bytes = length if length >= 0 else payload
-    rows[new].va = va
-    rows[new].tag = max(imm, 0)
-    rows[new].ecn_marked = ce
-    rows[new].flags = REORDERED if place == FIRST | LAST else REORDERED | GAP
-    status = SIZED if length >= 0 else 0
-    status |= HAS_FIRST if place & FIRST else 0
-    status |= HAS_LAST if place & LAST else 0
-    links[new].status = status
-    link(lanes, lane, rows, links, new)
-    flows[flow].messages += 1
-
-
-@inner
 def repeat(lanes, lane, flow, psn, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """Count a packet whose PSN had been sent before."""
     flows[flow].retransmitted += 1
     if lanes[lane].open and psn >= lanes[lane].seq:
         lanes[lane].retransmitted += 1
+        lanes[lane].last_ns = time_ns
+        lanes[lane].last_frame = frame
         return
     row = find(lanes, lane, rows, links, psn)
     if row >= 0 and psn < np.int64(rows[row].seq_end):

@@ -38,11 +38,11 @@ from dpuflow.kernels.lanes import (
     fill_hole,
     give_up,
     link,
-    mend,
     open_message,
     repeat,
     signed24,
 )
+from dpuflow.kernels.mending import mend
 from dpuflow.wire import (
     FIRST,
     LAST,
@@ -262,8 +262,6 @@ def scan(  # type: ignore[no-untyped-def]
     i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
     i_deth, i_atomic = first_of(deth, start), first_of(atomic, start)
     for i in range(start, n):
-        if counts[RIPE] != 0 or counts[MADS] != 0:
-            return i
         flow = np.int64(flow_of[i])
         kind = kinds[i]
         if flow == NONE32 or (kind != ROCE_V2 and kind != ROCE_V1):
@@ -284,6 +282,20 @@ def scan(  # type: ignore[no-untyped-def]
         if ce:
             flows[flow].ecn_marked += 1
 
+        if code == OP_WRITE:  # most packets: a WRITE's MIDDLE that goes on as expected
+            lane = 2 * flow
+            top = lanes[lane].top
+            seq, sized = lanes[lane].seq, lanes[lane].status & SIZED
+            inside = lanes[lane].open and lanes[lane].wire == WIRE_WRITE and top < seq + lanes[lane].expected
+            if inside and sized and wire_psn == top & (PSNS - 1):
+                lanes[lane].top = top + 1
+                lanes[lane].packets += 1
+                lanes[lane].last_ns = time_ns
+                lanes[lane].last_frame = frame
+                if ce:
+                    lanes[lane].ecn += 1
+                continue
+
         if operation == OP_ACK or operation == OP_ATOMIC_ACK:
             while i_aeth < len(aeth) and aeth[i_aeth].packet < i:
                 i_aeth += 1
@@ -303,6 +315,8 @@ def scan(  # type: ignore[no-untyped-def]
                 lanes, holes, rows, links, flows, peers, members, conflicts, echoes, log, counts,
                 flow, covered, time_ns, answer == SYNDROME_ACK,
             )  # fmt: skip
+            if counts[RIPE] != 0:
+                return i + 1
             continue
         if operation == OP_CNP:
             slowed = np.int64(peers[flow].peer)
@@ -329,6 +343,7 @@ def scan(  # type: ignore[no-untyped-def]
                 mads[0] = i
                 mads[1] = row
                 counts[MADS] = 1
+                return i + 1
             continue
         if place == 0 and operation == 0:
             continue
@@ -371,7 +386,7 @@ def scan(  # type: ignore[no-untyped-def]
             if psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow):
                 flows[flow].out_of_order += 1
                 mend(
-                    lanes, lane, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame,
+                    lanes, lane, holes, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame,
                     rows, links, flows, counts,
                 )  # fmt: skip
             else:
@@ -444,4 +459,6 @@ def scan(  # type: ignore[no-untyped-def]
                 if 0 < payload <= CTS_MAX and payload % CTS_UNIT == 0 and data_len[i] >= 12:
                     keep_words(data, np.int64(data_at[i]), np.int64(data_len[i]), words, counts, row)
         lanes[lane].top = top
+        if lane & 1 and counts[RIPE] != 0:
+            return i + 1
     return n

@@ -1,0 +1,116 @@
+"""Random connections through the kernels and through their slow twin."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from dpuflow.schema import NEVER, MessageFlag
+from tests.blocks import Packet, Script
+from tests.naive_roce import messages_of
+from tests.test_roce import QA, QB, A, B, exchange
+
+DATA, ACKS = (A, B, QB), (B, A, QA)
+FIELDS = ("seq", "packets", "bytes", "first_ns", "last_ns", "acked_ns", "retransmitted", "tag", "flags")
+
+
+def sent(rng: random.Random, start: int) -> list[Packet]:
+    """Packets of random messages in order of PSN; times are set later."""
+    script = Script()
+    psn = start
+    for k in range(rng.randint(20, 60)):
+        kind = rng.choice(["RC_WRITE", "RC_SEND"])
+        imm = rng.choice([None, k + 1])
+        psn = script.message(0, A, B, QB, psn, rng.choice([1, 1, 2, 3, 9]), kind=kind, imm=imm, last=rng.randint(1, 9))
+    return script.packets
+
+
+def on_the_wire(rng: random.Random, packets: list[Packet], shuffle: bool) -> list[Packet]:
+    """The same with packets sent again, captured twice and out of order."""
+    out: list[Packet] = []
+    at = 0
+    while at < len(packets):
+        out.append(packets[at])
+        if rng.random() < 0.05:
+            out.append(packets[at])
+        if rng.random() < 0.02:
+            at = max(at - rng.randint(0, 12), 0)  # go back
+        else:
+            at += 1
+    if shuffle:
+        for _ in range(len(out) // 20):
+            i = rng.randrange(len(out) - 4)
+            j = i + rng.randint(1, 3)
+            out[i], out[j] = out[j], out[i]
+    return out
+
+
+def stamped(rng: random.Random, packets: list[Packet], start: int, first_ns: int) -> list[Packet]:
+    """Copies with rising times, and ACKs of what has come without a hole."""
+    out: list[Packet] = []
+    seen: set[int] = set()
+    whole, time_ns = start, first_ns
+    for p in packets:
+        time_ns += rng.randint(1, 1000)
+        out.append(Packet(**{**p.__dict__, "time_ns": time_ns}))
+        seen.add(p.psn)
+        while whole & 0xFFFFFF in seen and whole - start < len({q.psn for q in packets}):
+            whole += 1
+        if whole > start and rng.random() < 0.3:
+            time_ns += rng.randint(1, 1000)
+            back = rng.choice([0, 0, 0, 5]) if whole - 5 > start else 0
+            nak = rng.random() < 0.1
+            psn = whole if nak else whole - 1 - back
+            out.append(Packet(time_ns, B, A, QA, "RC_ACKNOWLEDGE", psn & 0xFFFFFF, syndrome=0x60 if nak else 0x1F))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_connection_equals_its_twin(seed):
+    rng = random.Random(seed)
+    script = Script()
+    start = rng.choice([0, 7, 0xFFFFC0, 0x800000, 0xFFFFFF])
+    psn = exchange(script, 10, start=start) & 0xFFFFFF
+    script.packets += stamped(rng, on_the_wire(rng, sent(rng, psn), shuffle=seed % 2 == 1), psn, 1_000_000)
+    if seed % 3 == 0:
+        script.packets = script.packets[rng.randint(0, 4) : -rng.randint(1, 9)]
+    expected = messages_of(script.packets, DATA, ACKS)
+    messages, flows = script.run(rng.choice([1, 10, 64, 10_000]))
+    messages = messages[flows["dest_qp"][messages["flow"]] == QB]
+    messages = messages[np.argsort(messages["seq"], kind="stable")]
+    assert len(messages) == len(expected)
+    for got, wanted in zip(messages, expected, strict=True):
+        values = {name: int(got[name]) for name in FIELDS}
+        if values["flags"] & MessageFlag.REORDERED:  # split late: when it began was not noted
+            assert wanted["first_ns"] <= values["first_ns"] <= wanted["last_ns"]
+            values["flags"] -= MessageFlag.REORDERED
+            values["first_ns"] = wanted["first_ns"]
+        assert values == wanted
+    assert flows["missing"].sum() == 0
+    # What was sent again, apart from packets from before the capture's first
+    again = sum(int(m["retransmitted"]) for m in messages)
+    assert again <= flows["retransmitted"].sum() <= again + 30
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lost_by_the_capture(seed):
+    """Every message's packets and the missing ones add up to what was sent, whatever is lost."""
+    rng = random.Random(seed)
+    script = Script()
+    total = 3 * 200
+    psn = exchange(script, 200, start=0xFFFF00, packets=3)
+    exchange(script, 1, start=psn, packets=1, first_ns=10_000_000)
+    data = [p for p in script.packets[40:-2] if p.src == A]
+    lost = {id(p) for p in data if rng.random() < 0.1}
+    script.packets = [p for p in script.packets if id(p) not in lost]
+    messages, flows = script.run(rng.choice([5, 100]))
+    messages = messages[flows["dest_qp"][messages["flow"]] == QB]
+    assert int(messages["packets"].sum()) + len(lost) == total + 1
+    assert flows["missing"][0] == len(lost)
+    assert flows["retransmitted"].sum() == flows["out_of_order"].sum() == 0
+    whole = messages[messages["flags"] == 0]
+    hurt = {(p.psn - 0xFFFF00) % 2**24 // 3 for p in data if id(p) in lost}
+    assert len(whole) == 201 - len(hurt)
+    assert (messages["acked_ns"] != NEVER).all()
