@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.causes import CAUSES, causes_of
+from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import charge, judge
@@ -130,12 +130,12 @@ def _collectives(
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    causes: NDArray[np.int64],
+    causes: Causes,
     group_of: NDArray[np.int64],
 ) -> list[Collective]:
     enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
-    error = charges.error_ns.tolist()
+    error, cause = charges.error_ns.tolist(), causes.cause.tolist()
     why = _reasons(captures, joined, entries)
     offsets = entries.offsets.tolist()
     flags, nbytes = exchanges["flags"], exchanges["bytes"]
@@ -152,7 +152,7 @@ def _collectives(
                 lateness_ns=_known(lateness[row]) if complete else None,
                 error_ns=error[row] if bound[row] != 3 and complete else None,
                 bound=cast("Bound", BOUNDS[bound[row]] if complete else "unobservable"),
-                cause=cast("Cause", CAUSES[causes[row]]),
+                cause=cast("Cause", CAUSES[cause[row]]),
                 why=why[row],
             )
             for row, endpoint in zip(rows, instance.order, strict=True)

@@ -3,16 +3,17 @@
 A rank enters a collective after it has left the one before and done its work. Its own time is what
 lies between. A rank whose own time is no longer than its peers' was late because it left late: it
 inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
-messages that took much longer on the wire than its peers', the network made it late.
+it has a link that is slow (``links``), the network made it late.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness import previous_leave, previous_row
+from dpuflow.lateness import against_others, previous_row
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -25,33 +26,33 @@ NONE, COMPUTE, NETWORK = range(3)
 CAUSES = ("none", "compute", "network")
 
 
-def causes_of(
-    entries: Entries, relative: Relative, charges: Charges, slow: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """For each row of Entries an index into CAUSES; ``slow`` marks rows served by a slow link.
+@dataclass
+class Causes:
+    """Per row of Entries: an index into CAUSES, and how much longer than its peers the rank worked.
 
     NONE also stands for lateness that a peer handed on: there is nothing to find at this rank.
+    ``excess_ns`` is NEVER where the rank was in no collective before.
     """
-    causes = np.zeros(len(entries.endpoint), np.int64)
-    rows = np.flatnonzero(charges.late)
-    if not len(rows):
-        return causes
-    before = previous_leave(entries)
-    own = np.where((before != NEVER) & (entries.enter_ns != NEVER), entries.enter_ns - before, NEVER)
-    excess = _excess(own, entries)[rows]
-    lateness, noise = relative.lateness_ns[rows], charges.noise_ns[rows]
-    # Without a collective before, nothing was there to wait for.
-    working = (excess == NEVER) | (2 * excess >= lateness) | (excess > noise)
-    last = previous_row(entries)[rows]
+
+    cause: NDArray[np.int64]
+    excess_ns: NDArray[np.int64]
+
+
+def causes_of(entries: Entries, relative: Relative, charges: Charges, slow: NDArray[np.bool_]) -> Causes:
+    """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link."""
+    last = previous_row(entries)
+    # Whether a call returns before its last data has left the node depends on the library: a rank is
+    # blamed only if it worked longer by either reckoning.
+    excess = np.minimum(_excess(entries, last, entries.leave_ns), _excess(entries, last, entries.idle_ns))
+    first = excess == NEVER  # nothing was there to wait for
+    working = first | (2 * excess >= relative.lateness_ns) | (excess > charges.noise_ns)
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
-    causes[rows] = np.where(working & (excess != NEVER), COMPUTE, np.where(troubled, NETWORK, NONE))
-    causes[rows[excess == NEVER]] = COMPUTE
-    return causes
+    causes = np.where(working, COMPUTE, np.where(troubled, NETWORK, NONE))
+    return Causes(np.where(charges.late, causes, NONE), excess)
 
 
-def _excess(own: NDArray[np.int64], entries: Entries) -> NDArray[np.int64]:
-    """How much longer each rank worked between two collectives than the quickest of its group, ns."""
-    far = np.iinfo(np.int64).max
-    least = np.minimum.reduceat(np.where(own != NEVER, own, far), entries.offsets[:-1])
-    least = np.repeat(least, np.diff(entries.offsets))
-    return np.where((own != NEVER) & (least != far), own - least, NEVER)
+def _excess(entries: Entries, last: NDArray[np.int64], left_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much longer each rank worked between two collectives than the others of its group, ns."""
+    known = (last >= 0) & (entries.enter_ns != NEVER) & (left_ns[last] != NEVER)
+    own = np.where(known, entries.enter_ns - left_ns[last], NEVER)
+    return np.where(known, against_others(entries, own, known), NEVER).astype(np.int64)

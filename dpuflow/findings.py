@@ -221,7 +221,7 @@ def _losses(joined: Joined, result: Analysis) -> Iterator[Finding]:
             confidence=0.9,
             summary=(
                 f"{again} of {packets} packets from {result.endpoints[sender].address} came again"
-                f" ({100 * again / max(packets, 1):.2f} %): they, or their acknowledgments, were lost or late."
+                f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost or late."
             ),
             advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",
             alternatives=[

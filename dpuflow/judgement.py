@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.causes import CAUSES, COMPUTE
-from dpuflow.lateness import AT_LEAST, EXACT
+from dpuflow.causes import CAUSES, COMPUTE, Causes
+from dpuflow.lateness import AT_LEAST, EXACT, against_others
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     total = len(entries.endpoint)
     late, last = np.zeros(total, bool), np.zeros(total, bool)
     wait = np.zeros(total, np.int64)
-    offset = _against_others(entries, relative.lateness_ns != NEVER)
+    offset = against_others(entries, entries.enter_ns, relative.lateness_ns != NEVER)
     noise, error = _noise(entries, relative, offset, group[entries.collective])
     usable = np.isin(relative.bound, (EXACT, AT_LEAST))
     late[usable] = relative.lateness_ns[usable] > noise[usable]
@@ -119,44 +119,18 @@ def _noise(
     return out, error
 
 
-def _against_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Each row's entry less the median of the other ranks' entries in its collective, ns; else 0."""
-    rows = np.flatnonzero(mine)
-    if not len(rows):
-        return np.zeros(len(mine))
-    collective = entries.collective[rows]
-    enter = entries.enter_ns[rows]
-    order = np.lexsort((enter, collective))
-    starts = np.flatnonzero(np.r_[True, collective[order][1:] != collective[order][:-1]])
-    count = np.diff(np.r_[starts, len(order)])
-    rank = np.arange(len(order)) - np.repeat(starts, count)
-    low = np.repeat(starts, count)
-    others = np.repeat(count, count) - 1
-    sorted_enter = enter[order].astype(np.float64)
-
-    def pick(place: NDArray[np.int64]) -> NDArray[np.float64]:
-        # The place-th of the others: one further on where one's own place lies before it.
-        place = np.clip(place, 0, np.maximum(others - 1, 0))
-        return np.asarray(sorted_enter[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)
-
-    median = (pick((others - 1) // 2) + pick(others // 2)) / 2
-    out = np.zeros(len(mine), np.float64)
-    out[rows[order]] = sorted_enter - median
-    return out
-
-
 def judge(
     instances: Sequence[Instance],
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    causes: NDArray[np.int64],
+    causes: Causes,
 ) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective; ``causes`` as of ``causes_of``."""
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    own = usable & charges.late & (causes == COMPUTE)
+    own = usable & charges.late & (causes.cause == COMPUTE)
     blame = np.where(own & charges.last, charges.wait_ns, 0)
     seen = row_tied & (entries.enter_ns != NEVER)
     world = World(
@@ -197,7 +171,7 @@ def _judge_one(
     charges: Charges,
     own: NDArray[np.bool_],
     blame: NDArray[np.int64],
-    causes: NDArray[np.int64],
+    causes: Causes,
     world: World,
 ) -> Judgement:
     count = len(rows)
@@ -206,20 +180,20 @@ def _judge_one(
     lateness = relative.lateness_ns[rows]
     late, mine = charges.late[rows], own[rows]
     onset = onset_of(mine)
-    held_up = int(lateness[mine].sum())
-    material = world.span_ns > 0 and held_up >= MATERIAL_SHARE * world.span_ns
+    usual = _usual_excess(charges, causes, rows)
+    held_up = max(int(lateness[mine].sum()), usual * count)
     verdict, steadiness, since = "on_time", None, None
-    if material:
+    if world.span_ns and held_up >= MATERIAL_SHARE * world.span_ns:
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         blamed = int(blame[rows].sum())
         if (
             float(mine[onset or 0 :].mean()) >= LATE_SHARE
-            or _stands_out(charges, rows)
+            or usual
             or (2 * blamed > world.blame_ns and _regular(mine))
         ):
             verdict, steadiness = "late", "persistent"
             since = int(entries.enter_ns[rows[onset]]) if onset else None
-    told = np.bincount(causes[rows[late]], minlength=len(CAUSES)) if late.any() else None
+    told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES)) if late.any() else None
     return Judgement(
         endpoint,
         count,
@@ -237,16 +211,17 @@ def _judge_one(
     )
 
 
-def _stands_out(charges: Charges, rows: NDArray[np.int64]) -> bool:
-    """Whether a rank enters after the bulk of the others nearly always, by more than noise.
+def _usual_excess(charges: Charges, causes: Causes, rows: NDArray[np.int64]) -> int:
+    """How much longer than its peers a rank works as a rule, ns; 0 where there is no such rule.
 
-    Lateness below the threshold of a single collective is no accident if it comes every time.
+    An excess below the threshold of a single collective is no accident if it comes every time.
     """
-    offset = charges.offset_ns[rows]
-    return bool(
-        np.percentile(offset, 100 * (1 - USUAL_SHARE)) > 0
-        and np.median(offset) > np.median(charges.noise_ns[rows]) / SIGMAS
-    )
+    excess = causes.excess_ns[rows]
+    excess = excess[excess != NEVER]
+    if not len(excess) or np.percentile(excess, 100 * (1 - USUAL_SHARE)) <= 0:
+        return 0
+    usual = float(np.median(excess))
+    return round(usual) if usual > np.median(charges.noise_ns[rows]) / SIGMAS else 0
 
 
 def _regular(mine: NDArray[np.bool_]) -> bool:
@@ -256,7 +231,7 @@ def _regular(mine: NDArray[np.bool_]) -> bool:
     mean; half of that is regular.
     """
     gaps = np.diff(np.flatnonzero(mine))
-    return len(gaps) >= 3 and float(gaps.std()) < 0.5 * float(gaps.mean())
+    return len(gaps) >= 5 and float(gaps.std()) < 0.5 * float(gaps.mean())
 
 
 def onset_of(late: NDArray[np.bool_]) -> int | None:

@@ -63,7 +63,8 @@ class Entries:
     collective: NDArray[np.int64]
     endpoint: NDArray[np.int64]
     enter_ns: NDArray[np.int64]
-    leave_ns: NDArray[np.int64]
+    leave_ns: NDArray[np.int64]  # all it needed was there; for a rank without input: all was sent
+    idle_ns: NDArray[np.int64]  # besides, its last data had left the node
     rule: NDArray[np.int64]
     act: NDArray[np.int64]
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
@@ -119,14 +120,15 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     )
     rule[by_answer] = Rule.ANSWER
     rule[by_ready] = Rule.READY
-    sent = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
-    act[by_send] = sent[send_at[by_send]]
+    first = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
+    act[by_send] = first[send_at[by_send]]
     act[by_answer] = picked["grant"][answer_at[by_answer]]
     act[by_ready] = picked["grant"][ready_at[by_ready]]
 
     leave = np.full(total, NEVER, np.int64)
     np.maximum.at(leave, receiver, picked["arrived_end_ns"])
-    np.maximum.at(leave, sender, picked["data_end_ns"])
+    sent = np.full(total, NEVER, np.int64)
+    np.maximum.at(sent, sender, picked["data_end_ns"])
     again = np.zeros(total, np.int64)
     np.add.at(again, sender, picked["retransmitted"].astype(np.int64))
     np.add.at(again, receiver, picked["retransmitted"].astype(np.int64))
@@ -134,7 +136,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         collective,
         endpoint,
         np.where(seen, enter, NEVER),
-        leave,
+        np.where(leave == NEVER, sent, leave),
+        np.maximum(leave, sent),
         rule,
         act,
         again,
@@ -258,3 +261,31 @@ def previous_leave(entries: Entries) -> NDArray[np.int64]:
     """When each rank left the collective it was in before this one; NEVER for its first."""
     before = previous_row(entries)
     return np.where(before >= 0, entries.leave_ns[before], NEVER)
+
+
+def against_others(
+    entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Each row's value less the median of the other ranks' values in its collective; 0 outside ``mine``."""
+    rows = np.flatnonzero(mine)
+    if not len(rows):
+        return np.zeros(len(mine))
+    collective = entries.collective[rows]
+    own = values[rows] - values[rows].min()  # a double holds no epoch to the nanosecond
+    order = np.lexsort((own, collective))
+    starts = np.flatnonzero(np.r_[True, collective[order][1:] != collective[order][:-1]])
+    count = np.diff(np.r_[starts, len(order)])
+    rank = np.arange(len(order)) - np.repeat(starts, count)
+    low = np.repeat(starts, count)
+    others = np.repeat(count, count) - 1
+    ordered = own[order].astype(np.float64)
+
+    def pick(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        # The place-th of the others: one further on where one's own place lies before it.
+        place = np.clip(place, 0, np.maximum(others - 1, 0))
+        return np.asarray(ordered[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)
+
+    median = (pick((others - 1) // 2) + pick(others // 2)) / 2
+    out = np.zeros(len(mine), np.float64)
+    out[rows[order]] = ordered - median
+    return out

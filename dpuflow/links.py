@@ -1,8 +1,10 @@
 """How fast data really moved between each pair of endpoints, and which links are slow.
 
-A link's pace is the time from the first to the last packet of a data message over its bytes: the
-sender had the data and the credit, so what stretches a message is the path. Measured at both ends,
-the longer of the two counts: a shaper shows before the tap at one end and behind it at the other.
+A message's pace is the time from its first to its last packet over its bytes: the sender had the
+data and the credit, so what stretches a message is the path. Measured at both ends, the longer of
+the two counts: a shaper shows before the tap at one end and behind it at the other. Messages are
+compared with their like only (same operation, same size), for libraries send different kinds of
+messages in different ways.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 SLOW_FACTOR = 3.0
-"""A link at a third of its peers' pace or less is slow."""
+"""A link whose messages usually take this many times as long as their like is slow."""
 FEWEST = 8
 """Messages it takes to speak of a link's pace."""
 
@@ -36,6 +38,8 @@ class Links:
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
     pace_ns: NDArray[np.float64]  # median time per byte
+    stretch: NDArray[np.float64]  # median of the messages' time over that of their like
+    lost_ns: NDArray[np.float64]  # time beyond that of their like, all messages together
     messages: NDArray[np.int64]
     slow: NDArray[np.bool_]
 
@@ -48,20 +52,42 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     picked = picked[several]
     sending = picked["data_end_ns"] - picked["data_ns"]
     receiving = picked["arrived_end_ns"] - picked["arrived_ns"]
-    pace = np.maximum(sending, receiving) / np.maximum(picked["bytes"].astype(np.float64), 1)
+    took = np.maximum(sending, receiving).astype(np.float64)
+    like = _medians(took, picked["op"], picked["bytes"])
+    stretch = took / np.maximum(like, 1.0)
+
     key = (picked["src"].astype(np.int64) << 32) | picked["dst"]
-    order = np.lexsort((pace, key))
-    key, pace = key[order], pace[order]
-    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]]) if len(key) else np.zeros(0, np.int64)
+    order = np.lexsort((stretch, key))
+    starts = np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]]) if len(key) else order
     count = np.diff(np.r_[starts, len(key)])
-    median = pace[starts + (count - 1) // 2]
-    enough = count >= FEWEST
-    slow = np.zeros(len(starts), bool)
-    if enough.sum() >= 3:
-        usual = np.sort(median[enough])[(int(enough.sum()) - 1) // 2]
-        slow = enough & (median >= SLOW_FACTOR * usual)
-    links = key[starts] if len(starts) else starts
-    return Links(links >> 32, links & 0xFFFFFFFF, median, count, slow)
+    middle = order[starts + (count - 1) // 2]
+    links = key[order[starts]]
+    lost = np.add.reduceat((took - like)[order], starts) if len(key) else np.zeros(0)
+    return Links(
+        links >> 32,
+        links & 0xFFFFFFFF,
+        took[middle] / np.maximum(picked["bytes"][middle].astype(np.float64), 1),
+        stretch[middle],
+        lost,
+        count,
+        (count >= FEWEST) & (stretch[middle] >= SLOW_FACTOR),
+    )
+
+
+def _medians(values: NDArray[np.float64], *classes: NDArray[np.generic]) -> NDArray[np.float64]:
+    """For each value the lower median of its class."""
+    if not len(values):
+        return values
+    order = np.lexsort((values, *classes))
+    new = np.zeros(len(order), bool)
+    new[0] = True
+    for column in classes:
+        new[1:] |= column[order][1:] != column[order][:-1]
+    starts = np.flatnonzero(new)
+    count = np.diff(np.r_[starts, len(order)])
+    out = np.empty(len(order))
+    out[order] = np.repeat(values[order][starts + (count - 1) // 2], count)
+    return out
 
 
 def slow_rows(links: Links, entries: Entries) -> NDArray[np.bool_]:
