@@ -136,7 +136,7 @@ def tie_clocks(infos: Sequence[CaptureInfo], samples: Sequence[Samples], mode: s
             )
         found.limits += _failed(infos, samples, checks)
     else:
-        _estimate(infos, [s for s in samples if s.x in home and s.y in home], home, maps, found)
+        _estimate(infos, [s for s in samples if s.x in home and s.y in home], maps, found)
     found.clocks[reference] = Clock(reference, True, "reference", 0, 0, 0, "")
     maps[reference] = ClockMap(origin)
     found.maps = maps
@@ -223,7 +223,6 @@ def _nearest(
 def _estimate(
     infos: Sequence[CaptureInfo],
     samples: Sequence[Samples],
-    home: Sequence[int],
     maps: list[ClockMap | None],
     found: Clocks,
 ) -> None:
@@ -242,14 +241,18 @@ def _estimate(
             assert line is not None
             s = samples[number]
             tied[capture] = _follow(tied[s.x], line) if capture == s.y else _follow_back(tied[s.y], line)
+    samples = [s for s in samples if s.x in tied and s.y in tied]
     for _ in range(2):
         refit = [_residual(s, tied[s.x], tied[s.y], origin) for s in samples]
         closure = _adjust(
             [(s, r) for s, r in zip(samples, refit, strict=True) if r is not None], tied, reference
         )
     error = _nearest(reference, samples, [None if r is None else r.width / 2 for r in refit])[0]
-    for capture in home:
+    for capture in sorted(set(tied) - {reference}):
         place = maps[capture] = tied[capture]
+        near = [r.span for s, r in zip(samples, refit, strict=True) if r and capture in (s.x, s.y)]
+        begin = min((t[0] for t in near), default=0.0) / 1e9
+        end = max((t[1] for t in near), default=0.0) / 1e9
         found.clocks[capture] = Clock(
             capture,
             False,
@@ -257,7 +260,8 @@ def _estimate(
             place.offset_ns,
             round(place.drift * 1e9),
             round(max(error.get(capture, 0.0), closure.get(capture, 0.0))),
-            "from the smallest delays of packets both ways; an asymmetry of the path cannot be seen",
+            f"from the least delays of packets both ways, {begin:.1f} to {end:.1f} s after the first "
+            "packet of the reference; an uneven path cannot be seen",
         )
     for s, r in zip(samples, refit, strict=True):
         if r is not None and r.broken > BROKEN_SHARE:

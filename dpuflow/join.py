@@ -13,7 +13,16 @@ from dpuflow.clocks import ClockMap, Clocks, Samples, tie_clocks
 from dpuflow.schema import NEVER, TRANSFER, MessageFlag
 from dpuflow.sightings import Sightings, Ties, collect, complete_keys, find_ties, runs, superseded_bursts
 from dpuflow.tables import Joined
-from dpuflow.vantage import Common, decide_alone, find_common, join_addresses, number_connections, total_flows
+from dpuflow.vantage import (
+    Common,
+    answer_times,
+    find_common,
+    join_addresses,
+    nearer_end,
+    number_connections,
+    total_flows,
+    widen_local,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +43,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     order = np.argsort(seen.key, kind="stable") if len(captures) > 1 else np.zeros(0, np.int64)
     ties = find_ties(seen, order)
     _decide_local(captures, common, seen, ties)
+    widen_local(captures, common)
     found = tie_clocks([t.info for t in captures], _samples(common, seen, ties), clock)
     _to_reference(seen, found)
     join_addresses(captures, common)
@@ -72,46 +82,74 @@ def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     return float(np.median((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b])))
 
 
-def _ahead(
-    common: Common, seen: Sightings, ties: Ties, pair: int, ends: tuple[list[int], list[int]]
-) -> float:
-    """How much nearer to the first of two ends the first capture of a pair is than the second, ns."""
+def _ahead(common: Common, seen: Sightings, ties: Ties, pair: int, ends: list[list[int]]) -> float:
+    """Time to go from the first capture of a pair to the second and back, ns; negative if the second
+    one is nearer to the first end; 0 if not known."""
     at = np.flatnonzero(ties.pair == pair)
     flow = seen.flow[ties.a[at]]
     from_first, from_second = (np.isin(common.flows["src"], end) for end in ends)
     to_first, to_second = (np.isin(common.flows["dst"], end) for end in ends)
-    there, back = from_first & to_second, from_second & to_first
-    return _nearer(seen, ties, at[there[flow]]) - _nearer(seen, ties, at[back[flow]])
+    there = _nearer(seen, ties, at[(from_first & to_second)[flow]])
+    back = -_nearer(seen, ties, at[(from_second & to_first)[flow]])
+    return (there + back) / 2 if there and back else there + back
 
 
 def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sightings, ties: Ties) -> None:
-    """Settle by packets seen twice what the endpoints of one capture leave open.
-
-    Where two ends are in all packets, a capture sits at the end it is nearer to than the others are.
-    Where two captures claim one end, the farther one sees it through a switch.
-    """
+    """Settle what the endpoints of one capture leave open, by ACK times and by packets seen twice."""
     count = len(captures)
     pairs = [divmod(int(pair), count) for pair in np.unique(ties.pair)]
+    answers = {
+        c: answer_times(captures[c], common.endpoint_rows[c], sets) for c, sets in common.undecided.items()
+    }
     for capture, sets in list(common.undecided.items()):
-        votes = set()
+        if len(sets) != 2:
+            continue
+        way = {}  # other capture -> time there and back, positive if this one is nearer to the first end
         for x, y in pairs:
-            if capture in (x, y) and len(sets) == 2:
-                ahead = _ahead(common, seen, ties, x * count + y, (sets[0], sets[1]))
-                if ahead:
-                    votes.add((ahead > 0) == (capture == x))
-        if votes:
+            if capture in (x, y):
+                ahead = _ahead(common, seen, ties, x * count + y, sets)
+                way[y if capture == x else x] = ahead if capture == x else -ahead
+        sides = {0 if ahead > 0 else 1 for ahead in way.values() if ahead}
+        if len(sides) == 2:  # between others: a switch
             common.undecided.pop(capture)
-        if len(votes) == 1:  # nearest to neither: between others, a switch
-            common.local[capture] = sets[0] if votes.pop() else sets[1]
-    for x, y in pairs:
+            continue
+        side = _side(capture, list(way), sides, answers)
+        if side is not None:
+            common.local[capture] = sets[side]
+            common.undecided.pop(capture)
+    for x, y in pairs:  # two captures at one end: the farther one sees it through a switch
         both = sorted(set(common.local[x]) & set(common.local[y]))
         if both:
             rest = [e for e in range(len(common.endpoints)) if e not in both]
-            ahead = _ahead(common, seen, ties, x * count + y, (both, rest))
+            ahead = _ahead(common, seen, ties, x * count + y, [both, rest])
             farther = y if ahead > 0 else x
             if ahead:
                 common.local[farther] = [e for e in common.local[farther] if e not in both]
-    decide_alone(captures, common)
+
+
+def _side(
+    capture: int, others: list[int], sides: set[int], answers: dict[int, list[int] | None]
+) -> int | None:
+    """At which of two ends a capture sits: 0, 1, or None where it may as well be a switch.
+
+    ``sides`` is the end it is nearer to than other captures. Its own ACK times must not say otherwise, nor
+    that its end is far off: then it answers later than the other end answers the capture there, by more
+    than half the way between the two captures.
+    """
+    times = answers[capture]
+    alone = nearer_end(times)
+    if not sides:
+        return alone
+    (side,) = sides
+    if alone is not None:
+        return side if alone == side else None
+    for other in others:
+        theirs = answers.get(other)
+        if times and theirs and nearer_end(theirs) == 1 - side:
+            between = (theirs[side] - times[side] + times[1 - side] - theirs[1 - side]) / 2
+            if times[side] - theirs[1 - side] > between / 2:
+                return None
+    return side
 
 
 def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:

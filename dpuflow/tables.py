@@ -82,7 +82,7 @@ class Clock:
     method: str  # reference, trusted, estimated, none
     offset_ns: int | None = None  # local minus reference at the reference's first packet
     drift_ppb: int | None = None
-    error_ns: int | None = None
+    error_ns: int | None = None  # while there are packets in common; see ``why``
     why: str = ""
 
 
@@ -93,7 +93,9 @@ class Joined:
     captures: list[CaptureInfo]
     clocks: list[Clock]
     endpoints: Rows  # ENDPOINT
-    addresses: list[list[int]]  # for each endpoint its other ENDPOINT rows (several addresses, one port)
+    # For each endpoint its other ENDPOINT rows (several addresses, one port). Such a row has no list of
+    # its own, and neither flows, transfers nor ``local`` name it.
+    addresses: list[list[int]]
     local: list[list[int]]  # for each capture the endpoints whose own stamps it holds ([] for a switch)
     flows: Rows  # FLOW, src and dst being common endpoints, one row a flow over all captures
     transfers: Rows  # TRANSFER

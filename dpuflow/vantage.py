@@ -72,7 +72,7 @@ def find_common(captures: Sequence[CaptureTables]) -> Common:
     )
     for capture, tables in enumerate(captures):
         candidates = _candidates(tables)
-        rows = [sorted(int(endpoint_rows[capture][r]) for r in c) for c in candidates]
+        rows = sorted(sorted(int(endpoint_rows[capture][r]) for r in c) for c in candidates)
         if len(rows) == 1:
             common.local[capture] = rows[0]
         elif rows:
@@ -204,24 +204,36 @@ def _stars(
     return [[row for middle in middles for row in sets[middle]]] if len(middles) > 1 else []
 
 
-def decide_alone(captures: Sequence[CaptureTables], common: Common) -> None:
-    """Tell where an undecided capture sits from its own ACK times: at the end that answers much sooner.
+def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> list[int] | None:
+    """Least time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
 
-    Data to ACK takes the whole way there and back at the sender, next to nothing at the receiver. Where
-    one end answers in less than half the other's time, the capture is nearer to it than to the middle.
+    ``rows`` are the common rows of its endpoints, ``sets`` those of the ends. At a receiver's own node next
+    to nothing passes until the ACK; at the sender's the whole way there and back.
     """
-    for capture, sets in list(common.undecided.items()):
-        flows, rows = captures[capture].flows, common.endpoint_rows[capture]
-        if len(sets) != 2 or not len(flows):
-            continue
-        waits = []
-        for end in sets:
-            to_end = np.isin(rows[flows["dst"]], end) & (flows["rtt_min_ns"] != NEVER)
-            waits.append(int(flows["rtt_min_ns"][to_end].min(initial=np.iinfo(np.int64).max)))
-        for end, wait, other in zip(sets, waits, waits[::-1], strict=True):
-            if 0 <= 2 * wait < other != np.iinfo(np.int64).max:
-                common.local[capture] = end
-                common.undecided.pop(capture)
+    flows = tables.flows
+    times = []
+    for end in sets:
+        to_end = np.isin(rows[flows["dst"]], end) & (flows["rtt_min_ns"] != NEVER)
+        if not to_end.any():
+            return None
+        times.append(int(flows["rtt_min_ns"][to_end].min()))
+    return times
+
+
+def nearer_end(times: list[int] | None) -> int | None:
+    """Which of two ends answers in less than half the other's time: the capture is nearest to it."""
+    if times is None or len(times) != 2:
+        return None
+    return 0 if 2 * times[0] < times[1] else 1 if 2 * times[1] < times[0] else None
+
+
+def widen_local(captures: Sequence[CaptureTables], common: Common) -> None:
+    """Count as local the other addresses that a capture shows with the source MAC of a local one."""
+    for capture, (tables, rows) in enumerate(zip(captures, common.endpoint_rows, strict=True)):
+        mac = tables.endpoints["mac"]
+        ports = np.unique(mac[np.isin(rows, common.local[capture])])
+        same = rows[np.isin(mac, ports[ports != 0])]
+        common.local[capture] = sorted({*common.local[capture], *same.tolist()})
 
 
 def join_addresses(captures: Sequence[CaptureTables], common: Common) -> None:

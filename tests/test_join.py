@@ -87,6 +87,12 @@ def test_two_ranks_are_told_apart_by_their_waits_for_acks() -> None:
     assert join(ring_captures(2, "node1")).local == [[1]]
 
 
+def test_a_switch_next_to_one_of_two_ranks_is_not_taken_for_the_other() -> None:
+    joined = join(ring_captures(2, "node0", "switch"))
+    assert joined.local == [[0], []]
+    assert "switch may sit at" in joined.limits[0]
+
+
 def test_a_switch_between_two_ranks_is_not_decided() -> None:
     joined = join(ring_captures(2, "switch"))
     assert joined.local == [[]]
@@ -283,6 +289,18 @@ def test_addresses_of_one_port() -> None:
     assert joined.addresses == [[], [], [], [0], [1], [2]]
     assert set(joined.flows["src"].tolist()) == {3, 4, 5}
     assert (joined.transfers["seen"] == BOTH).all()
+
+
+def test_a_rare_second_address_of_a_local_port() -> None:
+    captures = ring_captures(3, "node0", "node1", "node2")
+    ends = captures[0].endpoints
+    (own,) = np.flatnonzero(ends["addr_lo"] == 0xFFFF0A000001)
+    second = ends[own : own + 1].copy()
+    second["addr_lo"], second["packets_out"], second["packets_in"] = 0xFFFF0A000901, 1, 1
+    captures[0].endpoints = np.concatenate([ends, second])
+    joined = join(captures)
+    assert joined.local == [[0], [1], [2]]
+    assert joined.addresses == [[3], [], [], []]
 
 
 def test_hosts_behind_one_router_stay_apart() -> None:
