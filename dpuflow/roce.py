@@ -153,8 +153,7 @@ class RoceMessages:
         rows, links = self._rows[:n], self._links[:n]
         _join_reads(rows, links["lane"] == 1, flows)
         assign_roles(rows, flows, self._words[: self._counts[self._kernels.WORDS]])
-        if (rows["last_ns"][1:] < rows["last_ns"][:-1]).any():
-            rows = rows[np.argsort(rows["last_ns"], kind="stable")]
+        _sort_in_place(rows)
         return rows
 
     def _read_mad(self, block: Block, flows: Rows, packet: int, row: int) -> None:
@@ -238,24 +237,39 @@ class RoceMessages:
         self._counts[self._kernels.ROWS] = n + len(at)
 
 
+def _sort_in_place(rows: Rows) -> None:
+    """Bring rows into order of ``last_ns``. Nearly all are already, so only those that move are copied."""
+    times = rows["last_ns"].copy()
+    if (times[1:] >= times[:-1]).all():
+        return
+    order = np.argsort(times, kind="stable")
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    rows[moved] = rows[order[moved]]
+
+
 def _join_reads(rows: Rows, answers: NDArray[np.bool_], flows: Rows) -> None:
-    """Give each READ's answer the length and address that its request named.
+    """Give each READ's answer the length and address that its request named, and the request its PSNs.
 
     Both have the same PSN (low 24 bits); of several the request last sent before the answer counts.
     """
     reads = rows["wire"] == 4
     if not reads.any():
         return
-    asked: dict[tuple[int, int], list[int]] = {}
-    for row in np.flatnonzero(reads & ~answers):
-        asked.setdefault((int(rows["flow"][row]), int(rows["seq"][row]) & wire.PSN_MASK), []).append(int(row))
-    for row in np.flatnonzero(reads & answers):
-        peer = int(flows["peer"][rows["flow"][row]])
-        found = asked.get((peer, int(rows["seq"][row]) & wire.PSN_MASK), [])
-        before = [r for r in found if rows["first_frame"][r] <= rows["first_frame"][row]]
-        if before:
-            rows["bytes"][row] = rows["announces"][before[-1]]
-            rows["va"][row] = rows["va"][before[-1]]
+    at = np.flatnonzero(reads)
+    answer = answers[at]
+    # The flow of the request: an answer's opposite. Without a peer it matches no request.
+    asker = np.where(answer, flows["peer"][rows["flow"][at]], rows["flow"][at]).astype(np.int64)
+    key = asker << wire.PSN_BITS | (rows["seq"][at].astype(np.int64) & wire.PSN_MASK)
+    order = np.lexsort((answer, rows["first_frame"][at], key))
+    at, answer, key = at[order], answer[order], key[order]
+    latest = np.maximum.accumulate(np.where(answer, -1, np.arange(len(at))))
+    found = answer & (latest >= 0) & (key[latest] == key)
+    ours, theirs = at[found], at[latest[found]]
+    rows["bytes"][ours] = rows["announces"][theirs]
+    rows["va"][ours] = rows["va"][theirs]
+    whole = rows["flags"][ours] & (MessageFlag.GAP | MessageFlag.ENDS_AFTER) == 0
+    spans = rows["seq_end"][ours] - rows["seq"][ours]
+    rows["seq_end"][theirs[whole]] = rows["seq"][theirs[whole]] + spans[whole]
     gaps = reads & answers & ((rows["flags"] & MessageFlag.GAP) != 0)
     lost = (rows["seq_end"] - rows["seq"]).astype(np.int64) - rows["packets"]
     np.add.at(flows["missing"], rows["flow"][gaps], np.maximum(lost[gaps], 0).astype(np.uint32))

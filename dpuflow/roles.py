@@ -41,9 +41,9 @@ def assign_roles(rows: Rows, flows: Rows, words: NDArray[np.uint32]) -> None:
     if not len(words):
         return
     column = {int(place): k for k, place in enumerate(WORD_PLACES)}
-    with_imm = np.zeros(len(flows), bool)
-    with_imm[rows["flow"][rows["wire"] == Wire.ROCE_WRITE_IMM]] = True
-    writes = np.bincount(rows["flow"][rows["wire"] == Wire.ROCE_WRITE], minlength=len(flows))
+    kinds = np.bincount(rows["flow"].astype(np.int64) << 5 | rows["wire"] & 31, minlength=len(flows) << 5)
+    with_imm = kinds[Wire.ROCE_WRITE_IMM :: 32] > 0
+    writes = kinds[Wire.ROCE_WRITE :: 32]
     flow_of = rows["flow"][words[:, WORD_ROW]]
     order = np.lexsort((rows["seq"][words[:, WORD_ROW]], flow_of))
     bounds = np.searchsorted(flow_of[order], np.arange(len(flows) + 1))
