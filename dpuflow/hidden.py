@@ -32,7 +32,6 @@ class _Kind:
     """Instances of one kind of message on one flow, by slot: their times, in stream order."""
 
     times: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
-    length: dict[Slot, int] = field(default_factory=dict)
 
     def before(self, slot: Slot, time_ns: int) -> int:
         """How many of the slot's instances came before ``time_ns``."""
@@ -43,8 +42,8 @@ class _Kind:
         self.times[slot].sort()
 
 
-def _slot(row: np.void) -> Slot:
-    return int(row["op"]), int(row["tag"]), int(row["sub"])
+_NEAR = 64  # slots looked at before and after the time in question: that many run at once at most
+_KINDS = (Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA)
 
 
 class GlooConnection:
@@ -52,59 +51,90 @@ class GlooConnection:
 
     def __init__(self, rows: Rows, links: Rows, orders: tuple[np.ndarray, np.ndarray]) -> None:
         self.rows, self.links, self.orders = rows, links, orders
-        self.kinds: list[dict[Wire, _Kind]] = []
-        for order in orders:
-            whole = order[(links["known"][order] & _MATCH) != 0]
-            kinds = {w: _Kind() for w in (Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA)}
-            for i in whole:
-                kind = kinds.get(Wire(int(rows["wire"][i])))
+        self.kinds = [{wire: _Kind() for wire in _KINDS} for _ in orders]
+        self.usual: list[dict[tuple[int, int], int]] = [{}, {}]
+        # Each flow's rows of known slot, the slot's number, and how many of each kind a slot has.
+        self._known = [o[(links["known"][o] & _MATCH) != 0] for o in orders]
+        whole = np.concatenate(self._known)
+        op, tag, sub = (rows[name][whole].astype(np.int64) for name in ("op", "tag", "sub"))
+        self._keys, number = np.unique(op << 56 | tag << 24 | sub, return_inverse=True)
+        self._number = [number[: len(self._known[0])], number[len(self._known[0]) :]]
+        slots = len(self._keys)
+        seen = np.zeros((2, 3, slots), np.int64)
+        self._length = np.full((2, slots), -1, np.int64)  # by the way of the data
+        self._first = np.full(slots, np.iinfo(np.int64).max)
+        for way, (known, slot) in enumerate(zip(self._known, self._number, strict=True)):
+            np.minimum.at(self._first, slot, rows["first_ns"][known])
+            for k, wire in enumerate(_KINDS):
+                of_kind = rows["wire"][known] == wire
+                data_way = 1 - way if wire == Wire.GLOO_RECV_READY else way
+                seen[data_way, k] += np.bincount(slot[of_kind], minlength=slots)
+                size = rows["bytes" if wire == Wire.GLOO_DATA else "announces"][known[of_kind]]
+                told = (size > 0) | (wire == Wire.GLOO_DATA)
+                np.maximum.at(self._length[data_way], slot[of_kind][told], size[told].astype(np.int64))
+        self._transfers = seen.max(axis=1)
+        self._watched = np.zeros(slots, bool)
+        self._watch((seen != self._transfers[:, None]).any(axis=(0, 1)))
+
+    def _watch(self, which: np.ndarray) -> None:
+        """Keep the single messages of these slots: some of theirs are not accounted for."""
+        which = which & ~self._watched
+        self._watched |= which
+        for way, (known, slot) in enumerate(zip(self._known, self._number, strict=True)):
+            for i, n in zip(known[which[slot]], slot[which[slot]], strict=True):
+                kind = self.kinds[way].get(Wire(int(self.rows["wire"][i])))
                 if kind is not None:
-                    slot = _slot(rows[i])
-                    kind.times[slot].append(int(rows["first_ns"][i]))
-                    of_data = kind is kinds[Wire.GLOO_DATA]
-                    length = int(rows["bytes" if of_data else "announces"][i])
-                    if length or of_data:
-                        kind.length[slot] = length
-            self.kinds.append(kinds)
-        self.usual: list[dict[tuple[int, int | None], int]] = [{}, {}]
+                    kind.times[self._slot(n)].append(int(self.rows["first_ns"][i]))
+        watched = np.flatnonzero(self._watched)
+        watched = watched[np.argsort(self._first[watched], kind="stable")]
+        self._since = self._first[watched]
+        self._slots = [self._slot(n) for n in watched]
+        self._index = dict(zip(self._slots, watched.tolist(), strict=True))
+
+    def _slot(self, number: int) -> Slot:
+        key = int(self._keys[number])
+        return key >> 56, key >> 24 & 0xFFFFFFFF, key & 0xFFFFFF
 
     def _triple(self, way: int) -> tuple[_Kind, _Kind, _Kind]:
         """SEND_READY, RECV_READY and DATA of the transfers that go ``way``."""
         mine, other = self.kinds[way], self.kinds[1 - way]
         return mine[Wire.GLOO_SEND_READY], other[Wire.GLOO_RECV_READY], mine[Wire.GLOO_DATA]
 
-    def wanted(self, way: int) -> dict[Wire, list[Slot]]:
-        """Slots of which flow ``way`` must have sent more messages of a kind than were seen."""
+    def wanted(self, way: int, since_ns: int, until_ns: int) -> dict[Wire, list[Slot]]:
+        """Slots of about that time of which flow ``way`` must have sent more of a kind than were seen."""
+        first = max(0, int(np.searchsorted(self._since, since_ns)) - _NEAR)
+        near = self._slots[first : int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR]
         wanted: dict[Wire, list[Slot]] = {}
-        for wire, transfer_way, place in (
-            (Wire.GLOO_SEND_READY, way, 0),
-            (Wire.GLOO_RECV_READY, 1 - way, 1),
-            (Wire.GLOO_DATA, way, 2),
-        ):
-            triple = self._triple(transfer_way)
-            slots = {slot for kind in triple for slot in kind.times}
-            wanted[wire] = [s for s in slots if len(triple[place].times[s]) < self.transfers(transfer_way, s)]
+        for wire in _KINDS:
+            times, data_way = self.kinds[way][wire].times, 1 - way if wire == Wire.GLOO_RECV_READY else way
+            wanted[wire] = [s for s in near if len(times[s]) < self.transfers(data_way, s)]
         return wanted
 
     def transfers(self, way: int, slot: Slot) -> int:
         """How many transfers of a slot went ``way``, as far as is known."""
-        seen = max(len(kind.times[slot]) for kind in self._triple(way))
-        return max(seen, self.usual[way].get((slot[0], self.length(way, slot)), 0))
+        number = self._index[slot]
+        usual = self.usual[way].get((slot[0], int(self._length[way, number])), 0)
+        return max(int(self._transfers[way, number]), usual)
 
     def learn(self) -> None:
         """Let slots of the same operation and length have the same number of transfers, from now on.
 
         Only for stretches that stay unsolved: there all three messages of a transfer may be hidden.
         """
+        op = self._keys >> 56
         for way in (0, 1):
-            numbers: dict[tuple[int, int | None], list[int]] = defaultdict(list)
-            for slot in {slot for kind in self._triple(way) for slot in kind.times}:
-                numbers[slot[0], self.length(way, slot)].append(self.transfers(way, slot))
-            self.usual[way] = {key: int(np.median(n)) for key, n in numbers.items()}
+            number, length = self._transfers[way], self._length[way]
+            alike, which = np.unique(np.stack([op, length]), axis=1, return_inverse=True)
+            for k in range(alike.shape[1]):
+                same = which.reshape(-1) == k
+                usual = int(np.median(number[same]))
+                self.usual[way][int(alike[0, k]), int(alike[1, k])] = usual
+                self._watch(same & (number < usual))
 
     def length(self, way: int, slot: Slot) -> int | None:
         """Bytes of the slot's transfers that go ``way``."""
-        return next((k.length[slot] for k in self._triple(way) if slot in k.length), None)
+        length = int(self._length[way, self._index[slot]])
+        return None if length < 0 else length
 
     def pick_data(self, way: int, wanted: list[Slot], until_ns: int, length: int | None) -> Slot | None:
         """The wanted slot whose next DATA was announced first, before ``until_ns``."""
@@ -154,7 +184,7 @@ class GlooConnection:
         added: list[tuple[_Kind, Slot, int]] = []
         data: list[Part] = []
         for _ in range(data_count):
-            slot = self.pick_data(way, self.wanted(way)[Wire.GLOO_DATA], until, None)
+            slot = self.pick_data(way, self.wanted(way, since, until)[Wire.GLOO_DATA], until, None)
             length = None if slot is None else self.length(way, slot)
             if slot is None or length is None:
                 break
@@ -164,7 +194,7 @@ class GlooConnection:
         ready: list[Part] = []
         if len(data) == data_count and size >= 0 and size % GLOO_PREAMBLE == 0:
             for _ in range(size // GLOO_PREAMBLE):
-                picked = self.pick_ready(way, self.wanted(way), since)
+                picked = self.pick_ready(way, self.wanted(way, since, until), since)
                 if picked is None:
                     break
                 wire, slot = picked
@@ -191,7 +221,7 @@ class GlooConnection:
         time_ns = int(row["first_ns"])
         wire = Wire(int(row["wire"]))
         if not known & _MATCH:
-            wanted = self.wanted(way)
+            wanted = self.wanted(way, time_ns, time_ns)
             if wire == Wire.GLOO_DATA:
                 slot = self.pick_data(way, wanted[wire], time_ns, int(row["bytes"]))
             else:
@@ -209,8 +239,10 @@ class GlooConnection:
         if wire == Wire.GLOO_DATA:
             return True
         sending = wire == Wire.GLOO_SEND_READY
-        length = self.length(way if sending else 1 - way, _slot(row))
-        if length is None:
+        data_way = way if sending else 1 - way
+        key = int(row["op"]) << 56 | int(row["tag"]) << 24 | int(row["sub"])
+        length = int(self._length[data_way, int(np.searchsorted(self._keys, key))])
+        if length < 0:
             return False
         row["role"], row["announces"] = Role.OFFER if sending else Role.GRANT, length
         return True

@@ -25,6 +25,7 @@ _ENDS_AFTER = int(schema.MessageFlag.ENDS_AFTER)
 _GLOO, _OB1 = int(schema.Framing.GLOO), int(schema.Framing.OB1)
 _BURST_ROLE, _BURST_WIRE = int(schema.Role.BURST), int(schema.Wire.TCP_BURST)
 _NEVER = schema.NEVER
+_ALL_BITS = np.int64(-1)
 
 
 @inner
@@ -185,10 +186,11 @@ def consume(f, st, peer_srtt, peer_rttvar, seq, end, data, at, seen, time_ns, fr
                     n = st.end - pos
                 for i in range(n):
                     header[base + begin + i] = data[at + i]
-                    st.mask |= np.int64(1) << (begin + i)
+                if n > 0:
+                    st.mask |= (_ALL_BITS if n == HEADER_BYTES else (np.int64(1) << n) - 1) << begin
                 if st.end < 0:
-                    prefix = 0
-                    while prefix < HEADER_BYTES and (st.mask >> prefix) & 1:
+                    prefix = n if begin == 0 else 0
+                    while begin > 0 and prefix < HEADER_BYTES and (st.mask >> prefix) & 1:
                         prefix += 1
                     length = fk.header_length(st.framing, header, base, prefix)
                     if length > 0:
