@@ -54,7 +54,7 @@ def assemble(
     relative = relate(entries)
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
-    causes = causes_of(entries, relative, charges, slow_rows(links, entries))
+    causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
     judgements = judge(instances, entries, relative, charges, causes)
     result = Analysis(
         captures=joined.captures,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LATE_SHARE = 2 / 3
 """Late in at least two of three collectives: an endpoint is `late`, less often `intermittent`."""
+FEWEST = 3
+"""Less often than this is an incident, not a habit of the endpoint."""
 USUAL_SHARE = 0.8
 """An endpoint that enters after its peers in this share of collectives does so as a rule."""
 SIGMAS = 3.0
@@ -183,7 +185,8 @@ def _judge_one(
     usual = _usual_excess(charges, causes, rows)
     held_up = max(int(lateness[mine].sum()), usual * count)
     verdict, steadiness, since = "on_time", None, None
-    if world.span_ns and held_up >= MATERIAL_SHARE * world.span_ns:
+    pattern = usual or int(mine.sum()) >= FEWEST
+    if pattern and world.span_ns and held_up >= MATERIAL_SHARE * world.span_ns:
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         blamed = int(blame[rows].sum())
         if (
@@ -228,10 +231,10 @@ def _regular(mine: NDArray[np.bool_]) -> bool:
     """Whether the late collectives come at even distances, as once a step they would.
 
     Independent events lie at geometric distances, whose standard deviation nearly equals their
-    mean; half of that is regular.
+    mean; a quarter of that is regular.
     """
     gaps = np.diff(np.flatnonzero(mine))
-    return len(gaps) >= 5 and float(gaps.std()) < 0.5 * float(gaps.mean())
+    return len(gaps) >= 5 and float(gaps.std()) < 0.25 * float(gaps.mean())
 
 
 def onset_of(late: NDArray[np.bool_]) -> int | None:
