@@ -235,7 +235,7 @@ def superseded_bursts(
 
 
 def complete_keys(common: Common, seen: Sightings, kept: Bools) -> Ints:
-    """Give a message that began before one capture the key of the whole one that ends where it ends."""
+    """Give a message that began before one capture the key of one that ends with it and began earlier."""
     cut = np.flatnonzero(kept & ((seen.flags & np.uint8(MessageFlag.STARTS_BEFORE)) != 0))
     if not len(cut):
         return seen.key
@@ -247,17 +247,18 @@ def complete_keys(common: Common, seen: Sightings, kept: Bools) -> Ints:
 
     touched = np.zeros(len(common.flows), bool)
     touched[seen.flow[cut]] = True
-    whole = np.flatnonzero(kept & touched[seen.flow] & ((seen.flags & np.uint8(CUT)) == 0))
-    whole_end = end(whole)
-    order = np.argsort(whole_end, kind="stable")
-    whole, whole_end = whole[order], whole_end[order]
-    key = seen.key
+    ended = np.flatnonzero(kept & touched[seen.flow] & ((seen.flags & np.uint8(MessageFlag.ENDS_AFTER)) == 0))
+    ends = end(ended)
+    order = np.argsort(ends, kind="stable")
+    ended, ends = ended[order], ends[order]
+    key = seen.key.copy()
     for row, wanted in zip(cut.tolist(), end(cut).tolist(), strict=True):
-        a, b = np.searchsorted(whole_end, [wanted, wanted + 1])
-        others = whole[a:b]
-        others = others[seen.capture[others] != seen.capture[row]]
-        if len(others):
-            if key is seen.key:
-                key = seen.key.copy()
-            key[row] = seen.key[others[np.argmin(np.abs(seen.last_ns[others] - seen.last_ns[row]))]]
+        a, b = np.searchsorted(ends, [wanted, wanted + 1])
+        others = ended[a:b]
+        others = others[(seen.capture[others] != seen.capture[row]) & (seen.span[others] > seen.span[row])]
+        whole = others[(seen.flags[others] & np.uint8(CUT)) == 0]
+        if len(whole):  # of several rounds the nearest in time
+            key[row] = seen.key[whole[np.argmin(np.abs(seen.last_ns[whole] - seen.last_ns[row]))]]
+        elif len(others):
+            key[row] = seen.key[others[np.argmax(seen.span[others])]]
     return key

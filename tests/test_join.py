@@ -244,6 +244,21 @@ def test_a_message_cut_by_the_start_of_one_capture_is_one_transfer() -> None:
     assert np.count_nonzero(joined.transfers["seen"] == BOTH) == 59
 
 
+def test_a_message_cut_by_the_start_of_both_captures_is_one_transfer() -> None:
+    world = World(2).ring(30)
+    world.sent[0].tag = 77
+    captures = world.captures("node0", "node1")
+    for tables, lost in zip(captures, (1, 2), strict=True):
+        message = tables.messages[int(np.flatnonzero(tables.messages["tag"] == 77)[0])]
+        message["flags"] |= MessageFlag.STARTS_BEFORE
+        message["seq"] += lost
+        message["bytes"] -= 1024 * lost
+    joined = join(captures)
+    assert len(joined.transfers) == 60
+    (row,) = joined.transfers[joined.transfers["flags"] != 0]
+    assert (row["flags"], row["bytes"]) == (MessageFlag.STARTS_BEFORE, 3072)
+
+
 def test_counters_are_the_most_that_any_place_saw() -> None:
     captures = ring_captures(2, "node0", "node1", rounds=20)
     captures[0].messages["retransmitted"][3] = 4
