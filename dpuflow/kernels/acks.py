@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inner, kernel
+from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel
 from dpuflow.kernels.lanes import LANE, LINK, LOGGED, RIPE, acknowledge, signed24
 from dpuflow.schema import FLOW, MESSAGE
 
@@ -64,7 +64,7 @@ def score(lanes, rows, links, peers, members, conflicts, echoes, flow, psn):  # 
             echoes[base + k] += 1
 
 
-@inner
+@inlined
 def on_ack(lanes, holes, rows, links, flows, peers, members, conflicts, echoes, log, counts, flow, psn, time_ns, plain):  # type: ignore[no-untyped-def]  # noqa: E501
     """``flow`` carried an acknowledgment up to and including ``psn``; only ``plain`` ones are scored."""
     other = np.int64(peers[flow].peer)

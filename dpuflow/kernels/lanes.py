@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import inner
+from dpuflow.kernels._jit import inlined, inner
 from dpuflow.wire import FIRST, LAST
 
 NEVER = np.int64(-(1 << 63))
@@ -60,13 +60,13 @@ LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("status", "u1"), ("lane", "u1"
 ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS = range(6)  # places in `counts`
 
 
-@inner
+@inlined
 def signed24(difference):  # type: ignore[no-untyped-def]
     """A difference of PSNs as the nearest signed one (IBTA volume 1, 9.7.2)."""
     return ((difference + HALF) & (PSNS - 1)) - HALF
 
 
-@inner
+@inlined
 def link(lanes, lane, rows, links, row):  # type: ignore[no-untyped-def]
     """Put a new row into its lane's list, which is in PSN order."""
     seq = np.int64(rows[row].seq)
@@ -108,7 +108,7 @@ def find(lanes, lane, rows, links, psn):  # type: ignore[no-untyped-def]
     return row
 
 
-@inner
+@inlined
 def blank(rows, row, flow, seq, seq_end, time_ns, frame, wire):  # type: ignore[no-untyped-def]
     """Fill a new row with what every message has."""
     rows[row].first_ns = time_ns
@@ -134,7 +134,7 @@ def blank(rows, row, flow, seq, seq_end, time_ns, frame, wire):  # type: ignore[
     rows[row].flags = 0
 
 
-@inner
+@inlined
 def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type: ignore[no-untyped-def]
     """Begin a message at ``psn``; its length may be set by the caller."""
     lanes[lane].open = 1
@@ -152,7 +152,7 @@ def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type
     lanes[lane].flags = flags
 
 
-@inner
+@inlined
 def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """Write the open message as a row and return the row's number."""
     row = counts[ROWS]
@@ -240,7 +240,7 @@ def fill_hole(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-
     return False
 
 
-@inner
+@inlined
 def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # type: ignore[no-untyped-def]
     """An ACK at ``time_ns`` covers all PSNs of the lane before ``end``."""
     if end <= lanes[lane].acked:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow import schema
-from dpuflow.kernels._jit import from_dtype, i4, i8, inner, kernel, le16, le32, u1, u2, u4
+from dpuflow.kernels._jit import from_dtype, i4, i8, inlined, inner, kernel, le16, le32, u1, u2, u4
 from dpuflow.kernels.acks import LOG, PEER, on_ack
 from dpuflow.kernels.lanes import (
     GAP,
@@ -82,7 +82,7 @@ N_WORDS = 12  # the words at these places, the bytes captured, the row
 WORD_LENGTH, WORD_ROW = 10, 11
 
 
-@inner
+@inlined
 def keep_words(data, at, length, words, counts, row):  # type: ignore[no-untyped-def]
     """Keep the words of a payload that may be a clear-to-send entry, as far as captured."""
     n = counts[WORDS]
@@ -99,7 +99,7 @@ def keep_words(data, at, length, words, counts, row):  # type: ignore[no-untyped
     words[n, WORD_ROW] = row
 
 
-@inner
+@inlined
 def wire_of(operation, imm):  # type: ignore[no-untyped-def]
     """Wire of a SEND or WRITE."""
     if operation == OP_SEND:
@@ -113,7 +113,7 @@ def wire_of(operation, imm):  # type: ignore[no-untyped-def]
     return WIRE_UNKNOWN
 
 
-@inner
+@inlined
 def same_message(open_wire, wire):  # type: ignore[no-untyped-def]
     """Whether a packet of ``wire`` may go on a message of ``open_wire`` (only its end tells of an immediate)."""
     if wire == WIRE_WRITE_IMM:
@@ -123,7 +123,7 @@ def same_message(open_wire, wire):  # type: ignore[no-untyped-def]
     return open_wire == wire
 
 
-@inner
+@inlined
 def read_span(lanes, peers, flow, length):  # type: ignore[no-untyped-def]
     """PSNs that the answer to a READ takes; 0 while the MTU is not known."""
     mtu = np.int64(lanes[2 * flow].mtu)
