@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.clocks import ClockMap, Clocks, Samples, tie_clocks
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag
+from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role
 from dpuflow.sightings import Sightings, Ties, collect, complete_keys, find_ties, runs, superseded_bursts
 from dpuflow.tables import Joined
 from dpuflow.vantage import (
@@ -208,8 +208,10 @@ def _transfers(
         order = order[kept[order]]
         sent, shared = np.zeros(len(order), np.int64), np.zeros(len(order), np.uint8)
         slack = sum(c.error_ns or 0 for c in found.clocks)
+        burst = np.concatenate([t.messages["role"] for t in captures]) == Role.BURST
+        flags = seen.flags | (burst * np.uint8(match.UNFRAMED))
         made = match.group(
-            order, key, seen.capture, seen.first_ns, seen.acked_ns, seen.span, near, seen.flags,
+            order, key, seen.capture, seen.first_ns, seen.acked_ns, seen.span, near, flags,
             slack, owner, gives, sent, shared,
         )  # fmt: skip
     in_time = np.argsort(sent[:made], kind="stable")

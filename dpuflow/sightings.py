@@ -219,6 +219,8 @@ def superseded_bursts(
     Where framing is not known the cuts follow the times at one place, so those of two places need not match.
     """
     burst: Bools = np.concatenate([t.messages["role"] for t in captures]) == Role.BURST
+    framed = np.zeros((len(captures), len(common.flows)), bool)
+    framed[seen.capture[~burst], seen.flow[~burst]] = True
     burst &= kept
     if len(captures) == 1:
         burst[:] = False
@@ -226,7 +228,7 @@ def superseded_bursts(
         return burst
     value = seen.key * _ODD + seen.span  # wraps round: no more than a hash of both
     rank = near.astype(np.int64) * len(captures) - seen.capture  # nearest the sender, then the first named
-    rank += np.where(burst, 0, 4 * len(captures))  # framed messages before any burst
+    rank += np.where(framed[seen.capture, seen.flow], 4 * len(captures), 0)  # who knows the framing first
     best = np.full(len(common.flows), np.iinfo(np.int64).min)
     np.maximum.at(best, seen.flow[kept], rank[kept])
     chosen = kept & (rank == best[seen.flow])
@@ -251,7 +253,7 @@ def complete_keys(common: Common, seen: Sightings, kept: Bools) -> Ints:
     ends = end(ended)
     order = np.argsort(ends, kind="stable")
     ended, ends = ended[order], ends[order]
-    key = seen.key.copy()
+    key: Ints = seen.key.copy()
     for row, wanted in zip(cut.tolist(), end(cut).tolist(), strict=True):
         a, b = np.searchsorted(ends, [wanted, wanted + 1])
         others = ended[a:b]

@@ -283,6 +283,15 @@ def test_bursts_cut_otherwise_at_two_places_count_once() -> None:
     assert joined.transfers["bytes"].sum() in (60 * 4096, 60 * 4096 - 100)
 
 
+def test_bursts_before_the_framing_was_known_stay() -> None:
+    captures = World(2, transport=Transport.TCP).ring(30).captures("node0", "node1")
+    captures[0].messages["role"][captures[0].messages["tag"] < 3] = Role.BURST
+    captures[1].messages["role"] = Role.BURST
+    joined = join(captures)
+    assert len(joined.transfers) == 60
+    assert np.count_nonzero(joined.transfers["role"] == Role.BURST) == 6
+
+
 def test_addresses_of_one_port() -> None:
     """Data over an IPv6 link-local address, bootstrap over IPv4: one endpoint, called by the busier."""
     captures = ring_captures(3, "node0", "node1", "node2")

@@ -43,7 +43,7 @@ def naive_choice(rows: list[dict[str, int]], members: list[int]) -> tuple[int, i
 
     sender = max(members, key=lambda i: rows[i]["near"] - cut(i))
     receiver = min(reversed(members), key=lambda i: rows[i]["near"] + cut(i))
-    clear = [i for i in members if not rows[i]["flags"] & HIDDEN]
+    clear = [i for i in members if not rows[i]["flags"] & (HIDDEN | match.UNFRAMED)]
     header = sender if sender in clear or not clear else clear[-1]
     return sender, receiver, header
 
@@ -79,7 +79,7 @@ def test_group_and_its_twin(seed: int) -> None:
             "acked": int(times[i]) + int(random.integers(0, 300)) if random.random() < 0.6 else NEVER,
             "span": int(random.choice([8, 8, 8, 9])),
             "near": int(random.integers(0, 3)),
-            "flags": int(random.choice([0, 0, 0, 1, 2, 8, 9, 16])),
+            "flags": int(random.choice([0, 0, 0, 1, 2, 8, 9, 16, 128])),
         }
         for i in range(int(random.integers(1, 80)))
     ]

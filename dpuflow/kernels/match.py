@@ -14,6 +14,8 @@ SENDER, RECEIVER, HEADER = 1, 2, 4  # what a sighting gives to its transfer, as 
 NEVER = np.int64(-(1 << 63))
 PARTIAL = 1 | 2  # MessageFlag STARTS_BEFORE, ENDS_AFTER
 HIDDEN = 8  # MessageFlag
+UNFRAMED = 128  # not in MessageFlag: a burst, whose header nobody looked for
+BLIND = HIDDEN | UNFRAMED
 SHARED = PARTIAL | HIDDEN  # flags of a transfer only where all its sightings have them
 
 _I8, _U2, _U1 = i8[::1], u2[::1], u1[::1]
@@ -43,9 +45,9 @@ def _choose(order, start, stop, first, near, flags, transfer, owner, gives, sent
             worst = rank + cut
             receiver = x
     header = sender
-    if (flags[sender] & HIDDEN) != 0:
+    if (flags[sender] & BLIND) != 0:
         for p in range(start, stop):
-            if (flags[order[p]] & HIDDEN) == 0:
+            if (flags[order[p]] & BLIND) == 0:
                 header = order[p]
     gives[sender] |= np.uint8(SENDER)
     gives[receiver] |= np.uint8(RECEIVER)
