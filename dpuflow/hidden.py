@@ -91,7 +91,7 @@ class GlooConnection:
         self._slots = [self._slot(n) for n in watched]
         self._index = dict(zip(self._slots, watched.tolist(), strict=True))
 
-    def _slot(self, number: int) -> Slot:
+    def _slot(self, number: np.integer) -> Slot:
         key = int(self._keys[number])
         return key >> 56, key >> 24 & 0xFFFFFFFF, key & 0xFFFFFF
 

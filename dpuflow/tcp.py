@@ -7,7 +7,7 @@ the end (``hidden``) where the protocol leaves no choice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Block, Rows
 
 
-def _grown(array: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
+def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
     """``array`` with room for ``rows`` elements, the new ones zero."""
     bigger = np.zeros(rows, array.dtype)
     bigger[: len(array)] = array
@@ -42,14 +42,14 @@ class TcpMessages:
         self._kernels, self._state = tcp, tcp_state
         self._flows = 0
         self._ends: dict[tuple[int, int, int, int], int] = {}
-        self._streams = np.zeros(0, tcp_state.STREAM)
-        self._header = np.zeros(0, np.uint8)
+        self._streams: Rows = np.zeros(0, tcp_state.STREAM)
+        self._header: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._rows = MESSAGE.zeros(1024)
         self._links = np.zeros(1024, tcp_state.LINK)
         self._counts = np.zeros(3, np.int64)
         self._width = 64
-        self._held = np.zeros(0, tcp_state.HELD)
-        self._held_data = np.zeros(0, np.uint8)
+        self._held: Rows = np.zeros(0, tcp_state.HELD)
+        self._held_data: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._counts[tcp_state.FREE_SLOT] = -1
         self._more_slots(64)
 
@@ -121,7 +121,9 @@ class TcpMessages:
 
     def _more_rows(self, extra: int) -> None:
         room = max(2 * len(self._rows), len(self._rows) + extra)
-        self._rows, self._links = _grown(self._rows, room), _grown(self._links, room)
+# In place: the pages that are there stay where they are, which a copy would double.
+        self._rows.resize(room, refcheck=False)
+        self._links.resize(room, refcheck=False)
 
     def _more_slots(self, slots: int) -> None:
         first = len(self._held)

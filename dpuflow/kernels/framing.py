@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dpuflow import framing as fm
@@ -42,13 +44,13 @@ _W_OTHER = int(Wire.OB1_OTHER)
 
 
 @inner
-def i32(b, at):
+def i32(b: Any, at: Any) -> Any:
     v = le32(b, at)
     return v - (np.int64(1) << 32) if v >> 31 else v
 
 
 @inner
-def gloo_length(b, at, n):
+def gloo_length(b: Any, at: Any, n: Any) -> Any:
     """Length of the Gloo message whose first n bytes lie at b[at:]; 0 cannot tell, -1 not one."""
     if n < 8:
         return 0
@@ -73,7 +75,7 @@ def gloo_length(b, at, n):
 
 
 @inner
-def ob1_is_hello(b, at, n):
+def ob1_is_hello(b: Any, at: Any, n: Any) -> Any:
     """True if the n bytes at b[at:] show the text of a BTL hello."""
     if n < fm.OB1_MAGIC_AT + len(_MAGIC):
         return False
@@ -84,7 +86,7 @@ def ob1_is_hello(b, at, n):
 
 
 @inner
-def ob1_length(b, at, n):
+def ob1_length(b: Any, at: Any, n: Any) -> Any:
     """Length of the BTL frame whose first n bytes lie at b[at:]; 0 cannot tell, -1 not one."""
     if n < fm.BTL_HEADER:
         return 0
@@ -111,7 +113,7 @@ def ob1_length(b, at, n):
 
 
 @inner
-def header_length(framing, b, at, n):
+def header_length(framing: Any, b: Any, at: Any, n: Any) -> Any:
     """Whole length of the message at b[at:] of which n bytes were seen; 0 cannot tell, -1 not one."""
     if framing == _GLOO:
         return gloo_length(b, at, n)
@@ -119,7 +121,7 @@ def header_length(framing, b, at, n):
 
 
 @inner
-def recognise(b, at, n):
+def recognise(b: Any, at: Any, n: Any) -> Any:
     """Framing whose header the n bytes at b[at:] show beyond doubt enough to try it, else 0."""
     if n >= 16 and gloo_length(b, at, n) > 0:
         # A length of 2**32 and more or an unseen one of DATA is too weak a sign.
@@ -135,13 +137,13 @@ def recognise(b, at, n):
 
 
 @inner
-def _seen(mask, at, count):
+def _seen(mask: Any, at: Any, count: Any) -> Any:
     need = ((np.int64(1) << count) - 1) << at
     return mask & need == need
 
 
 @inner
-def decode_gloo(row, link, b, at, mask):
+def decode_gloo(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     """Fill a MESSAGE row and its link from a preamble of which the bytes in ``mask`` were seen."""
     length = np.int64(row.seq_end) - np.int64(row.seq)
     if length == fm.GLOO_HELLO:
@@ -182,7 +184,7 @@ def decode_gloo(row, link, b, at, mask):
 
 
 @inner
-def decode_ob1(row, link, b, at, mask):
+def decode_ob1(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     """As ``decode_gloo`` for a BTL frame; requests and addresses go to ``link`` for the matching."""
     length = np.int64(row.seq_end) - np.int64(row.seq)
     tag = np.int64(b[at])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dpuflow import schema
@@ -29,7 +31,7 @@ _ALL_BITS = np.int64(-1)
 
 
 @inner
-def open_message(st, seq, time_ns, frame):
+def open_message(st: Any, seq: Any, time_ns: Any, frame: Any) -> Any:
     st.start, st.end, st.mask = seq, -1, 0
     st.first_ns, st.last_ns = time_ns, time_ns
     st.first_frame, st.last_frame = frame, frame
@@ -37,7 +39,7 @@ def open_message(st, seq, time_ns, frame):
 
 
 @inner
-def time_round_trip(st, row):
+def time_round_trip(st: Any, row: Any) -> Any:
     """Let an acknowledged message count towards the smallest round trip (Karn: if sent only once)."""
     rtt = row.acked_ns - row.last_ns
     if row.retransmitted == 0 and rtt >= 0 and (st.rtt_min < 0 or rtt < st.rtt_min):
@@ -45,7 +47,7 @@ def time_round_trip(st, row):
 
 
 @inner
-def close_message(f, st, header, rows, links, counts, piece):
+def close_message(f: Any, st: Any, header: Any, rows: Any, links: Any, counts: Any, piece: Any) -> Any:
     """Append the message in progress, which ends at ``st.end``."""
     k = counts[ROWS]
     counts[ROWS] = k + 1
@@ -79,7 +81,7 @@ def close_message(f, st, header, rows, links, counts, piece):
 
 
 @inner
-def give_up_trial(st, rows, links):
+def give_up_trial(st: Any, rows: Any, links: Any) -> Any:
     """The framing on trial proved wrong: its messages were bytes like any other."""
     k = st.last_row
     while k != st.trial and k >= 0:
@@ -93,14 +95,14 @@ def give_up_trial(st, rows, links):
 
 
 @inner
-def accept_header(st):
+def accept_header(st: Any) -> Any:
     st.chain += 1
     st.pieces = 0
     st.mode = FRAMED
 
 
 @inner
-def lose_framing(st, rows, links, plausible):
+def lose_framing(st: Any, rows: Any, links: Any, plausible: Any) -> Any:
     """The next header cannot be read: the bytes from here on are pieces until one is seen again."""
     if not plausible and st.chain < CHAIN:
         start, first_ns, frame = st.start, st.first_ns, st.first_frame
@@ -114,14 +116,14 @@ def lose_framing(st, rows, links, plausible):
 
 
 @inner
-def idle_limit(st, peer_srtt, peer_rttvar):
+def idle_limit(st: Any, peer_srtt: Any, peer_rttvar: Any) -> Any:
     """Silence after which a burst is over: what RFC 6298 takes for a lost segment, both legs together."""
     limit = st.srtt + 4 * st.rttvar + peer_srtt + 4 * peer_rttvar
     return limit if limit > 0 else FIRST_RTO_NS
 
 
 @inner
-def find_header(st, seq, end, data, at, seen):
+def find_header(st: Any, seq: Any, end: Any, data: Any, at: Any, seen: Any) -> Any:
     """Enter a framing, or the one lost before, where this segment starts with a header of it."""
     framing = fk.recognise(data, at, seen)
     hello = 0
@@ -145,8 +147,10 @@ def find_header(st, seq, end, data, at, seen):
 
 
 @inner
-def consume(f, st, peer_srtt, peer_rttvar, seq, end, data, at, seen, time_ns, frame, ecn, flags,
-            header, rows, links, counts):  # fmt: skip
+def consume(
+    f: Any, st: Any, peer_srtt: Any, peer_rttvar: Any, seq: Any, end: Any, data: Any, at: Any, seen: Any,
+    time_ns: Any, frame: Any, ecn: Any, flags: Any, header: Any, rows: Any, links: Any, counts: Any,
+) -> Any:  # fmt: skip
     """Take the bytes from ``st.next`` to ``end`` of a segment that starts at or before ``st.next``."""
     skip = st.next - seq
     pos = st.next
@@ -230,7 +234,7 @@ def consume(f, st, peer_srtt, peer_rttvar, seq, end, data, at, seen, time_ns, fr
 
 
 @inner
-def cut(f, st, header, rows, links, counts):
+def cut(f: Any, st: Any, header: Any, rows: Any, links: Any, counts: Any) -> Any:
     """The stream ends here: what is in progress stays unfinished."""
     if st.start < 0:
         return

@@ -6,10 +6,12 @@ with their stamps and first bytes. Completed messages are appended to the caller
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dpuflow import schema
-from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, types, u1, u2, u4
+from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, types, u1, u2, u4  # type: ignore[attr-defined]
 from dpuflow.kernels.stream import close_message, consume, cut, give_up_trial, time_round_trip
 from dpuflow.kernels.tcp_state import (
     BURST,
@@ -43,7 +45,7 @@ _SYN, _FIN, _RST, _ACK = 2, 1, 4, 16
 
 
 @inner
-def extend(near, low):
+def extend(near: Any, low: Any) -> Any:
     """The extended sequence number with the low 32 bits ``low`` nearest to ``near``."""
     delta = (low - near) & 0xFFFFFFFF
     if delta >= _TWO_32 - _WINDOW:
@@ -52,7 +54,22 @@ def extend(near, low):
 
 
 @inner
-def hold(st, seq, end, data, at, seen, time_ns, frame, ecn, probe, held, held_data, width, counts):
+def hold(
+    st: Any,
+    seq: Any,
+    end: Any,
+    data: Any,
+    at: Any,
+    seen: Any,
+    time_ns: Any,
+    frame: Any,
+    ecn: Any,
+    probe: Any,
+    held: Any,
+    held_data: Any,
+    width: Any,
+    counts: Any,
+) -> Any:
     """Keep a segment beyond a hole, sorted by its start; the free slot is known to exist."""
     slot = counts[FREE_SLOT]
     counts[FREE_SLOT] = held[slot].next
@@ -83,7 +100,7 @@ def hold(st, seq, end, data, at, seen, time_ns, frame, ecn, probe, held, held_da
 
 
 @inner
-def count_retransmission(st, seq, rows, links):
+def count_retransmission(st: Any, seq: Any, rows: Any, links: Any) -> Any:
     """Charge a segment sent again to the message that its first byte belongs to."""
     st.total_retransmitted += 1
     st.timed = 0
@@ -98,7 +115,7 @@ def count_retransmission(st, seq, rows, links):
 
 
 @inner
-def deliver(st, since, rows, links):
+def deliver(st: Any, since: Any, rows: Any, links: Any) -> Any:
     """Messages that ended at or after ``since`` were delivered only when the hole before them was filled."""
     k = st.last_row
     while k >= 0 and np.int64(rows[k].seq_end) > since and rows[k].last_ns < st.delivered_ns:
@@ -107,7 +124,20 @@ def deliver(st, since, rows, links):
 
 
 @inner
-def drain(f, st, peer_srtt, peer_rttvar, force, held, held_data, width, header, rows, links, counts):
+def drain(
+    f: Any,
+    st: Any,
+    peer_srtt: Any,
+    peer_rttvar: Any,
+    force: Any,
+    held: Any,
+    held_data: Any,
+    width: Any,
+    header: Any,
+    rows: Any,
+    links: Any,
+    counts: Any,
+) -> Any:
     """Take held segments that are in order now; ``force``: give up the hole before the first, too."""
     while st.held >= 0:
         slot = st.held
@@ -146,7 +176,7 @@ def drain(f, st, peer_srtt, peer_rttvar, force, held, held_data, width, header, 
 
 
 @inner
-def acknowledge(st, ack, time_ns, rows, links):
+def acknowledge(st: Any, ack: Any, time_ns: Any, rows: Any, links: Any) -> Any:
     """The opposite flow acknowledged this stream's bytes up to ``ack``."""
     if ack <= st.max_ack:
         return
@@ -172,7 +202,7 @@ def acknowledge(st, ack, time_ns, rows, links):
 
 
 @inner
-def restart(f, st, seq, state, header, rows, links, counts):
+def restart(f: Any, st: Any, seq: Any, state: Any, header: Any, rows: Any, links: Any, counts: Any) -> Any:
     """A stream begins: with a SYN, or in its middle. Whatever was before is over."""
     cut(f, st, header, rows, links, counts)
     st.next = st.first = seq
@@ -185,14 +215,26 @@ def restart(f, st, seq, state, header, rows, links, counts):
 _BYTES, _COUNTS = u1[::1], i8[::1]
 _STREAMS, _LINKS, _HELD = from_dtype(STREAM)[::1], from_dtype(LINK)[::1], from_dtype(HELD)[::1]
 _ROWS, _TCP = from_dtype(schema.MESSAGE.dtype)[::1], from_dtype(schema.TCP.dtype)[::1]
-_PACKETS = types.Tuple((i8[::1], u4[::1], u4[::1], u4[::1], u4[::1], u2[::1], u1[::1], _BYTES))
+_PACKETS = types.Tuple((i8[::1], u4[::1], u4[::1], u4[::1], u4[::1], u2[::1], u1[::1], _BYTES))  # type: ignore[no-untyped-call]
 
 
-_NEXT_AND_WHY = types.UniTuple(i8, 2)
+_NEXT_AND_WHY = types.UniTuple(i8, 2)  # type: ignore[no-untyped-call]
 
 
 @kernel(_NEXT_AND_WHY(i8, _PACKETS, _TCP, _STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
-def follow(first, packets, tcp, streams, header, rows, links, held, held_data, width, counts):
+def follow(
+    first: Any,
+    packets: Any,
+    tcp: Any,
+    streams: Any,
+    header: Any,
+    rows: Any,
+    links: Any,
+    held: Any,
+    held_data: Any,
+    width: Any,
+    counts: Any,
+) -> Any:
     """Work through the TCP rows from ``first``; returns the row to go on with and what to enlarge."""
     time_ns, frames, flow, payload, data_at, data_len, tos, data = packets
     for i in range(first, len(tcp)):
@@ -282,7 +324,9 @@ def follow(first, packets, tcp, streams, header, rows, links, held, held_data, w
 
 
 @kernel(types.void(_STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
-def end_all(streams, header, rows, links, held, held_data, width, counts):
+def end_all(
+    streams: Any, header: Any, rows: Any, links: Any, held: Any, held_data: Any, width: Any, counts: Any
+) -> Any:
     """The capture is over: give up what is held back, close what is in progress. ``rows`` has room."""
     for f in range(len(streams)):
         st = streams[f]
@@ -302,7 +346,7 @@ def end_all(streams, header, rows, links, held, held_data, width, counts):
 
 
 @kernel(types.void(_STREAMS, _ROWS, _LINKS))
-def settle(streams, rows, links):
+def settle(streams: Any, rows: Any, links: Any) -> Any:
     """Give up the framings for which both directions together show too few headers."""
     for f in range(len(streams)):
         st = streams[f]
