@@ -34,7 +34,7 @@ def analyze(
     """
     from dpuflow.assemble import assemble
     from dpuflow.collectives import build_collectives
-    from dpuflow.exchanges import build_exchanges
+    from dpuflow.exchanges import build_exchanges, count_untold
     from dpuflow.identity import endpoint_ranks, rank_order
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
@@ -43,10 +43,10 @@ def analyze(
     captures = read_captures(vantages, threads, progress)
     joined = join(captures, clock=clock)
     known = endpoint_ranks(joined, ranks)
-    exchanges, _ = build_exchanges(joined.transfers)
-    instances, untold = build_collectives(exchanges, rank_order(joined, known))
+    exchanges = build_exchanges(joined.transfers)
+    instances = build_collectives(exchanges, rank_order(joined, known))
     entries = build_entries(exchanges, instances)
-    return assemble(captures, joined, known, exchanges, instances, entries, untold, ranks)
+    return assemble(captures, joined, known, exchanges, instances, entries, count_untold(joined.transfers), ranks)
 
 
 def read_captures(

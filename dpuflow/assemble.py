@@ -49,7 +49,7 @@ def assemble(
     untold: int,
     places: Mapping[str, Place] | None,
 ) -> Analysis:
-    """Put the whole result together. ``untold``: exchanges that no collective was made of."""
+    """Put the whole result together. ``untold``: messages that no collective was made of."""
     groups, group_of = _groups(instances)
     relative = relate(entries)
     charges = charge(entries, relative, group_of)
@@ -66,7 +66,7 @@ def assemble(
             captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
         ),
         lateness=[_lateness(j) for j in judgements],
-        limits=_limits(joined, untold, len(exchanges)),
+        limits=_limits(joined, untold),
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
@@ -248,12 +248,12 @@ def _lateness(j: Judgement) -> Lateness:
     )
 
 
-def _limits(joined: Joined, untold: int, exchanges: int) -> list[str]:
+def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} of {exchanges} transfers belong to no collective that was recognised: they show"
-            " neither a framing (Gloo, Open MPI over TCP) nor a pattern that this version reads."
+            f"{untold} messages belong to no collective that was recognised: they show no framing that"
+            " this version reads (Gloo, Open MPI over TCP)."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, Role, Wire
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, Op, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _FAR = np.iinfo(np.int64).max
 
 
-def build_exchanges(transfers: Rows) -> tuple[Rows, NDArray[np.int64]]:
+def build_exchanges(transfers: Rows) -> Rows:
     """Link messages into exchanges.
 
-    Returns the EXCHANGE rows in order of their first sign, and for every row of ``transfers`` the
-    number of its exchange, -1 for set-up messages that belong to none.
+    Only messages whose operation the library names are linked; the others are set-up, or belong to
+    collectives that only their structure could tell. Returns the EXCHANGE rows in order of their
+    first sign.
     """
     TRANSFER.check(transfers)
-    member = np.full(len(transfers), -1, np.int64)
-    part = np.flatnonzero(transfers["role"] != Role.CONTROL)
+    part = np.flatnonzero((transfers["role"] != Role.CONTROL) & (transfers["op"] != Op.UNKNOWN))
     if not len(part):
-        return EXCHANGE.zeros(0), member
+        return EXCHANGE.zeros(0)
     rows = transfers[part]
     src = np.where(rows["role"] == Role.GRANT, rows["dst"], rows["src"])
     number = _link(rows, src)
@@ -41,12 +41,15 @@ def build_exchanges(transfers: Rows) -> tuple[Rows, NDArray[np.int64]]:
     first_sign = exchanges[["offer_ns", "grant_ns", "data_ns"]]
     signs = np.stack([first_sign[name] for name in ("offer_ns", "grant_ns", "data_ns")])
     order = np.argsort(np.where(signs == NEVER, _FAR, signs).min(axis=0), kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
     exchanges = exchanges[order]
     exchanges["order"] = _running_number(exchanges["connection"], exchanges["src"])
-    member[part] = place[number]
-    return exchanges, member
+    return exchanges
+
+
+def count_untold(transfers: Rows) -> int:
+    """Data messages whose operation no library names."""
+    data = np.isin(transfers["role"], (Role.DATA, Role.BURST))
+    return int((data & (transfers["op"] == Op.UNKNOWN)).sum())
 
 
 def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Instance", "build_collectives"]
 
 
-def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> tuple[list[Instance], int]:
+def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
-    by the library or a rank map, else the order of addresses). Returns the collectives and the
-    number of exchanges whose operation the packets do not tell, which are left out.
+    by the library or a rank map, else the order of addresses).
     """
     from dpuflow.collectives.sequenced import sequenced_instances
     from dpuflow.collectives.tagged import tagged_instances
@@ -40,7 +39,7 @@ def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> tuple[lis
         instances.extend(sequenced_instances(exchanges, rows, position))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
     instances.sort(key=lambda instance: int(instance.rows[0]))
-    return instances, int((op == Op.UNKNOWN).sum())
+    return instances
 
 
 def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
