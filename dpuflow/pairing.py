@@ -104,7 +104,7 @@ class Pairs:
         """Flows from row ``known`` on whose QPs a handshake has named."""
         if not self._named:
             return []
-        keys = zip(flows["src"][known:].tolist(), flows["dst"][known:].tolist(), flows["dest_qp"][known:].tolist())
+        keys = zip(*(flows[name][known:].tolist() for name in ("src", "dst", "dest_qp")), strict=True)
         return [known + i for i, key in enumerate(keys) if key in self._named]
 
     def read_mad(self, message: Rows, flows: Rows, payload: bytes) -> bool:
@@ -236,7 +236,7 @@ class Pairs:
         sent = messages[messages["wire"] == Wire.ROCE_DATAGRAM]
         both = np.unique(sent["flow"].astype(np.int64) << 32 | sent["sub"])
         named, first, times = np.unique(both >> 32, return_index=True, return_counts=True)
-        for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32):
+        for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32, strict=False):
             key = (int(flows["src"][flow]), int(flows["dst"][flow]), int(flows["dest_qp"][flow]))
             self._named.setdefault(key, int(source))
 

@@ -36,7 +36,7 @@ _PLACE_SHIFT, _HAS_IMM, _DATAGRAM = 4, 1 << 8, 1 << 9
 
 
 def opcode_table() -> NDArray[np.int64]:
-    """256 entries: operation, place (0 for MIDDLE) and headers of each opcode, for ``kernels.roce``; 0 unknown."""
+    """256 entries for ``kernels.roce``: operation, place (0 for MIDDLE) and headers; 0 if unknown."""
     table = np.zeros(256, np.int64)
     for code, opcode in wire.OPCODES.items():
         table[code] = opcode.operation | (opcode.place & wire.ONLY) << _PLACE_SHIFT
@@ -74,7 +74,7 @@ class RoceMessages:
     def __init__(self) -> None:
         from dpuflow.kernels import acks, lanes, roce
 
-        self._kernels = roce
+        self._scan, self._at = roce.scan, lanes
         self._replay = acks.replay
         self._table = opcode_table()
         self._lanes = np.zeros(0, lanes.LANE)
@@ -94,14 +94,14 @@ class RoceMessages:
         if n == 0:
             return
         self._welcome(flows)
-        k, counts, columns = self._kernels, self._counts, block.columns
+        k, counts, columns = self._at, self._counts, block.columns
         self._rows = _grown(self._rows, int(counts[k.ROWS]), 2 * n)
         self._links = _grown(self._links, int(counts[k.ROWS]), 2 * n)
-        self._log = _grown(self._log, int(counts[2]), n)
+        self._log = _grown(self._log, int(counts[k.LOGGED]), n)
         self._words = _grown(self._words, int(counts[k.WORDS]), n)
         start = 0
         while start < n:
-            start = k.scan(
+            start = self._scan(
                 start,
                 n,
                 columns["frame"],
@@ -149,10 +149,10 @@ class RoceMessages:
         self._welcome(flows)
         self._pair(flows, last=True)
         self._close_open(flows)
-        n = int(self._counts[self._kernels.ROWS])
+        n = int(self._counts[self._at.ROWS])
         rows, links = self._rows[:n], self._links[:n]
         _join_reads(rows, links["lane"] == 1, flows)
-        assign_roles(rows, flows, self._words[: self._counts[self._kernels.WORDS]])
+        assign_roles(rows, flows, self._words[: self._counts[self._at.WORDS]])
         _sort_in_place(rows)
         return rows
 
@@ -191,7 +191,9 @@ class RoceMessages:
 
         With ``ripe`` only between the endpoints of that flow.
         """
-        for a, b in self._pairs.decide(flows, self._peers, self._rows[: self._counts[0]], ripe, last):
+        for a, b in self._pairs.decide(
+            flows, self._peers, self._rows[: self._counts[self._at.ROWS]], ripe, last
+        ):
             for flow, other in ((a, b), (b, a)) if a != b else ((a, b),):
                 self._replay(
                     self._lanes,
@@ -213,7 +215,7 @@ class RoceMessages:
         at = np.flatnonzero(lanes["open"])
         if not len(at):
             return
-        n = int(self._counts[self._kernels.ROWS])
+        n = int(self._counts[self._at.ROWS])
         self._rows = _grown(self._rows, n, len(at))
         self._links = _grown(self._links, n, len(at))
         cut, rows = lanes[at], self._rows[n : n + len(at)]
@@ -234,7 +236,7 @@ class RoceMessages:
         self._links["lane"][n : n + len(at)] = at & 1
         np.add.at(flows["messages"], at // 2, 1)
         lanes["open"][at] = 0
-        self._counts[self._kernels.ROWS] = n + len(at)
+        self._counts[self._at.ROWS] = n + len(at)
 
 
 def _sort_in_place(rows: Rows) -> None:

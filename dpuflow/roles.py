@@ -26,10 +26,11 @@ class Entry(NamedTuple):
 
     unit: int
     tag: int
-    index: int
+    counter: int
 
 
-ENTRIES = (Entry(32, 20, 24), Entry(64, 24, 32), Entry(64, 36, 40), Entry(64, 52, 56))  # 2.18, 2.20, 2.25, 2.30
+# NCCL 2.18, 2.20, 2.25 and 2.30, each until the next
+ENTRIES = (Entry(32, 20, 24), Entry(64, 24, 32), Entry(64, 36, 40), Entry(64, 52, 56))
 CAPACITY = 8  # where the receive capacity lies in all of them
 STRIDES = (256, 512)  # from one entry's address to the next one's
 
@@ -49,18 +50,20 @@ def assign_roles(rows: Rows, flows: Rows, words: NDArray[np.uint32]) -> None:
     bounds = np.searchsorted(flow_of[order], np.arange(len(flows) + 1))
     for flow in np.unique(flow_of):
         small = words[order[bounds[flow] : bounds[flow + 1]]]
-        if with_imm[flow] or not _granted(flow, flows, with_imm, len(small) == writes[flow], rows, small[:, WORD_ROW]):
-            continue
         at = small[:, WORD_ROW]
+        if with_imm[flow] or not _granted(flow, flows, with_imm, len(at) == writes[flow], rows, at):
+            continue
         length = small[:, WORD_LENGTH].astype(np.int64)
         rows["role"][at] = Role.GRANT
         rows["announces"][at] = np.where(length >= CAPACITY + 4, small[:, column[CAPACITY]], 0)
         rows["sub"][at] = np.arange(1, len(at) + 1)
         psn = rows["seq"][at].astype(np.int64) & PSN_MASK
         for entry in ENTRIES:
-            index = small[:, column[entry.index]].astype(np.int64)
-            bits = 32 if (length >= entry.index + 4).all() else 16 if (length >= entry.index + 2).all() else 0
-            if bits == 0 or not (rows["bytes"][at] % entry.unit == 0).all() or not _counts_up(index, psn, bits):
+            index = small[:, column[entry.counter]].astype(np.int64)
+            seen = int(length.min()) - entry.counter
+            bits = 32 if seen >= 4 else 16 if seen >= 2 else 0
+            fits = bits > 0 and bool((rows["bytes"][at] % entry.unit == 0).all())
+            if not fits or not _counts_up(index, psn, bits):
                 continue
             # Only the low bits may be captured: the PSN, which counts the same, has the others.
             rows["sub"][at] = index if bits == 32 else psn + 1 + _signed16(index - psn - 1)
@@ -83,7 +86,8 @@ def _granted(
     back = (flows["src"] == flows["dst"][flow]) & (flows["dst"] == flows["src"][flow])
     back &= (flows["transport"] == Transport.ROCE) & with_imm[: len(flows)]
     steps = np.diff(rows["va"][at].astype(np.int64))
-    return only and bool(back.any()) and len(steps) > 0 and bool(2 * np.isin(steps, STRIDES).sum() > len(steps))
+    even = len(steps) > 0 and bool(2 * np.isin(steps, STRIDES).sum() > len(steps))
+    return only and even and bool(back.any())
 
 
 def _signed16(difference: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -97,7 +97,7 @@ class Script:
         """MESSAGE and FLOW rows of the whole script."""
         roce = RoceMessages()
         flows = schema.FLOW.zeros(0)
-        for block, flows in self.blocks(rows):  # noqa: B007
+        for block, flows in self.blocks(rows):
             roce.feed(block, flows)
         return roce.finish(flows), flows
 
@@ -110,7 +110,8 @@ def _block(first_frame: int, packets: list[Packet], flow_of: list[int]) -> Block
     for i, p in enumerate(packets):
         code = CODES[p.name]
         values = {
-            "frame": first_frame + i, "time_ns": p.time_ns, "flow": flow_of[i], "src": p.src, "dst": p.dst, "payload": p.payload,
+            "frame": first_frame + i,
+            "time_ns": p.time_ns, "flow": flow_of[i], "src": p.src, "dst": p.dst, "payload": p.payload,
             "data_at": at, "dest_qp": p.qp, "psn": p.psn, "sport": p.sport, "dport": wire.ROCE_V2_PORT,
             "data_len": len(p.data), "opcode": code, "tos": 3 if p.ce else 2, "kind": schema.Kind.ROCE_V2,
         }  # fmt: skip

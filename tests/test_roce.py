@@ -14,7 +14,7 @@ BASE = 1 << 24
 
 
 def exchange(script: Script, messages: int, start: int = 0, packets: int = 4, first_ns: int = 1_000) -> int:
-    """``messages`` WRITEs from A to B, each acknowledged 500 ns after its last packet; returns the next PSN."""
+    """``messages`` WRITEs from A to B, each acknowledged 500 ns after its end; returns the next PSN."""
     psn = start
     for k in range(messages):
         t = first_ns + k * 10_000
@@ -138,7 +138,8 @@ def test_frames_captured_twice_are_no_new_messages():
     script.packets = [p for q in script.packets for p in (q, q)]
     messages, flows = script.run()
     assert len(messages) == 12
-    assert (messages["packets"] == 4).all() and (messages["retransmitted"] == 4).all()
+    assert (messages["packets"] == 4).all()
+    assert (messages["retransmitted"] == 4).all()
     assert flows["retransmitted"].tolist() == [48, 0]
 
 
@@ -194,7 +195,8 @@ def read(script: Script, t: int, psn: int, packets: int, request: bool = True) -
     for k in range(packets):
         end = k == packets - 1
         place = ("ONLY" if end else "FIRST") if k == 0 else ("LAST" if end else "MIDDLE")
-        script.add(t + 1000 + 100 * k, B, A, QA, f"RC_READ_RESPONSE_{place}", psn + k, payload=1024, syndrome=0x1F)
+        at = t + 1000 + 100 * k
+        script.add(at, B, A, QA, f"RC_READ_RESPONSE_{place}", psn + k, payload=1024, syndrome=0x1F)
     return psn + packets
 
 
@@ -208,16 +210,19 @@ def test_reads_join_request_and_answer():
     messages, flows = script.run()
     asked = messages[(messages["wire"] == Wire.ROCE_READ) & (messages["flow"] == 0)]
     answered = messages[(messages["wire"] == Wire.ROCE_READ) & (messages["flow"] == 1)]
-    assert (asked["role"] == Role.GRANT).all() and (asked["bytes"] == 0).all()
+    assert (asked["role"] == Role.GRANT).all()
+    assert (asked["bytes"] == 0).all()
     assert (answered["role"] == Role.DATA).all()
     sizes = [1024 * n for n in [4, 1, 32, 7, 2, 4, 4, 4, 4, 4]]
     assert asked["announces"].tolist() == answered["bytes"].tolist() == sizes
     assert (asked["va"] == answered["va"]).all()
     assert (asked["acked_ns"] == answered["last_ns"]).all()
     assert (asked["seq_end"] - asked["seq"] == np.array(sizes) // 1024).all()
-    assert flows["missing"].tolist() == flows["out_of_order"].tolist() == flows["retransmitted"].tolist() == [0, 0]
+    for counter in ("missing", "out_of_order", "retransmitted"):
+        assert flows[counter].tolist() == [0, 0]
     sends = messages[messages["wire"] == Wire.ROCE_SEND]
-    assert len(sends) == 10 and (sends["acked_ns"] - sends["last_ns"] == 500).all()
+    assert len(sends) == 10
+    assert (sends["acked_ns"] - sends["last_ns"] == 500).all()
 
 
 def test_read_asked_for_again():
@@ -315,7 +320,9 @@ def cts(index: int, version: int, size: int = 1 << 20, sender: int = 3) -> bytes
     return bytes(entry)
 
 
-@pytest.mark.parametrize(("version", "captured"), [(220, 64), (220, 58), (225, 64), (230, 64), (230, 58), (225, 20)])
+@pytest.mark.parametrize(
+    ("version", "captured"), [(220, 64), (220, 58), (225, 64), (230, 64), (230, 58), (225, 20)]
+)
 @pytest.mark.parametrize("first", [0, 300, 70_000])
 def test_clear_to_send(version, captured, first):
     script = Script()
@@ -333,7 +340,7 @@ def test_clear_to_send(version, captured, first):
     assert len(grants) == 40
     assert (grants["announces"] == 1 << 20).all()
     assert flows["dest_qp"][grants["flow"]].tolist() == [QA] * 40
-    visible = captured > 40 and version != 230 or captured > 56
+    visible = (captured > 40 and version != 230) or captured > 56
     offset = first if visible else 0
     assert grants["sub"].tolist() == list(range(offset + 1, offset + 41))
     assert (grants["tag"] == (3 if visible else 0)).all()
@@ -343,8 +350,11 @@ def test_clear_to_send(version, captured, first):
 def test_small_writes_without_immediates_the_other_way_are_data():
     script = Script()
     for k in range(20):
-        script.add(1000 * k, B, A, QA, "RC_WRITE_ONLY", k, payload=64, va=512 * k, length=64, data=cts(k + 1, 220))
+        script.add(
+            1000 * k, B, A, QA, "RC_WRITE_ONLY", k, payload=64, va=512 * k, length=64, data=cts(k + 1, 220)
+        )
         script.ack(1000 * k + 100, A, B, QB, k)
     messages, _ = script.run()
     assert (messages["role"] == Role.DATA).all()
-    assert (messages["announces"] == 0).all() and (messages["sub"] == 0).all()
+    assert (messages["announces"] == 0).all()
+    assert (messages["sub"] == 0).all()

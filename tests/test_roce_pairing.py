@@ -112,7 +112,8 @@ def test_handshake_names_the_pairs():
 
 def test_cut_handshake_names_nothing():
     script = Script()
-    for data in (b"", b"\1", mad(0x10, b"")[:20], mad(0x10, bytes(34)), mad(0x13, bytes(14)), mad(0x13, bytes(40))):
+    cut = mad(0x10, b"")[:20], mad(0x10, bytes(34)), mad(0x13, bytes(14)), mad(0x13, bytes(40))
+    for data in (b"", b"\1", *cut):
         script.add(0, A, B, 1, "UD_SEND_ONLY", 0, data=data, src_qp=len(data))
     messages, flows = script.run()
     assert len(messages) == 6

@@ -23,7 +23,8 @@ def sent(rng: random.Random, start: int) -> list[Packet]:
     for k in range(rng.randint(20, 60)):
         kind = rng.choice(["RC_WRITE", "RC_SEND"])
         imm = rng.choice([None, k + 1])
-        psn = script.message(0, A, B, QB, psn, rng.choice([1, 1, 2, 3, 9]), kind=kind, imm=imm, last=rng.randint(1, 9))
+        packets, last = rng.choice([1, 1, 2, 3, 9]), rng.randint(1, 9)
+        psn = script.message(0, A, B, QB, psn, packets, kind=kind, imm=imm, last=last)
     return script.packets
 
 
@@ -63,7 +64,8 @@ def stamped(rng: random.Random, packets: list[Packet], start: int, first_ns: int
             back = rng.choice([0, 0, 0, 5]) if whole - 5 > start else 0
             nak = rng.random() < 0.1
             psn = whole if nak else whole - 1 - back
-            out.append(Packet(time_ns, B, A, QA, "RC_ACKNOWLEDGE", psn & 0xFFFFFF, syndrome=0x60 if nak else 0x1F))
+            syndrome = 0x60 if nak else 0x1F
+            out.append(Packet(time_ns, B, A, QA, "RC_ACKNOWLEDGE", psn & 0xFFFFFF, syndrome=syndrome))
     return out
 
 

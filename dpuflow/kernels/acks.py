@@ -65,7 +65,23 @@ def score(lanes, rows, links, peers, members, conflicts, echoes, flow, psn):  # 
 
 
 @inlined
-def on_ack(lanes, holes, rows, links, flows, peers, members, conflicts, echoes, log, counts, flow, psn, time_ns, plain):  # type: ignore[no-untyped-def]  # noqa: E501
+def on_ack(
+    lanes,
+    holes,
+    rows,
+    links,
+    flows,
+    peers,
+    members,
+    conflicts,
+    echoes,
+    log,
+    counts,
+    flow,
+    psn,
+    time_ns,
+    plain,
+):  # type: ignore[no-untyped-def]
     """``flow`` carried an acknowledgment up to and including ``psn``; only ``plain`` ones are scored."""
     other = np.int64(peers[flow].peer)
     if other >= 0:

@@ -157,7 +157,8 @@ def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # ty
     """Write the open message as a row and return the row's number."""
     row = counts[ROWS]
     counts[ROWS] = row + 1
-    blank(rows, row, flow, lanes[lane].seq, seq_end, lanes[lane].first_ns, lanes[lane].first_frame, lanes[lane].wire)
+    first_ns, frame = lanes[lane].first_ns, lanes[lane].first_frame
+    blank(rows, row, flow, lanes[lane].seq, seq_end, first_ns, frame, lanes[lane].wire)
     rows[row].last_ns = lanes[lane].last_ns
     rows[row].last_frame = lanes[lane].last_frame
     rows[row].bytes = lanes[lane].bytes
@@ -252,7 +253,8 @@ def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # 
         if rows[row].acked_ns == NEVER:
             rows[row].acked_ns = time_ns
             # Karn's rule: no sample from a message that was sent twice. A READ's answer is no plain ACK.
-            whole = rows[row].retransmitted == 0 and rows[row].flags & GAP == 0 and rows[row].wire != WIRE_READ
+            whole = rows[row].retransmitted == 0 and rows[row].flags & GAP == 0
+            whole = whole and rows[row].wire != WIRE_READ
             if whole and np.int64(rows[row].seq_end) == end:
                 rtt = time_ns - rows[row].last_ns
                 if rtt >= 0 and (flows[flow].rtt_min_ns == NEVER or rtt < flows[flow].rtt_min_ns):

@@ -70,7 +70,8 @@ def split_open(  # type: ignore[no-untyped-def]
     row = close_message(lanes, lane, flow, low, rows, links, flows, counts)
     if place == LAST and imm >= 0:
         rows[row].tag = imm
-    open_message(lanes, lane, high, last_ns, last_frame, open_wire, HAS_FIRST if place == FIRST else 0, REORDERED)
+    status = HAS_FIRST if place == FIRST else 0
+    open_message(lanes, lane, high, last_ns, last_frame, open_wire, status, REORDERED)
     lanes[lane].packets = behind
     lanes[lane].bytes = rest
     lanes[lane].last_ns = last_ns
@@ -121,7 +122,24 @@ def split_row(lanes, lane, holes, flow, row, psn, place, rows, links, flows, cou
 
 @inner
 def mend(  # type: ignore[no-untyped-def]
-    lanes, lane, holes, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame, rows, links, flows, counts
+    lanes,
+    lane,
+    holes,
+    flow,
+    psn,
+    place,
+    wire,
+    payload,
+    length,
+    va,
+    imm,
+    ce,
+    time_ns,
+    frame,
+    rows,
+    links,
+    flows,
+    counts,
 ):
     """Give a packet that fills a hole to the message it belongs to, or to a new one.
 
@@ -131,7 +149,21 @@ def mend(  # type: ignore[no-untyped-def]
     lead = place & LAST == 0  # more packets follow
     if lanes[lane].open and psn > lanes[lane].seq and place and lanes[lane].status & SIZED == 0:
         split_open(
-            lanes, lane, holes, flow, psn, place, wire, payload, imm, time_ns, frame, rows, links, flows, counts
+            lanes,
+            lane,
+            holes,
+            flow,
+            psn,
+            place,
+            wire,
+            payload,
+            imm,
+            time_ns,
+            frame,
+            rows,
+            links,
+            flows,
+            counts,
         )
         if length >= 0 and place == FIRST:
             lanes[lane].bytes = length

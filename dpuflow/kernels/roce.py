@@ -19,7 +19,6 @@ from dpuflow.kernels.lanes import (
     LANE,
     LINK,
     MADS,
-    NEVER,
     PSNS,
     RIPE,
     ROWS,
@@ -31,13 +30,11 @@ from dpuflow.kernels.lanes import (
     WIRE_WRITE,
     WIRE_WRITE_IMM,
     WORDS,
-    acknowledge,
     add_hole,
     blank,
     close_message,
     fill_hole,
     give_up,
-    link,
     open_message,
     repeat,
     signed24,
@@ -106,16 +103,16 @@ def wire_of(operation, imm):  # type: ignore[no-untyped-def]
         return WIRE_SEND_IMM if imm else WIRE_SEND
     if operation == OP_WRITE:
         return WIRE_WRITE_IMM if imm else WIRE_WRITE
-    if operation == OP_READ_RESPONSE or operation == OP_READ_REQUEST:
+    if operation in (OP_READ_RESPONSE, OP_READ_REQUEST):
         return WIRE_READ
-    if operation == OP_ATOMIC or operation == OP_ATOMIC_WRITE:
+    if operation in (OP_ATOMIC, OP_ATOMIC_WRITE):
         return WIRE_ATOMIC
     return WIRE_UNKNOWN
 
 
 @inlined
 def same_message(open_wire, wire):  # type: ignore[no-untyped-def]
-    """Whether a packet of ``wire`` may go on a message of ``open_wire`` (only its end tells of an immediate)."""
+    """Whether a packet of ``wire`` may go on one of ``open_wire``; only its end tells of an immediate."""
     if wire == WIRE_WRITE_IMM:
         wire = WIRE_WRITE
     elif wire == WIRE_SEND_IMM:
@@ -139,7 +136,8 @@ def read_span(lanes, peers, flow, length):  # type: ignore[no-untyped-def]
 def datagram(lanes, flow, psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """One UD packet is one message. PSNs count per source QP, which several may share this flow."""
     lane = 2 * flow
-    again = lanes[lane].top == psn and lanes[lane].start == src_qp and time_ns - lanes[lane].first_ns < REPEAT_NS
+    again = lanes[lane].top == psn and lanes[lane].start == src_qp
+    again = again and time_ns - lanes[lane].first_ns < REPEAT_NS
     lanes[lane].top = psn
     lanes[lane].start = src_qp
     lanes[lane].first_ns = time_ns
@@ -296,7 +294,7 @@ def scan(  # type: ignore[no-untyped-def]
                     lanes[lane].ecn += 1
                 continue
 
-        if operation == OP_ACK or operation == OP_ATOMIC_ACK:
+        if operation in (OP_ACK, OP_ATOMIC_ACK):
             while i_aeth < len(aeth) and aeth[i_aeth].packet < i:
                 i_aeth += 1
             answer = SYNDROME_ACK
@@ -337,8 +335,9 @@ def scan(  # type: ignore[no-untyped-def]
                 src_qp = np.int64(deth[i_deth].src_qp)
             cm = dest_qp[i] == CM_QP
             row = datagram(
-                lanes, flow, wire_psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts
-            )
+                lanes, flow, wire_psn, src_qp, cm, payload, imm, ce, time_ns, frame,
+                rows, links, flows, counts,
+            )  # fmt: skip
             if cm and row >= 0:
                 mads[0] = i
                 mads[1] = row
@@ -350,7 +349,7 @@ def scan(  # type: ignore[no-untyped-def]
 
         length = np.int64(-1)
         va = np.uint64(0)
-        starts_write = place & FIRST != 0 and (operation == OP_WRITE or operation == OP_ATOMIC_WRITE)
+        starts_write = place & FIRST != 0 and (operation in (OP_WRITE, OP_ATOMIC_WRITE))
         if starts_write or operation == OP_READ_REQUEST:
             while i_reth < len(reth) and reth[i_reth].packet < i:
                 i_reth += 1
@@ -401,9 +400,9 @@ def scan(  # type: ignore[no-untyped-def]
                 if lanes[lane].soft > top:
                     low = min(lanes[lane].soft, psn)
                     tail = np.int64(lanes[lane].tail)
-                    if tail >= 0:
-                        if rows[tail].wire == WIRE_READ and np.int64(rows[tail].seq_end) == top:
-                            rows[tail].seq_end = low
+                    read = tail >= 0 and rows[tail].wire == WIRE_READ
+                    if read and np.int64(rows[tail].seq_end) == top:
+                        rows[tail].seq_end = low
             add_hole(lanes, lane, holes, low, psn, flows, flow)
         lanes[lane].soft = 0
 
@@ -455,9 +454,10 @@ def scan(  # type: ignore[no-untyped-def]
                 rows[row].role = GRANT
                 rows[row].announces = max(length, 0)
                 rows[row].flags = 0
-            elif operation == OP_WRITE and place == FIRST | LAST and imm < 0:
-                if 0 < payload <= CTS_MAX and payload % CTS_UNIT == 0 and data_len[i] >= 12:
-                    keep_words(data, np.int64(data_at[i]), np.int64(data_len[i]), words, counts, row)
+            elif operation == OP_WRITE and place == ONLY and 0 < payload <= CTS_MAX:
+                at, captured = np.int64(data_at[i]), np.int64(data_len[i])
+                if imm < 0 and payload % CTS_UNIT == 0 and captured >= 12:
+                    keep_words(data, at, captured, words, counts, row)
         lanes[lane].top = top
         if lane & 1 and counts[RIPE] != 0:
             return i + 1
