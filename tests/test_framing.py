@@ -102,7 +102,8 @@ def test_pointers_are_used_again() -> None:
         receiver += [b"", put_request(0x55AA, 0xF0, 0x7000, 3000), b"", b""]
     rows, _, _ = run(both(sender, receiver), snap=62)
     for seq in (1, 2, 3):
-        assert sorted(int(w) for w in rows["wire"][(rows["sub"] == seq) & (rows["wire"] != Wire.OB1_HELLO)]) == [
+        own = rows[(rows["sub"] == seq) & (rows["wire"] != Wire.OB1_HELLO)]
+        assert sorted(int(w) for w in own["wire"]) == [
             Wire.OB1_RNDV, Wire.OB1_PUT_REQUEST, Wire.OB1_PUT, Wire.OB1_FIN,
         ]  # fmt: skip
 

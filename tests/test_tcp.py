@@ -323,3 +323,21 @@ def test_random_segments_cut_short_say_nothing_wrong(seed: int, snap: int) -> No
             if not row["flags"] & MessageFlag.HIDDEN and wire != Wire.TCP_BURST:
                 assert expected([truth[at]]) == [(at, end, wire, tag)]
     assert tcp.hidden.resolved <= tcp.hidden.headers
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_segments_is_survived(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pieces = [gloo(SEND, 1, 100), gloo(1, 1, 100), gloo(GRANT, 2, 9), b"\0" * 8, b"x" * 700, b""]
+    segments = []
+    for k in range(4000):
+        at = int(rng.integers(0, 60_000)) if rng.random() < 0.9 else int(rng.integers(0, 2**32))
+        flags = int(rng.integers(0, 256)) if rng.random() < 0.05 else TcpFlag.ACK
+        data = pieces[int(rng.integers(len(pieces)))] * int(rng.integers(1, 4))
+        ack = int(rng.integers(0, 60_000)) if rng.random() < 0.2 else None
+        segments.append(Segment(100 * k, int(rng.integers(2)), at, data, ack, flags, int(rng.integers(0, 3))))
+    rows, flows, _ = run(segments, snap=int(rng.choice([0, 30, 62, 2000])), rows=int(rng.integers(1, 300)))
+    assert (rows["seq"] < rows["seq_end"]).all()
+    assert (rows["first_ns"] <= rows["last_ns"]).all() or flows["out_of_order"].any()
+    assert int(flows["messages"].sum()) == len(rows)
+    assert set(np.unique(rows["flow"])) <= {0, 1}

@@ -1,4 +1,10 @@
-"""Bytes of one TCP stream in order -> messages by their headers, or bursts where there are none."""
+"""Bytes of one TCP stream in order -> messages by their headers, or bursts where there are none.
+
+A framing is entered, and found again when lost, only where a segment starts with a header: libraries
+write header by header, and CHAIN headers, each where the one before says, settle it. A burst is over
+when the opposite side sends data, or after a silence longer than RFC 6298 would wait for an ACK with
+the round trips seen from here to both sides (``idle_limit``).
+"""
 
 from __future__ import annotations
 
