@@ -121,7 +121,7 @@ class TcpMessages:
 
     def _more_rows(self, extra: int) -> None:
         room = max(2 * len(self._rows), len(self._rows) + extra)
-# In place: the pages that are there stay where they are, which a copy would double.
+        # In place: the pages that are there stay where they are, which a copy would double.
         self._rows.resize(room, refcheck=False)
         self._links.resize(room, refcheck=False)
 
