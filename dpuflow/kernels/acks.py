@@ -65,7 +65,7 @@ def score(lanes, rows, links, peers, members, conflicts, echoes, flow, psn):  # 
 
 
 @inlined
-def on_ack(
+def on_ack(  # type: ignore[no-untyped-def]
     lanes,
     holes,
     rows,
@@ -81,7 +81,7 @@ def on_ack(
     psn,
     time_ns,
     plain,
-):  # type: ignore[no-untyped-def]
+):
     """``flow`` carried an acknowledgment up to and including ``psn``; only ``plain`` ones are scored."""
     other = np.int64(peers[flow].peer)
     if other >= 0:
