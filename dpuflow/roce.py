@@ -177,7 +177,7 @@ class RoceMessages:
         for name in ("top", "acked", "head", "tail", "cursor"):
             lanes[name] = -1
         peers = np.zeros(more, self._peers.dtype)
-        for name in ("peer", "log_head", "log_tail"):
+        for name in ("peer", "log_head", "log_tail", "datagram_row"):
             peers[name] = -1
         self._lanes = _aligned(np.concatenate([self._lanes, lanes]))
         self._holes = np.concatenate([self._holes, np.zeros((2 * more, *self._holes.shape[1:]), np.int64)])

@@ -17,6 +17,7 @@ LOOK_BACK = 128  # message ends compared with an ACK, from the newest back
 
 PEER = np.dtype(
     [
+        ("datagram_ns", "i8"),  # the last datagram: its time, PSN, source QP and message row
         ("scores", "i8"),  # where its scores start, one for each candidate
         ("peer", "i4"),  # the opposite flow, -1 unknown
         ("candidates", "i4"),  # where the flows of the other direction start in `members`,
@@ -24,6 +25,9 @@ PEER = np.dtype(
         ("acks", "i4"),  # ACKs scored
         ("log_head", "i4"),
         ("log_tail", "i4"),
+        ("datagram_psn", "i4"),
+        ("datagram_qp", "i4"),
+        ("datagram_row", "i4"),
     ],
     align=True,
 )

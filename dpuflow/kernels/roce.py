@@ -133,18 +133,17 @@ def read_span(lanes, peers, flow, length):  # type: ignore[no-untyped-def]
 
 
 @inner
-def datagram(lanes, flow, psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+def datagram(peers, flow, psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """One UD packet is one message. PSNs count per source QP, which several may share this flow."""
-    lane = 2 * flow
-    again = lanes[lane].top == psn and lanes[lane].start == src_qp
-    again = again and time_ns - lanes[lane].first_ns < REPEAT_NS
-    lanes[lane].top = psn
-    lanes[lane].start = src_qp
-    lanes[lane].first_ns = time_ns
+    last = peers[flow]
+    again = last.datagram_row >= 0 and last.datagram_psn == psn and last.datagram_qp == src_qp
+    again = again and time_ns - last.datagram_ns < REPEAT_NS
+    peers[flow].datagram_psn = psn
+    peers[flow].datagram_qp = src_qp
+    peers[flow].datagram_ns = time_ns
     if again:
         flows[flow].retransmitted += 1
-        if lanes[lane].tail >= 0:
-            rows[lanes[lane].tail].retransmitted += 1
+        rows[last.datagram_row].retransmitted += 1
         return np.int64(-1)
     row = counts[ROWS]
     counts[ROWS] = row + 1
@@ -156,9 +155,9 @@ def datagram(lanes, flow, psn, src_qp, cm, payload, imm, ce, time_ns, frame, row
     rows[row].ecn_marked = ce
     links[row].status = HAS_FIRST | HAS_LAST
     links[row].next = -1
-    links[row].prev = lanes[lane].tail
+    links[row].prev = -1
     links[row].lane = 0
-    lanes[lane].tail = row
+    peers[flow].datagram_row = row
     flows[flow].messages += 1
     return row
 
@@ -335,7 +334,7 @@ def scan(  # type: ignore[no-untyped-def]
                 src_qp = np.int64(deth[i_deth].src_qp)
             cm = dest_qp[i] == CM_QP
             row = datagram(
-                lanes, flow, wire_psn, src_qp, cm, payload, imm, ce, time_ns, frame,
+                peers, flow, wire_psn, src_qp, cm, payload, imm, ce, time_ns, frame,
                 rows, links, flows, counts,
             )  # fmt: skip
             if cm and row >= 0:
