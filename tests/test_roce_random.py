@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpuflow.schema import NEVER, MessageFlag
-from tests.blocks import Packet, Script
+from tests.blocks import CODES, Packet, Script
 from tests.naive_roce import messages_of
 from tests.test_roce import QA, QB, A, B, exchange
 
@@ -116,3 +116,32 @@ def test_lost_by_the_capture(seed):
     hurt = {(p.psn - 0xFFFF00) % 2**24 // 3 for p in data if id(p) in lost}
     assert len(whole) == 201 - len(hurt)
     assert (messages["acked_ns"] != NEVER).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_packets_that_make_no_sense(seed):
+    """Any opcode after any other: every packet is counted, and where blocks end makes no difference."""
+    rng = random.Random(seed)
+    script = Script()
+    usual = rng.sample(list(CODES), rng.randint(1, 6))
+    for k in range(400):
+        src = rng.randint(0, 1)
+        script.add(
+            10 * k,
+            src,
+            rng.choice([1 - src, 1 - src, src]),
+            rng.choice([1, 5, 6]),
+            rng.choice(usual if rng.random() < 0.9 else list(CODES)),
+            rng.choice([k, k // 2, rng.randrange(1 << 24), 0xFFFFF0 + k, 7]),
+            payload=rng.choice([0, 64, 1024]),
+            length=rng.choice([None, 0, 64, 4096]),
+            syndrome=rng.choice([0x1F, 0x60, 0x20]),
+            data=bytes(rng.randint(0, 70)),
+        )
+    messages, flows = script.run(1000)
+    again, _ = script.run(7)
+    assert sorted(messages.tolist()) == sorted(again.tolist())
+    assert flows["messages"].sum() == len(messages)
+    assert flows["packets"].sum() == 400
+    assert (messages["last_ns"] >= messages["first_ns"]).all()
+    assert (messages["seq_end"] > messages["seq"]).all()

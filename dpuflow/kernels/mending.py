@@ -182,9 +182,8 @@ def mend(  # type: ignore[no-untyped-def]
         return
     row = find(lanes, lane, rows, links, psn)
     if row >= 0 and psn < np.int64(rows[row].seq_end):
-        inner_end = place & FIRST and psn > np.int64(rows[row].seq)
-        inner_end |= place & LAST and psn + 1 < np.int64(rows[row].seq_end)
-        if inner_end and links[row].status & SIZED == 0:
+        ends = place & FIRST or (place & LAST and psn + 1 < np.int64(rows[row].seq_end))
+        if ends and psn > np.int64(rows[row].seq) and links[row].status & SIZED == 0:
             split_row(lanes, lane, holes, flow, row, psn, place, rows, links, flows, counts)
             row = find(lanes, lane, rows, links, psn)
     if row >= 0 and psn < np.int64(rows[row].seq_end):
