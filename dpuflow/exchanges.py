@@ -57,7 +57,7 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
     wire = rows["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
     keyed = ob1 | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
-    key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "context")]
+    key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "op", "context")]
     columns = (*key, src, rows["connection"])
     order = np.lexsort((rows["sent_ns"], *columns))
     new = np.ones(len(order), bool)

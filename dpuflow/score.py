@@ -265,16 +265,16 @@ def _visible(truth: TrueCollective, endpoint: int, case: Case) -> bool:
 
 
 def _span(analysis: dict[str, Any]) -> tuple[int, int]:
-    """What the captures cover, on the reference clock."""
-    if analysis.get("start_ns") is not None and analysis.get("end_ns") is not None:
-        return analysis["start_ns"], analysis["end_ns"]
+    """What all captures cover together, on the reference clock: beyond it some node was not captured."""
     offsets = {clock["capture"]: clock["offset_ns"] for clock in analysis["clocks"] if not clock["reference"]}
     covered = [
         (capture["first_ns"] - offset, capture["last_ns"] - offset)
         for capture in analysis["captures"]
         if (offset := offsets.get(capture["id"], 0)) is not None and capture["first_ns"] is not None
     ]
-    return min((first for first, _ in covered), default=0), max((last for _, last in covered), default=0)
+    if analysis.get("start_ns") is not None and analysis.get("end_ns") is not None:
+        covered.append((analysis["start_ns"], analysis["end_ns"]))
+    return max((first for first, _ in covered), default=0), min((last for _, last in covered), default=0)
 
 
 def _is_partial(truth: TrueCollective, guess: dict[str, Any] | None, span: tuple[int, int]) -> bool:

@@ -101,14 +101,15 @@ def _recursive_doubling(n: int, size: float, root: int) -> Iterator[Send]:
 
 
 def _rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
-    power, ranks = _folded(n)
+    power = _power_below(n)
     extra = n - power
+    ranks = [2 * i if i < extra else i + extra for i in range(power)]
     step = 0
-    if extra:  # the pair shares the first reduction: halves cross, then one half comes back
+    if extra:  # the pair shares the first reduction: halves cross, then the even rank gets both
         for i in range(extra):
             yield Send(0, 2 * i, 2 * i + 1, size / 2)
             yield Send(0, 2 * i + 1, 2 * i, size / 2)
-            yield Send(1, 2 * i, 2 * i + 1, size / 2)
+            yield Send(1, 2 * i + 1, 2 * i, size / 2)
         step = 2
     part, distance = size, 1
     while distance < power:
@@ -123,7 +124,7 @@ def _rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
         part *= 2
         step += 1
     for i in range(extra):
-        yield Send(step, 2 * i + 1, 2 * i, size)
+        yield Send(step, 2 * i, 2 * i + 1, size)
 
 
 def _recursive_halving(n: int, size: float, root: int) -> Iterator[Send]:
@@ -226,6 +227,18 @@ def _chain_up(n: int, size: float, root: int) -> Iterator[Send]:
         yield Send(n - 1 - virtual, (virtual + root) % n, (virtual - 1 + root) % n, size)
 
 
+def _chains_down(n: int, size: float, root: int) -> Iterator[Send]:
+    """Four chains side by side, as even as they can be."""
+    heads = min(4, n - 1)
+    virtual = 1
+    for chain in range(heads):
+        length = (n - 1) // heads + (chain < (n - 1) % heads)
+        for place in range(length):
+            before = virtual - 1 if place else 0
+            yield Send(place, (before + root) % n, (virtual + root) % n, size)
+            virtual += 1
+
+
 def _linear_down(n: int, size: float, root: int) -> Iterator[Send]:
     for rank in range(n):
         if rank != root:
@@ -247,6 +260,26 @@ def _dissemination(n: int, size: float, root: int) -> Iterator[Send]:
         for rank in range(n):
             yield Send(step, rank, (rank + distance) % n, 0)
         step, distance = step + 1, distance * 2
+
+
+def _doubling_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    power = _power_below(n)
+    for rank in range(power, n):
+        yield Send(0, rank, rank - power, 0)
+    distance, step = 1, 1
+    while distance < power:
+        for rank in range(power):
+            yield Send(step, rank, rank ^ distance, 0)
+        step, distance = step + 1, distance * 2
+    for rank in range(power, n):
+        yield Send(step, rank - power, rank, 0)
+
+
+def _binomial_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    up = list(_binomial_up(n, 0, root))
+    yield from up
+    for send in reversed(up):
+        yield Send(2 * n - send.step, send.dst, send.src, 0)
 
 
 def _linear_barrier(n: int, size: float, root: int) -> Iterator[Send]:
@@ -309,6 +342,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(Op.BROADCAST, "binomial", _binomial_outward, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.BROADCAST, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.BROADCAST, "chain", _chain_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    Algorithm(Op.BROADCAST, "chain", _chains_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.BROADCAST, "tree", _binary_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.REDUCE, "binomial", _binomial_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
     Algorithm(Op.REDUCE, "linear", _linear_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
@@ -318,11 +352,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     ),
     Algorithm(Op.GATHER, "linear", _linear_up, lambda n, t: t / (n - 1), rooted=True),
     Algorithm(Op.SCATTER, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True),
-    Algorithm(
-        Op.BARRIER, "recursive_doubling", lambda n, s, r: _recursive_doubling(n, 0, r), lambda n, t: 0.0
-    ),
+    Algorithm(Op.BARRIER, "recursive_doubling", _doubling_barrier, lambda n, t: 0.0),
     Algorithm(Op.BARRIER, "dissemination", _dissemination, lambda n, t: 0.0),
     Algorithm(Op.BARRIER, "linear", _linear_barrier, lambda n, t: 0.0, rooted=True),
+    Algorithm(Op.BARRIER, "binomial", _binomial_barrier, lambda n, t: 0.0, rooted=True),
     Algorithm(Op.BARRIER, "ring", _double_ring, lambda n, t: 0.0),
 )
 
@@ -340,6 +373,31 @@ def edge_sizes(algorithm: Algorithm, n: int, root: int = 0) -> dict[tuple[int, i
     for send in schedule(algorithm, n, root):
         edges.setdefault((send.src, send.dst), []).append(send.size)
     return {edge: tuple(sizes) for edge, sizes in edges.items()}
+
+
+Place = tuple[tuple[int, int], int]
+"""A message of a schedule: its (src, dst) and how many that edge has sent before it."""
+
+
+@lru_cache(maxsize=4096)
+def dependencies(algorithm: Algorithm, n: int, root: int = 0) -> tuple[tuple[Place, Place], ...]:
+    """Pairs (send, input): the send needs the input, the latest one that its rank gets in earlier steps."""
+    seen: dict[tuple[int, int], int] = {}
+    inputs: dict[int, list[tuple[int, Place]]] = {}
+    sends: list[tuple[Send, Place]] = []
+    for send in schedule(algorithm, n, root):
+        edge = (send.src, send.dst)
+        place = (edge, seen.get(edge, 0))
+        seen[edge] = place[1] + 1
+        sends.append((send, place))
+        inputs.setdefault(send.dst, []).append((send.step, place))
+    pairs = []
+    for send, place in sends:
+        before = [(step, what) for step, what in inputs.get(send.src, []) if step < send.step]
+        if before:
+            last = before[-1][0]
+            pairs.extend((place, what) for step, what in before if step == last)
+    return tuple(pairs)
 
 
 @lru_cache(maxsize=4096)

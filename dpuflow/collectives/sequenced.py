@@ -19,7 +19,7 @@ import numpy as np
 
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send, edge_sizes
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send, dependencies, edge_sizes, free_ranks
 from dpuflow.collectives.tagged import span
 from dpuflow.schema import NEVER, Op
 
@@ -38,8 +38,13 @@ ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
 NEAR = 0.9
 """An offset that comes this near the best one is taken if it drops less."""
-CLEAR_CONTRAST = 0.95
-"""Cuts of which this share falls on longer pauses than other places leave nothing to improve."""
+NO_CONTRAST = 0.75
+"""What a hypothesis with one send a rank is worth, which has no inner places to compare: half way
+between chance and certainty, so that a coarser one must show pauses to win."""
+CHANCE = 0.5
+"""What a hypothesis is worth that nothing speaks for or against."""
+CLEAR = 0.95
+"""A hypothesis with this score leaves nothing to improve."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,10 @@ def sequenced_instances(
     algorithm become incomplete collectives of their own.
     """
     found: list[Instance] = []
+    # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
+    whole = bool((exchanges["sub"][rows][exchanges["order"][rows] == 0] <= 1).all())
     for each, streams in _streams(exchanges, rows).items():
-        found.extend(_Segmenter(exchanges, streams, each, position).run())
+        found.extend(_Segmenter(exchanges, streams, each, position).run(settled=whole))
     return found
 
 
@@ -79,17 +86,15 @@ class _Segmenter:
         self.streams = streams
         ends = {end for edge in streams for end in edge}
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
-        rows = np.unique(np.concatenate(list(streams.values())))
-        rows = rows[rows >= 0]
-        # One more element stands for HOLE (row -1): no size, no pause.
+        # One more element stands for HOLE (row -1): no size, no times.
         self.sizes = np.append(exchanges["bytes"].astype(np.int64), -1)
-        self.starts = np.append(span(exchanges)[0], np.iinfo(np.int64).max)
-        self.pauses = np.append(_pauses(exchanges, rows), 0)
+        self.starts = np.append(span(exchanges)[0], NEVER)
+        self.arrivals = np.append(exchanges["arrived_end_ns"], NEVER)
 
-    def run(self) -> list[Instance]:
+    def run(self, *, settled: bool) -> list[Instance]:
+        """Cut all; ``settled``: the streams begin where a collective begins."""
         found: list[Instance] = []
         stray: list[int] = []
-        settled = False
         while self.streams:
             drop, runs = self._align(settled)
             stray.extend(self._drop_first() for _ in range(drop))
@@ -124,9 +129,9 @@ class _Segmenter:
             runs = [(h, n) for h in self._hypotheses() if (n := self._length(h)) > 0]
             if runs:
                 hypothesis, count = self._best(runs)
-                contrast = self._contrast(hypothesis, count)
-                tried.append((contrast * min(count, 4), drop, runs))
-                if contrast >= CLEAR_CONTRAST or (settled and drop == 0):
+                score = self._score(hypothesis, count)
+                tried.append((score * min(count, 4), drop, runs))
+                if score >= CLEAR or (settled and drop == 0):
                     break
                 if drop >= len(hypothesis.order) and drop > _messages(hypothesis):
                     break  # every offset within one collective has been tried
@@ -234,35 +239,56 @@ class _Segmenter:
         equal = [(h, n) for h, n in runs if 2 * explained(h, n) > most]
         if len(equal) == 1:
             return equal[0]
-        scores = [self._contrast(h, n) * explained(h, n) / most for h, n in equal]
-        return equal[int(np.argmax(np.round(scores, 3)))]
+        # Of equal ones the finest: it assumes least about what belongs together.
+        return max(equal, key=lambda r: (round(self._score(*r) * explained(*r) / most, 3), r[1]))
 
     def _contrast(self, hypothesis: Hypothesis, count: int) -> float:
-        """Share of (first send, later send) pairs of a rank in which the first one paused longer."""
-        first: dict[int, list[NDArray[np.int64]]] = {}
-        later: dict[int, list[NDArray[np.int64]]] = {}
-        for rank in self.endpoints:
-            mine = []
-            for (src, dst), sizes in hypothesis.counts().items():
-                if src == rank:
-                    per = len(sizes) * hypothesis.cuts
-                    mine.append(self.streams[src, dst][: count * per].reshape(count, per))
-            if not mine:
-                continue
-            together = np.concatenate(mine, axis=1)
-            times = self.starts[together]
-            rows = np.take_along_axis(together, np.argsort(times, axis=1, kind="stable"), axis=1)
-            first[rank] = [self.pauses[rows[:, 0]]]
-            later[rank] = [self.pauses[rows[:, 1:]].ravel()]
+        """Share of (first send, later send) pairs of a rank in which the first paused twice as long.
+
+        A first send's pause counts from the rank's last event in the collective before, a later one's
+        from its last event in the same collective. Only ranks whose first send needs no input are
+        asked: the others pause for their peers.
+        """
+        blocks = {
+            edge: self.streams[edge][: count * len(sizes) * hypothesis.cuts].reshape(count, -1)
+            for edge, sizes in hypothesis.counts().items()
+        }
         wins = total = 0.0
-        for rank in first:
-            a, b = np.concatenate(first[rank]), np.sort(np.concatenate(later[rank]))
-            if not len(b):
-                continue
-            below = np.searchsorted(b, a, "left") + np.searchsorted(b, a, "right")
-            wins += float(below.sum()) / 2
-            total += len(a) * len(b)
-        return wins / total if total else 0.5
+        alone = True
+        for place in free_ranks(hypothesis.algorithm, len(hypothesis.order), hypothesis.root):
+            rank = hypothesis.order[place]
+            sent = np.concatenate(
+                [self.starts[rows] for (src, _), rows in blocks.items() if src == rank], axis=1
+            )
+            inputs = [self.arrivals[rows] for (_, dst), rows in blocks.items() if dst == rank]
+            heard = np.concatenate(inputs, axis=1) if inputs else sent[:, :0]
+            first, later = _pauses(sent, heard)
+            wins += float(np.searchsorted(np.sort(later), first // 2).sum())
+            total += len(first) * len(later)
+            alone &= not len(later)
+        return wins / total if total else NO_CONTRAST if alone else CHANCE
+
+    def _causality(self, hypothesis: Hypothesis, count: int) -> float:
+        """Share of sends that left only after the input that the schedule says they need.
+
+        Both stamps are of the sender's own node, so no clock error enters.
+        """
+        held = asked = 0
+        cuts, order = hypothesis.cuts, hypothesis.order
+        blocks = {
+            edge: self.streams[edge][: count * len(sizes) * cuts].reshape(count, -1, cuts)
+            for edge, sizes in hypothesis.counts().items()
+        }
+        for send, needed in dependencies(hypothesis.algorithm, len(order), hypothesis.root):
+            sent, got = (blocks[order[src], order[dst]][:, at, :] for (src, dst), at in (send, needed))
+            sent_ns, got_ns = self.starts[sent], self.arrivals[got]
+            known = (sent_ns != NEVER) & (got_ns != NEVER)
+            asked += int(known.sum())
+            held += int((known & (sent_ns >= got_ns)).sum())
+        return held / asked if asked else 1.0
+
+    def _score(self, hypothesis: Hypothesis, count: int) -> float:
+        return self._contrast(hypothesis, count) * self._causality(hypothesis, count)
 
     # -- taking ------------------------------------------------------------------------------
 
@@ -297,7 +323,12 @@ class _Segmenter:
         return found
 
     def _earliest(self) -> tuple[int, int]:
-        return min(self.streams, key=lambda e: int(self.starts[self.streams[e][0]]))
+        return min(self.streams, key=self._head_ns)
+
+    def _head_ns(self, edge: tuple[int, int]) -> int:
+        """When the edge's next message that was seen began."""
+        rows = self.streams[edge]
+        return int(self.starts[rows[int(np.argmax(rows != HOLE))]])
 
     def _drop_first(self) -> int:
         edge = self._earliest()
@@ -372,31 +403,18 @@ def segmented_ring(phases: int) -> Algorithm:
     return Algorithm(Op.ALL_REDUCE, "segmented_ring", sends, lambda n, t: t / (2 * (n - 1)))
 
 
-def _pauses(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each exchange how long its sender had been without any event before sending, ns.
+def _pauses(sent: NDArray[np.int64], heard: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How long one rank had been without any event before its first and its later sends, ns.
 
-    Events of a rank are its own sends and what arrives at it; only ``rows`` count, others get 0.
+    Rows are collectives; ``sent`` and ``heard`` are when it sent and when inputs arrived, NEVER where
+    not known. The first collective's first send is left out: what came before it was not seen.
     """
-    picked = exchanges[rows]
-    sent = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
-    kinds = [
-        (picked["src"], sent, True),
-        (picked["src"], picked["data_ns"], False),
-        (picked["src"], picked["grant_arrived_ns"], False),
-        (picked["dst"], picked["arrived_end_ns"], False),
-        (picked["dst"], picked["offer_arrived_ns"], False),
-        (picked["dst"], picked["grant_ns"], False),
-    ]
-    who = np.concatenate([k[0] for k in kinds]).astype(np.int64)
-    when = np.concatenate([k[1] for k in kinds])
-    is_send = np.concatenate([np.full(len(rows), k[2]) for k in kinds])
-    what = np.tile(rows, len(kinds))
-    seen = when != NEVER
-    who, when, is_send, what = who[seen], when[seen], is_send[seen], what[seen]
-    order = np.lexsort((is_send, when, who))
-    who, when, is_send, what = who[order], when[order], is_send[order], what[order]
-    gap = np.zeros(len(when), np.int64)
-    gap[1:] = np.where(who[1:] == who[:-1], when[1:] - when[:-1], np.iinfo(np.int64).max // 4)
-    pauses = np.zeros(len(exchanges), np.int64)
-    pauses[what[is_send]] = gap[is_send]
-    return pauses
+    times = np.concatenate([sent, heard], axis=1)
+    is_send = np.concatenate([np.ones(sent.shape, bool), np.zeros(heard.shape, bool)], axis=1)
+    order = np.lexsort((is_send, times), axis=1)
+    times, is_send = np.take_along_axis(times, order, 1), np.take_along_axis(is_send, order, 1)
+    begin = np.where(sent == NEVER, np.iinfo(np.int64).max, sent).min(axis=1)
+    first = begin[1:] - times[:-1, -1]
+    gaps = times[:, 1:] - times[:, :-1]
+    known = is_send[:, 1:] & (times[:, :-1] != NEVER) & (times[:, 1:] > begin[:, None])
+    return np.maximum(first, 0), gaps[known]

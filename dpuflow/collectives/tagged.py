@@ -28,6 +28,7 @@ class Cell(NamedTuple):
     """What one connection carried under one tag."""
 
     connection: int
+    op: int
     tag: int
     start_ns: int
     end_ns: int
@@ -44,14 +45,14 @@ def tagged_instances(exchanges: Rows, rows: NDArray[np.int64], position: NDArray
     """
     cells = _cells(exchanges, rows)
     starts: dict[int, list[int]] = {}
-    by_tag: dict[int, list[Cell]] = {}
+    by_tag: dict[tuple[int, int], list[Cell]] = {}
     for cell in cells:
         starts.setdefault(cell.connection, []).append(cell.start_ns)
-        by_tag.setdefault(cell.tag, []).append(cell)
+        by_tag.setdefault((cell.op, cell.tag), []).append(cell)
     instances: list[Instance] = []
     for tagged in by_tag.values():
         for component in _components(tagged, starts):
-            op = Op(int(exchanges["op"][component[0].rows[0]]))
+            op = Op(component[0].op)
             parts = _rings(component) if op in RING_OPS else [component]
             instances.extend(_instance(exchanges, part, op, position) for part in parts)
     return instances
@@ -63,9 +64,9 @@ def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
         return []
     picked = exchanges[rows]
     key = (picked["connection"].astype(np.int64) << 32) | picked["tag"]
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    bounds = np.flatnonzero(np.r_[True, key[1:] != key[:-1], True])
+    order = np.lexsort((picked["op"], key))
+    key, op = key[order], picked["op"][order]
+    bounds = np.flatnonzero(np.r_[True, (key[1:] != key[:-1]) | (op[1:] != op[:-1]), True])
     starts, ends = span(picked)
     cells = []
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -75,6 +76,7 @@ def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
         cells.append(
             Cell(
                 int(key[low] >> 32),
+                int(op[low]),
                 int(key[low] & 0xFFFFFFFF),
                 int(starts[inside].min()),
                 int(ends[inside].max()),

@@ -1,0 +1,73 @@
+"""Schedules do what their operation promises, for every number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, free_ranks, schedule
+from dpuflow.schema import Op
+
+ALL_TO_ALL_KNOWLEDGE = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.BARRIER, Op.REDUCE_SCATTER)
+IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(ALGORITHMS)]
+
+
+def know(algorithm: Algorithm, n: int, root: int = 0) -> list[set[int]]:
+    """Whose contribution has reached each rank at the end: a step's messages carry what was known before."""
+    known = [{rank} for rank in range(n)]
+    sends = schedule(algorithm, n, root)
+    for step in sorted({send.step for send in sends}):
+        news = [(send.dst, set(known[send.src])) for send in sends if send.step == step]
+        for dst, what in news:
+            known[dst] |= what
+    return known
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_everybody_learns_what_the_operation_promises(algorithm: Algorithm) -> None:
+    for n in range(2, 18):
+        if not algorithm.fits(n):
+            continue
+        for root in {0, n - 1} if algorithm.rooted else {0}:
+            known = know(algorithm, n, root)
+            if algorithm.op in ALL_TO_ALL_KNOWLEDGE:
+                assert all(len(k) == n for k in known)
+            elif algorithm.op in (Op.BROADCAST, Op.SCATTER):
+                assert all(root in k for k in known)
+            else:
+                assert len(known[root]) == n
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_size_is_told_from_the_sum_of_all_messages(algorithm: Algorithm) -> None:
+    for n in range(2, 18):
+        if algorithm.fits(n):
+            total = sum(send.size for send in schedule(algorithm, n))
+            assert algorithm.size_of(n, total * 1000) == pytest.approx(0 if total == 0 else 1000)
+            assert total == pytest.approx(sum(sum(s) for s in edge_sizes(algorithm, n).values()))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_nobody_sends_to_itself_or_outside(algorithm: Algorithm) -> None:
+    for n in range(2, 18):
+        if algorithm.fits(n):
+            for send in schedule(algorithm, n):
+                assert send.src != send.dst
+                assert 0 <= send.src < n
+                assert 0 <= send.dst < n
+
+
+def test_free_ranks_are_those_that_wait_for_nobody() -> None:
+    by_name = {(a.op, a.name): a for a in reversed(ALGORITHMS)}
+    assert free_ranks(by_name[Op.ALL_REDUCE, "ring"], 4) == {0, 1, 2, 3}
+    assert free_ranks(by_name[Op.ALL_REDUCE, "recursive_doubling"], 3) == {0, 2}  # 1 takes in 0 first
+    assert free_ranks(by_name[Op.BROADCAST, "binomial"], 4, 2) == {2}
+    assert free_ranks(by_name[Op.REDUCE, "linear"], 4, 1) == {0, 2, 3}
+
+
+def test_known_counts() -> None:
+    by_name = {(a.op, a.name): a for a in reversed(ALGORITHMS)}
+    assert edge_sizes(by_name[Op.ALL_REDUCE, "ring"], 4)[0, 1] == (0.25,) * 6
+    halves = edge_sizes(by_name[Op.ALL_REDUCE, "rabenseifner"], 4)
+    assert halves[0, 1] == (0.5, 0.5)
+    assert halves[0, 2] == (0.25, 0.25)
+    assert edge_sizes(by_name[Op.ALL_GATHER, "recursive_doubling"], 8)[0, 4] == (4.0,)

@@ -1,0 +1,128 @@
+"""Collectives nobody numbered, cut from the order of messages: played worlds with known answers."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from collective_worlds import Played, World, run_job
+
+from dpuflow.collectives import Instance, build_collectives
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.exchanges import build_exchanges
+from dpuflow.schema import Op
+
+SAME = {
+    frozenset({"pairwise", "linear"}),  # the same edges and sizes
+    frozenset({"binomial", "tree", "linear", "chain"}),  # trees of few ranks coincide
+}
+NAMED = [a for a in ALGORITHMS if a.name != "unknown"]
+IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(NAMED)]
+
+
+def rebuilt(world: World, ranks: int) -> list[Instance]:
+    return build_collectives(build_exchanges(world.transfers()), np.arange(ranks))
+
+
+def names(instance: Instance) -> set[str]:
+    assert instance.algorithm is not None
+    return {instance.algorithm.name, *instance.alternatives}
+
+
+def check(instances: list[Instance], played: list[Played]) -> None:
+    assert len(instances) == len(played)
+    for instance, truth in zip(instances, played, strict=True):
+        assert instance.op == truth.algorithm.op
+        assert truth.algorithm.name in names(instance)
+        assert set(instance.order) == set(truth.ranks)
+        assert instance.complete
+        if truth.algorithm.op != Op.BARRIER:
+            assert instance.size == pytest.approx(truth.size, abs=2)
+
+
+@pytest.mark.parametrize("style", ["eager", "rendezvous"])
+@pytest.mark.parametrize("algorithm", NAMED, ids=IDS)
+def test_every_algorithm_is_cut_and_named(algorithm: Algorithm, style: str) -> None:
+    for n in (2, 3, 4, 5, 6, 8, 9):
+        if not algorithm.fits(n):
+            continue
+        world = World(style)
+        size = 1024 * n  # divides evenly, as a test of the size should
+        played = run_job(world, algorithm, size, list(range(n)), 6)
+        found = rebuilt(world, n)
+        if n == 2:  # two ranks: patterns coincide, sizes with them
+            assert len(found) in (len(played), *(len(played) * k for k in ()))
+            assert {i.op for i in found} == {algorithm.op}
+            continue
+        check(found, played)
+
+
+def ring(op: Op = Op.ALL_REDUCE) -> Algorithm:
+    return next(a for a in ALGORITHMS if a.op == op and a.name == "ring")
+
+
+@pytest.mark.parametrize("late_ns", [0, 300_000, 40_000_000])
+def test_a_late_rank_does_not_tear_a_collective(late_ns: int) -> None:
+    """Its peers' first messages lie far before its own: idle time must not cut."""
+    world = World("eager")
+    played = run_job(world, ring(), 64_000, [0, 1, 2, 3], 10, late={2: late_ns})
+    check(rebuilt(world, 4), played)
+
+
+def test_sizes_and_algorithms_may_change_from_one_to_the_next() -> None:
+    world = World("eager")
+    doubling = next(a for a in ALGORITHMS if a.name == "recursive_doubling" and a.op == Op.ALL_REDUCE)
+    choices = random.Random(5)
+    played: list[Played] = []
+    free = dict.fromkeys(range(4), 0)
+    for _ in range(40):
+        algorithm, size = choices.choice([(ring(), 1 << 20), (ring(), 4096), (doubling, 512), (doubling, 64)])
+        enter = {rank: at + 2_000_000 + choices.randrange(50_000) for rank, at in free.items()}
+        played.append(world.play(algorithm, size, enter))
+        free = played[-1].leave_ns
+    check(rebuilt(world, 4), played)
+
+
+def test_back_to_back_with_no_pause_between() -> None:
+    world = World("eager")
+    played = run_job(world, ring(), 16_384, [0, 1, 2, 3], 20, compute_ns=0)
+    check(rebuilt(world, 4), played)
+
+
+def test_segments_of_a_broadcast_are_one_message() -> None:
+    chain = next(a for a in ALGORITHMS if a.op == Op.BROADCAST and a.name == "chain")
+    world = World("eager")
+    played = run_job(world, chain, 64_000, [0, 1, 2, 3, 4], 8, cuts=4)
+    check(rebuilt(world, 5), played)
+
+
+def test_a_capture_that_begins_within_a_collective() -> None:
+    world = World("eager")
+    played = run_job(world, ring(), 64_000, [0, 1, 2, 3], 10)
+    transfers = world.transfers()[17:]  # 24 messages a collective: the first is cut
+    found = build_collectives(build_exchanges(transfers), np.arange(4))
+    whole = [i for i in found if i.complete]
+    check(whole, played[1:])
+    assert [i.complete for i in found] == [False] + [True] * 9
+
+
+def test_a_message_nobody_saw_leaves_the_rest_in_place() -> None:
+    """ob1 numbers its messages, so a gap in the numbers is a hole in the stream."""
+    world = World("eager")
+    played = run_job(world, ring(), 64_000, [0, 1, 2, 3], 10)
+    transfers = np.delete(world.transfers(), [30, 95])
+    found = build_collectives(build_exchanges(transfers), np.arange(4))
+    assert len(found) == len(played)
+    assert [len(i.rows) for i in found] == [24, 23, 24, 23, 24, 24, 24, 24, 24, 24]
+    assert found[1].confidence < 1
+
+
+def test_two_communicators_with_one_context_number() -> None:
+    """MPI_Comm_split gives both halves the same context."""
+    world = World("eager")
+    left = run_job(world, ring(), 64_000, [0, 1, 2], 8, context=5)
+    right = run_job(world, ring(), 8_000, [3, 4, 5], 8, context=5, start_ns=1_300_000)
+    found = rebuilt(world, 6)
+    check([i for i in found if 0 in i.order], left)
+    check([i for i in found if 3 in i.order], right)
