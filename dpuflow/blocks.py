@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.errors import DpuflowError
 from dpuflow.kernels import columns as c
 from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, PACKET
 from dpuflow.tables import Block
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.void]
 
-SLOT_BYTES: Final = 64  # a flow slot, one cache line (kernels/intern)
-_SLOT: Final = np.dtype(
-    [("k1", "i8"), ("k2", "i8"), ("packets", "i8"), ("flow", "u4"), ("src", "u4"), ("dst", "u4"), ("_", "V28")]
-)
+_SLOT_BYTES: Final = 16  # see kernels/intern
+_SLOTS_PER_FLOW: Final = 8
+_MOST_FLOWS: Final = 1 << 28
+_ENDS: Final = np.dtype([("src", "u4"), ("dst", "u4"), ("packets", "u8")])
 
 
 class Buffers:
@@ -77,45 +78,42 @@ def _empty_flows(rows: int) -> Rows:
     return flows
 
 
-def _empty_slots(rows: int) -> Bytes:
-    slots = _aligned(rows * SLOT_BYTES)
-    slots.view(_SLOT)["k2"] = -1
-    return slots
-
-
 class Interned:
     """Flows and endpoints with the hash tables that find them; grown between calls of the kernel."""
 
     def __init__(self, flows: int = 1024) -> None:
         self.flows = _empty_flows(flows)
+        self.ends: Bytes = _aligned(flows * _ENDS.itemsize)
+        self.slots: Bytes = _aligned(flows * _SLOTS_PER_FLOW * _SLOT_BYTES)
+        self.slots[:] = 0xFF
         self.endpoints = ENDPOINT.zeros(flows)
-        self.slots = _empty_slots(4 * flows)
-        self.index = np.full(4 * flows, -1, np.int32)
+        self.index = np.full(2 * flows, -1, np.int32)
 
     def grow(self, flows: int, endpoints: int) -> None:
-        """Make room for more, ``flows`` and ``endpoints`` rows being used."""
+        """Make room for more, ``flows`` and ``endpoints`` rows being used. Raises DpuflowError."""
         from dpuflow.kernels.tables import refill_index, refill_slots
 
-        if 2 * (flows + 1) > len(self.flows):
-            more = _empty_flows(2 * len(self.flows))
-            more[:flows] = self.flows[:flows]
-            slots = _empty_slots(2 * len(self.slots) // SLOT_BYTES)
-            refill_slots(self.slots, slots)
-            self.flows, self.slots = more, slots
-        if 2 * (endpoints + 2) > len(self.endpoints):
-            larger = ENDPOINT.zeros(2 * len(self.endpoints))
-            larger[:endpoints] = self.endpoints[:endpoints]
-            self.endpoints = larger
-            self.index = np.full(2 * len(self.index), -1, np.int32)
+        if flows == len(self.flows):
+            if flows >= _MOST_FLOWS:
+                raise DpuflowError(f"the capture has more than {flows} flows")
+            larger = Interned(2 * flows)
+            larger.flows[:flows] = self.flows
+            larger.ends[: len(self.ends)] = self.ends
+            refill_slots(self.slots, larger.slots)
+            self.flows, self.ends, self.slots = larger.flows, larger.ends, larger.slots
+        if endpoints + 2 > len(self.endpoints):
+            more = ENDPOINT.zeros(2 * len(self.endpoints))
+            more[:endpoints] = self.endpoints[:endpoints]
+            self.endpoints = more
+            self.index = np.full(2 * len(more), -1, np.int32)
             refill_index(self.endpoints, endpoints, self.index)
 
-    def count_packets(self) -> None:
-        """Set the endpoints' packet counts from the flows'."""
-        used = self.slots.view(_SLOT)
-        used = used[used["k2"] != -1]
+    def count_packets(self, flows: int) -> None:
+        """Set the endpoints' packet counts from the first ``flows`` flows' counts."""
+        ends = self.ends.view(_ENDS)[:flows]
         for name, column in (("packets_out", "src"), ("packets_in", "dst")):
             self.endpoints[name] = 0
-            np.add.at(self.endpoints[name], used[column], used["packets"].astype(np.uint64))
+            np.add.at(self.endpoints[name], ends[column], ends["packets"])
 
 
 class Parser:
@@ -140,7 +138,7 @@ class Parser:
         return int(
             self._parse(
                 self.state, form.form, form.interfaces, data, buffers.bytes,
-                known.slots, known.flows, known.endpoints, known.index,
+                known.slots, known.flows, known.ends, known.endpoints, known.index,
                 self.skipped, self.comments, self._scratch,
             )
         )  # fmt: skip

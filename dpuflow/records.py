@@ -183,7 +183,7 @@ class BlockReader:
         }
         if self._more_comments:
             info.comments.append(f"({self._more_comments} more comments)")
-        self._parser.known.count_packets()
+        self._parser.known.count_packets(int(self._parser.state[c.S_FLOWS]))
 
 
 def _sizes(source: CaptureSource) -> list[int]:

@@ -109,18 +109,41 @@ put8, put16, put32, put64 = _storer(8), _storer(16), _storer(32), _storer(64)
 
 
 @intrinsic
-def prefetch(typing_context: Any, data: Any, at: Any) -> Any:
-    """Ask for the cache line at offset ``at``, which may lie outside the array."""
+def copy32(typing_context: Any, target: Any, to: Any, data: Any, at: Any) -> Any:
+    """Copy 32 bytes from one byte array to another, at any offsets, in one move."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        place = builder.gep(array.data, [args[1]])
-        word = ir.IntType(32)
-        byte = ir.IntType(8).as_pointer()
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        )
-        builder.call(function, [place, word(0), word(3), word(1)])
+        vector = ir.VectorType(ir.IntType(8), 32).as_pointer()
+        places = []
+        for k in (0, 2):
+            array = context.make_array(signature.args[k])(context, builder, args[k])
+            places.append(builder.bitcast(builder.gep(array.data, [args[k + 1]]), vector))
+        builder.store(builder.load(places[1], align=1), places[0], align=1)
         return context.get_dummy_value()
 
-    return types.void(data, types.int64), generate
+    return types.void(target, types.int64, data, types.int64), generate
+
+
+def _prefetcher(nearness: int) -> Callable[..., None]:
+    """Ask for the cache line at an offset, which may lie outside the array."""
+
+    @intrinsic
+    def fetch(typing_context: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            word = ir.IntType(32)
+            byte = ir.IntType(8).as_pointer()
+            function = builder.module.declare_intrinsic(
+                "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+            )
+            builder.call(function, [place, word(0), word(nearness), word(1)])
+            return context.get_dummy_value()
+
+        return types.void(data, types.int64), generate
+
+    return fetch  # type: ignore[no-any-return]
+
+
+prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)
+"""Into the first-level cache, or only into the second."""

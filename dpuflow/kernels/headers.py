@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.kernels._jit import be16, be32, be64, inner, put8, put16, put32, put64
+from dpuflow.kernels._jit import be16, be32, be64, inlined, inner, put8, put16, put32, put64
 from dpuflow.kernels.columns import (
     DATA_AT,
     DATA_LEN,
@@ -84,7 +84,7 @@ def _opcode_table() -> np.ndarray:
 OPCODE_TABLE = _opcode_table()
 
 
-@inner
+@inlined
 def bth_flags(second, fifth, ninth):  # type: ignore[no-untyped-def]
     """BthFlag bits from bytes 1, 4 and 8 of the BTH."""
     return (

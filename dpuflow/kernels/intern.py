@@ -1,37 +1,56 @@
 """Flows and endpoints: keys to row numbers, in order of first appearance, by open addressing.
 
-A flow's slot is one cache line: two key words of 64 bits (the second -1 where it is empty), packets
-(64 bits), flow, src and dst (32 bits each). The key of IPv4 packets is both addresses as they lie in
-the header, so that the usual packet needs a single look-up; others look up their endpoints first.
-Tables never fill: the caller keeps them at most half full (``has_room``).
+A flow's slot is 16 bytes, so that a thousand flows take few cache lines: the first key word, then
+tag (3 bits), flow (29) and second key word (32). The tag tells what the key is made of; an empty
+slot has tag 7. The key of IPv4 packets is both addresses as they lie in the header, so that the
+usual packet needs a single look-up; others look up their endpoints first. ``ends`` has 16 bytes a
+flow: source, destination, packets. Tables never fill: see ``has_room``.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import inner, le64, put32, put64
-from dpuflow.kernels.columns import S_ENDPOINTS, S_FLOWS
+from dpuflow.kernels._jit import inlined, inner, le32, le64, put32, put64
+from dpuflow.kernels.columns import DST, S_ENDPOINTS, S_FLOWS, SRC
 
-SLOT_BITS = 6  # a slot is 64 bytes
-K1 = 0
-K2 = 8
-SLOT_PACKETS = 16
-SLOT_FLOW = 24
-SLOT_SRC = 28
-SLOT_DST = 32
+SLOT_BITS = 4  # a slot is 16 bytes
+SPARE = 8  # slots per flow: look-ups mostly find their flow at once
+MAX_FLOWS = (1 << 29) - 1
+TAG_SHIFT = 61
+TCP_TAG = 1  # bits of the tag
+IPV6_TAG = 2
+EMPTY = -1
 
+ENDS_BITS = 4
+END_SRC = 0
+END_DST = 4
+END_PACKETS = 8
+
+_KEY = -1 ^ (MAX_FLOWS << 32)
 _A = np.uint64(0x9E3779B97F4A7C15)
 _B = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 
 
-@inner
+@inlined
 def hash_of(first, second):  # type: ignore[no-untyped-def]
-    """32 well mixed bits of two words."""
-    h = np.uint64(first) + np.uint64(second) * _B
+    """32 well mixed bits of two words, the bits of the second that may hold a flow left out."""
+    h = np.uint64(first) + np.uint64(second & _KEY) * _B
     h ^= h >> _HALF
     return np.int64((h * _A) >> _HALF)
+
+
+@inlined
+def holds(slots, at, k1, k2):  # type: ignore[no-untyped-def]
+    """Whether the slot at offset ``at`` holds the key; ``k2`` has the tag in its place."""
+    return le64(slots, at) == k1 and (le64(slots, at + 8) ^ k2) & _KEY == 0
+
+
+@inlined
+def flow_in(slots, at):  # type: ignore[no-untyped-def]
+    """The flow of a slot."""
+    return (le64(slots, at + 8) >> 32) & MAX_FLOWS
 
 
 @inner
@@ -39,19 +58,15 @@ def find_slot(slots, k1, k2):  # type: ignore[no-untyped-def]
     """Offset of the slot that holds the key, or of the empty one where it belongs."""
     mask = len(slots) - 1
     at = (hash_of(k1, k2) << SLOT_BITS) & mask
-    while le64(slots, at + K2) != -1 and (le64(slots, at + K1) != k1 or le64(slots, at + K2) != k2):
+    while le64(slots, at + 8) != EMPTY and not holds(slots, at, k1, k2):
         at = (at + (1 << SLOT_BITS)) & mask
     return at
 
 
 @inner
-def has_room(s, flows, endpoints, slots):  # type: ignore[no-untyped-def]
-    """Whether one more flow between two new endpoints fits."""
-    return (
-        s[S_FLOWS] < len(flows)
-        and s[S_ENDPOINTS] + 2 <= len(endpoints)
-        and 2 * (s[S_FLOWS] + 1) << SLOT_BITS <= len(slots)
-    )
+def has_room(s, flows, endpoints):  # type: ignore[no-untyped-def]
+    """Whether one more flow between two new endpoints fits; the slots are SPARE times the flows."""
+    return s[S_FLOWS] < len(flows) and s[S_ENDPOINTS] + 2 <= len(endpoints)
 
 
 @inner
@@ -59,7 +74,7 @@ def endpoint_of(s, endpoints, index, hi, lo, mac):  # type: ignore[no-untyped-de
     """The row of an address (two halves, bit patterns in int64), added if new."""
     mask = len(index) - 1
     high, low = np.uint64(hi), np.uint64(lo)
-    at = hash_of(hi, lo) & mask
+    at = hash_of(hi, lo ^ (lo >> 32)) & mask
     while index[at] >= 0:
         row = np.int64(index[at])
         if endpoints[row].addr_lo == low and endpoints[row].addr_hi == high:
@@ -75,19 +90,28 @@ def endpoint_of(s, endpoints, index, hi, lo, mac):  # type: ignore[no-untyped-de
 
 
 @inner
-def new_flow(s, slots, at, flows, k1, k2, src, dst, dest_qp, sport, dport, transport):  # type: ignore[no-untyped-def]
-    """Fill the empty slot ``at`` and the next FLOW row."""
+def new_flow(s, slots, at, flows, ends, k1, k2, src, dst, dest_qp, sport, dport, transport):  # type: ignore[no-untyped-def]
+    """Fill the empty slot ``at`` and the next FLOW row; returns the row."""
     row = s[S_FLOWS]
     s[S_FLOWS] = row + 1
-    put64(slots, at + K1, k1)
-    put64(slots, at + K2, k2)
-    put64(slots, at + SLOT_PACKETS, 0)
-    put32(slots, at + SLOT_FLOW, row)
-    put32(slots, at + SLOT_SRC, src)
-    put32(slots, at + SLOT_DST, dst)
+    put64(slots, at, k1)
+    put64(slots, at + 8, k2 | (row << 32))
+    put32(ends, (row << ENDS_BITS) + END_SRC, src)
+    put32(ends, (row << ENDS_BITS) + END_DST, dst)
+    put64(ends, (row << ENDS_BITS) + END_PACKETS, 0)
     flows[row].src = src
     flows[row].dst = dst
     flows[row].dest_qp = dest_qp
     flows[row].sport = sport
     flows[row].dport = dport
     flows[row].transport = transport
+    return row
+
+
+@inlined
+def ends_of(ends, flow, i, block):  # type: ignore[no-untyped-def]
+    """Count a packet of the flow; its source and destination to row ``i``."""
+    at = flow << ENDS_BITS
+    put64(ends, at + END_PACKETS, le64(ends, at + END_PACKETS) + 1)
+    put32(block, SRC + 4 * i, le32(ends, at + END_SRC))
+    put32(block, DST + 4 * i, le32(ends, at + END_DST))

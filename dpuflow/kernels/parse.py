@@ -11,21 +11,16 @@ import numpy as np
 
 from dpuflow import schema, wire
 from dpuflow.kernels import columns as c
-from dpuflow.kernels import headers as h
 from dpuflow.kernels._jit import (
     be16,
-    be32,
-    be64,
     from_dtype,
     i4,
     i8,
-    inlined,
     inner,
     kernel,
     le16,
     le32,
     le64,
-    prefetch,
     put8,
     put16,
     put32,
@@ -33,19 +28,17 @@ from dpuflow.kernels._jit import (
     u1,
 )
 from dpuflow.kernels.bytes import u16, u32
-from dpuflow.kernels.headers import bth_flags, extensions, pause, roce, tcp, tcp_row, udp_end
+from dpuflow.kernels.headers import OPCODE_TABLE, extensions, pause, roce, tcp, tcp_row, udp_end
 from dpuflow.kernels.intern import (
-    K1,
-    K2,
-    SLOT_BITS,
-    SLOT_DST,
-    SLOT_FLOW,
-    SLOT_PACKETS,
-    SLOT_SRC,
+    EMPTY,
+    IPV6_TAG,
+    TAG_SHIFT,
+    TCP_TAG,
     endpoint_of,
+    ends_of,
     find_slot,
+    flow_in,
     has_room,
-    hash_of,
     new_flow,
 )
 from dpuflow.kernels.layers import (
@@ -68,6 +61,7 @@ from dpuflow.kernels.layers import (
     ROCE_V1,
     walk,
 )
+from dpuflow.kernels.usual import ENHANCED, fields, flows_of, gather, gather_pcapng, record_at, sizes, sparse, tally
 from dpuflow.schema import NEVER, NONE32, Kind, Transport
 
 _OK = int(Kind.NONE)
@@ -83,22 +77,17 @@ _TCP_FLOW = int(Transport.TCP)
 _HALF = np.uint64(32)
 _BILLION = np.uint64(1_000_000_000)
 
-TCP_KEY = 1 << 56  # bits of the second key word
-IPV6_KEY = 1 << 57
-
 SECTION = 0x0A0D0D0A
 INTERFACE = 1
 PACKET = 2  # obsolete
 SIMPLE = 3
 STATISTICS = 5
-ENHANCED = 6
 
-_AHEAD = 1536  # bytes to prefetch ahead of the walk
-_FAST_BYTES = 14 + 20 + 8 + wire.BTH_BYTES  # headers of the usual packet
+_SHORT = 8  # usual packets in a row that are worth a run
 
 
 @inner
-def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, endpoints, index, p):  # type: ignore[no-untyped-def]
+def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, ends, endpoints, index, p):  # type: ignore[no-untyped-def]
     """Any packet to row ``i``; its Kind."""
     put32(block, c.FLOW + 4 * i, NONE32)
     put32(block, c.SRC + 4 * i, NONE32)
@@ -138,38 +127,40 @@ def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, endpo
     if p[P_OUTER_CE] == 1 and tos & 3:
         tos |= 3
     put8(block, c.TOS + i, tos)
-    _flow(i, transport, s, block, slots, flows, endpoints, index, p)
+    _flow(i, transport, s, block, slots, flows, ends, endpoints, index, p)
     if result == _TCP:
         tcp_row(data, p, i, s, block)
     else:
-        headers = h.OPCODE_TABLE[np.int64(block[c.OPCODE + i])] & 0xFFFF
+        headers = OPCODE_TABLE[np.int64(block[c.OPCODE + i])] & 0xFFFF
         extensions(data, p[P_AT] + wire.BTH_BYTES, p[P_CAPTURED], headers, i, s, block)
     return result
 
 
 @inner
-def _flow(i, transport, s, block, slots, flows, endpoints, index, p):  # type: ignore[no-untyped-def]
+def _flow(i, transport, s, block, slots, flows, ends, endpoints, index, p):  # type: ignore[no-untyped-def]
     """Flow, source and destination of row ``i``, added if new."""
     sport, dport = le16(block, c.SPORT + 2 * i), le16(block, c.DPORT + 2 * i)
     dest_qp = le32(block, c.DEST_QP + 4 * i)
-    key = dest_qp if transport == _ROCE_FLOW else TCP_KEY | (sport << 16) | dport
+    if transport == _TCP_FLOW:
+        key = (TCP_TAG << TAG_SHIFT) | (sport << 16) | dport
+    else:  # the QP as its bytes lie in the header, as in ``usual``
+        key = ((dest_qp & 0xFF) << 16) | (dest_qp & 0xFF00) | (dest_qp >> 16)
     src, dst = np.int64(0), np.int64(0)
     first = p[P_KEY]
     if p[P_FAMILY] == 6:
-        key |= IPV6_KEY
+        key |= IPV6_TAG << TAG_SHIFT
         src = endpoint_of(s, endpoints, index, p[P_SRC_HI], p[P_SRC_LO], p[P_SRC_MAC])
         dst = endpoint_of(s, endpoints, index, p[P_DST_HI], p[P_DST_LO], p[P_DST_MAC])
         first = src | (dst << 32)
     at = find_slot(slots, first, key)
-    if le64(slots, at + K2) == -1:
+    if le64(slots, at + 8) == EMPTY:
         if p[P_FAMILY] == 4:
             src = endpoint_of(s, endpoints, index, p[P_SRC_HI], p[P_SRC_LO], p[P_SRC_MAC])
             dst = endpoint_of(s, endpoints, index, p[P_DST_HI], p[P_DST_LO], p[P_DST_MAC])
-        new_flow(s, slots, at, flows, first, key, src, dst, dest_qp, sport, dport, transport)
-    put64(slots, at + SLOT_PACKETS, le64(slots, at + SLOT_PACKETS) + 1)
-    put32(block, c.FLOW + 4 * i, le32(slots, at + SLOT_FLOW))
-    put32(block, c.SRC + 4 * i, le32(slots, at + SLOT_SRC))
-    put32(block, c.DST + 4 * i, le32(slots, at + SLOT_DST))
+        new_flow(s, slots, at, flows, ends, first, key, src, dst, dest_qp, sport, dport, transport)
+    flow = flow_in(slots, at)
+    put32(block, c.FLOW + 4 * i, flow)
+    ends_of(ends, flow, i, block)
 
 
 @inner
@@ -213,82 +204,16 @@ def _stamp(ticks, interface):  # type: ignore[no-untyped-def]
     return np.int64(whole * _BILLION + fraction) + interface[c.I_OFFSET]
 
 
-@inlined
-def _usual(data, at, captured, wire_len, i, s, block, slots):  # type: ignore[no-untyped-def]
-    """The usual packet to row ``i``: whether it was one. At least _FAST_BYTES of it are captured."""
-    kind_and_tos = le32(data, at + 12)  # EtherType, version and header length, TOS
-    strange = (kind_and_tos & 0xFFFFFF) ^ 0x450008
-    strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
-    strange |= le16(data, at + 36) ^ 0xB712  # to 4791
-    udp_bytes = be16(data, at + 38)
-    strange |= be16(data, at + 16) ^ (udp_bytes + 20)
-    bth = be32(data, at + 42)
-    strange |= bth & 0xF0000  # BTH version
-    entry = h.OPCODE_TABLE[np.uint64(bth) >> np.uint64(24)]
-    strange |= entry & h.RARE
-    extension = entry >> 16
-    payload = udp_bytes - 8 - wire.BTH_BYTES - wire.ICRC_BYTES - extension - ((bth >> 20) & 3)
-    start = at + _FAST_BYTES + extension
-    if strange != 0 or payload < 0 or start > captured:
-        return False
-    qp_word, psn_word = be32(data, at + 46), be32(data, at + 50)
-    key, dest_qp = le64(data, at + 26), qp_word & 0xFFFFFF
-    slot = (hash_of(key, dest_qp) << SLOT_BITS) & (len(slots) - 1)
-    if le64(slots, slot + K1) != key or le64(slots, slot + K2) != dest_qp:
-        slot = find_slot(slots, key, dest_qp)
-        if le64(slots, slot + K2) == -1:
-            return False
-    put64(slots, slot + SLOT_PACKETS, le64(slots, slot + SLOT_PACKETS) + 1)
-    put32(block, c.FLOW + 4 * i, le32(slots, slot + SLOT_FLOW))
-    put32(block, c.SRC + 4 * i, le32(slots, slot + SLOT_SRC))
-    put32(block, c.DST + 4 * i, le32(slots, slot + SLOT_DST))
-    put32(block, c.WIRE_LEN + 4 * i, wire_len)
-    put32(block, c.PAYLOAD + 4 * i, payload)
-    put32(block, c.DATA_AT + 4 * i, start)
-    put32(block, c.DEST_QP + 4 * i, dest_qp)
-    put32(block, c.PSN + 4 * i, psn_word & 0xFFFFFF)
-    put16(block, c.SPORT + 2 * i, be16(data, at + 34))
-    put16(block, c.DPORT + 2 * i, wire.ROCE_V2_PORT)
-    put16(block, c.DATA_LEN + 2 * i, min(payload, captured - start))
-    put8(block, c.OPCODE + i, bth >> 24)
-    put8(block, c.FLAGS + i, bth_flags((bth >> 16) & 255, qp_word >> 24, psn_word >> 24))
-    put8(block, c.TOS + i, kind_and_tos >> 24)
-    put8(block, c.KIND + i, _V2)
-    if entry & 0xFFFF:
-        after = at + _FAST_BYTES
-        if entry & wire.RETH:
-            row = s[c.N_RETH] * h.RETH_ROW
-            s[c.N_RETH] += 1
-            put32(block, h.RETH_PACKET + row, i)
-            put64(block, h.RETH_VA + row, be64(data, after))
-            put32(block, h.RETH_RKEY + row, be32(data, after + 8))
-            put32(block, h.RETH_LENGTH + row, be32(data, after + 12))
-            after += 16
-        if entry & wire.AETH:
-            row = s[c.N_AETH] * h.AETH_ROW
-            s[c.N_AETH] += 1
-            value = be32(data, after)
-            put32(block, h.AETH_PACKET + row, i)
-            put32(block, h.AETH_SYNDROME + row, value >> 24)
-            put32(block, h.AETH_MSN + row, value & 0xFFFFFF)
-        if entry & (wire.IMM | wire.IETH):
-            row = s[c.N_IMM] * h.IMM_ROW
-            s[c.N_IMM] += 1
-            put32(block, h.IMM_PACKET + row, i)
-            put32(block, h.IMM_VALUE + row, be32(data, after))
-    return True
-
-
 _SIGNATURE = i8(
     i8[::1], i8[::1], i8[:, ::1], u1[::1],  # state, form, interfaces, data
-    u1[::1], u1[::1],  # block, slots
-    from_dtype(schema.FLOW.dtype)[::1], from_dtype(schema.ENDPOINT.dtype)[::1], i4[::1],  # index
+    u1[::1], u1[::1], from_dtype(schema.FLOW.dtype)[::1], u1[::1],  # block, slots, flows, ends
+    from_dtype(schema.ENDPOINT.dtype)[::1], i4[::1],  # endpoints, index
     i8[::1], i8[:, ::1], i8[::1],  # skipped, comments, packet scratch
 )  # fmt: skip
 
 
 @kernel(_SIGNATURE)
-def parse(s, form, interfaces, data, block, slots, flows, endpoints, index, skipped, comments, p):  # type: ignore[no-untyped-def]
+def parse(s, form, interfaces, data, block, slots, flows, ends, endpoints, index, skipped, comments, p):  # type: ignore[no-untyped-def]
     """Fill rows from S_ROW on with the records from S_POS on; why it stopped (``columns``)."""
     pcapng, swapped = form[c.F_PCAPNG] != 0, form[c.F_SWAPPED] != 0
     header, known_interfaces = form[c.F_HEADER], form[c.F_INTERFACES]
@@ -298,12 +223,33 @@ def parse(s, form, interfaces, data, block, slots, flows, endpoints, index, skip
     link, multiply = interfaces[0, c.I_LINK], interfaces[0, c.I_MULTIPLY]
     offset = interfaces[0, c.I_OFFSET]
     interface, direction = np.int64(0), np.int64(0)
+    usual = pcapng or (header == 16 and link == wire.LINKTYPE_ETHERNET)
+    usual = usual and not swapped
+    reach = np.int64(c.CHUNK)
     status = c.LIMIT
     while pos < limit:
         if i >= max_rows:
             status = c.FULL
             break
-        prefetch(data, pos + _AHEAD)
+        if usual:
+            most = min(reach, max_rows - i)
+            if pcapng:
+                stop, found = gather_pcapng(data, pos, end, limit, interfaces, known_interfaces, i, most, block)
+            else:
+                stop, found = gather(data, pos, end, limit, interfaces, i, most, block)
+            n = sizes(i, found, block)
+            reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
+            if n >= _SHORT:
+                n = flows_of(data, stop, i, n, s, block, slots, flows, ends, endpoints, index)
+                if n > 0:
+                    fields(i, n, pcapng, block)
+                    sparse(data, i, n, s, block)
+                    more, late, previous = tally(i, n, previous, block)
+                    total += more
+                    disordered += late
+                    pos = stop if n == found else record_at(n, 28 if pcapng else 16, block)
+                    i += n
+                    continue
         if not pcapng:
             at = pos + header
             if at > end:
@@ -380,23 +326,19 @@ def parse(s, form, interfaces, data, block, slots, flows, endpoints, index, skip
                     if lost != 0xFFFF:
                         s[c.S_DROPS] = max(s[c.S_DROPS], 0) + lost
 
-        usual = False
-        if link == wire.LINKTYPE_ETHERNET and caplen >= _FAST_BYTES:
-            usual = _usual(data, at, at + caplen, wire_len, i, s, block, slots)
-        if not usual:
-            if not has_room(s, flows, endpoints, slots):
-                status = c.GROW
-                break
-            p[P_DIRECTION] = direction
-            kind = _decode(
-                data, at, at + caplen, wire_len, link, i, s, block, slots, flows, endpoints, index, p
-            )
-            put8(block, c.KIND + i, kind)
-            direction = p[P_DIRECTION]
-            if kind >= _FIRST_SKIP:
-                skipped[kind] += 1
-            elif p[P_STAMP] != NEVER:
-                time = p[P_STAMP]
+        if not has_room(s, flows, endpoints):
+            status = c.GROW
+            break
+        p[P_DIRECTION] = direction
+        kind = _decode(
+            data, at, at + caplen, wire_len, link, i, s, block, slots, flows, ends, endpoints, index, p
+        )
+        put8(block, c.KIND + i, kind)
+        direction = p[P_DIRECTION]
+        if kind >= _FIRST_SKIP:
+            skipped[kind] += 1
+        elif p[P_STAMP] != NEVER:
+            time = p[P_STAMP]
         put16(block, c.IFACE + 2 * i, interface)
         put8(block, c.DIRECTION + i, direction)
         put64(block, c.TIME + 8 * i, time)
