@@ -34,7 +34,7 @@ class ByteSource(Protocol):
 
     name: str
     size: int | None
-    """Bytes in all, where that is known beforehand (not for compressed files and pipes)."""
+    """Bytes in all; of compressed files and pipes that is known only once they have been read."""
     damage: str | None
     """Why the bytes end too early, once that has been found."""
     on_disk: int | None

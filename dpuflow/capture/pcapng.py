@@ -43,6 +43,7 @@ class Pcapng:
         self.form[c.F_PCAPNG] = 1
         self.interfaces = np.zeros((8, c.I_SIZE), np.int64)
         self.links: list[int] = []
+        self._known_links: set[int] = set()
         self.comments: list[str] = []
         self.version = 0
         self._order = "<"
@@ -140,7 +141,8 @@ class Pcapng:
             row[c.I_DIVIDE] = 10 ** (resolution - 9)
         self.form[c.F_INTERFACES] = number + 1
         self.version += 1
-        if link not in self.links:
+        if link not in self._known_links:
+            self._known_links.add(link)
             self.links.append(link)
         self._take_comments(body, 8)
 

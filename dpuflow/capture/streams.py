@@ -81,6 +81,7 @@ class Streamed:
             step = min(start - self._start, len(self._rest))
             self._rest = self._rest[step:]
             self._start += step
+        self._note_size()
         behind = start - self._start
         if 0 < behind:
             keep = max(self._filled - behind, 0)
@@ -91,7 +92,13 @@ class Streamed:
             self._buffer[self._filled : self._filled + step] = self._rest[:step]
             self._filled += step
             self._rest = self._rest[step:]
+        self._note_size()
         return self._buffer[: min(self._filled, stop - start)]
+
+    def _note_size(self) -> None:
+        """Set ``size`` once the end has been reached and nothing was lost before it."""
+        if self._ended and self.damage is None and self.size is None:
+            self.size = self._start + self._filled + len(self._rest)
 
     def _more(self) -> bool:
         """Whether ``_rest`` holds bytes, fetched if need be."""

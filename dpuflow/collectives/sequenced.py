@@ -168,7 +168,8 @@ class _Segmenter:
             head = max(int(self.sizes[rows[0]]) for rows in self.streams.values())
             largest = max(int(self.sizes[rows[: 64 * n]].max()) for rows in self.streams.values())
             phases = round(largest / head) if head > 0 else 1
-            if phases > 1:
+            longest = max(len(rows) for rows in self.streams.values())
+            if phases > 1 and (phases + 1) * (n - 1) <= longest:
                 yield segmented_ring(phases)
 
     def _cuts(self, counts: dict[tuple[int, int], tuple[float, ...]]) -> list[int]:
