@@ -144,12 +144,17 @@ class TcpMessages:
         tcp = flows["transport"] == Transport.TCP
         streams = self._streams[: len(flows)]
         for column, name in (
+            ("packets", "total_packets"),
+            ("bytes", "total_bytes"),
+            ("ecn_marked", "total_ecn"),
             ("retransmitted", "total_retransmitted"),
             ("out_of_order", "total_out_of_order"),
             ("missing", "total_missing"),
             ("zero_window", "total_zero_window"),
         ):
             flows[column][tcp] = streams[name][tcp]
+        seen = tcp & (streams["total_packets"] > 0)
+        flows["first_ns"][seen], flows["last_ns"][seen] = streams["opened_ns"][seen], streams["seen_ns"][seen]
         flows["rtt_min_ns"][tcp] = np.where(streams["rtt_min"] < 0, NEVER, streams["rtt_min"])[tcp]
         spoke = np.bincount(rows["flow"], minlength=len(flows)) > 0
         unframed = np.where(spoke, int(Framing.NONE), int(Framing.UNKNOWN))

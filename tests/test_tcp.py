@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from naive_tcp import ISN, Message, Segment, cut, frame_gloo, gloo, handshake, reassemble, run
@@ -69,6 +71,33 @@ def test_retransmission_counts_on_its_own_message() -> None:
     assert shape(rows, 1) == expected(frame_gloo(1, sent))
     assert list(np.sort(rows, order="seq")["retransmitted"]) == [1, 1, 0, 0]
     assert (flows["retransmitted"][1], flows["out_of_order"][1], flows["missing"][1]) == (2, 0, 0)
+
+
+def test_flow_counts_every_packet() -> None:
+    sent = stream(1, 2)
+    segments = [*handshake(), *cut(0, HELLO + sent, [8, 48, 1448], 100)]
+    segments[4].ce = True
+    segments += [replace(segments[4], time_ns=7000), Segment(8000, 1, 0, ack=56, ce=True)]
+    for rows in (1, 4, 1000):
+        _, flows, _ = run(segments, rows=rows)
+        for way in (0, 1):
+            own = [s for s in segments if s.way == way]
+            assert flows["packets"][way] == len(own)
+            assert flows["bytes"][way] == sum(len(s.data) for s in own)
+            assert flows["ecn_marked"][way] == sum(s.ce for s in own) > 0
+            assert (flows["first_ns"][way], flows["last_ns"][way]) == (own[0].time_ns, own[-1].time_ns)
+
+
+def test_packets_that_wait_for_room_are_counted_once() -> None:
+    # Segments beyond a hole fill the slots, and wide ones ask for wider slots: the kernel comes back to both.
+    sent = stream(*range(1, 200), length=1000)
+    segments = cut(1, sent, [48, 1448], 100)
+    late = segments.pop(1)
+    late.time_ns = 10**6
+    segments = [*handshake(), *segments, late]
+    _, flows, _ = run(segments)
+    assert list(flows["packets"]) == [2, len(segments) - 2]
+    assert flows["bytes"][1] == len(sent)
 
 
 def test_hole_filled_by_the_retransmission_delays_the_messages_behind_it() -> None:

@@ -267,6 +267,13 @@ def follow(
         end = seq + length
         if seq > st.next and width < min(seen, MAX_WIDTH):
             return i, WIDER_SLOTS
+        ecn = np.int64(1) if tos[p] & 3 == 3 else np.int64(0)
+        if st.total_packets == 0:
+            st.opened_ns = now
+        st.seen_ns = now
+        st.total_packets += 1
+        st.total_bytes += length
+        st.total_ecn += ecn
         peer_srtt = peer_rttvar = np.int64(0)
         if st.peer >= 0:
             ps = streams[st.peer]
@@ -292,7 +299,6 @@ def follow(
         if length > 0:
             alive = length == 1 and seq == st.next - 1
             probe = length == 1 and seq == st.next and st.peer >= 0 and streams[st.peer].window == 0
-            ecn = np.int64(1) if tos[p] & 3 == 3 else np.int64(0)
             if alive:
                 continue
             if seq < st.next:

@@ -25,6 +25,10 @@ STREAM = np.dtype(
         ("rttvar", "i8"),
         ("held_bytes", "i8"),
         ("fin", "i8"),  # sequence number of the FIN, 0: none yet
+        ("total_packets", "i8"),  # of the flow, and its payload as sent, repeats included
+        ("total_bytes", "i8"),
+        ("opened_ns", "i8"),  # first and last packet of the flow
+        ("seen_ns", "i8"),
         ("window", "i4"),  # last announced by this flow, -1: none yet
         ("peer", "i4"),
         ("held", "i4"),  # first slot, -1: none
@@ -46,6 +50,7 @@ STREAM = np.dtype(
         ("total_out_of_order", "i4"),
         ("total_missing", "i4"),
         ("total_zero_window", "i4"),
+        ("total_ecn", "i4"),
         ("state", "u1"),
         ("framing", "u1"),
         ("mode", "u1"),
