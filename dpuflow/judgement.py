@@ -70,8 +70,9 @@ class Charges:
 def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Charges:
     """Mark late and last ranks and charge each collective's wait to its last rank.
 
-    ``group`` numbers each collective's group. The last rank is charged, for every other rank, the
-    time between the second latest entry (or that rank's own, whichever is later) and its own.
+    ``group`` numbers each collective's group. The last rank is charged, for every other rank whose entry
+    was seen, the time between the second latest entry (or that rank's own, whichever is later) and its
+    own: a rank that nobody saw may have entered last of all, and then waited for no one.
     """
     total = len(entries.endpoint)
     late, last = np.zeros(total, bool), np.zeros(total, bool)
@@ -81,6 +82,7 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     usable = np.isin(relative.bound, (EXACT, AT_LEAST))
     late[usable] = relative.lateness_ns[usable] > noise[usable]
     count = np.diff(entries.offsets)
+    seen = np.bincount(entries.collective[entries.enter_ns != NEVER], minlength=len(count))
     # The two latest entries of each collective, by sorting within it.
     order = np.lexsort((entries.enter_ns, entries.collective))
     ends = entries.offsets[1:] - 1
@@ -90,7 +92,7 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     lead = entries.enter_ns[top] - entries.enter_ns[second]
     good = (entries.enter_ns[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
-    wait[top[good]] = lead[good] * (count[whole][good] - 1)
+    wait[top[good]] = lead[good] * (seen[whole][good] - 1)
     return Charges(late, last, wait, noise, error, offset)
 
 
