@@ -175,8 +175,8 @@ def _rings(cells: list[Cell]) -> list[list[Cell]]:
         first = min(unused)
         unused.discard(first)
         ring = [single[first]]
-        end = ring[0].ends[1] if ring[0].forward else ring[0].ends[0]
-        while True:
+        begin, end = ring[0].ends if ring[0].forward else ring[0].ends[::-1]
+        while end != begin:  # another ring may go through the same rank
             follow = [
                 i for i in unused if (single[i].ends[0] if single[i].forward else single[i].ends[1]) == end
             ]
