@@ -140,6 +140,7 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         np.maximum.at(out[name], number, rows[name])
     out["src"][number] = src
     out["dst"][number] = np.where(role == Role.GRANT, rows["src"], rows["dst"])
+    out["wire"][number[grant]] = rows["wire"][grant]
     out["wire"][number[offer]] = rows["wire"][offer]
     out["wire"][number[data]] = rows["wire"][data]
     np.bitwise_or.at(out["flags"], number, rows["flags"])
