@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, Op, Role, Wire
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,8 @@ def build_exchanges(transfers: Rows) -> Rows:
     signs = np.stack([first_sign[name] for name in ("offer_ns", "grant_ns", "data_ns")])
     order = np.argsort(np.where(signs == NEVER, _FAR, signs).min(axis=0), kind="stable")
     exchanges = exchanges[order]
-    exchanges["order"] = _running_number(exchanges["connection"], exchanges["src"])
+    exchanges["order"], direction = _running_number(exchanges["connection"], exchanges["src"])
+    _mark_cut(exchanges, direction)
     return exchanges
 
 
@@ -152,8 +153,31 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     return out
 
 
-def _running_number(connection: NDArray[np.uint32], src: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """For each row the count of earlier rows with the same connection and source."""
+def _mark_cut(exchanges: Rows, direction: NDArray[np.int64]) -> None:
+    """Flag what began before or ended after the capture although each message seen is whole.
+
+    A library that announces its data or waits for a grant does so every time. So exchanges before the
+    first one of their ``direction`` that was announced began before the capture; those behind the last
+    one that carried data end after it.
+    """
+    wire, order, count = exchanges["wire"], exchanges["order"].astype(np.int64), len(exchanges)
+    gloo = (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
+    framed = gloo | ((wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER))
+    offered, granted = exchanges["offer_ns"] != NEVER, exchanges["grant_ns"] != NEVER
+    begun = offered & (granted | ~gloo) | (wire == Wire.OB1_MATCH)
+    first = np.full(count, _FAR)
+    np.minimum.at(first, direction[begun], order[begun])
+    last = np.full(count, -1)
+    ended = exchanges["data_ns"] != NEVER
+    np.maximum.at(last, direction[ended], order[ended])
+    exchanges["flags"][framed & (order < first[direction])] |= MessageFlag.STARTS_BEFORE
+    exchanges["flags"][framed & (order > last[direction])] |= MessageFlag.ENDS_AFTER
+
+
+def _running_number(
+    connection: NDArray[np.uint32], src: NDArray[np.uint32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each row the count of earlier rows with the same connection and source, and that pair's number."""
     order = np.lexsort((src, connection))
     same = np.zeros(len(order), bool)
     same[1:] = (connection[order][1:] == connection[order][:-1]) & (src[order][1:] == src[order][:-1])
@@ -161,4 +185,6 @@ def _running_number(connection: NDArray[np.uint32], src: NDArray[np.uint32]) -> 
     group = np.cumsum(~same) - 1
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order)) - starts[group]
-    return number
+    pair = np.empty(len(order), np.int64)
+    pair[order] = group
+    return number, pair

@@ -448,7 +448,7 @@ EXCHANGE: Final = _record(
     ("offer", "u4", "row", "TRANSFER row of the offer, NONE32 if none"),
     ("grant", "u4", "row", "TRANSFER row of the grant, NONE32 if none"),
     ("data", "u4", "row", "TRANSFER row of the (first) data, NONE32 if none"),
-    ("wire", "u1", "", "Wire of the data; of the offer where no data was seen, of the grant where neither was"),
+    ("wire", "u1", "", "Wire of the data; without data of the offer, without both of the grant"),
     ("op", "u1", "", "Op that the library names, else UNKNOWN"),
     ("flags", "u1", "", "MessageFlag bits, of all its messages"),
     ("seen", "u1", "", "Seen bits common to its messages"),
