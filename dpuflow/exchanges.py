@@ -170,8 +170,8 @@ def _mark_cut(exchanges: Rows, direction: NDArray[np.int64]) -> None:
     last = np.full(count, -1)
     ended = exchanges["data_ns"] != NEVER
     np.maximum.at(last, direction[ended], order[ended])
-    exchanges["flags"][framed & (order < first[direction])] |= MessageFlag.STARTS_BEFORE
-    exchanges["flags"][framed & (order > last[direction])] |= MessageFlag.ENDS_AFTER
+    exchanges["flags"][framed & (order < first[direction])] |= np.uint8(MessageFlag.STARTS_BEFORE)
+    exchanges["flags"][framed & (order > last[direction])] |= np.uint8(MessageFlag.ENDS_AFTER)
 
 
 def _running_number(
