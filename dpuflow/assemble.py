@@ -24,7 +24,7 @@ from dpuflow.results import (
     Phase,
     RankEntry,
 )
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Transport
+from dpuflow.schema import NEVER, NONE32, Op, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,12 +138,11 @@ def _collectives(
     error, cause = charges.error_ns.tolist(), causes.cause.tolist()
     why = _reasons(captures, joined, entries)
     offsets = entries.offsets.tolist()
-    flags, nbytes = exchanges["flags"], exchanges["bytes"]
-    partial = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
+    nbytes = exchanges["bytes"]
     found: list[Collective] = []
     for number, instance in enumerate(instances):
         rows = range(offsets[number], offsets[number + 1])
-        complete = instance.complete and not bool((flags[instance.rows] & partial).any())
+        complete = bool(entries.whole[rows.start])
         ranks = [
             RankEntry(
                 endpoint=endpoint,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.schedules import free_ranks
-from dpuflow.schema import NEVER, NONE32, Wire
+from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +69,7 @@ class Entries:
     act: NDArray[np.int64]
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
     reaction_ns: NDArray[np.int64]  # median time from an input to the send that follows it
+    whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
     offsets: NDArray[np.int64]
 
     @property
@@ -132,6 +133,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     again = np.zeros(total, np.int64)
     np.add.at(again, sender, picked["retransmitted"].astype(np.int64))
     np.add.at(again, receiver, picked["retransmitted"].astype(np.int64))
+    cut = (picked["flags"] & (MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER)) != 0
+    whole = np.fromiter((i.complete for i in instances), bool, len(instances))
+    whole[of[cut]] = False
     return Entries(
         collective,
         endpoint,
@@ -142,6 +146,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         act,
         again,
         _reactions(total, sender, receiver, offered, picked["arrived_end_ns"]),
+        whole[collective],
         offsets,
     )
 
@@ -222,7 +227,8 @@ def relate(entries: Entries) -> Relative:
     """Lateness against the earliest rank of each collective.
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
-    than it left its collective before; what follows for the others is a bound, not a value.
+    than it left its collective before; what follows for the others is a bound, not a value. Of a
+    collective that was seen only in part nothing follows.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
@@ -244,7 +250,7 @@ def relate(entries: Entries) -> Relative:
 
     bound = np.where(known, EXACT, np.where(exact & (lead > 0), AT_LEAST, AT_MOST))
     lateness = np.where(bound == AT_MOST, most, lead)
-    bound = np.where(seen & (lateness != NEVER), bound, UNOBSERVABLE)
+    bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     return Relative(np.where(bound == UNOBSERVABLE, NEVER, lateness), bound)
 
 
