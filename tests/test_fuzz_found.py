@@ -1,0 +1,69 @@
+"""What fuzzing has found, each as a small case of its own."""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import struct
+import time
+
+import numpy as np
+from readings import read_bytes, read_file
+
+from dpuflow import schema
+from dpuflow.collectives.sequenced import sequenced_instances
+from dpuflow.schema import Direction
+
+SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
+
+
+def interface(link: int) -> bytes:
+    return struct.pack("<IIHHII", 1, 20, link, 0, 0, 20)
+
+
+def test_block_cut_short_in_a_compressed_file(tmp_path):
+    """A block that is skipped by its length reached beyond the file's end; only plain files told."""
+    raw = SECTION + interface(1) + struct.pack("<II", 0x0BAD, 400) + bytes(100)
+    for name, content in (("plain.pcapng", raw), ("packed.pcapng.gz", gzip.compress(raw))):
+        path = tmp_path / name
+        path.write_bytes(content)
+        info = read_file(path).info
+        assert not info.complete, name
+        (warning,) = info.warnings
+        assert "the file ends inside a block at byte 448" in warning
+
+
+def test_direction_is_each_packet_own():
+    """In classic pcap a cooked packet without a direction got that of the packet before."""
+    packet_types = (0, 3, 4, 3, 1, 7)
+    raw = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, 113)
+    for packet_type in packet_types:
+        cooked = struct.pack(">HHH8sH", packet_type, 1, 6, bytes(8), 0x0806)
+        raw += struct.pack("<4I", 1, 0, 16, 16) + cooked
+    inward, outward, unknown = Direction.INBOUND, Direction.OUTBOUND, Direction.UNKNOWN
+    expected = [inward, unknown, outward, unknown, inward, unknown]
+    assert read_bytes(raw).columns["direction"].tolist() == expected
+
+
+def test_many_link_types():
+    """65536 interfaces, each with a link type of its own, took many seconds."""
+    raw = SECTION + b"".join(interface(link) for link in range(65536))
+    start = time.process_time()
+    assert read_bytes(raw).info.complete
+    assert time.process_time() - start < 5
+
+
+def test_sizes_far_apart_are_no_schedule():
+    """A first message of one byte before one of 2**31: a ring of as many phases filled gigabytes."""
+    rows = schema.EXCHANGE.zeros(4)
+    rows["src"], rows["dst"] = [0, 1, 0, 1], [1, 0, 1, 0]
+    rows["order"] = rows["sub"] = [0, 0, 1, 1]
+    rows["bytes"] = [1, 1, 2**31, 2**31]
+    rows["op"] = schema.Op.ALL_REDUCE
+    for step, name in enumerate(
+        ("offer_ns", "grant_ns", "data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns")
+    ):
+        rows[name] = 1000 * np.arange(4) + step
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sequenced_instances(rows, np.arange(4), np.arange(2))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

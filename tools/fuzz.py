@@ -1,0 +1,250 @@
+"""Feed broken captures to the readers and the stages after them, for as long as one likes.
+
+    python tools/fuzz.py --minutes N --seed S [--kind packets,files,lives]
+
+packets: random packets against the plain parser. files: damaged files through the reader (twice, plain and
+compressed) and the plain parser. lives: well-formed captures of packets lost, doubled, late and
+altered, through the whole analysis. Each seed is one case; a case that fails, crashes, hangs or
+takes too much memory is told by its kind and seed, and ``--only KIND:SEED`` runs it alone.
+
+Good captures come from ``traces`` and, where they are, from DPUFLOW_SHARED or ``../shared``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gzip
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOME = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(HOME), str(HOME / "tests")]
+
+import mutations  # noqa: E402
+import naive_parse  # noqa: E402
+import readings  # noqa: E402
+
+CASE_SECONDS = 60  # a case takes well under one
+MOST_MIB = 600  # resident; the reader's own buffers take some 20
+MOST_FILE = 1 << 19
+CHUNK = 400  # cases a process runs
+
+
+class Finding(Exception):
+    """A property that does not hold."""
+
+
+@cache
+def good_files() -> list[bytes]:
+    """Small whole captures: public ones, the first packets of real ones."""
+    shared = Path(os.environ.get("DPUFLOW_SHARED") or HOME.parent / "shared") / "captures"
+    files = [p for end in ("pcap", "pcapng") for p in sorted(shared.glob(f"public/**/*.{end}"))]
+    found = [raw for p in files if len(raw := p.read_bytes()) > 24]
+    return found + [mutations.head(_unpacked(p), 60) for p in real_files()]
+
+
+@cache
+def real_files() -> list[Path]:
+    """Captures of one node each."""
+    shared = Path(os.environ.get("DPUFLOW_SHARED") or HOME.parent / "shared") / "captures"
+    return sorted([*HOME.glob("traces/*/node0.pcap.gz"), *shared.glob("roce/*/node0.pcap.gz"),
+                   *shared.glob("tcp/*/node0.pcap.gz")])  # fmt: skip
+
+
+@cache
+def _unpacked(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes())
+
+
+@cache
+def jobs() -> list[list[bytes]]:
+    """For each job with captures of its nodes, the first packets of each."""
+    folders = sorted({p.parent for p in real_files()})
+    return [[mutations.head(_unpacked(p), 1500) for p in sorted(f.glob("node?.pcap.gz"))] for f in folders]
+
+
+def packets(rng: Random) -> None:
+    """Random packets: the reader against the plain parser."""
+    raw = mutations.random_capture(rng, rng.choice((1, 10, 60, 400)))
+    check(raw)
+
+
+def files(rng: Random) -> None:
+    """A damaged file: whatever the reader gives agrees with the plain parser, and it tells of damage."""
+    good = rng.choice(good_files()) if rng.random() < 0.7 else mutations.random_capture(rng)
+    if len(good) < 25:
+        return
+    bad = mutations.mutate(good, rng)[:MOST_FILE]
+    if len(bad) < 24:
+        return
+    reading = check(bad)
+    untouched = mutations.first_difference(good, bad)
+    kept = sum(1 for r in naive_parse.records(good) if r.end <= untouched)
+    if reading.info.packets < kept:
+        raise Finding(f"{reading.info.packets} packets, but {kept} were whole before the damage")
+    with tempfile.TemporaryDirectory() as folder:
+        plain, packed = Path(folder, "a.pcap"), Path(folder, "b.pcap.gz")
+        plain.write_bytes(bad)
+        packed.write_bytes(gzip.compress(bad, 1))
+        for path in (plain, packed):
+            again = readings.read_file(path)
+            again.info.vantage = reading.info.vantage
+            if not again.same(reading):
+                raise Finding(f"read as {path.suffix}, it differs: {again.info} and {reading.info}")
+        if rng.random() < 0.3:
+            wrong = bytearray(gzip.compress(good, 1))
+            for _ in range(rng.randrange(1, 4)):
+                wrong[rng.randrange(3, len(wrong))] ^= 1 << rng.randrange(8)
+            packed.write_bytes(wrong[: rng.choice((len(wrong), rng.randrange(3, len(wrong))))])
+            through([[packed]])
+        if rng.random() < 0.3:
+            through([[plain]])
+
+
+def lives(rng: Random) -> None:
+    """All nodes' captures of a job, each with a bad life, through the analysis and the reports."""
+    nodes = rng.choice(jobs())
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number, raw in enumerate(nodes):
+            part = mutations.head(raw, rng.choice((20, 200, 600, 1500)))
+            if rng.random() < 0.8:
+                part = mutations.shuffled_life(part, rng)
+            if rng.random() < 0.1:
+                part = mutations.mutate(part, rng, 24)
+            path = Path(folder, f"node{number}.pcap")
+            path.write_bytes(part)
+            paths.append([path])
+        if rng.random() < 0.2:
+            paths = [[path for of_node in paths for path in of_node]]
+        through(paths, rng.choice(("auto", "trust", "estimate")))
+
+
+def check(raw: bytes) -> readings.Reading:
+    """The reader's rows of ``raw`` against the plain parser's."""
+    rows, whole = naive_parse.read(raw)
+    reading = readings.read_bytes(raw)
+    found = readings.problems(reading) + readings.differences(reading, rows)
+    if whole != reading.info.complete:
+        found.append(f"complete is {reading.info.complete}, expected {whole} ({reading.info.warnings})")
+    if found:
+        raise Finding("; ".join(found[:4]))
+    return reading
+
+
+def through(vantages: list[list[Path]], clock: str = "auto") -> None:
+    """The whole analysis and both reports; a DpuflowError is an answer too."""
+    from dpuflow import analyze
+    from dpuflow.errors import DpuflowError
+    from dpuflow.reports.json import json_lines
+    from dpuflow.reports.text import text_lines
+    from dpuflow.tables import Vantage
+
+    named = [Vantage(f"node{n}", tuple(str(p) for p in paths)) for n, paths in enumerate(vantages)]
+    try:
+        result = analyze(named, clock=clock, threads=1)
+        for lines in (json_lines, text_lines):
+            for _ in lines(result):
+                pass
+    except DpuflowError:
+        pass
+
+
+KINDS: dict[str, Callable[[Random], None]] = {"packets": packets, "files": files, "lives": lives}
+
+
+def one(kind: str, seed: int) -> None:
+    """One case. Raises whatever goes wrong."""
+    KINDS[kind](Random(f"{kind}:{seed}"))
+
+
+def work(kind: str, first: int, last: int, mark: Path) -> int:
+    """A run of cases in this process; each failure on a line of its own."""
+    failed = 0
+    for seed in range(first, last):
+        mark.write_text(str(seed))
+        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+        try:
+            one(kind, seed)
+        except Exception as error:
+            failed += 1
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            print(
+                f"{kind}:{seed}: {type(error).__name__} at {where.filename}:{where.lineno}: {error}",
+                flush=True,
+            )
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MIB << 10:
+            print(f"{kind}:{seed}: more than {MOST_MIB} MiB", flush=True)
+            return 1
+    faulthandler.cancel_dump_traceback_later()
+    return failed
+
+
+def main() -> int:
+    """Share the time among the kinds, in processes of their own, so that a crash ends none but its own."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--minutes", type=float, default=5.0)
+    options.add_argument("--seed", type=int, default=0, help="number of the first case")
+    options.add_argument("--kind", default="packets,files,lives", help="which kinds, with commas between")
+    options.add_argument("--only", metavar="KIND:SEED", help="run this case alone")
+    options.add_argument("--work", nargs=4, metavar=("KIND", "FIRST", "LAST", "MARK"), help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.only:
+        kind, seed = given.only.split(":")
+        one(kind, int(seed))
+        return 0
+    if given.work:
+        kind, first, last, mark = given.work
+        return min(work(kind, int(first), int(last), Path(mark)), 100)
+
+    until, kinds = time.monotonic() + 60 * given.minutes, given.kind.split(",")
+    at, done, failed = dict.fromkeys(kinds, given.seed), dict.fromkeys(kinds, 0), 0
+    spent = dict.fromkeys(kinds, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        mark = Path(folder, "mark")
+        while time.monotonic() < until:
+            kind = min(kinds, key=lambda k: spent[k])
+            count = CHUNK if kind != "lives" else CHUNK // 8
+            started = time.monotonic()
+            command = [
+                sys.executable,
+                __file__,
+                "--work",
+                kind,
+                str(at[kind]),
+                str(at[kind] + count),
+                str(mark),
+            ]
+            status = subprocess.run(command, check=False).returncode
+            spent[kind] += time.monotonic() - started
+            reached = int(mark.read_text())
+            if status != 0:
+                failed += 1
+            if status < 0 or reached + 1 < at[kind] + count:
+                print(f"{kind}:{reached}: the process ended with status {status}", flush=True)
+            done[kind] += reached + 1 - at[kind]
+            at[kind] = reached + 1
+    for kind in kinds:
+        print(f"{kind}: {done[kind]} cases in {spent[kind]:.0f} s, from seed {given.seed}")
+    cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{cpu.ru_utime + cpu.ru_stime:.0f} s of CPU; {'nothing found' if not failed else 'see above'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
