@@ -46,7 +46,7 @@ class TcpMessages:
         self._header: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._rows = MESSAGE.zeros(1024)
         self._links = np.zeros(1024, tcp_state.LINK)
-        self._counts = np.zeros(3, np.int64)
+        self._counts = np.zeros(4, np.int64)
         self._width = 64
         self._held: Rows = np.zeros(0, tcp_state.HELD)
         self._held_data: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -61,13 +61,13 @@ class TcpMessages:
         columns = [block.columns[name][: block.rows] for name in
                    ("time_ns", "frame", "flow", "payload", "data_at", "data_len", "tos")]  # fmt: skip
         data = block.data if block.data.flags.writeable else block.data.copy()
-        packets = (*columns, data)
         kernels, state, at = self._kernels, self._state, 0
         while True:
-            at, want = kernels.follow(
-                at, packets, block.tcp, self._streams, self._header, self._rows,
+            at = kernels.follow(
+                at, *columns, data, block.tcp, self._streams, self._header, self._rows,
                 self._links, self._held, self._held_data, self._width, self._counts,
             )  # fmt: skip
+            want = self._counts[state.WANT]
             if want == state.DONE:
                 return
             if want == state.MORE_ROWS:

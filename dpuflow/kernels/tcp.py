@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpuflow import schema
-from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, types, u1, u2, u4  # type: ignore[attr-defined]
+from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4, void
 from dpuflow.kernels.stream import close_message, consume, cut, give_up_trial, time_round_trip
 from dpuflow.kernels.tcp_state import (
     BURST,
@@ -34,6 +34,7 @@ from dpuflow.kernels.tcp_state import (
     ROWS,
     SLOTS_USED,
     STREAM,
+    WANT,
     WIDER_SLOTS,
 )
 
@@ -215,16 +216,20 @@ def restart(f: Any, st: Any, seq: Any, state: Any, header: Any, rows: Any, links
 _BYTES, _COUNTS = u1[::1], i8[::1]
 _STREAMS, _LINKS, _HELD = from_dtype(STREAM)[::1], from_dtype(LINK)[::1], from_dtype(HELD)[::1]
 _ROWS, _TCP = from_dtype(schema.MESSAGE.dtype)[::1], from_dtype(schema.TCP.dtype)[::1]
-_PACKETS = types.Tuple((i8[::1], u4[::1], u4[::1], u4[::1], u4[::1], u2[::1], u1[::1], _BYTES))  # type: ignore[no-untyped-call]
+_COLUMNS = (i8[::1], u4[::1], u4[::1], u4[::1], u4[::1], u2[::1], u1[::1], _BYTES)
 
 
-_NEXT_AND_WHY = types.UniTuple(i8, 2)  # type: ignore[no-untyped-call]
-
-
-@kernel(_NEXT_AND_WHY(i8, _PACKETS, _TCP, _STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
+@kernel(i8(i8, *_COLUMNS, _TCP, _STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
 def follow(
     first: Any,
-    packets: Any,
+    time_ns: Any,
+    frames: Any,
+    flow: Any,
+    payload: Any,
+    data_at: Any,
+    data_len: Any,
+    tos: Any,
+    data: Any,
     tcp: Any,
     streams: Any,
     header: Any,
@@ -235,8 +240,10 @@ def follow(
     width: Any,
     counts: Any,
 ) -> Any:
-    """Work through the TCP rows from ``first``; returns the row to go on with and what to enlarge."""
-    time_ns, frames, flow, payload, data_at, data_len, tos, data = packets
+    """Work through the TCP rows from ``first``; returns the row to go on with.
+
+    ``counts[WANT]`` says what to enlarge before.
+    """
     for i in range(first, len(tcp)):
         t = tcp[i]
         p = np.int64(t.packet)
@@ -252,9 +259,11 @@ def follow(
         if st.peer >= 0:
             need += streams[st.peer].held_bytes // MIN_MESSAGE + streams[st.peer].held_count
         if len(rows) - counts[ROWS] < need:
-            return i, MORE_ROWS
+            counts[WANT] = MORE_ROWS
+            return i
         if counts[FREE_SLOT] < 0:
-            return i, MORE_SLOTS
+            counts[WANT] = MORE_SLOTS
+            return i
         seq = extend(st.next, np.int64(t.seq))
         if st.state == NEW:
             seq = _TWO_32 + np.int64(t.seq)
@@ -266,7 +275,8 @@ def follow(
             seq += 1
         end = seq + length
         if seq > st.next and width < min(seen, MAX_WIDTH):
-            return i, WIDER_SLOTS
+            counts[WANT] = WIDER_SLOTS
+            return i
         ecn = np.int64(1) if tos[p] & 3 == 3 else np.int64(0)
         if st.total_packets == 0:
             st.opened_ns = now
@@ -326,10 +336,11 @@ def follow(
         if st.fin == st.next and st.state != CLOSED:
             st.next += 1
             st.state = CLOSED
-    return len(tcp), DONE
+    counts[WANT] = DONE
+    return len(tcp)
 
 
-@kernel(types.void(_STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
+@kernel(void(_STREAMS, _BYTES, _ROWS, _LINKS, _HELD, _BYTES, i8, _COUNTS))
 def end_all(
     streams: Any, header: Any, rows: Any, links: Any, held: Any, held_data: Any, width: Any, counts: Any
 ) -> Any:
@@ -351,7 +362,7 @@ def end_all(
         cut(f, st, header, rows, links, counts)
 
 
-@kernel(types.void(_STREAMS, _ROWS, _LINKS))
+@kernel(void(_STREAMS, _ROWS, _LINKS))
 def settle(streams: Any, rows: Any, links: Any) -> Any:
     """Give up the framings for which both directions together show too few headers."""
     for f in range(len(streams)):

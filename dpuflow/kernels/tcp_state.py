@@ -91,11 +91,11 @@ NEW, MIDDLE, FROM_SYN, CLOSED = 0, 1, 2, 3
 # STREAM.mode: what the bytes at ``next`` are taken for
 BURST, FRAMED, LOST = 0, 1, 2
 
-# What the kernel returns beside the next TCP row: all done, or what to enlarge.
+# ``counts[WANT]``: all done, or what to enlarge.
 DONE, MORE_ROWS, MORE_SLOTS, WIDER_SLOTS = 0, 1, 2, 3
 
 # Indices of ``counts``.
-ROWS, FREE_SLOT, SLOTS_USED = 0, 1, 2
+ROWS, FREE_SLOT, SLOTS_USED, WANT = 0, 1, 2, 3
 
 REORDER = 3  # segments beyond a hole before it counts (RFC 5681's three duplicate ACKs)
 MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up

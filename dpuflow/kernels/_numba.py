@@ -1,0 +1,142 @@
+"""Kernels by Numba: compiler flags, the cache of machine code, unaligned loads.
+
+``kernel(signature)`` makes a function that Python calls: compiled once for that signature and kept
+on disk. ``inner`` makes one that only kernels call. A load reads the bytes at any offset of a byte
+array as one unsigned number, without bounds or wrap-around checks: the caller has checked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from dpuflow.kernels import _ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FLAGS: Final = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False, "_nrt": False}
+
+from_dtype = numba.from_dtype
+u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
+i4, i8 = types.int32, types.int64
+void = types.void
+
+
+KERNELS: list[Any] = []
+"""All kernels so far, for ``_build``."""
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that Python calls, for exactly this signature; releases the GIL."""
+
+    def compile_now(function: Callable[..., Any]) -> Callable[..., Any]:
+        dispatcher = numba.njit(**FLAGS)(function)
+        try:
+            dispatcher.enable_caching()
+            # Numba looks at the kernel's own file; what it takes from others would go stale unnoticed.
+            dispatcher._cache._cache_file._source_stamp = (_ready.source_stamp(),)
+        except RuntimeError:
+            pass  # no folder to write to: it is compiled anew in each process
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        KERNELS.append(dispatcher)
+        return dispatcher  # type: ignore[no-any-return]
+
+    return compile_now
+
+
+inner = numba.njit(**FLAGS)
+"""A function that only kernels call; it becomes part of each of them."""
+
+inlined = numba.njit(**FLAGS, forceinline=True)
+"""The same for a kernel's hot loop: a call costs some thirty moves, since arrays pass as seven words."""
+
+
+def _loader(bits: int, swap: bool) -> Callable[..., int]:
+    """A load of ``bits`` bits at any byte offset; swapped where the data is big endian."""
+
+    @intrinsic
+    def load(typing_context: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            number = ir.IntType(bits)
+            value = builder.load(builder.bitcast(place, number.as_pointer()), align=1)
+            if swap:
+                value = builder.bswap(value)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.int64(data, types.int64), generate
+
+    return load  # type: ignore[no-any-return]
+
+
+le16, le32, le64 = _loader(16, False), _loader(32, False), _loader(64, False)
+be16, be32, be64 = _loader(16, True), _loader(32, True), _loader(64, True)
+
+
+def _storer(bits: int) -> Callable[..., None]:
+    """A store of the low ``bits`` bits at any byte offset, in the machine's own byte order."""
+
+    @intrinsic
+    def store(typing_context: Any, data: Any, at: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            number = ir.IntType(bits)
+            value = args[2] if bits == 64 else builder.trunc(args[2], number)
+            builder.store(value, builder.bitcast(place, number.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(data, types.int64, types.int64), generate
+
+    return store  # type: ignore[no-any-return]
+
+
+put8, put16, put32, put64 = _storer(8), _storer(16), _storer(32), _storer(64)
+
+
+@intrinsic
+def copy32(typing_context: Any, target: Any, to: Any, data: Any, at: Any) -> Any:
+    """Copy 32 bytes from one byte array to another, at any offsets, in one move."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), 32).as_pointer()
+        places = []
+        for k in (0, 2):
+            array = context.make_array(signature.args[k])(context, builder, args[k])
+            places.append(builder.bitcast(builder.gep(array.data, [args[k + 1]]), vector))
+        builder.store(builder.load(places[1], align=1), places[0], align=1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, data, types.int64), generate
+
+
+def _prefetcher(nearness: int) -> Callable[..., None]:
+    """Ask for the cache line at an offset, which may lie outside the array."""
+
+    @intrinsic
+    def fetch(typing_context: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            word = ir.IntType(32)
+            byte = ir.IntType(8).as_pointer()
+            function = builder.module.declare_intrinsic(
+                "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+            )
+            builder.call(function, [place, word(0), word(nearness), word(1)])
+            return context.get_dummy_value()
+
+        return types.void(data, types.int64), generate
+
+    return fetch  # type: ignore[no-any-return]
+
+
+prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)
+"""Into the first-level cache, or only into the second."""

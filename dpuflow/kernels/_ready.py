@@ -1,0 +1,149 @@
+"""Kernels compiled beforehand: a shared library that needs neither Numba nor LLVM to be loaded.
+
+``_build`` writes the library beside the bytecode cache, one for each state of the sources and kind of
+processor; without one, or with DPUFLOW_NUMBA set, Numba compiles and loads the kernels (``_numba``).
+What a kernel module takes from ``_jit`` is here, too: types of signatures to check arguments with, and
+empty stand-ins for what only the compiler needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_KIND: Final = (
+    *(b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags"),  # x86
+    *(
+        b"Features",
+        b"CPU implementer",
+        b"CPU architecture",
+        b"CPU variant",
+        b"CPU part",
+        b"CPU revision",
+    ),  # arm64
+)
+_FOLDER: Final = Path(__file__).resolve().parent
+
+
+@cache
+def source_stamp() -> str:
+    """A digest of everything that compiled code depends on besides the compiler and the processor."""
+    package = _FOLDER.parent
+    digest = hashlib.sha256()
+    for path in sorted([*_FOLDER.glob("*.py"), package / "wire.py", package / "schema.py"]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _processor_stamp() -> str:
+    """A digest of the first processor's kind as /proc/cpuinfo tells it: the code is made for it."""
+    kind = [os.uname().machine.encode()]
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            first = file.read(16384).split(b"\n\n")[0]
+        kind += [line for line in first.splitlines() if line.split(b":")[0].strip() in _KIND]
+    except OSError:
+        pass
+    return hashlib.sha256(b"\n".join(kind)).hexdigest()
+
+
+def library_path() -> Path:
+    """Where the library for these sources and this processor is, or would be."""
+    return _FOLDER / "__pycache__" / f"kernels-{_processor_stamp()[:12]}-{source_stamp()[:20]}.so"
+
+
+def symbol(function: Any) -> str:
+    """The name of a kernel in the library."""
+    return f"{function.__module__}.{function.__qualname__}".replace(".", "_")
+
+
+def _open() -> ctypes.CDLL | None:
+    if os.environ.get("DPUFLOW_NUMBA"):
+        return None
+    try:
+        return ctypes.CDLL(str(library_path()))
+    except OSError:
+        return None  # not built, or not for this system
+
+
+LIBRARY: Final = _open()
+
+
+class _Type:
+    """A type in a signature: a number, or an array where it is indexed; called, it makes a signature."""
+
+    def __init__(self, dtype: np.dtype[Any] | None, dimensions: int = 0) -> None:
+        self.dtype, self.dimensions = dtype, dimensions
+
+    def __getitem__(self, index: Any) -> _Type:
+        return _Type(self.dtype, len(index) if isinstance(index, tuple) else 1)
+
+    def __call__(self, *arguments: _Type) -> tuple[_Type, tuple[_Type, ...]]:
+        return self, arguments
+
+
+def from_dtype(dtype: np.dtype[Any]) -> _Type:
+    """The type of a record."""
+    return _Type(dtype)
+
+
+u1, u2, u4, u8 = (_Type(np.dtype(name)) for name in ("u1", "u2", "u4", "u8"))
+i4, i8 = _Type(np.dtype("i4")), _Type(np.dtype("i8"))
+void = _Type(None)
+
+
+class Kernel:
+    """A function of the library: its arguments go over as one row of words, arrays as their objects."""
+
+    def __init__(self, library: ctypes.CDLL, name: str, result: _Type, arguments: tuple[_Type, ...]) -> None:
+        self.name, self.count = name, len(arguments)
+        self.arrays = [(k, t.dtype, t.dimensions) for k, t in enumerate(arguments) if t.dimensions]
+        self.numbers = [k for k, t in enumerate(arguments) if not t.dimensions]
+        self.void = result is void
+        self.words = ctypes.c_int64 * len(arguments)
+        self.entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+            (name, library)
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        if len(arguments) != self.count:
+            raise TypeError(f"{self.name} takes {self.count} arguments, not {len(arguments)}")
+        for k, dtype, dimensions in self.arrays:
+            array = arguments[k]
+            fits = array.dtype is dtype or array.dtype == dtype
+            if not (fits and array.ndim == dimensions and array.flags.carray):
+                raise TypeError(f"{self.name}, argument {k}: not a {dimensions}-dimensional array of {dtype}")
+        words = list(map(id, arguments))
+        for k in self.numbers:
+            words[k] = int(arguments[k])
+        result, error = ctypes.c_int64(), ctypes.c_void_p()
+        status = self.entry(ctypes.byref(result), ctypes.byref(error), self.words(*words))
+        if status:
+            raise RuntimeError(f"{self.name} failed with status {status}")
+        return None if self.void else result.value
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The library's function of that name, for exactly this signature; releases the GIL."""
+    assert LIBRARY is not None  # ``_jit`` looks
+    library = LIBRARY
+    return lambda function: Kernel(library, symbol(function), *signature)
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that only kernels call: here nobody does."""
+    return function
+
+
+inlined = inner
+le16 = le32 = le64 = be16 = be32 = be64 = inner
+put8 = put16 = put32 = put64 = copy32 = prefetch = prefetch_far = inner
