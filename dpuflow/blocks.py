@@ -84,6 +84,7 @@ class Interned:
     def __init__(self, flows: int = 1024) -> None:
         self.flows = _empty_flows(flows)
         self.ends: Bytes = _aligned(flows * _ENDS.itemsize)
+        self.keys: Numbers = np.zeros((flows, 2), np.int64)
         self.slots: Bytes = _aligned(flows * _SLOTS_PER_FLOW * _SLOT_BYTES)
         self.slots[:] = 0xFF
         self.endpoints = ENDPOINT.zeros(flows)
@@ -99,8 +100,9 @@ class Interned:
             larger = Interned(2 * flows)
             larger.flows[:flows] = self.flows
             larger.ends[: len(self.ends)] = self.ends
+            larger.keys[:flows] = self.keys
             refill_slots(self.slots, larger.slots)
-            self.flows, self.ends, self.slots = larger.flows, larger.ends, larger.slots
+            self.flows, self.ends, self.keys, self.slots = larger.flows, larger.ends, larger.keys, larger.slots
         if endpoints + 2 > len(self.endpoints):
             more = ENDPOINT.zeros(2 * len(self.endpoints))
             more[:endpoints] = self.endpoints[:endpoints]
@@ -138,7 +140,7 @@ class Parser:
         return int(
             self._parse(
                 self.state, form.form, form.interfaces, data, buffers.bytes,
-                known.slots, known.flows, known.ends, known.endpoints, known.index,
+                known.slots, known.flows, known.ends, known.keys, known.endpoints, known.index,
                 self.skipped, self.comments, self._scratch,
             )
         )  # fmt: skip

@@ -14,17 +14,20 @@ from dpuflow import wire
 from dpuflow.blocks import Buffers, Parser
 from dpuflow.capture.base import SLACK, WINDOW, Damage
 from dpuflow.capture.pcapng import text_of
+from dpuflow.capture.streams import Mapped
 from dpuflow.kernels import columns as c
 from dpuflow.schema import Kind
 from dpuflow.tables import CaptureInfo
+from dpuflow.workers import WindowEnd, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from dpuflow.capture.base import Bytes, CaptureFile, CaptureSource
+    from dpuflow.capture.base import Bytes, CaptureFile, CaptureSource, Numbers
     from dpuflow.tables import Block
+    from dpuflow.workers import Parsed
 
     Rows = NDArray[np.void]
     Progress = Callable[[int, int | None], None]
@@ -83,38 +86,105 @@ class BlockReader:
 
     def _file(self, file: CaptureFile, done: int, total: int | None) -> Iterator[Block]:
         """Blocks of one file."""
-        state, data_of = self._parser.state, file.bytes.window
-        pos = file.format.first_record
-        while True:
-            limit = (pos // WINDOW + 1) * WINDOW
-            data = data_of(pos, limit + SLACK)
-            if self._progress is not None:
-                self._progress(done + file.bytes.done(), total)
-            if not len(data):
-                if file.bytes.size is not None and pos > file.bytes.size:
-                    self._damaged(file, pos, "the file ends inside a block")
-                break
-            state[c.S_POS], state[c.S_END] = 0, len(data)
-            state[c.S_LIMIT] = min(limit - pos, len(data))
-            self._parser.start_block()
-            reason = yield from self._window(file, data)
-            pos += int(state[c.S_POS])
-            if reason is not None:
-                self._damaged(file, pos, reason)
-                return
-        if file.bytes.damage:
-            self._damaged(file, pos, file.bytes.damage)
+        pos: int | None = file.format.first_record
+        ahead: Workers | None = None
+        try:
+            while pos is not None:
+                if self._progress is not None:
+                    self._progress(done + (file.bytes.done() if file.bytes.size is None else pos), total)
+                if ahead is None and pos >= WINDOW and self._worth(file, pos):
+                    near_ns = int(self._parser.state[c.S_PREVIOUS])
+                    ahead = Workers(file, self._threads, pos // WINDOW, near_ns)
+                if ahead is not None:
+                    if ahead.version == file.format.version:
+                        pos = yield from self._window_ahead(file, ahead, pos)
+                        continue
+                    ahead.close()  # another section or interface: begin anew behind it
+                    ahead = None
+                pos = yield from self._window(file, pos, (pos // WINDOW + 1) * WINDOW)
+        finally:
+            if ahead is not None:
+                ahead.close()
 
-    def _window(self, file: CaptureFile, data: Bytes) -> Iterator[Block]:
+    def _worth(self, file: CaptureFile, pos: int) -> bool:
+        """Whether threads are wanted and there is enough left for them."""
+        size = file.bytes.size
+        return self._threads > 1 and isinstance(file.bytes, Mapped) and size is not None and size - pos > 4 * WINDOW
+
+    def _window_ahead(self, file: CaptureFile, ahead: Workers, pos: int) -> Iterator[Block]:
+        """Blocks of the window at ``pos`` from the threads, as far as they had it right; where it ends."""
+        window = pos // WINDOW
+        ahead.skip_to(window)
+        if not ahead.has(window):
+            return (yield from self._window(file, pos, (window + 1) * WINDOW))
+        if ahead.start_of(window) == pos:
+            for part in ahead.blocks(window):
+                if isinstance(part, WindowEnd):
+                    pos = part.stop
+                    if part.complete:
+                        return pos
+                else:
+                    yield self._adopt(part)
+        else:
+            ahead.skip_to(window, started=True)
+        return (yield from self._window(file, pos, (window + 1) * WINDOW))
+
+    def _adopt(self, part: Parsed) -> Block:
+        """A thread's block as the reader's own."""
+        from dpuflow.kernels.tables import adopt
+
+        parser, its = self._parser, part.tables
+        state, rows, first = parser.state, int(part.state[c.S_ROW]), 0
+        flows = part.adopted.reaching(int(part.state[c.S_FLOWS]))
+        while True:
+            known = parser.known
+            first = adopt(
+                part.buffers.bytes, rows, first, flows, its.flows, its.keys, its.endpoints,
+                state, known.slots, known.flows, known.ends, known.keys, known.endpoints, known.index,
+            )  # fmt: skip
+            if first == rows:
+                break
+            parser.grow()
+        parser.skipped += part.skipped
+        late = part.first_ns < int(state[c.S_PREVIOUS])
+        state[c.S_PREVIOUS] = part.state[c.S_PREVIOUS]
+        if part.state[c.S_DROPS] >= 0:
+            state[c.S_DROPS] = max(int(state[c.S_DROPS]), 0) + int(part.state[c.S_DROPS])
+        self._packet_comments(part.data, int(part.state[c.S_COMMENTS]), part.comments)
+        part.state[c.S_DISORDERED] += late
+        return self._deliver(part.buffers, part.state, part.data)
+
+    def _window(self, file: CaptureFile, pos: int, limit: int) -> Iterator[Block]:
+        """Blocks of the records from ``pos`` and before ``limit``; where they end, None if the file does."""
+        state = self._parser.state
+        data = file.bytes.window(pos, limit + SLACK)
+        if not len(data):
+            if file.bytes.size is not None and pos > file.bytes.size:
+                self._damaged(file, pos, "the file ends inside a block")
+            elif file.bytes.damage:
+                self._damaged(file, pos, file.bytes.damage)
+            return None
+        state[c.S_POS], state[c.S_END] = 0, len(data)
+        state[c.S_LIMIT] = min(limit - pos, len(data))
+        self._parser.start_block()
+        reason = yield from self._blocks(file, data)
+        pos += int(state[c.S_POS])
+        if reason is not None:
+            self._damaged(file, pos, reason)
+            return None
+        return pos
+
+    def _blocks(self, file: CaptureFile, data: Bytes) -> Iterator[Block]:
         """Blocks of one window; returns why the file cannot be read on, or None."""
         parser, state = self._parser, self._parser.state
         reason: str | None = None
         while True:
             status = parser.run(file.format, data, self._buffers)
             if state[c.S_COMMENTS]:
-                self._packet_comments(data)
+                self._packet_comments(data, int(state[c.S_COMMENTS]), parser.comments)
+                state[c.S_COMMENTS] = 0
             if status == c.FULL:
-                yield self._deliver(data)
+                yield self._deliver(self._buffers, state, data)
                 parser.start_block()
             elif status == c.GROW:
                 parser.grow()
@@ -137,16 +207,16 @@ class BlockReader:
             else:
                 break
         if state[c.S_ROW]:
-            yield self._deliver(data)
+            yield self._deliver(self._buffers, state, data)
         return reason
 
-    def _deliver(self, data: Bytes) -> Block:
-        """The rows parsed so far as a Block, counted into the info."""
-        info, state = self.info, self._parser.state
+    def _deliver(self, buffers: Buffers, state: Numbers, data: Bytes) -> Block:
+        """The rows of ``buffers`` as a Block, counted into the info."""
+        info = self.info
         rows, disordered = int(state[c.S_ROW]), int(state[c.S_DISORDERED])
         counts = [int(n) for n in state[c.S_SPARSE : c.S_SPARSE + len(c.SPARSE)]]
-        block = self._buffers.block(info.packets, rows, counts, data, disordered == 0)
-        first, last = int(self._buffers.times[0]), int(self._buffers.times[rows - 1])
+        block = buffers.block(info.packets, rows, counts, data, disordered == 0)
+        first, last = int(buffers.times[0]), int(buffers.times[rows - 1])
         info.first_ns = first if info.first_ns is None else min(first, info.first_ns)
         info.last_ns = last if info.last_ns is None else max(last, info.last_ns)
         info.packets += rows
@@ -158,13 +228,11 @@ class BlockReader:
         self.info.complete = False
         self.info.warnings.append(f"{file.name}: {reason} at byte {pos}; what comes before is kept")
 
-    def _packet_comments(self, data: Bytes) -> None:
-        state = self._parser.state
-        found = int(state[c.S_COMMENTS])
-        state[c.S_COMMENTS] = 0
-        located = self._parser.comments[: min(found, c.COMMENTS)]
-        self._more_comments += found - len(located)
-        self._keep_comments([text_of(bytes(data[at : at + n])) for at, n in located])
+    def _packet_comments(self, data: Bytes, found: int, located: Numbers) -> None:
+        """Keep the comments of packets, of which the first are located in ``data``."""
+        texts = [text_of(bytes(data[at : at + n])) for at, n in located[: min(found, c.COMMENTS)]]
+        self._more_comments += found - len(texts)
+        self._keep_comments(texts)
 
     def _keep_comments(self, comments: list[str]) -> None:
         room = max(MAX_COMMENTS - len(self.info.comments), 0)

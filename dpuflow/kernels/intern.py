@@ -4,7 +4,7 @@ A flow's slot is 16 bytes, so that a thousand flows take few cache lines: the fi
 tag (3 bits), flow (29) and second key word (32). The tag tells what the key is made of; an empty
 slot has tag 7. The key of IPv4 packets is both addresses as they lie in the header, so that the
 usual packet needs a single look-up; others look up their endpoints first. ``ends`` has 16 bytes a
-flow: source, destination, packets. Tables never fill: see ``has_room``.
+flow: source, destination, packets; ``keys`` its two key words. Tables never fill: see ``has_room``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def endpoint_of(s, endpoints, index, hi, lo, mac):  # type: ignore[no-untyped-de
 
 
 @inner
-def new_flow(s, slots, at, flows, ends, k1, k2, src, dst, dest_qp, sport, dport, transport):  # type: ignore[no-untyped-def]
+def new_flow(s, slots, at, flows, ends, keys, k1, k2, src, dst, dest_qp, sport, dport, transport):  # type: ignore[no-untyped-def]
     """Fill the empty slot ``at`` and the next FLOW row; returns the row."""
     row = s[S_FLOWS]
     s[S_FLOWS] = row + 1
@@ -99,6 +99,8 @@ def new_flow(s, slots, at, flows, ends, k1, k2, src, dst, dest_qp, sport, dport,
     put32(ends, (row << ENDS_BITS) + END_SRC, src)
     put32(ends, (row << ENDS_BITS) + END_DST, dst)
     put64(ends, (row << ENDS_BITS) + END_PACKETS, 0)
+    keys[row, 0] = k1
+    keys[row, 1] = k2
     flows[row].src = src
     flows[row].dst = dst
     flows[row].dest_qp = dest_qp

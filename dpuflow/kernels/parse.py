@@ -87,7 +87,7 @@ _SHORT = 8  # usual packets in a row that are worth a run
 
 
 @inner
-def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, ends, endpoints, index, p):  # type: ignore[no-untyped-def]
+def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, ends, keys, endpoints, index, p):  # type: ignore[no-untyped-def]
     """Any packet to row ``i``; its Kind."""
     put32(block, c.FLOW + 4 * i, NONE32)
     put32(block, c.SRC + 4 * i, NONE32)
@@ -127,7 +127,7 @@ def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, ends,
     if p[P_OUTER_CE] == 1 and tos & 3:
         tos |= 3
     put8(block, c.TOS + i, tos)
-    _flow(i, transport, s, block, slots, flows, ends, endpoints, index, p)
+    _flow(i, transport, s, block, slots, flows, ends, keys, endpoints, index, p)
     if result == _TCP:
         tcp_row(data, p, i, s, block)
     else:
@@ -137,7 +137,7 @@ def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, ends,
 
 
 @inner
-def _flow(i, transport, s, block, slots, flows, ends, endpoints, index, p):  # type: ignore[no-untyped-def]
+def _flow(i, transport, s, block, slots, flows, ends, keys, endpoints, index, p):  # type: ignore[no-untyped-def]
     """Flow, source and destination of row ``i``, added if new."""
     sport, dport = le16(block, c.SPORT + 2 * i), le16(block, c.DPORT + 2 * i)
     dest_qp = le32(block, c.DEST_QP + 4 * i)
@@ -157,7 +157,7 @@ def _flow(i, transport, s, block, slots, flows, ends, endpoints, index, p):  # t
         if p[P_FAMILY] == 4:
             src = endpoint_of(s, endpoints, index, p[P_SRC_HI], p[P_SRC_LO], p[P_SRC_MAC])
             dst = endpoint_of(s, endpoints, index, p[P_DST_HI], p[P_DST_LO], p[P_DST_MAC])
-        new_flow(s, slots, at, flows, ends, first, key, src, dst, dest_qp, sport, dport, transport)
+        new_flow(s, slots, at, flows, ends, keys, first, key, src, dst, dest_qp, sport, dport, transport)
     flow = flow_in(slots, at)
     put32(block, c.FLOW + 4 * i, flow)
     ends_of(ends, flow, i, block)
@@ -206,14 +206,14 @@ def _stamp(ticks, interface):  # type: ignore[no-untyped-def]
 
 _SIGNATURE = i8(
     i8[::1], i8[::1], i8[:, ::1], u1[::1],  # state, form, interfaces, data
-    u1[::1], u1[::1], from_dtype(schema.FLOW.dtype)[::1], u1[::1],  # block, slots, flows, ends
+    u1[::1], u1[::1], from_dtype(schema.FLOW.dtype)[::1], u1[::1], i8[:, ::1],  # block, slots, flows, ends, keys
     from_dtype(schema.ENDPOINT.dtype)[::1], i4[::1],  # endpoints, index
     i8[::1], i8[:, ::1], i8[::1],  # skipped, comments, packet scratch
 )  # fmt: skip
 
 
 @kernel(_SIGNATURE)
-def parse(s, form, interfaces, data, block, slots, flows, ends, endpoints, index, skipped, comments, p):  # type: ignore[no-untyped-def]
+def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints, index, skipped, comments, p):  # type: ignore[no-untyped-def]
     """Fill rows from S_ROW on with the records from S_POS on; why it stopped (``columns``)."""
     pcapng, swapped = form[c.F_PCAPNG] != 0, form[c.F_SWAPPED] != 0
     header, known_interfaces = form[c.F_HEADER], form[c.F_INTERFACES]
@@ -240,7 +240,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, endpoints, index
             n = sizes(i, found, block)
             reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
             if n >= _SHORT:
-                n = flows_of(data, stop, i, n, s, block, slots, flows, ends, endpoints, index)
+                n = flows_of(data, stop, i, n, s, block, slots, flows, ends, keys, endpoints, index)
                 if n > 0:
                     fields(i, n, pcapng, block)
                     sparse(data, i, n, s, block)
@@ -331,7 +331,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, endpoints, index
             break
         p[P_DIRECTION] = direction
         kind = _decode(
-            data, at, at + caplen, wire_len, link, i, s, block, slots, flows, ends, endpoints, index, p
+            data, at, at + caplen, wire_len, link, i, s, block, slots, flows, ends, keys, endpoints, index, p
         )
         put8(block, c.KIND + i, kind)
         direction = p[P_DIRECTION]

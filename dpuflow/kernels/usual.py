@@ -176,7 +176,7 @@ def _size(i, k, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def flows_of(data, ahead, i, n, s, block, slots, flows, ends, endpoints, index):  # type: ignore[no-untyped-def]
+def flows_of(data, ahead, i, n, s, block, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
     """Flow, source and destination; for how many packets there was room.
 
     Meanwhile the bytes from ``ahead`` on are fetched for the next run.
@@ -195,7 +195,7 @@ def flows_of(data, ahead, i, n, s, block, slots, flows, ends, endpoints, index):
                     n = k
                     break
                 at = le64(block, _AT + 8 * k)
-                _add(data, at, key, qp_key, slot, s, slots, flows, ends, endpoints, index)
+                _add(data, at, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index)
         put32(block, c.FLOW + 4 * (i + k), flow_in(slots, slot))
     for k in range(n):
         ends_of(ends, le32(block, c.FLOW + 4 * (i + k)), i + k, block)
@@ -203,14 +203,14 @@ def flows_of(data, ahead, i, n, s, block, slots, flows, ends, endpoints, index):
 
 
 @inner
-def _add(data, at, key, qp_key, slot, s, slots, flows, ends, endpoints, index):  # type: ignore[no-untyped-def]
+def _add(data, at, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
     """A new flow from the headers at ``at``."""
     mapped = 0xFFFF00000000  # ::ffff:a.b.c.d
     src = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 26) | mapped, mac(data, at + 6))
     dst = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 30) | mapped, mac(data, at))
     sport, dport = be16(data, at + 34), be16(data, at + 36)
     dest_qp = be32(data, at + 46) & 0xFFFFFF
-    new_flow(s, slots, slot, flows, ends, key, qp_key, src, dst, dest_qp, sport, dport, _ROCE_FLOW)
+    new_flow(s, slots, slot, flows, ends, keys, key, qp_key, src, dst, dest_qp, sport, dport, _ROCE_FLOW)
 
 
 @inlined
