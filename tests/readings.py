@@ -85,21 +85,21 @@ class Guarded:
         pass
 
 
-def read_bytes(raw: bytes) -> Reading:
+def read_bytes(raw: bytes, threads: int = 1) -> Reading:
     """Read a whole pcap or pcapng file; its magic number must be right."""
     opened = Pcapng() if raw[:4] == b"\x0a\x0d\x0d\x0a" else Pcap(raw[:24])
     file = CaptureFile("guarded", Guarded(raw), opened, None)
-    return read_source(CaptureSource(0, "guarded", ["guarded"], [file]))
+    return read_source(CaptureSource(0, "guarded", ["guarded"], [file]), threads=threads)
 
 
-def read_file(*names: Path | str) -> Reading:
+def read_file(*names: Path | str, threads: int = 1) -> Reading:
     """Read files the usual way."""
-    return read_source(open_capture([str(name) for name in names]))
+    return read_source(open_capture([str(name) for name in names]), threads=threads)
 
 
-def read_source(source: CaptureSource, most: int | None = None) -> Reading:
+def read_source(source: CaptureSource, most: int | None = None, threads: int = 1) -> Reading:
     """Read a capture; with ``most``, only blocks until that many packets are there."""
-    reader = read_blocks(source)
+    reader = read_blocks(source, threads)
     columns: dict[str, list[np.ndarray]] = {f.name: [] for f in PACKET.fields}
     sparse: dict[str, list[np.ndarray]] = {name: [] for name in SPARSE}
     data: list[bytes] = []
