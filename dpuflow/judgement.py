@@ -134,7 +134,8 @@ def judge(
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    own = usable & charges.late & (causes.cause == COMPUTE)
+    # A rank's first collective is left out: how far apart processes start is no habit.
+    own = usable & charges.late & (causes.cause == COMPUTE) & (causes.excess_ns != NEVER)
     blame = np.where(own & charges.last, charges.wait_ns, 0)
     seen = row_tied & (entries.enter_ns != NEVER)
     world = World(
