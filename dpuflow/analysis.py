@@ -33,8 +33,8 @@ def analyze(
     OptionError and MissingError.
     """
     from dpuflow.assemble import assemble
-    from dpuflow.collectives import build_collectives
-    from dpuflow.exchanges import build_exchanges, count_untold
+    from dpuflow.collectives import build_collectives, count_untold
+    from dpuflow.exchanges import build_exchanges
     from dpuflow.identity import endpoint_ranks, rank_order
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
@@ -46,7 +46,16 @@ def analyze(
     exchanges = build_exchanges(joined.transfers)
     instances = build_collectives(exchanges, rank_order(joined, known))
     entries = build_entries(exchanges, instances)
-    return assemble(captures, joined, known, exchanges, instances, entries, count_untold(joined.transfers), ranks)
+    return assemble(
+        captures,
+        joined,
+        known,
+        exchanges,
+        instances,
+        entries,
+        count_untold(joined.transfers, exchanges, instances),
+        ranks,
+    )
 
 
 def read_captures(

@@ -25,12 +25,12 @@ _FAR = np.iinfo(np.int64).max
 def build_exchanges(transfers: Rows) -> Rows:
     """Link messages into exchanges.
 
-    Only messages whose operation the library names are linked; the others are set-up, or belong to
-    collectives that only their structure could tell. Returns the EXCHANGE rows in order of their
-    first sign.
+    Messages of TCP are linked where a library's framing names their operation; RoCE's all are.
+    Returns the EXCHANGE rows in order of their first sign.
     """
     TRANSFER.check(transfers)
-    part = np.flatnonzero((transfers["role"] != Role.CONTROL) & (transfers["op"] != Op.UNKNOWN))
+    roce = (transfers["wire"] >= Wire.ROCE_SEND) & (transfers["wire"] <= Wire.ROCE_SEND_IMM)
+    part = np.flatnonzero((transfers["role"] != Role.CONTROL) & (roce | (transfers["op"] != Op.UNKNOWN)))
     if not len(part):
         return EXCHANGE.zeros(0)
     rows = transfers[part]
@@ -45,12 +45,6 @@ def build_exchanges(transfers: Rows) -> Rows:
     exchanges["order"], direction = _running_number(exchanges["connection"], exchanges["src"])
     _mark_cut(exchanges, direction)
     return exchanges
-
-
-def count_untold(transfers: Rows) -> int:
-    """Data messages whose operation no library names."""
-    data = np.isin(transfers["role"], (Role.DATA, Role.BURST))
-    return int((data & (transfers["op"] == Op.UNKNOWN)).sum())
 
 
 def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -129,7 +123,8 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced = np.zeros(count, np.uint64)
-    np.maximum.at(announced, number[offer | grant], rows["announces"][offer | grant])
+    told = (offer | grant) & (rows["op"] != Op.UNKNOWN)  # a clear-to-send states the room, not the length
+    np.maximum.at(announced, number[told], rows["announces"][told])
     # What the sender announced counts before what was seen of it: frames of it may lie in a gap.
     out["bytes"] = np.where(announced > 0, announced, carried)
     for name in ("retransmitted", "ecn_marked"):

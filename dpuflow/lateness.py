@@ -101,7 +101,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
     grant = picked["grant_ns"]
     ready = np.where(unasked, grant, NEVER)
-    answer = np.where(unasked, NEVER, grant)
+    answer = np.where((picked["wire"] >= Wire.OB1_MATCH) & (picked["wire"] <= Wire.OB1_OTHER), grant, NEVER)
     send_ns, send_at = _earliest(total, sender, offered)
     ready_ns, ready_at = _earliest(total, receiver, ready)
     answer_ns, answer_at = _earliest(total, receiver, answer)
@@ -255,8 +255,13 @@ def relate(entries: Entries) -> Relative:
 
 
 def previous_row(entries: Entries) -> NDArray[np.int64]:
-    """For each row that of the same rank's collective before, -1 for its first."""
-    order = np.lexsort((entries.collective, entries.endpoint))
+    """For each row that of the same rank's collective before, -1 for its first.
+
+    In the order in which the rank entered them: where groups take turns, a peer may have begun a
+    collective before the rank had finished one of another group.
+    """
+    when = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)
+    order = np.lexsort((entries.collective, when, entries.endpoint))
     before = np.full(len(order), -1, np.int64)
     same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
     before[order[1:][same]] = order[:-1][same]

@@ -1,7 +1,7 @@
 """EXCHANGE rows in, collectives out: what belongs together, and what operation and algorithm it is.
 
 Message structure decides, never idle gaps: tags where the library counts its collectives
-(``tagged``), counts, sizes and order where it does not (``sequenced``).
+(``tagged``), counts, sizes and order where it does not (``sequenced``; RoCE: ``structured``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.model import Instance
-from dpuflow.schema import EXCHANGE, Op, Wire
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.tables import Rows
 
-__all__ = ["Instance", "build_collectives"]
+__all__ = ["Instance", "build_collectives", "count_untold"]
 
 
 def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> list[Instance]:
@@ -28,6 +28,7 @@ def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> list[Inst
     by the library or a rank map, else the order of addresses).
     """
     from dpuflow.collectives.sequenced import sequenced_instances
+    from dpuflow.collectives.structured import structured_instances
     from dpuflow.collectives.tagged import tagged_instances
 
     EXCHANGE.check(exchanges)
@@ -37,9 +38,27 @@ def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> list[Inst
     instances = tagged_instances(exchanges, np.flatnonzero(gloo), position)
     for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
         instances.extend(sequenced_instances(exchanges, rows, position))
+    # SENDs are left out: they carry a library's own protocol beside the data.
+    written = np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (exchanges["data_ns"] != NEVER)
+    instances.extend(structured_instances(exchanges, np.flatnonzero(written & ~told), position))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
+
+
+def count_untold(transfers: Rows, exchanges: Rows, instances: list[Instance]) -> int:
+    """Data messages that are part of no collective."""
+    data = int(np.isin(transfers["role"], (Role.DATA, Role.BURST)).sum())
+    part = np.zeros(len(exchanges), bool)
+    for instance in instances:
+        part[instance.rows] = True
+    seen = exchanges["data"] != NONE32
+    # One transfer may have come in several frames; they all count as told.
+    frames = int(
+        (np.isin(transfers["role"], (Role.DATA, Role.BURST)) & (transfers["op"] != Op.UNKNOWN)).sum()
+    )
+    unnamed = int((part & seen & (exchanges["op"] == Op.UNKNOWN)).sum())
+    return data - frames - unnamed
 
 
 def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -391,7 +391,7 @@ def dependencies(algorithm: Algorithm, n: int, root: int = 0) -> tuple[tuple[Pla
         seen[edge] = place[1] + 1
         sends.append((send, place))
         inputs.setdefault(send.dst, []).append((send.step, place))
-    pairs = []
+    pairs: list[tuple[Place, Place]] = []
     for send, place in sends:
         before = [(step, what) for step, what in inputs.get(send.src, []) if step < send.step]
         if before:

@@ -11,7 +11,7 @@ never cuts: a rank that waits for a late peer is idle too.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,10 @@ import numpy as np
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send, dependencies, edge_sizes, free_ranks
-from dpuflow.collectives.tagged import span
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +35,10 @@ Streams = dict[tuple[int, int], "NDArray[np.int64]"]
 HOLE = -1
 ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
+TRIES = 24
+"""Of these, the offsets to try: behind the first long pauses, and the longest."""
+SAMPLE = 1024
+"""Messages on which hypotheses are compared; the best one then takes all that it explains."""
 NEAR = 0.9
 """An offset that comes this near the best one is taken if it drops less."""
 NO_CONTRAST = 0.75
@@ -48,6 +51,25 @@ CLEAR = 0.95
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What cutting needs of every exchange; the last element stands for HOLE: no size, no times."""
+
+    sizes: NDArray[np.int64]
+    starts: NDArray[np.int64]  # the sender's first act
+    arrivals: NDArray[np.int64]
+
+
+def columns_of(exchanges: Rows) -> Columns:
+    """The columns of EXCHANGE rows, one element longer for HOLE."""
+    offered = exchanges["offer_ns"] != NEVER
+    return Columns(
+        np.append(exchanges["bytes"].astype(np.int64), -1),
+        np.append(np.where(offered, exchanges["offer_ns"], exchanges["data_ns"]), NEVER),
+        np.append(exchanges["arrived_end_ns"], NEVER),
+    )
+
+
+@dataclass(frozen=True)
 class Hypothesis:
     """How each collective of a run might look; ``cuts`` segments per message of the schedule."""
 
@@ -56,6 +78,7 @@ class Hypothesis:
     root: int
     cuts: int
 
+    @cached_property
     def counts(self) -> dict[tuple[int, int], tuple[float, ...]]:
         """(src, dst) endpoints -> sizes of the schedule's messages for a buffer of one byte."""
         units = edge_sizes(self.algorithm, len(self.order), self.root)
@@ -73,60 +96,87 @@ def sequenced_instances(
     found: list[Instance] = []
     # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
     whole = bool((exchanges["sub"][rows][exchanges["order"][rows] == 0] <= 1).all())
-    for each, streams in _streams(exchanges, rows).items():
-        found.extend(_Segmenter(exchanges, streams, each, position).run(settled=whole))
+    columns = columns_of(exchanges)
+    for op, streams in _numbered(exchanges, edge_streams(exchanges, rows)).items():
+        found.extend(cut_streams(columns, streams, op, position, settled=whole))
     return found
+
+
+Habits = dict[int, tuple["Algorithm", int, list[str]]]
+"""Ranks -> the algorithm and segments that fitted last, and the alternatives: tried first next time."""
+
+
+def cut_streams(
+    columns: Columns,
+    streams: Streams,
+    op: Op,
+    position: NDArray[np.int64],
+    *,
+    settled: bool = False,
+    habits: Habits | None = None,
+) -> list[Instance]:
+    """The collectives of one communicator's streams; ``op`` UNKNOWN: of any operation.
+
+    ``settled`` says that the streams begin where a collective begins. ``habits`` is what was found
+    on other channels of the same job; it is brought up to date.
+    """
+    segmenter = _Segmenter(columns, streams, op, position)
+    segmenter.habits = {} if habits is None else habits
+    return segmenter.run(settled=settled)
 
 
 class _Segmenter:
     """Cuts the streams of one communicator and operation into collectives, from the front."""
 
-    def __init__(self, exchanges: Rows, streams: Streams, op: Op, position: NDArray[np.int64]) -> None:
+    def __init__(self, columns: Columns, streams: Streams, op: Op, position: NDArray[np.int64]) -> None:
         self.op = op
         self.streams = streams
         ends = {end for edge in streams for end in edge}
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
-        # One more element stands for HOLE (row -1): no size, no times.
-        self.sizes = np.append(exchanges["bytes"].astype(np.int64), -1)
-        self.starts = np.append(span(exchanges)[0], NEVER)
-        self.arrivals = np.append(exchanges["arrived_end_ns"], NEVER)
+        self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
+        self.habits: Habits = {}
 
     def run(self, *, settled: bool) -> list[Instance]:
         """Cut all; ``settled``: the streams begin where a collective begins."""
         found: list[Instance] = []
         stray: list[int] = []
         while self.streams:
-            drop, runs = self._align(settled)
-            stray.extend(self._drop_first() for _ in range(drop))
-            if not runs:
+            drop, chosen = self._align(settled)
+            stray.extend(self._drop(drop))
+            if chosen is None:
                 continue
             if stray:
                 found.extend(self._stray(stray))
                 stray = []
-            hypothesis, count = self._best(runs)
-            alternatives = [
-                h.algorithm.name
-                for h, n in runs
-                if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
-            ]
-            found.extend(self._take(hypothesis, count, list(dict.fromkeys(alternatives))))
+            hypothesis, alternatives = chosen
+            self.habits[len(hypothesis.order)] = (hypothesis.algorithm, hypothesis.cuts, alternatives)
+            found.extend(self._take(hypothesis, self._length(hypothesis), alternatives))
             settled = True
+            left = sum(len(rows) for rows in self.streams.values())
+            if self.op == Op.UNKNOWN and left < _messages(hypothesis):
+                # The capture ends within a collective; half an all_reduce would pass for an all_gather.
+                stray.extend(self._drop(left))
         if stray:
             found.extend(self._stray(stray))
         return found
 
-    def _align(self, settled: bool) -> tuple[int, list[tuple[Hypothesis, int]]]:
-        """How many messages to drop before cutting, and the hypotheses that hold from there.
+    def _align(self, settled: bool) -> tuple[int, tuple[Hypothesis, list[str]] | None]:
+        """How many messages to drop before cutting, and the hypothesis that holds from there.
 
         A capture may begin within a collective, and a lost message may break one. Then equal sizes
         fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
         """
-        whole = dict(self.streams)
+        usual = self._as_usual()
+        if usual is not None:
+            return 0, usual
+        whole, ahead = dict(self.streams), self._ahead()
         tried: list[tuple[float, int, list[tuple[Hypothesis, int]]]] = []
-        for drop in range(ALIGNMENTS):
+        for drop in self._offsets(ahead):
+            self.streams = dict(whole)
+            self._drop(drop, ahead)
             if not self.streams:
                 break
-            runs = [(h, n) for h in self._hypotheses() if (n := self._length(h)) > 0]
+            runs = [(h, n) for h in self._hypotheses() if (n := self._length(h, SAMPLE)) > 0]
             if runs:
                 hypothesis, count = self._best(runs)
                 score = self._score(hypothesis, count)
@@ -135,12 +185,64 @@ class _Segmenter:
                     break
                 if drop >= len(hypothesis.order) and drop > _messages(hypothesis):
                     break  # every offset within one collective has been tried
-            self._drop_first()
         self.streams = whole
         if not tried:
-            return len(whole) and sum(len(rows) for rows in whole.values()), []
+            # What is not named and not understood here will not be further on.
+            every = sum(len(rows) for rows in whole.values())
+            return every if self.op == Op.UNKNOWN else min(every, ALIGNMENTS), None
         best = max(score for score, _, _ in tried)
-        return next((drop, runs) for score, drop, runs in tried if score >= NEAR * best)
+        drop, runs = next((drop, runs) for score, drop, runs in tried if score >= NEAR * best)
+        self.streams = dict(whole)
+        self._drop(drop, ahead)
+        hypothesis, count = self._best(runs)
+        self.streams = whole
+        alternatives = [
+            h.algorithm.name
+            for h, n in runs
+            if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
+        ]
+        return drop, (hypothesis, list(dict.fromkeys(alternatives)))
+
+    def _as_usual(self) -> tuple[Hypothesis, list[str]] | None:
+        """What fitted last, if it fits here beyond doubt."""
+        habit = self.habits.get(len(self.endpoints))
+        if habit is None:
+            return None
+        algorithm, cuts, alternatives = habit
+        for hypothesis in self._hypotheses():
+            if (hypothesis.algorithm, hypothesis.cuts) == (algorithm, cuts):
+                count = self._length(hypothesis, SAMPLE)
+                if count and self._score(hypothesis, count) >= CLEAR:
+                    return hypothesis, alternatives
+        return None
+
+    def _ahead(self) -> list[tuple[int, int]]:
+        """The edges of the next messages, in order of time."""
+        edges = list(self.streams)
+        heads = [self.streams[edge][:ALIGNMENTS] for edge in edges]
+        times = [np.maximum.accumulate(self.starts[rows]) for rows in heads]
+        which = np.repeat(np.arange(len(edges)), [len(rows) for rows in heads])
+        order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
+        return [edges[i] for i in which[order].tolist()]
+
+    def _offsets(self, ahead: Sequence[tuple[int, int]]) -> list[int]:
+        """Numbers of messages to drop that are worth a try: where a sender had paused longest."""
+        at = dict.fromkeys(self.streams, 0)
+        rows = np.empty(len(ahead), np.int64)
+        for i, edge in enumerate(ahead):
+            rows[i] = self.streams[edge][at[edge]]
+            at[edge] += 1
+        src = np.array([edge[0] for edge in ahead])
+        dst = np.array([edge[1] for edge in ahead])
+        pause = np.zeros(len(ahead), np.int64)
+        for rank in np.unique(src).tolist():
+            mine = np.flatnonzero((src == rank) & (rows != HOLE))
+            events = np.sort(np.concatenate([self.starts[rows[mine]], self.arrivals[rows[dst == rank]]]))
+            before = np.searchsorted(events, self.starts[rows[mine]]) - 1
+            pause[mine] = np.where(before >= 0, self.starts[rows[mine]] - events[before], 0)
+        first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[: TRIES // 2] + 1
+        longest = np.argsort(-pause[1:], kind="stable")[: TRIES // 2] + 1
+        return [0, *np.unique(np.concatenate([first, longest])).tolist()]
 
     # -- hypotheses --------------------------------------------------------------------------
 
@@ -152,8 +254,11 @@ class _Segmenter:
                     continue
                 for root in range(n) if algorithm.rooted else (0,):
                     base = Hypothesis(algorithm, order, root, 1)
-                    counts = base.counts()
-                    if not counts.keys() <= self.streams.keys():
+                    counts = base.counts
+                    # Of unknown operation, only what explains every edge is worth a try.
+                    if not counts.keys() <= self.streams.keys() or (
+                        self.op == Op.UNKNOWN and len(counts) != len(self.streams)
+                    ):
                         continue
                     yield base
                     if algorithm.cuts:
@@ -173,20 +278,29 @@ class _Segmenter:
                 yield segmented_ring(phases)
 
     def _cuts(self, counts: dict[tuple[int, int], tuple[float, ...]]) -> list[int]:
-        """Segments per message worth trying: up to a shorter last one, or what divides the stream."""
-        edge = next(iter(counts))
-        seen = self.sizes[self.streams[edge]]
-        shorter = np.flatnonzero(seen[1:] < seen[:-1])
-        tries = {int(shorter[0]) + 2} if len(shorter) else set()
+        """Segments per message worth trying: up to a shorter last one, or what divides the first sizes.
+
+        The first collective's messages are of one size, so their number on an edge, up to where the
+        size changes, is a multiple of its segments.
+        """
+        tries: set[int] = set()
         whole = 0
-        for each, unit in counts.items():
-            whole = gcd(whole, len(self.streams[each]) // len(unit))
+        for edge, unit in counts.items():
+            seen = self.sizes[self.streams[edge][:SAMPLE]]
+            changes = np.flatnonzero(seen[1:] != seen[:-1])
+            alike = int(changes[0]) + 1 if len(changes) else len(self.streams[edge])
+            whole = gcd(whole, alike // len(unit))
+            if len(changes) and seen[changes[0] + 1] < seen[changes[0]]:
+                tries.add(alike + 1)
         tries |= {d for d in range(2, min(whole, 4096) + 1) if whole % d == 0}
         return sorted(tries - {1})
 
-    def _length(self, hypothesis: Hypothesis) -> int:
-        """How many collectives in a row the hypothesis explains from here."""
-        counts = hypothesis.counts()
+    def _length(self, hypothesis: Hypothesis, most: int | None = None) -> int:
+        """How many collectives in a row the hypothesis explains from here.
+
+        ``most`` bounds the messages looked at, though never to fewer than four collectives.
+        """
+        counts = hypothesis.counts
         if self._earliest() not in counts:
             return 0  # the first message of all must belong to the first collective
         blocks = {}
@@ -197,6 +311,8 @@ class _Segmenter:
                 return 0
             blocks[edge] = (per, whole)
         count = min(whole for _, whole in blocks.values())
+        if most is not None:
+            count = min(count, max(4, most // _messages(hypothesis)))
         shares = {
             edge: self.sizes[self.streams[edge][: count * per]].reshape(count, per)
             for edge, (per, _) in blocks.items()
@@ -234,14 +350,24 @@ class _Segmenter:
         """The hypothesis that explains most; among equals the one whose cuts fall where ranks pause."""
 
         def explained(hypothesis: Hypothesis, count: int) -> int:
-            return count * hypothesis.cuts * sum(len(s) for s in hypothesis.counts().values())
+            # What no longer fitted into the sample tells nothing.
+            return min(count * _messages(hypothesis), SAMPLE * 3 // 4)
 
         most = max(explained(h, n) for h, n in runs)
         equal = [(h, n) for h, n in runs if 2 * explained(h, n) > most]
         if len(equal) == 1:
             return equal[0]
-        # Of equal ones the finest: it assumes least about what belongs together.
-        return max(equal, key=lambda r: (round(self._score(*r) * explained(*r) / most, 3), r[1]))
+
+        # Of equal ones the tightest, then the finest: it assumes least about what belongs together.
+        contrast = {run: self._contrast(*run) * explained(*run) / most for run in equal}
+        clearest = max(contrast.values())
+
+        def worth(run: tuple[Hypothesis, int]) -> tuple[float, float, int]:
+            held, last = self._causality(*run)
+            return round(contrast[run] * held, 2), round(last, 2), run[1]
+
+        # Causality only lowers a score, and seldom to less than half.
+        return max((run for run in equal if 2 * contrast[run] >= clearest), key=worth)
 
     def _contrast(self, hypothesis: Hypothesis, count: int) -> float:
         """Share of (first send, later send) pairs of a rank in which the first paused twice as long.
@@ -252,7 +378,7 @@ class _Segmenter:
         """
         blocks = {
             edge: self.streams[edge][: count * len(sizes) * hypothesis.cuts].reshape(count, -1)
-            for edge, sizes in hypothesis.counts().items()
+            for edge, sizes in hypothesis.counts.items()
         }
         wins = total = 0.0
         alone = True
@@ -269,32 +395,43 @@ class _Segmenter:
             alone &= not len(later)
         return wins / total if total else NO_CONTRAST if alone else CHANCE
 
-    def _causality(self, hypothesis: Hypothesis, count: int) -> float:
-        """Share of sends that left only after the input that the schedule says they need.
+    def _causality(self, hypothesis: Hypothesis, count: int) -> tuple[float, float]:
+        """How well inputs explain when messages were sent: two shares.
 
-        Both stamps are of the sender's own node, so no clock error enters.
+        First, of the sends that need an input, those that left after it. Second, of all sends, those
+        that left after the input they need and before any other arrived: where two hypotheses hold,
+        the one whose inputs are what the sends really waited for is the tighter. Both stamps are of
+        the sender's own node, so no clock error enters.
         """
-        held = asked = 0
+        held = last = asked = 0
         cuts, order = hypothesis.cuts, hypothesis.order
         blocks = {
             edge: self.streams[edge][: count * len(sizes) * cuts].reshape(count, -1, cuts)
-            for edge, sizes in hypothesis.counts().items()
+            for edge, sizes in hypothesis.counts.items()
         }
+        heard: dict[int, list[NDArray[np.int64]]] = {}
+        for (_, dst), rows in blocks.items():
+            heard.setdefault(dst, []).append(self.arrivals[rows].reshape(count, -1))
+        inputs = {rank: np.concatenate(parts, axis=1) for rank, parts in heard.items()}
         for send, needed in dependencies(hypothesis.algorithm, len(order), hypothesis.root):
             sent, got = (blocks[order[src], order[dst]][:, at, :] for (src, dst), at in (send, needed))
             sent_ns, got_ns = self.starts[sent], self.arrivals[got]
             known = (sent_ns != NEVER) & (got_ns != NEVER)
+            after = known & (sent_ns >= got_ns)
             asked += int(known.sum())
-            held += int((known & (sent_ns >= got_ns)).sum())
-        return held / asked if asked else 1.0
+            held += int(after.sum())
+            others = inputs[order[send[0][0]]][:, None, :]
+            between = (others > got_ns[:, :, None]) & (others <= sent_ns[:, :, None])
+            last += int((after & ~between.any(axis=2)).sum())
+        return held / asked if asked else 1.0, last / max(sum(b.size for b in blocks.values()), 1)
 
     def _score(self, hypothesis: Hypothesis, count: int) -> float:
-        return self._contrast(hypothesis, count) * self._causality(hypothesis, count)
+        return self._contrast(hypothesis, count) * self._causality(hypothesis, count)[0]
 
     # -- taking ------------------------------------------------------------------------------
 
     def _take(self, hypothesis: Hypothesis, count: int, alternatives: list[str]) -> list[Instance]:
-        counts = hypothesis.counts()
+        counts = hypothesis.counts
         blocks = []
         for edge, sizes in counts.items():
             per = len(sizes) * hypothesis.cuts
@@ -331,11 +468,18 @@ class _Segmenter:
         rows = self.streams[edge]
         return int(self.starts[rows[int(np.argmax(rows != HOLE))]])
 
-    def _drop_first(self) -> int:
-        edge = self._earliest()
-        row = int(self.streams[edge][0])
-        self._advance(edge, 1)
-        return row
+    def _drop(self, count: int, ahead: Sequence[tuple[int, int]] | None = None) -> list[int]:
+        """Take away the next ``count`` messages in order of time; returns their rows."""
+        rows: list[int] = []
+        while count > len(rows) and self.streams:
+            by: dict[tuple[int, int], int] = {}
+            for edge in (ahead or self._ahead())[: count - len(rows)]:
+                by[edge] = by.get(edge, 0) + 1
+            ahead = None
+            for edge, some in by.items():
+                rows.extend(self.streams[edge][:some].tolist())
+                self._advance(edge, some)
+        return rows
 
     def _advance(self, edge: tuple[int, int], by: int) -> None:
         rest = self.streams[edge][by:]
@@ -355,29 +499,35 @@ class _Segmenter:
 
 def _messages(hypothesis: Hypothesis) -> int:
     """Messages of one collective."""
-    return hypothesis.cuts * sum(len(sizes) for sizes in hypothesis.counts().values())
+    return hypothesis.cuts * sum(len(sizes) for sizes in hypothesis.counts.values())
 
 
-def _streams(exchanges: Rows, rows: NDArray[np.int64], by_number: bool = True) -> dict[Op, Streams]:
-    """Each operation's streams. Numbers that ob1 gave out but nobody saw become HOLEs.
-
-    A hole goes to the operation of the message before it, or of the one after where none is.
-    """
+def edge_streams(exchanges: Rows, rows: NDArray[np.int64]) -> Streams:
+    """``rows`` by (src, dst), each in order."""
     picked = exchanges[rows]
     edge = (picked["src"].astype(np.int64) << 32) | picked["dst"]
     in_order = np.lexsort((picked["order"], edge))
     edge = edge[in_order]
     bounds = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1], True])
+    return {
+        (int(edge[low] >> 32), int(edge[low] & 0xFFFFFFFF)): rows[in_order[low:high]]
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    }
+
+
+def _numbered(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
+    """Each operation's streams. Numbers that ob1 gave out but nobody saw become HOLEs.
+
+    A hole goes to the operation of the message before it, or of the one after where none is.
+    """
     found: dict[Op, Streams] = {}
-    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        inside = in_order[low:high]
-        key = (int(edge[low] >> 32), int(edge[low] & 0xFFFFFFFF))
-        number = picked["sub"][inside].astype(np.int64)
-        skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % (1 << 16) if by_number else 0 * number
+    for edge, rows in streams.items():
+        number = exchanges["sub"][rows].astype(np.int64)
+        skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % (1 << 16)
         # A jump by more than what could hide is a new start, not a hole.
-        skipped = np.where(skipped > len(inside), 0, skipped)
-        ops = picked["op"][inside]
-        own = np.repeat(rows[inside], skipped + 1)
+        skipped = np.where(skipped > len(rows), 0, skipped)
+        ops = exchanges["op"][rows]
+        own = np.repeat(rows, skipped + 1)
         whose = np.repeat(np.r_[ops[:1], ops[:-1]], skipped + 1)
         last = np.cumsum(skipped + 1) - 1
         hole = np.ones(len(own), bool)
@@ -385,7 +535,7 @@ def _streams(exchanges: Rows, rows: NDArray[np.int64], by_number: bool = True) -
         own[hole] = HOLE
         whose[last] = ops
         for op in np.unique(whose).tolist():
-            found.setdefault(Op(op), {})[key] = own[whose == op]
+            found.setdefault(Op(op), {})[edge] = own[whose == op]
     return found
 
 

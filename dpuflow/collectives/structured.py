@@ -1,0 +1,121 @@
+"""Collectives of RoCE traffic that no header names: told from who sends how much to whom, and when.
+
+NCCL spreads a collective over channels, each with connections of its own that carry data one way.
+A channel is cut like any unnumbered stream (``sequenced``), with the operation unknown as well; then
+the channels' collectives of the same turn are put together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.collectives.schedules import dependencies
+from dpuflow.collectives.sequenced import Habits, columns_of, cut_streams, edge_streams
+from dpuflow.collectives.tagged import span
+from dpuflow.schema import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives.model import Instance
+    from dpuflow.tables import Rows
+
+
+EXPLAINED = 0.9
+"""An algorithm that leaves more than a tenth of a channel's messages over has not understood it."""
+
+
+def structured_instances(
+    exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]
+) -> list[Instance]:
+    """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
+
+    ``position`` gives each endpoint's place in the default numbering of ranks.
+    """
+    starts, ends = span(exchanges)
+    channels: list[list[Instance]] = []
+    habits: Habits = {}
+    columns = columns_of(exchanges)
+    for lane in _channels(exchanges, rows):
+        streams = edge_streams(exchanges, lane)
+        if len(streams) < 2:
+            continue  # one way between two endpoints is no collective
+        # NCCL's clear-to-send entries count from 1.
+        whole = all(exchanges["sub"][rows[0]] == 1 for rows in streams.values())
+        found = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits)
+        named = [i for i in found if i.algorithm is not None and _is_evident(i)]
+        if sum(len(i.rows) for i in named) >= EXPLAINED * len(lane):
+            channels.append(named)
+    return _merged(channels, starts, ends)
+
+
+def _is_evident(instance: Instance) -> bool:
+    """Two ranks that each send once may as well be asking and answering."""
+    assert instance.algorithm is not None
+    return len(instance.order) > 2 or bool(dependencies(instance.algorithm, 2))
+
+
+def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """``rows`` by channel: the k-th connection of each pair of endpoints, where these are connected.
+
+    Which connections of different pairs make one channel is told by their order of first use.
+    """
+    picked = exchanges[rows]
+    keys = np.stack([picked[name].astype(np.int64) for name in ("src", "dst", "connection")], axis=1)
+    pipes, first, pipe = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    pipe = pipe.reshape(-1)
+    place: dict[tuple[int, int], int] = {}
+    level = np.zeros(len(pipes), np.int64)
+    for number in np.argsort(first, kind="stable").tolist():
+        pair = (int(pipes[number, 0]), int(pipes[number, 1]))
+        level[number] = place.get(pair, 0)
+        place[pair] = int(level[number]) + 1
+    found = []
+    for each in range(int(level.max(initial=-1)) + 1):
+        mine = np.flatnonzero(level == each)
+        label = {end: end for end in pipes[mine, :2].ravel().tolist()}
+        for src, dst in pipes[mine, :2].tolist():
+            low, high = sorted((_root(label, src), _root(label, dst)))
+            label[high] = low
+        roots = np.array([_root(label, src) for src in pipes[mine, 0].tolist()])
+        for root in np.unique(roots).tolist():
+            found.append(rows[np.isin(pipe, mine[roots == root])])
+    return found
+
+
+def _root(label: dict[int, int], end: int) -> int:
+    while label[end] != end:
+        label[end] = label[label[end]]
+        end = label[end]
+    return end
+
+
+def _merged(
+    channels: Sequence[list[Instance]], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> list[Instance]:
+    """Collectives of several channels that are one: the same ranks, operation and time."""
+    merged: list[Instance] = []
+    waiting = [i for channel in channels for i in channel]
+    waiting.sort(key=lambda i: int(starts[i.rows].min()))
+    last: dict[tuple[object, ...], tuple[Instance, int, set[int]]] = {}
+    lanes = {id(i): number for number, channel in enumerate(channels) for i in channel}
+    for instance in waiting:
+        key = (frozenset(instance.order), instance.op)
+        begin, end = int(starts[instance.rows].min()), int(ends[instance.rows].max())
+        before = last.get(key)
+        lane = lanes[id(instance)]
+        if before is not None and begin < before[1] and lane not in before[2]:
+            whole = before[0]
+            whole.rows = np.sort(np.concatenate([whole.rows, instance.rows]))
+            whole.size = None if whole.size is None or instance.size is None else whole.size + instance.size
+            whole.complete &= instance.complete
+            whole.confidence = min(whole.confidence, instance.confidence)
+            last[key] = (whole, max(before[1], end), before[2] | {lane})
+        else:
+            merged.append(instance)
+            last[key] = (instance, end, {lane})
+    return merged
