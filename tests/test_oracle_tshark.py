@@ -15,6 +15,7 @@ from oracles import ALL, SAMPLE, Compared, against_tshark, icrc, tshark
 from readings import read_file, read_source
 
 from dpuflow.capture import open_capture
+from dpuflow.icrc import icrc_of
 from dpuflow.schema import Kind
 
 ROCE = (
@@ -202,6 +203,7 @@ def test_icrc_of_whole_packets(shared):
             assert (sums is not None) == (kinds[number] in (Kind.ROCE_V1, Kind.ROCE_V2)), (name, number)
             if sums is not None:
                 assert sums[0] == sums[1], (name, number)
+                assert icrc_of(record.frame) == (sums[1], sums[0]), (name, number)
                 checked += 1
     assert checked == 12 + 12 + 105 + 5
 
