@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Buffers:
         self._frame = self.columns["frame"]
         self._count = np.arange(c.ROWS, dtype=np.uint32)
 
-    def _view(self, dtype: np.dtype[np.generic], at: int) -> NDArray[np.generic]:
+    def _view(self, dtype: np.dtype[Any], at: int) -> NDArray[Any]:
         return self.bytes[at : at + dtype.itemsize * c.ROWS].view(dtype)
 
     def block(self, first_frame: int, rows: int, counts: list[int], data: Bytes, ordered: bool) -> Block:
@@ -102,7 +102,8 @@ class Interned:
             larger.ends[: len(self.ends)] = self.ends
             larger.keys[:flows] = self.keys
             refill_slots(self.slots, larger.slots)
-            self.flows, self.ends, self.keys, self.slots = larger.flows, larger.ends, larger.keys, larger.slots
+            self.flows, self.ends = larger.flows, larger.ends
+            self.keys, self.slots = larger.keys, larger.slots
         if endpoints + 2 > len(self.endpoints):
             more = ENDPOINT.zeros(2 * len(self.endpoints))
             more[:endpoints] = self.endpoints[:endpoints]

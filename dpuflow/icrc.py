@@ -8,20 +8,19 @@ usually cuts it off.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dpuflow import wire
 
-if TYPE_CHECKING:
-    from collections.abc import Buffer
-
 _LRH: Final = b"\xff" * 8  # stands for the local route header, which RoCE has not
 _VLANS: Final = (wire.ETHERTYPE_VLAN, wire.ETHERTYPE_QINQ, wire.ETHERTYPE_QINQ_OLD)
+_GRH_NEXT: Final = 0x1B
 
-# Bytes that may change on the way count as ones: offsets in each header.
-_IPV4_VARIANT: Final = (1, 8, 10, 11)  # TOS, TTL, checksum
-_UDP_VARIANT: Final = (6, 7)  # checksum
-_BTH_VARIANT: Final = (4,)  # FECN, BECN, reserved
+# Bytes that may change on the way count as ones: offset and mask in each header.
+_IPV4_VARIANT: Final = {1: 0xFF, 8: 0xFF, 10: 0xFF, 11: 0xFF}  # TOS, TTL, checksum
+_IPV6_VARIANT: Final = {0: 0x0F, 1: 0xFF, 2: 0xFF, 3: 0xFF, 7: 0xFF}  # class, flow label, hop limit
+_UDP_VARIANT: Final = {6: 0xFF, 7: 0xFF}  # checksum
+_BTH_VARIANT: Final = {4: 0xFF}  # FECN, BECN, reserved
 
 
 class Icrc(NamedTuple):
@@ -36,54 +35,48 @@ class Icrc(NamedTuple):
         return self.carried == self.computed
 
 
-def icrc_of(frame: Buffer) -> Icrc | None:
+def icrc_of(frame: bytes) -> Icrc | None:
     """The ICRC of an Ethernet frame; None if it is no RoCE packet or not captured whole.
 
     VLAN tags are allowed; IPv4 options and IPv6 extension headers are not.
     """
-    data = bytes(frame)
-    at, ethertype = 14, int.from_bytes(data[12:14], "big")
+    data = bytearray(frame)
+    at = 14
+    ethertype = _u16(data, 12)
     while ethertype in _VLANS:
-        at, ethertype = at + 4, int.from_bytes(data[at + 2 : at + 4], "big")
-    masked = bytearray(data)
-    if ethertype == wire.ETHERTYPE_IPV4 and data[at : at + 1] == b"\x45" and data[at + 9 : at + 10] == b"\x11":
-        for offset in _IPV4_VARIANT:
-            _set(masked, at + offset)
-        end = at + int.from_bytes(data[at + 2 : at + 4], "big")
-        transport = at + 20
-    elif ethertype == wire.ETHERTYPE_IPV6 and data[at + 6 : at + 7] == b"\x11":
-        _mask_ipv6(masked, at)
-        end = at + 40 + int.from_bytes(data[at + 4 : at + 6], "big")
-        transport = at + 40
-    elif ethertype == wire.ETHERTYPE_ROCE_V1 and data[at + 6 : at + 7] == b"\x1b":
-        _mask_ipv6(masked, at)
-        end = at + 40 + int.from_bytes(data[at + 4 : at + 6], "big")
-        transport = at + 40
+        ethertype = _u16(data, at + 2)
+        at += 4
+    if len(data) < at + 20 + 8 + wire.BTH_BYTES + wire.ICRC_BYTES:
+        return None
+    if ethertype == wire.ETHERTYPE_IPV4 and data[at] == 0x45:
+        end, bth, following = at + _u16(data, at + 2), at + 20, data[at + 9]
+        _set(data, at, _IPV4_VARIANT)
+    elif ethertype in (wire.ETHERTYPE_IPV6, wire.ETHERTYPE_ROCE_V1):
+        end, bth, following = at + 40 + _u16(data, at + 4), at + 40, data[at + 6]
+        _set(data, at, _IPV6_VARIANT)
     else:
         return None
-    bth = transport
     if ethertype != wire.ETHERTYPE_ROCE_V1:
-        if int.from_bytes(data[transport + 2 : transport + 4], "big") != wire.ROCE_V2_PORT:
+        if following != wire.IPPROTO_UDP or _u16(data, bth + 2) != wire.ROCE_V2_PORT:
             return None
-        for offset in _UDP_VARIANT:
-            _set(masked, transport + offset)
-        bth = transport + 8
+        _set(data, bth, _UDP_VARIANT)
+        bth += 8
+    elif following != _GRH_NEXT:
+        return None
     if end > len(data) or end < bth + wire.BTH_BYTES + wire.ICRC_BYTES:
         return None
-    for offset in _BTH_VARIANT:
-        _set(masked, bth + offset)
+    _set(data, bth, _BTH_VARIANT)
     carried = int.from_bytes(data[end - wire.ICRC_BYTES : end], "little")
-    return Icrc(carried, zlib.crc32(_LRH + masked[at : end - wire.ICRC_BYTES]))
+    return Icrc(carried, zlib.crc32(_LRH + data[at : end - wire.ICRC_BYTES]))
 
 
-def _set(data: bytearray, at: int) -> None:
-    if at < len(data):
-        data[at] = 0xFF
+def _u16(data: bytearray, at: int) -> int:
+    """Two bytes, big endian; what lies beyond the end counts as nothing."""
+    return int.from_bytes(data[at : at + 2], "big")
 
 
-def _mask_ipv6(data: bytearray, at: int) -> None:
-    """Traffic class, flow label and hop limit; the version stays."""
-    if at < len(data):
-        data[at] |= 0x0F
-    for offset in (1, 2, 3, 7):
-        _set(data, at + offset)
+def _set(data: bytearray, at: int, variant: dict[int, int]) -> None:
+    """Set the variant bits of the header at ``at``."""
+    for offset, mask in variant.items():
+        if at + offset < len(data):
+            data[at + offset] |= mask

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from dpuflow import wire
 from dpuflow.blocks import Buffers, Parser
 from dpuflow.capture.base import SLACK, WINDOW, Damage
@@ -21,8 +19,9 @@ from dpuflow.tables import CaptureInfo
 from dpuflow.workers import WindowEnd, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from dpuflow.capture.base import Bytes, CaptureFile, CaptureSource, Numbers
@@ -109,9 +108,13 @@ class BlockReader:
     def _worth(self, file: CaptureFile, pos: int) -> bool:
         """Whether threads are wanted and there is enough left for them."""
         size = file.bytes.size
-        return self._threads > 1 and isinstance(file.bytes, Mapped) and size is not None and size - pos > 4 * WINDOW
+        if self._threads < 2 or size is None or not isinstance(file.bytes, Mapped):
+            return False
+        return size - pos > 4 * WINDOW
 
-    def _window_ahead(self, file: CaptureFile, ahead: Workers, pos: int) -> Iterator[Block]:
+    def _window_ahead(
+        self, file: CaptureFile, ahead: Workers, pos: int
+    ) -> Generator[Block, None, int | None]:
         """Blocks of the window at ``pos`` from the threads, as far as they had it right; where it ends."""
         window = pos // WINDOW
         ahead.skip_to(window)
@@ -154,7 +157,7 @@ class BlockReader:
         part.state[c.S_DISORDERED] += late
         return self._deliver(part.buffers, part.state, part.data)
 
-    def _window(self, file: CaptureFile, pos: int, limit: int) -> Iterator[Block]:
+    def _window(self, file: CaptureFile, pos: int, limit: int) -> Generator[Block, None, int | None]:
         """Blocks of the records from ``pos`` and before ``limit``; where they end, None if the file does."""
         state = self._parser.state
         data = file.bytes.window(pos, limit + SLACK)
@@ -174,7 +177,7 @@ class BlockReader:
             return None
         return pos
 
-    def _blocks(self, file: CaptureFile, data: Bytes) -> Iterator[Block]:
+    def _blocks(self, file: CaptureFile, data: Bytes) -> Generator[Block, None, str | None]:
         """Blocks of one window; returns why the file cannot be read on, or None."""
         parser, state = self._parser, self._parser.state
         reason: str | None = None

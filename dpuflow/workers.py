@@ -88,7 +88,10 @@ class Workers:
             form = copy(file.format)  # the reader goes on changing its own
             form.form, form.interfaces = form.form.copy(), form.interfaces.copy()
             thread = threading.Thread(
-                target=self._run, args=(number, file, form, near_ns), name=f"dpuflow-parse-{number}", daemon=True
+                target=self._run,
+                args=(number, file, form, near_ns),
+                name=f"dpuflow-parse-{number}",
+                daemon=True,
             )
             self._threads.append(thread)
             thread.start()

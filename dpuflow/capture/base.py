@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-import numpy as np
-
 from dpuflow.kernels import columns as c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
@@ -108,4 +107,4 @@ class CaptureSource:
         ready = {f.name: f for f in self.opened}
         self.opened = []
         for name in self.files:
-            yield ready.pop(name, None) or open_file(name)
+            yield ready.pop(name) if name in ready else open_file(name)

@@ -21,7 +21,7 @@ from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.kernels import columns as c
 
 if TYPE_CHECKING:
-    from dpuflow.capture.base import ByteSource, Bytes
+    from dpuflow.capture.base import Bytes, ByteSource
 
 HEADER_BYTES: Final = 24
 
@@ -60,7 +60,7 @@ class Pcap:
         (magic,) = struct.unpack_from("<I", head)
         swapped, multiply, record_header = _PCAP[magic]
         order = ">" if swapped else "<"
-        zone, _, snap, link = struct.unpack_from(f"{order}iIII", head, 8)
+        _zone, _, snap, link = struct.unpack_from(f"{order}iIII", head, 8)
         link &= 0x03FFFFFF  # above it: length of the frame check sequence
         self.form = np.zeros(c.F_SIZE, np.int64)
         self.form[[c.F_SWAPPED, c.F_HEADER, c.F_INTERFACES]] = swapped, record_header, 1
@@ -83,7 +83,7 @@ class Pcap:
         """Stamp of the first record."""
         if len(head) < HEADER_BYTES + 8:
             return None
-        seconds, fraction = struct.unpack_from(f"{self._order}II", head, HEADER_BYTES)
+        seconds, fraction = struct.unpack_from(f"{self._order}II", head.data, HEADER_BYTES)
         return int(seconds) * 1_000_000_000 + int(fraction) * self._multiply
 
 
@@ -115,7 +115,7 @@ def open_file(name: str) -> CaptureFile:
 def _open_bytes(name: str) -> ByteSource:
     """The file's plain bytes, decompressed where its magic number says so."""
     try:
-        file = cast(BinaryIO, sys.stdin.buffer if name == "-" else open(name, "rb", buffering=0))  # noqa: SIM115
+        file = cast("BinaryIO", sys.stdin.buffer if name == "-" else open(name, "rb", buffering=0))  # noqa: SIM115
         status = os.fstat(file.fileno())
         regular = stat.S_ISREG(status.st_mode)
         if stat.S_ISDIR(status.st_mode):
@@ -131,7 +131,7 @@ def _open_bytes(name: str) -> ByteSource:
         return Mapped(name, file)
     decode = gunzip if head.startswith(GZIP) else unzstd if head == ZSTD else plain
     counted = _Counted(file, len(head))
-    return Streamed(name, decode(cast(BinaryIO, counted), head), on_disk, counted.tell, file)
+    return Streamed(name, decode(cast("BinaryIO", counted), head), on_disk, counted.tell, file)
 
 
 class _Counted:

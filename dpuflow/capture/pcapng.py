@@ -55,16 +55,16 @@ class Pcapng:
         if at + 12 > len(data):
             return None
         order = self._order
-        (kind,) = struct.unpack_from(f"{order}I", data, at)
+        (kind,) = struct.unpack_from(f"{order}I", data.data, at)
         if kind == SECTION:
             order = _order_of(data, at)
-        (size,) = struct.unpack_from(f"{order}I", data, at + 4)
+        (size,) = struct.unpack_from(f"{order}I", data.data, at + 4)
         smallest = {SECTION: 28, INTERFACE: 20, STATISTICS: 24}.get(kind, 12)
         if size < smallest or size % 4 or size > c.MAX_RECORD:
             raise Damage(c.REASONS[2])
         if at + size > len(data):
             return None
-        (again,) = struct.unpack_from(f"{order}I", data, at + size - 4)
+        (again,) = struct.unpack_from(f"{order}I", data.data, at + size - 4)
         if again != size:
             raise Damage(c.REASONS[3])
         body = bytes(data[at + 8 : at + size - 4])
@@ -74,7 +74,7 @@ class Pcapng:
             self._new_interface(body)
         elif kind == STATISTICS:
             self._statistics(body)
-        return at + size
+        return at + int(size)
 
     def lost(self) -> int | None:
         """Sum over interfaces of the last statistics' drop counts."""
@@ -86,13 +86,14 @@ class Pcapng:
         try:
             while at + 28 <= len(head):
                 order = state._order
-                kind, size = struct.unpack_from(f"{order}II", head, at)
+                kind, size = struct.unpack_from(f"{order}II", head.data, at)
                 if kind in _PACKETS and len(state.links):
-                    number = struct.unpack_from(f"{order}H" if kind == 2 else f"{order}I", head, at + 8)[0]
+                    width = "H" if kind == 2 else "I"
+                    (number,) = struct.unpack_from(order + width, head.data, at + 8)
                     if number >= state.form[c.F_INTERFACES]:
                         return None
-                    high, low = struct.unpack_from(f"{order}II", head, at + _PACKETS[kind])
-                    return _stamp(high << 32 | low, [int(v) for v in state.interfaces[number]])
+                    high, low = struct.unpack_from(f"{order}II", head.data, at + _PACKETS[kind])
+                    return _stamp(int(high) << 32 | int(low), [int(v) for v in state.interfaces[number]])
                 following = state.block(head, at) if kind in (SECTION, INTERFACE, STATISTICS) else at + size
                 if following is None or following <= at:
                     return None
@@ -165,7 +166,7 @@ class Pcapng:
 
 def _order_of(data: Bytes, at: int) -> str:
     """Byte order of the section that starts at ``at``."""
-    (magic,) = struct.unpack_from("<I", data, at + 8)
+    (magic,) = struct.unpack_from("<I", data.data, at + 8)
     if magic == _BYTE_ORDER:
         return "<"
     if magic == 0x4D3C2B1A:

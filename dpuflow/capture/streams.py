@@ -29,7 +29,7 @@ class Mapped:
         self._file = file
         self._length = os.fstat(file.fileno()).st_size
         self.size: int | None = self._length
-        self.on_disk = self.size
+        self.on_disk: int | None = self._length
         self._done = 0
 
     def window(self, start: int, stop: int) -> Bytes:
@@ -83,7 +83,7 @@ class Streamed:
             self._start += step
         self._note_size()
         behind = start - self._start
-        if 0 < behind:
+        if behind > 0:
             keep = max(self._filled - behind, 0)
             self._buffer[:keep] = self._buffer[behind : behind + keep]
             self._start, self._filled = start, keep

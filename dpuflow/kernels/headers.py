@@ -51,7 +51,8 @@ _SYN = int(TcpFlag.SYN)
 def _row(record: Record, *names: str) -> tuple[int, ...]:
     """Bytes of a sparse row, then where the named fields of the first row lie in the block's bytes."""
     offsets = record.dtype.fields
-    assert offsets is not None and set(names) == set(offsets), record.name
+    assert offsets is not None
+    assert set(names) == set(offsets), record.name
     return record.dtype.itemsize, *(TABLE_AT[record.name] + offsets[name][1] for name in names)
 
 

@@ -61,7 +61,17 @@ from dpuflow.kernels.layers import (
     ROCE_V1,
     walk,
 )
-from dpuflow.kernels.usual import ENHANCED, fields, flows_of, gather, gather_pcapng, record_at, sizes, sparse, tally
+from dpuflow.kernels.usual import (
+    ENHANCED,
+    fields,
+    flows_of,
+    gather,
+    gather_pcapng,
+    record_at,
+    sizes,
+    sparse,
+    tally,
+)
 from dpuflow.schema import NEVER, NONE32, Kind, Transport
 
 _OK = int(Kind.NONE)
@@ -206,7 +216,8 @@ def _stamp(ticks, interface):  # type: ignore[no-untyped-def]
 
 _SIGNATURE = i8(
     i8[::1], i8[::1], i8[:, ::1], u1[::1],  # state, form, interfaces, data
-    u1[::1], u1[::1], from_dtype(schema.FLOW.dtype)[::1], u1[::1], i8[:, ::1],  # block, slots, flows, ends, keys
+    u1[::1], u1[::1],  # block, slots
+    from_dtype(schema.FLOW.dtype)[::1], u1[::1], i8[:, ::1],  # flows, ends, keys
     from_dtype(schema.ENDPOINT.dtype)[::1], i4[::1],  # endpoints, index
     i8[::1], i8[:, ::1], i8[::1],  # skipped, comments, packet scratch
 )  # fmt: skip
@@ -234,7 +245,8 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
         if usual:
             most = min(reach, max_rows - i)
             if pcapng:
-                stop, found = gather_pcapng(data, pos, end, limit, interfaces, known_interfaces, i, most, block)
+                known = known_interfaces
+                stop, found = gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block)
             else:
                 stop, found = gather(data, pos, end, limit, interfaces, i, most, block)
             n = sizes(i, found, block)

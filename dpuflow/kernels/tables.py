@@ -77,7 +77,10 @@ def _adopt(its, its_flows, its_keys, its_endpoints, s, slots, flows, ends, keys,
         i8[::1], u1[::1], _FLOWS, u1[::1], i8[:, ::1], _ENDPOINTS, i4[::1],  # the reader's tables
     )
 )  # fmt: skip
-def adopt(block, rows, first, known, its_flows, its_keys, its_endpoints, s, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
+def adopt(  # type: ignore[no-untyped-def]
+    block, rows, first, known, its_flows, its_keys, its_endpoints,
+    s, slots, flows, ends, keys, endpoints, index,
+):  # fmt: skip
     """Give a thread's rows the reader's flows and endpoints; rows done, fewer if there is no room.
 
     ``known`` holds the reader's flow for each of the thread's flows, -1 where it has none yet.
@@ -90,7 +93,9 @@ def adopt(block, rows, first, known, its_flows, its_keys, its_endpoints, s, slot
         if flow < 0:
             if not has_room(s, flows, endpoints):
                 return i
-            flow = _adopt(its, its_flows, its_keys, its_endpoints, s, slots, flows, ends, keys, endpoints, index)
+            flow = _adopt(
+                its, its_flows, its_keys, its_endpoints, s, slots, flows, ends, keys, endpoints, index
+            )
             known[its] = flow
         put32(block, c.FLOW + 4 * i, flow)
         ends_of(ends, flow, i, block)
