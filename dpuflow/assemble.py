@@ -10,7 +10,7 @@ from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import charge, judge
-from dpuflow.lateness import BOUNDS, RULES, Rule, relate
+from dpuflow.lateness import BOUNDS, RULES, Rule, relate, settle
 from dpuflow.links import measure_links, slow_rows
 from dpuflow.results import (
     Analysis,
@@ -51,6 +51,7 @@ def assemble(
 ) -> Analysis:
     """Put the whole result together. ``untold``: messages that no collective was made of."""
     groups, group_of = _groups(instances)
+    entries = settle(entries, group_of)
     relative = relate(entries)
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)

@@ -32,8 +32,8 @@ USUAL_SHARE = 0.8
 """An endpoint that enters after its peers in this share of collectives does so as a rule."""
 SIGMAS = 3.0
 """How many standard deviations of the group's noise make a rank late: one false alarm in 700."""
-TENTH_IN_SIGMAS = 1.2816
-"""Median to tenth percentile of a normal distribution, in standard deviations."""
+QUARTER_IN_SIGMAS = 0.6745
+"""Median to quartile of a normal distribution, in standard deviations."""
 MATERIAL_SHARE = 0.01
 """An endpoint that costs its group less than this share of its time is not worth a verdict."""
 
@@ -112,8 +112,8 @@ def _noise(
         mine = (of_row == each) & usable
         scatter = []
         for endpoint in np.unique(entries.endpoint[mine]):
-            tenth, middle, ninth = np.percentile(offset[mine & (entries.endpoint == endpoint)], (10, 50, 90))
-            scatter.append(min(middle - tenth, ninth - middle) / TENTH_IN_SIGMAS)
+            low, middle, high = np.percentile(offset[mine & (entries.endpoint == endpoint)], (25, 50, 75))
+            scatter.append(min(middle - low, high - middle) / QUARTER_IN_SIGMAS)
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
         floor = float(np.percentile(reactions, 95)) if len(reactions) else 0.0
@@ -185,7 +185,9 @@ def _judge_one(
     lateness = relative.lateness_ns[rows]
     late, mine = charges.late[rows], own[rows]
     onset = onset_of(mine)
-    usual = _usual_excess(charges, causes, rows)
+    charged = int(charges.wait_ns[rows].sum())
+    # Who is always a little later than its peers yet never the last costs nobody anything.
+    usual = _usual_excess(charges, causes, rows) if charged >= MATERIAL_SHARE * world.span_ns else 0
     held_up = max(int(lateness[mine].sum()), usual * count)
     verdict, steadiness, since = "on_time", None, None
     pattern = usual or int(mine.sum()) >= FEWEST
@@ -207,7 +209,7 @@ def _judge_one(
         float(charges.last[rows].mean()),
         int(np.median(lateness)),
         int(np.percentile(lateness, 99)),
-        int(charges.wait_ns[rows].sum()),
+        charged,
         verdict,
         CAUSES[COMPUTE if verdict != "on_time" or told is None else int(np.argmax(told))]
         if told is not None
@@ -233,11 +235,14 @@ def _usual_excess(charges: Charges, causes: Causes, rows: NDArray[np.int64]) -> 
 def _regular(mine: NDArray[np.bool_]) -> bool:
     """Whether the late collectives come at even distances, as once a step they would.
 
-    Independent events lie at geometric distances, whose standard deviation nearly equals their
-    mean; a quarter of that is regular.
+    Of independent events, few lie as far apart as the middle pair: the distances are geometric. One
+    more or one less now and then does not matter.
     """
     gaps = np.diff(np.flatnonzero(mine))
-    return len(gaps) >= 5 and float(gaps.std()) < 0.25 * float(gaps.mean())
+    if len(gaps) < 5:
+        return False
+    middle = float(np.median(gaps))
+    return float((np.abs(gaps - middle) <= 0.25 * middle).mean()) >= USUAL_SHARE
 
 
 def onset_of(late: NDArray[np.bool_]) -> int | None:

@@ -9,7 +9,7 @@ likewise. A rank that never acts cannot be seen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Rule(IntEnum):
     FREE_STEP = 3  # exact: the algorithm's first step of this rank needs no input
     AFTER_INPUT = 4  # at most: its first message may have waited for an input
     ANSWER = 5  # at most: it only answered an offer
+    LONG_AFTER = 6  # exact: its first message came so long after any input that it had not waited for one
 
 
 RULES: dict[Rule, tuple[str, str]] = {
@@ -47,6 +48,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.FREE_STEP: ("exact", "first message of a step that needs no input"),
     Rule.AFTER_INPUT: ("at_most", "first message, which may have waited for its input"),
     Rule.ANSWER: ("at_most", "first answer to a peer's offer"),
+    Rule.LONG_AFTER: ("exact", "first message, long after its input had arrived"),
 }
 """Rule -> (bound, why)."""
 
@@ -69,13 +71,14 @@ class Entries:
     act: NDArray[np.int64]
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
     reaction_ns: NDArray[np.int64]  # median time from an input to the send that follows it
+    unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
     whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
     offsets: NDArray[np.int64]
 
     @property
     def exact(self) -> NDArray[np.bool_]:
         """Rows whose entry is exact."""
-        return (self.rule >= Rule.READY) & (self.rule <= Rule.FREE_STEP)
+        return np.isin(self.rule, (Rule.READY, Rule.NOTHING_BEFORE, Rule.FREE_STEP, Rule.LONG_AFTER))
 
 
 def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
@@ -126,6 +129,11 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     act[by_answer] = picked["grant"][answer_at[by_answer]]
     act[by_ready] = picked["grant"][ready_at[by_ready]]
 
+    reached = np.full(total, NEVER, np.int64)
+    for name in ("arrived_end_ns", "offer_arrived_ns"):
+        before = (picked[name] != NEVER) & (picked[name] <= enter[receiver])
+        np.maximum.at(reached, receiver[before], picked[name][before])
+
     leave = np.full(total, NEVER, np.int64)
     np.maximum.at(leave, receiver, picked["arrived_end_ns"])
     sent = np.full(total, NEVER, np.int64)
@@ -140,12 +148,13 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         collective,
         endpoint,
         np.where(seen, enter, NEVER),
-        np.where(leave == NEVER, sent, leave),
-        np.maximum(leave, sent),
+        np.maximum(np.where(leave == NEVER, sent, leave), np.where(seen, enter, NEVER)),
+        np.maximum(np.maximum(leave, sent), np.where(seen, enter, NEVER)),
         rule,
         act,
         again,
-        _reactions(total, sender, receiver, offered, picked["arrived_end_ns"]),
+        _reactions(total, sender, receiver, offered, picked["arrived_end_ns"], enter),
+        np.where(seen & (reached != NEVER), enter - reached, NEVER),
         whole[collective],
         offsets,
     )
@@ -186,8 +195,11 @@ def _reactions(
     receiver: NDArray[np.int64],
     offered: NDArray[np.int64],
     arrived: NDArray[np.int64],
+    enter: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Median time from an input's arrival to the rank's next send, ns; NEVER without inputs.
+
+    Only inputs that came after the rank had entered count: what lay there before waited for it.
 
     This is how fast the rank's host hands a message on when it has nothing to wait for: the
     yardstick for how far its first message lags its entry.
@@ -195,7 +207,7 @@ def _reactions(
     who = np.concatenate([sender, receiver])
     when = np.concatenate([offered, arrived])
     send = np.concatenate([np.ones(len(sender), bool), np.zeros(len(receiver), bool)])
-    seen = when != NEVER
+    seen = (when != NEVER) & (when >= enter[who])
     who, when, send = who[seen], when[seen], send[seen]
     order = np.lexsort((when, who))
     who, when, send = who[order], when[order], send[order]
@@ -209,6 +221,28 @@ def _reactions(
         counts = np.diff(np.r_[starts, len(of)])
         out[of[starts]] = gap[starts + (counts - 1) // 2]
     return out
+
+
+FAR_BEYOND = 3.0
+"""Times the slowest usual reaction (95th percentile) after which a rank had not been waiting."""
+
+
+def settle(entries: Entries, group: NDArray[np.int64]) -> Entries:
+    """Make entries exact that came long after anything had reached the rank.
+
+    A rank that waits for an input acts on it within its host's usual reaction. One that acts far
+    later had not entered when the input came. ``group`` numbers each collective's group.
+    """
+    rule = entries.rule.copy()
+    of_row = group[entries.collective]
+    open_rows = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
+    for each in np.unique(of_row[open_rows]).tolist():
+        mine = of_row == each
+        reactions = entries.reaction_ns[mine & (entries.reaction_ns != NEVER)]
+        if len(reactions):
+            limit = FAR_BEYOND * float(np.percentile(reactions, 95))
+            rule[mine & open_rows & (entries.unmoved_ns > limit)] = Rule.LONG_AFTER
+    return replace(entries, rule=rule)
 
 
 BOUNDS = ("exact", "at_most", "at_least", "unobservable")

@@ -32,7 +32,8 @@ EdgeBytes = Mapping[tuple[int, int], tuple[int, int]]
 
 def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[tuple[int, ...]]:
     """Ways to number the endpoints worth trying: as given, and along the ring if there is one."""
-    tried = [tuple(endpoints)]
+    # Rings run either way round: ranks may send to the next one or to the one before.
+    tried = [tuple(endpoints), (endpoints[0], *reversed(endpoints[1:]))][: max(1, len(endpoints) - 1)]
     following: dict[int, int] = {}
     for src, dst in edges:
         if src in following and following[src] != dst:

@@ -142,6 +142,11 @@ class _Segmenter:
         stray: list[int] = []
         while self.streams:
             drop, chosen = self._align(settled)
+            if chosen is None and self.op != Op.UNKNOWN and (blocks := self._equal_blocks()):
+                found.extend(self._stray(stray))
+                found.extend(self._unnamed(block) for block in blocks)
+                stray = []
+                continue
             stray.extend(self._drop(drop))
             if chosen is None:
                 continue
@@ -215,6 +220,28 @@ class _Segmenter:
                 if count and self._score(hypothesis, count) >= CLEAR:
                     return hypothesis, alternatives
         return None
+
+    def _equal_blocks(self) -> list[NDArray[np.int64]]:
+        """The collectives of an algorithm that no schedule describes, if every edge repeats itself.
+
+        As many as the edge with the fewest messages can tell: each edge carries a fixed number of
+        messages a collective, the same sizes every time. What is left over at the end is dropped.
+        """
+        fewest = min(len(rows) for rows in self.streams.values())
+        for count in range(fewest, 1, -1):
+            per = {edge: len(rows) // count for edge, rows in self.streams.items()}
+            if any(len(rows) - count * per[edge] >= per[edge] for edge, rows in self.streams.items()):
+                continue
+            parts = [rows[: count * per[edge]].reshape(count, -1) for edge, rows in self.streams.items()]
+            sizes = [np.where(part == HOLE, -1, self.sizes[part]) for part in parts]
+            if all(((size == size.max(axis=0)) | (size < 0)).all() for size in sizes):
+                self.streams = {}
+                return [row[row != HOLE] for row in np.concatenate(parts, axis=1)]
+        return []
+
+    def _unnamed(self, rows: NDArray[np.int64]) -> Instance:
+        rows = rows[np.argsort(self.starts[rows], kind="stable")]
+        return Instance(rows, self.op, list(self.endpoints), confidence=0.7)
 
     def _ahead(self) -> list[tuple[int, int]]:
         """The edges of the next messages, in order of time."""
@@ -340,8 +367,9 @@ class _Segmenter:
             close = np.abs(parts.sum(axis=2) - expected) <= ELEMENT_BYTES * hypothesis.cuts
             good &= (close | hole).all(axis=1)
             if hypothesis.cuts > 1:  # segments are equal but for a shorter last one
-                good &= (parts[:, :, :-1] == parts[:, :, :1]).all(axis=(1, 2))
-                good &= (parts[:, :, -1] <= parts[:, :, 0]).all(axis=1)
+                first = parts.max(axis=2, keepdims=True)
+                alike = (parts[:, :, :-1] == first) | (parts[:, :, :-1] < 0)
+                good &= alike.all(axis=(1, 2)) & (parts[:, :, -1] <= first[:, :, 0]).all(axis=1)
         good &= np.add.reduce([(share >= 0).sum(axis=1) for share in shares.values()]) > 0
         bad = np.flatnonzero(~good)
         return int(bad[0]) if len(bad) else count
@@ -438,14 +466,17 @@ class _Segmenter:
             blocks.append(self.streams[edge][: count * per].reshape(count, per))
             self._advance(edge, count * per)
         together = np.concatenate(blocks, axis=1)
-        n = len(hypothesis.order)
+        # What each message of a collective is of the buffer, in the order of ``together``.
+        cuts = hypothesis.cuts
+        share = np.concatenate([np.repeat(np.array(sizes) / cuts, cuts) for sizes in counts.values()])
         algorithm = hypothesis.algorithm
         found = []
         for block in together:
-            holes = int((block == HOLE).sum())
+            slot = block != HOLE
+            holes = int((~slot).sum())
             block = block[block != HOLE]
             block = block[np.argsort(self.starts[block], kind="stable")]
-            size = algorithm.size_of(n, float(self.sizes[block].sum())) if not holes else None
+            size = float(self.sizes[block].sum()) / share[slot].sum() if share[slot].any() else 0.0
             found.append(
                 Instance(
                     block,
@@ -454,7 +485,7 @@ class _Segmenter:
                     algorithm,
                     alternatives,
                     hypothesis.root if algorithm.rooted else None,
-                    None if size is None else round(size),
+                    round(size),
                     confidence=1.0 if not holes else len(block) / (len(block) + holes),
                 )
             )

@@ -54,7 +54,11 @@ def tagged_instances(exchanges: Rows, rows: NDArray[np.int64], position: NDArray
         for component in _components(tagged, starts):
             op = Op(component[0].op)
             parts = _rings(component) if op in RING_OPS else [component]
-            instances.extend(_instance(exchanges, part, op, position) for part in parts)
+            found = [_instance(exchanges, part, op, position) for part in parts]
+            if len(found) > 1 and not all(i.algorithm and i.algorithm.name == "ring" for i in found):
+                whole = _instance(exchanges, component, op, position)
+                found = [whole] if whole.complete else found
+            instances.extend(found)
     return instances
 
 
