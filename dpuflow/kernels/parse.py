@@ -233,7 +233,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
     disordered, total = s[c.S_DISORDERED], s[c.S_BYTES]
     link, multiply = interfaces[0, c.I_LINK], interfaces[0, c.I_MULTIPLY]
     offset = interfaces[0, c.I_OFFSET]
-    interface, direction = np.int64(0), np.int64(0)
+    interface = np.int64(0)
     usual = pcapng or (header == 16 and link == wire.LINKTYPE_ETHERNET)
     usual = usual and not swapped
     reach = np.int64(c.CHUNK)
@@ -262,6 +262,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
                     pos = stop if n == found else record_at(n, 28 if pcapng else 16, block)
                     i += n
                     continue
+        direction = np.int64(0)
         if not pcapng:
             at = pos + header
             if at > end:
@@ -304,7 +305,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
                 s[c.S_REASON] = 3
                 status = c.DAMAGED
                 break
-            interface, direction = 0, 0
+            interface = 0
             if block_type == ENHANCED:
                 interface = u32(data, pos + 8, swapped)
             elif block_type == PACKET:
