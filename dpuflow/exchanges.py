@@ -151,22 +151,29 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
 def _mark_cut(exchanges: Rows, direction: NDArray[np.int64]) -> None:
     """Flag what began before or ended after the capture although each message seen is whole.
 
-    A library that announces its data or waits for a grant does so every time. So exchanges before the
-    first one of their ``direction`` that was announced began before the capture; those behind the last
-    one that carried data end after it.
+    A library that announces its data or waits for a grant does so every time. So data without that,
+    earlier than any of the same ``direction`` that has it, began before the capture. Transfers without
+    data, announced after all that has data, end after it.
     """
-    wire, order, count = exchanges["wire"], exchanges["order"].astype(np.int64), len(exchanges)
+    wire, count = exchanges["wire"], len(exchanges)
     gloo = (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     framed = gloo | ((wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER))
-    offered, granted = exchanges["offer_ns"] != NEVER, exchanges["grant_ns"] != NEVER
-    begun = offered & (granted | ~gloo) | (wire == Wire.OB1_MATCH)
+    offer, data = exchanges["offer_ns"], exchanges["data_ns"]
+    begun = (offer != NEVER) & ((exchanges["grant_ns"] != NEVER) | ~gloo) | (wire == Wire.OB1_MATCH)
+    ended = data != NEVER
     first = np.full(count, _FAR)
-    np.minimum.at(first, direction[begun], order[begun])
+    np.minimum.at(first, direction[begun & ended], data[begun & ended])
+    exchanges["flags"][framed & ended & ~begun & (data < first[direction])] |= np.uint8(
+        MessageFlag.STARTS_BEFORE
+    )
+    # Gloo's grants run ahead of their transfers, so these go by tag and offer; what was not offered is last.
+    turn = np.where(offer != NEVER, offer, np.where(ended, data, _FAR))
+    tag = np.where(gloo, exchanges["tag"], 0)
+    place = np.empty(count, np.int64)
+    place[np.lexsort((turn, tag, direction))] = np.arange(count)
     last = np.full(count, -1)
-    ended = exchanges["data_ns"] != NEVER
-    np.maximum.at(last, direction[ended], order[ended])
-    exchanges["flags"][framed & (order < first[direction])] |= np.uint8(MessageFlag.STARTS_BEFORE)
-    exchanges["flags"][framed & (order > last[direction])] |= np.uint8(MessageFlag.ENDS_AFTER)
+    np.maximum.at(last, direction[ended], place[ended])
+    exchanges["flags"][framed & ~ended & (place > last[direction])] |= np.uint8(MessageFlag.ENDS_AFTER)
 
 
 def _running_number(

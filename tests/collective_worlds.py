@@ -77,6 +77,7 @@ class World:
         self.rows: list[dict[str, int]] = []
         self.played: list[Played] = []
         self.numbers: dict[tuple[int, int, int], int] = {}
+        self.turns: dict[tuple[int, int, int, int], int] = {}
         self.connections: dict[tuple[int, int, int], int] = {}
         self.tags: dict[int, int] = {}
         self.in_order: np.ndarray = np.zeros(0, np.int64)  # of transfers(): place -> row played
@@ -131,14 +132,15 @@ class World:
         connection = self.connections.setdefault(ends, len(self.connections))
         edge = (src, dst, context)
         number = self.numbers[edge] = self.numbers.get(edge, -1) + 1
-        gloo = self.style == "gloo"  # shows neither its process group nor numbers
+        gloo = self.style == "gloo"  # shows no process group, and numbers within a collective only
+        turn = self.turns[(*edge, tag)] = self.turns.get((*edge, tag), -1) + 1
         common = {
             "connection": connection,
             "context": 0 if gloo else context,
             "tag": tag,
             "op": int(op),
             "seen": 3,
-            "sub": 0 if gloo else number,
+            "sub": turn if gloo else number,
             "play": len(self.played),
         }
 
