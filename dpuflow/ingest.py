@@ -30,30 +30,36 @@ def ingest(
     from dpuflow.capture import open_capture
     from dpuflow.records import read_blocks
     from dpuflow.roce import RoceMessages
-    from dpuflow.schema import PAUSE
+    from dpuflow.schema import MESSAGE, PAUSE
     from dpuflow.tcp import TcpMessages
 
     reader = read_blocks(open_capture(files, vantage=vantage, id=id), threads, progress)
-    roce, tcp = RoceMessages(), TcpMessages()
+    roce: RoceMessages | None = None
+    tcp: TcpMessages | None = None
     pauses = [PAUSE.zeros(0)]
     for block in reader:
         flows = reader.flows
         if len(block.tcp) < block.rows:
+            roce = roce or RoceMessages()
             roce.feed(block, flows)
         if len(block.tcp):
+            tcp = tcp or TcpMessages()
             tcp.feed(block, flows)
         if len(block.pause):
             seen = block.pause.copy()
             seen["packet"] = block.columns["frame"][seen["packet"]]
             pauses.append(seen)
     flows = reader.flows
-    messages = _merge(roce.finish(flows), tcp.finish(flows))
+    empty = MESSAGE.zeros(0)
+    messages = _merge(roce.finish(flows) if roce else empty, tcp.finish(flows) if tcp else empty)
     return CaptureTables(reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses))
 
 
 def _merge(roce: Rows, tcp: Rows) -> Rows:
-    """Both in order of ``last_ns``; equal ones in order of frames."""
-    messages = np.concatenate([roce, tcp]) if len(roce) and len(tcp) else roce if len(roce) else tcp
+    """Both, each in order of ``last_ns``, in that order; equal ones in order of frames."""
+    if not len(roce) or not len(tcp):
+        return roce if len(roce) else tcp
+    messages = np.concatenate([roce, tcp])
     times = messages["last_ns"]
     if (times[1:] < times[:-1]).any():
         messages = messages[np.lexsort((messages["last_frame"], times))]

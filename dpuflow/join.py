@@ -5,6 +5,7 @@ In: the CaptureTables of all vantage points. Out: Joined.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,8 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     their flows, but their messages are not among the transfers.
     """
     common = find_common(captures)
-    seen = collect(captures, common)
+    alone = len(captures) == 1  # nothing to match: its messages need not be laid out for it
+    seen = collect([replace(captures[0], messages=captures[0].messages[:0])] if alone else captures, common)
     order = np.argsort(seen.key, kind="stable") if len(captures) > 1 else np.zeros(0, np.int64)
     ties = find_ties(seen, order)
     _decide_local(captures, common, seen, ties)
@@ -47,7 +49,10 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     found = tie_clocks([t.info for t in captures], _samples(common, seen, ties), clock)
     _to_reference(seen, found)
     join_addresses(captures, common)
-    transfers = _transfers(captures, common, seen, order, found)
+    if alone:
+        transfers = _own_transfers(captures[0], common)
+    else:
+        transfers = _transfers(captures, common, seen, order, found)
     flow_times = []
     for tables, place in zip(captures, found.maps, strict=True):
         first, last = tables.flows["first_ns"], tables.flows["last_ns"]
@@ -181,6 +186,21 @@ def _to_reference(seen: Sightings, found: Clocks) -> None:
             rows = seen.of(capture)
             for times in (seen.first_ns, seen.last_ns, seen.acked_ns):
                 times[rows] = place.to_reference(times[rows])
+
+
+def _own_transfers(tables: CaptureTables, common: Common) -> Rows:
+    """The transfers of the only capture, whose clock is the reference."""
+    from dpuflow.kernels import match
+
+    first = np.ascontiguousarray(tables.messages["first_ns"])
+    transfers = TRANSFER.zeros(len(first))
+    flows = common.flows
+    match.single(
+        tables.messages, np.argsort(first, kind="stable"), first, common.flow_rows[0].astype(np.int64),
+        common.near()[0].astype(np.uint8), number_connections(flows).astype(np.uint32),
+        np.ascontiguousarray(flows["src"]), np.ascontiguousarray(flows["dst"]), transfers,
+    )  # fmt: skip
+    return transfers
 
 
 def _transfers(

@@ -141,7 +141,7 @@ class Pairs:
         With ``ripe``, only flows between that flow's endpoints. ``last`` at the capture's end, when being
         the only candidate and a few ACKs must do.
         """
-        if last:
+        if last and (peers["datagram_row"] >= 0).any():
             self._read_datagrams(flows, messages)
         directions = list(self._directions)
         if ripe is not None:

@@ -18,6 +18,8 @@ schema:
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,16 +49,25 @@ def opcode_table() -> NDArray[np.int64]:
     return table
 
 
-def _grown(array: NDArray[Any], used: int, room: int) -> NDArray[Any]:
-    """``array`` with room for ``room`` rows more than the ``used`` ones, which are kept.
+class _Growing:
+    """Rows in memory that grows in place: pages move, nothing is copied, none is touched before its use."""
 
-    It at least doubles, so that growing costs little in all; memory that is never used is never touched.
-    """
-    if len(array) >= used + room:
-        return array
-    larger = np.empty((2 * used + 4 * room, *array.shape[1:]), array.dtype)
-    larger[:used] = array[:used]
-    return larger
+    def __init__(self, dtype: np.dtype[Any], *shape: int) -> None:
+        self._row = np.dtype((dtype, shape)) if shape else dtype
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.rows: NDArray[Any] = np.frombuffer(self._memory, self._row, 0)
+
+    def reach(self, used: int, room: int) -> None:
+        """Make room for ``room`` rows more than the ``used`` ones. No other view of the rows may be left."""
+        if len(self.rows) >= used + room:
+            return
+        count = 2 * used + 4 * room
+        del self.rows
+        self._memory.resize(-(-count * self._row.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if hasattr(self._memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without huge pages
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.rows = np.frombuffer(self._memory, self._row, count)
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:
@@ -74,16 +85,16 @@ class RoceMessages:
     def __init__(self) -> None:
         from dpuflow.kernels import acks, lanes, roce
 
-        self._scan, self._at = roce.scan, lanes
+        self._scan, self._survey, self._at = roce.scan, roce.survey, lanes
         self._replay = acks.replay
         self._table = opcode_table()
         self._lanes = np.zeros(0, lanes.LANE)
         self._holes = np.zeros((0, lanes.HOLES + 1, 2), np.int64)
         self._peers = np.zeros(0, acks.PEER)
-        self._log = np.zeros(0, acks.LOG)
-        self._rows = np.zeros(0, MESSAGE.dtype)
-        self._links = np.zeros(0, lanes.LINK)
-        self._words = np.zeros((0, roce.N_WORDS), np.uint32)
+        self._log = _Growing(acks.LOG)
+        self._messages = _Growing(MESSAGE.dtype)
+        self._links = _Growing(lanes.LINK)
+        self._words = _Growing(np.dtype(np.uint32), roce.N_WORDS)
         self._mad = np.zeros(2, np.int64)
         self._counts = np.zeros(8, np.int64)
         self._pairs = Pairs()
@@ -95,10 +106,10 @@ class RoceMessages:
             return
         self._welcome(flows)
         k, counts, columns = self._at, self._counts, block.columns
-        self._rows = _grown(self._rows, int(counts[k.ROWS]), 2 * n)
-        self._links = _grown(self._links, int(counts[k.ROWS]), 2 * n)
-        self._log = _grown(self._log, int(counts[k.LOGGED]), n)
-        self._words = _grown(self._words, int(counts[k.WORDS]), n)
+        self._messages.reach(int(counts[k.ROWS]), 2 * n)
+        self._links.reach(int(counts[k.ROWS]), 2 * n)
+        self._log.reach(int(counts[k.LOGGED]), n)
+        self._words.reach(int(counts[k.WORDS]), n)
         start = 0
         while start < n:
             start = self._scan(
@@ -130,10 +141,10 @@ class RoceMessages:
                 self._pairs.members,
                 self._pairs.conflicts,
                 self._pairs.echoes,
-                self._log,
-                self._rows,
-                self._links,
-                self._words,
+                self._log.rows,
+                self._messages.rows,
+                self._links.rows,
+                self._words.rows,
                 self._mad,
                 counts,
             )
@@ -150,17 +161,25 @@ class RoceMessages:
         self._pair(flows, last=True)
         self._close_open(flows)
         n = int(self._counts[self._at.ROWS])
-        rows, links = self._rows[:n], self._links[:n]
-        _join_reads(rows, links["lane"] == 1, flows)
-        assign_roles(rows, flows, self._words[: self._counts[self._at.WORDS]])
-        _sort_in_place(rows)
+        rows, links = self._messages.rows[:n], self._links.rows[:n]
+        writes = np.zeros((2, len(flows)), np.int64)
+        facts = np.zeros(2, np.int64)
+        self._survey(self._messages.rows, n, writes, facts)
+        reads, unsorted = facts.tolist()
+        if reads:
+            _join_reads(rows, links["lane"] == 1, flows)
+        assign_roles(rows, flows, self._words.rows[: self._counts[self._at.WORDS]], writes[1] > 0, writes[0])
+        if unsorted:
+            _sort_in_place(rows)
         return rows
 
     def _read_mad(self, block: Block, flows: Rows, packet: int, row: int) -> None:
         """Learn QPs from a datagram to QP 1."""
         at, length = int(block.columns["data_at"][packet]), int(block.columns["data_len"][packet])
-        if self._pairs.read_mad(self._rows[row : row + 1], flows, block.data[at : at + length].tobytes()):
-            self._pair(flows, int(self._rows["flow"][row]))
+        if self._pairs.read_mad(
+            self._messages.rows[row : row + 1], flows, block.data[at : at + length].tobytes()
+        ):
+            self._pair(flows, int(self._messages.rows["flow"][row]))
 
     def _welcome(self, flows: Rows) -> None:
         """Make room for flows not met before."""
@@ -192,17 +211,17 @@ class RoceMessages:
         With ``ripe`` only between the endpoints of that flow.
         """
         for a, b in self._pairs.decide(
-            flows, self._peers, self._rows[: self._counts[self._at.ROWS]], ripe, last
+            flows, self._peers, self._messages.rows[: self._counts[self._at.ROWS]], ripe, last
         ):
             for flow, other in ((a, b), (b, a)) if a != b else ((a, b),):
                 self._replay(
                     self._lanes,
                     self._holes,
-                    self._rows,
-                    self._links,
+                    self._messages.rows,
+                    self._links.rows,
                     flows,
                     self._peers,
-                    self._log,
+                    self._log.rows,
                     flow,
                     other,
                 )
@@ -216,9 +235,9 @@ class RoceMessages:
         if not len(at):
             return
         n = int(self._counts[self._at.ROWS])
-        self._rows = _grown(self._rows, n, len(at))
-        self._links = _grown(self._links, n, len(at))
-        cut, rows = lanes[at], self._rows[n : n + len(at)]
+        self._messages.reach(n, len(at))
+        self._links.reach(n, len(at))
+        cut, rows = lanes[at], self._messages.rows[n : n + len(at)]
         rows[:] = np.zeros(1, rows.dtype)
         for name in ("first_ns", "last_ns", "seq", "bytes", "va", "packets", "retransmitted", "first_frame",
                      "last_frame", "wire", "flags"):  # fmt: skip
@@ -233,7 +252,7 @@ class RoceMessages:
         rows["flags"] &= np.uint8(255 - MessageFlag.GAP)
         rows["flags"] |= np.where(gap, MessageFlag.GAP, 0).astype(np.uint8)
         rows["flags"] |= np.uint8(MessageFlag.ENDS_AFTER)
-        self._links["lane"][n : n + len(at)] = at & 1
+        self._links.rows["lane"][n : n + len(at)] = at & 1
         np.add.at(flows["messages"], at // 2, 1)
         lanes["open"][at] = 0
         self._counts[self._at.ROWS] = n + len(at)
@@ -241,10 +260,7 @@ class RoceMessages:
 
 def _sort_in_place(rows: Rows) -> None:
     """Bring rows into order of ``last_ns``. Nearly all are already, so only those that move are copied."""
-    times = rows["last_ns"].copy()
-    if (times[1:] >= times[:-1]).all():
-        return
-    order = np.argsort(times, kind="stable")
+    order = np.argsort(rows["last_ns"], kind="stable")
     moved = np.flatnonzero(order != np.arange(len(order)))
     rows[moved] = rows[order[moved]]
 
@@ -255,8 +271,6 @@ def _join_reads(rows: Rows, answers: NDArray[np.bool_], flows: Rows) -> None:
     Both have the same PSN (low 24 bits); of several the request last sent before the answer counts.
     """
     reads = rows["wire"] == 4
-    if not reads.any():
-        return
     at = np.flatnonzero(reads)
     answer = answers[at]
     # The flow of the request: an answer's opposite. Without a peer it matches no request.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import NONE32, Role, Transport, Wire
+from dpuflow.schema import NONE32, Role, Transport
 from dpuflow.wire import PSN_MASK
 
 if TYPE_CHECKING:
@@ -35,41 +35,74 @@ CAPACITY = 8  # where the receive capacity lies in all of them
 STRIDES = (256, 512)  # from one entry's address to the next one's
 
 
-def assign_roles(rows: Rows, flows: Rows, words: NDArray[np.uint32]) -> None:
-    """Set role, announces, tag and sub of messages that are clear-to-send entries, in place."""
+def assign_roles(
+    rows: Rows, flows: Rows, words: NDArray[np.uint32], with_imm: NDArray[np.bool_], writes: NDArray[np.int64]
+) -> None:
+    """Set role, announces, tag and sub of messages that are clear-to-send entries, in place.
+
+    ``with_imm`` says which flows carry WRITE WITH IMMEDIATE, ``writes`` how many other WRITEs each has.
+    """
     from dpuflow.kernels.roce import WORD_LENGTH, WORD_PLACES, WORD_ROW
 
     if not len(words):
         return
     column = {int(place): k for k, place in enumerate(WORD_PLACES)}
-    kinds = np.bincount(rows["flow"].astype(np.int64) << 5 | rows["wire"] & 31, minlength=len(flows) << 5)
-    with_imm = kinds[Wire.ROCE_WRITE_IMM :: 32] > 0
-    writes = kinds[Wire.ROCE_WRITE :: 32]
-    flow_of = rows["flow"][words[:, WORD_ROW]]
-    order = np.lexsort((rows["seq"][words[:, WORD_ROW]], flow_of))
-    bounds = np.searchsorted(flow_of[order], np.arange(len(flows) + 1))
-    for flow in np.unique(flow_of):
-        small = words[order[bounds[flow] : bounds[flow + 1]]]
-        at = small[:, WORD_ROW]
-        if with_imm[flow] or not _granted(flow, flows, with_imm, len(at) == writes[flow], rows, at):
+    words, flow_of, starts = _by_flow(rows, words, WORD_ROW)
+    sizes = np.diff(np.append(starts, len(words)))
+    granting = np.zeros(len(starts), bool)
+    for k, (flow, start, size) in enumerate(
+        zip(flow_of.tolist(), starts.tolist(), sizes.tolist(), strict=True)
+    ):
+        if not with_imm[flow]:
+            at = words[start : start + size, WORD_ROW]
+            granting[k] = _granted(flow, flows, with_imm, size == writes[flow], rows, at)
+    if not granting.any():
+        return
+    words, sizes = words[np.repeat(granting, sizes)], sizes[granting]
+    starts = np.cumsum(sizes) - sizes
+    at, length = words[:, WORD_ROW], words[:, WORD_LENGTH].astype(np.int64)
+    psn = rows["seq"][at].astype(np.int64) & PSN_MASK
+    count = np.arange(1, len(at) + 1) - np.repeat(starts, sizes)
+    tag = np.zeros(len(at), np.uint32)
+    shortest, size_of = np.minimum.reduceat(length, starts), rows["bytes"][at]
+    left = np.ones(len(starts), bool)
+    for entry in ENTRIES:
+        seen = shortest - entry.counter
+        bits = np.where(seen >= 4, 32, np.where(seen >= 2, 16, 0))
+        fits = left & (bits > 0)
+        if not fits.any():
             continue
-        length = small[:, WORD_LENGTH].astype(np.int64)
-        rows["role"][at] = Role.GRANT
-        rows["announces"][at] = np.where(length >= CAPACITY + 4, small[:, column[CAPACITY]], 0)
-        rows["sub"][at] = np.arange(1, len(at) + 1)
-        psn = rows["seq"][at].astype(np.int64) & PSN_MASK
-        for entry in ENTRIES:
-            index = small[:, column[entry.counter]].astype(np.int64)
-            seen = int(length.min()) - entry.counter
-            bits = 32 if seen >= 4 else 16 if seen >= 2 else 0
-            fits = bits > 0 and bool((rows["bytes"][at] % entry.unit == 0).all())
-            if not fits or not _counts_up(index, psn, bits):
-                continue
-            # Only the low bits may be captured: the PSN, which counts the same, has the others.
-            rows["sub"][at] = index if bits == 32 else psn + 1 + _signed16(index - psn - 1)
-            if (length >= entry.tag + 4).all():
-                rows["tag"][at] = small[:, column[entry.tag]]
-            break
+        index = words[:, column[entry.counter]].astype(np.int64)
+        fits &= np.logical_and.reduceat(size_of % entry.unit == 0, starts)
+        fits &= _counts_up(index, psn, bits, starts, sizes)
+        left &= ~fits
+        here = np.repeat(fits, sizes)
+        # Only the low bits may be captured: the PSN, which counts the same, has the others.
+        whole = np.where(np.repeat(bits == 32, sizes), index, psn + 1 + _signed16(index - psn - 1))
+        count = np.where(here, whole, count)
+        tagged = np.repeat(fits & (shortest >= entry.tag + 4), sizes)
+        tag[tagged] = words[tagged, column[entry.tag]]
+    rows["role"][at] = Role.GRANT
+    rows["announces"][at] = np.where(length >= CAPACITY + 4, words[:, column[CAPACITY]], 0)
+    rows["sub"][at] = count & NONE32
+    rows["tag"][at] = tag
+
+
+def _by_flow(
+    rows: Rows, words: NDArray[np.uint32], row_column: int
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    """The words in order of flow and PSN; the flows, and where each one's words start."""
+    flow = rows["flow"][words[:, row_column]].astype(np.int64)
+    # A flow's messages end in order of PSN, but for late packets; 16 bits are sorted by counting.
+    small = flow.astype(np.uint16) if len(flow) and flow.max() < 1 << 16 else flow
+    order = np.argsort(small, kind="stable")
+    words, flow = words[order], flow[order]
+    seq = rows["seq"][words[:, row_column]].astype(np.int64)
+    if ((seq[1:] < seq[:-1]) & (flow[1:] == flow[:-1])).any():
+        order = np.lexsort((seq, flow))
+        words, flow = words[order], flow[order]
+    starts = np.flatnonzero(np.concatenate([[True], flow[1:] != flow[:-1]]))
+    return words, flow[starts], starts
 
 
 def _granted(
@@ -94,10 +127,19 @@ def _signed16(difference: NDArray[np.int64]) -> NDArray[np.int64]:
     return ((difference + (1 << 15)) & 0xFFFF) - (1 << 15)
 
 
-def _counts_up(index: NDArray[np.int64], psn: NDArray[np.int64], bits: int) -> bool:
-    """Whether an index grows as the PSNs do, which is by one a message; a lone one must equal PSN + 1."""
-    mask = (1 << bits) - 1
-    if len(index) == 1:
-        return bool((index[0] - psn[0] - 1) & mask == 0)
-    same = (np.diff(index) - np.diff(psn)) & mask & PSN_MASK == 0
-    return bool(2 * same.sum() > len(same)) and bool((index != 0).any())
+def _counts_up(
+    index: NDArray[np.int64],
+    psn: NDArray[np.int64],
+    bits: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """For each flow whether an index grows as the PSNs do, by one a message; a lone one must be PSN + 1."""
+    mask = (np.int64(1) << bits) - 1
+    same = np.zeros(len(index), bool)
+    same[1:] = (np.diff(index) - np.diff(psn)) & np.repeat(mask, sizes)[1:] & PSN_MASK == 0
+    same[starts] = False
+    steps = np.add.reduceat(same.astype(np.int64), starts)
+    counting = (2 * steps > sizes - 1) & np.logical_or.reduceat(index != 0, starts)
+    alone: NDArray[np.bool_] = (index[starts] - psn[starts] - 1) & mask == 0
+    return np.where(sizes == 1, alone, counting)

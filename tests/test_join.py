@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,18 @@ def test_one_clock_gives_each_message_once_with_both_ends(transport: Transport) 
     assert joined.limits == []
     assert joined.start_ns == min(t.info.first_ns for t in captures)
     assert joined.end_ns == max(t.info.last_ns for t in captures)
+
+
+@pytest.mark.parametrize("vantage", ["node0", "switch"])
+def test_an_only_capture_gives_what_it_gives_beside_an_untied_one(vantage: str) -> None:
+    (capture,) = ring_captures(3, vantage)
+    capture.messages["flags"][::7] = MessageFlag.HIDDEN | MessageFlag.REORDERED
+    capture.messages["first_ns"][::5] -= 10**6  # sent in another order than completed
+    nothing = replace(capture, messages=capture.messages[:0], flows=capture.flows[:0])
+    alone, beside = join([capture]), join([capture, nothing])
+    assert len(alone.transfers) == len(capture.messages)
+    assert (alone.transfers == beside.transfers).all()
+    assert (np.diff(alone.transfers["sent_ns"]) >= 0).all()
 
 
 def test_order_of_captures_changes_nothing_but_their_numbers() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2
+from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4
 from dpuflow.schema import MESSAGE, TRANSFER
 
 SENDER, RECEIVER, HEADER = 1, 2, 4  # what a sighting gives to its transfer, as bits
@@ -18,7 +18,7 @@ UNFRAMED = 128  # not in MessageFlag: a burst, whose header nobody looked for
 BLIND = HIDDEN | UNFRAMED
 SHARED = PARTIAL | HIDDEN  # flags of a transfer only where all its sightings have them
 
-_I8, _U2, _U1 = i8[::1], u2[::1], u1[::1]
+_I8, _U4, _U2, _U1 = i8[::1], u4[::1], u2[::1], u1[::1]
 _MESSAGES, _TRANSFERS = from_dtype(MESSAGE.dtype)[::1], from_dtype(TRANSFER.dtype)[::1]
 
 
@@ -153,3 +153,45 @@ def fold(messages, capture, first, last, acked, row, gives, near, out):  # type:
         t.ecn_marked = max(t.ecn_marked, m.ecn_marked)
         t.flags |= np.uint8(m.flags & ~np.uint8(SHARED))
     return messages.shape[0]
+
+
+@kernel(i8(_MESSAGES, _I8, _I8, _I8, _U1, _U4, _U4, _U4, _TRANSFERS))
+def single(messages, order, first, rows, near, connection, src, dst, out):  # type: ignore[no-untyped-def]
+    """Transfers of the only capture: each message is one, in ``order`` of its first packet.
+
+    ``rows``: the common flow of each flow; ``near`` (as in ``group``), ``connection``, ``src`` and ``dst``
+    of the common flows; ``first`` the messages' first packets. The capture's clock is the reference.
+    """
+    for k in range(order.shape[0]):
+        i = order[k]
+        m = messages[i]
+        t = out[k]
+        flow = rows[m.flow]
+        t.sent_ns = first[i]
+        t.sent_end_ns = m.last_ns
+        t.arrived_ns = first[i]
+        t.arrived_end_ns = m.last_ns
+        t.acked_ns = m.acked_ns
+        t.bytes = m.bytes
+        t.announces = m.announces
+        t.va = m.va
+        t.seq = m.seq
+        t.connection = connection[flow]
+        t.src = src[flow]
+        t.dst = dst[flow]
+        t.context = m.context
+        t.tag = m.tag
+        t.sub = m.sub
+        t.packets = m.packets
+        t.retransmitted = m.retransmitted
+        t.ecn_marked = m.ecn_marked
+        t.capture = np.uint16(0)
+        t.arrival_capture = np.uint16(0)
+        t.message = np.uint32(i)
+        t.arrival_message = np.uint32(i)
+        t.wire = m.wire
+        t.role = m.role
+        t.op = m.op
+        t.flags = m.flags
+        t.seen = np.uint8(1) if near[flow] == 2 else np.uint8(2) if near[flow] == 0 else np.uint8(0)
+    return order.shape[0]

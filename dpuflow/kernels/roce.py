@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow import schema
-from dpuflow.kernels._jit import from_dtype, i4, i8, inlined, inner, kernel, le16, le32, u1, u2, u4
+from dpuflow.kernels._jit import from_dtype, i4, i8, inlined, inner, kernel, le16, le32, u1, u2, u4, void
 from dpuflow.kernels.acks import LOG, PEER, on_ack
 from dpuflow.kernels.lanes import (
     GAP,
@@ -19,6 +19,7 @@ from dpuflow.kernels.lanes import (
     LANE,
     LINK,
     MADS,
+    NEVER,
     PSNS,
     RIPE,
     ROWS,
@@ -461,3 +462,27 @@ def scan(  # type: ignore[no-untyped-def]
         if lane & 1 and counts[RIPE] != 0:
             return i + 1
     return n
+
+
+READS, UNSORTED = range(2)  # places in `facts`
+
+
+@kernel(void(from_dtype(schema.MESSAGE.dtype)[::1], i8, i8[:, ::1], i8[::1]))
+def survey(rows, n, writes, facts):  # type: ignore[no-untyped-def]
+    """What the first ``n`` rows hold, in one pass over them.
+
+    Out: ``writes`` of each flow, without and with immediate; ``facts``: READs, and rows that end
+    before the one before them.
+    """
+    last = np.int64(NEVER)
+    for i in range(n):
+        wire = np.int64(rows[i].wire)
+        if wire == WIRE_WRITE:
+            writes[0, rows[i].flow] += 1
+        elif wire == WIRE_WRITE_IMM:
+            writes[1, rows[i].flow] += 1
+        elif wire == WIRE_READ:
+            facts[READS] += 1
+        if rows[i].last_ns < last:
+            facts[UNSORTED] += 1
+        last = rows[i].last_ns
