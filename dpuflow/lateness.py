@@ -227,6 +227,10 @@ FAR_BEYOND = 3.0
 """Times the slowest usual reaction (95th percentile) after which a rank had not been waiting."""
 
 
+FEWEST = 8
+"""Reactions it takes to know what is usual in a group."""
+
+
 def settle(entries: Entries, group: NDArray[np.int64]) -> Entries:
     """Make entries exact that came long after anything had reached the rank.
 
@@ -236,9 +240,12 @@ def settle(entries: Entries, group: NDArray[np.int64]) -> Entries:
     rule = entries.rule.copy()
     of_row = group[entries.collective]
     open_rows = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
+    known = entries.reaction_ns != NEVER
     for each in np.unique(of_row[open_rows]).tolist():
         mine = of_row == each
-        reactions = entries.reaction_ns[mine & (entries.reaction_ns != NEVER)]
+        reactions = entries.reaction_ns[mine & known]
+        if len(reactions) < FEWEST:
+            reactions = entries.reaction_ns[known]  # of all groups: their ranks run on the same hosts
         if len(reactions):
             limit = FAR_BEYOND * float(np.percentile(reactions, 95))
             rule[mine & open_rows & (entries.unmoved_ns > limit)] = Rule.LONG_AFTER

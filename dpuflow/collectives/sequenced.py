@@ -236,7 +236,8 @@ class _Segmenter:
             sizes = [np.where(part == HOLE, -1, self.sizes[part]) for part in parts]
             if all(((size == size.max(axis=0)) | (size < 0)).all() for size in sizes):
                 self.streams = {}
-                return [row[row != HOLE] for row in np.concatenate(parts, axis=1)]
+                blocks = [row[row != HOLE] for row in np.concatenate(parts, axis=1)]
+                return [block for block in blocks if len(block)]
         return []
 
     def _unnamed(self, rows: NDArray[np.int64]) -> Instance:
@@ -314,10 +315,11 @@ class _Segmenter:
         whole = 0
         for edge, unit in counts.items():
             seen = self.sizes[self.streams[edge][:SAMPLE]]
-            changes = np.flatnonzero(seen[1:] != seen[:-1])
-            alike = int(changes[0]) + 1 if len(changes) else len(self.streams[edge])
+            largest = seen[int(np.argmax(seen >= 0))]
+            changes = np.flatnonzero((seen != largest) & (seen >= 0))
+            alike = int(changes[0]) if len(changes) else len(self.streams[edge])
             whole = gcd(whole, alike // len(unit))
-            if len(changes) and seen[changes[0] + 1] < seen[changes[0]]:
+            if len(changes) and seen[alike] < largest:
                 tries.add(alike + 1)
         tries |= {d for d in range(2, min(whole, 4096) + 1) if whole % d == 0}
         return sorted(tries - {1})
@@ -386,16 +388,8 @@ class _Segmenter:
         if len(equal) == 1:
             return equal[0]
 
-        # Of equal ones the tightest, then the finest: it assumes least about what belongs together.
-        contrast = {run: self._contrast(*run) * explained(*run) / most for run in equal}
-        clearest = max(contrast.values())
-
-        def worth(run: tuple[Hypothesis, int]) -> tuple[float, float, int]:
-            held, last = self._causality(*run)
-            return round(contrast[run] * held, 2), round(last, 2), run[1]
-
-        # Causality only lowers a score, and seldom to less than half.
-        return max((run for run in equal if 2 * contrast[run] >= clearest), key=worth)
+        # Of equal ones the finest: it assumes least about what belongs together.
+        return max(equal, key=lambda r: (round(self._score(*r) * explained(*r) / most, 2), r[1]))
 
     def _contrast(self, hypothesis: Hypothesis, count: int) -> float:
         """Share of (first send, later send) pairs of a rank in which the first paused twice as long.
@@ -426,10 +420,10 @@ class _Segmenter:
     def _causality(self, hypothesis: Hypothesis, count: int) -> tuple[float, float]:
         """How well inputs explain when messages were sent: two shares.
 
-        First, of the sends that need an input, those that left after it. Second, of all sends, those
-        that left after the input they need and before any other arrived: where two hypotheses hold,
-        the one whose inputs are what the sends really waited for is the tighter. Both stamps are of
-        the sender's own node, so no clock error enters.
+        First, of the sends that need an input, those that left after it. Second, of these, those that
+        left before any other input arrived: where two hypotheses hold, the one whose inputs are what
+        the sends really waited for is the tighter. Both stamps are of the sender's own node, so no
+        clock error enters.
         """
         held = last = asked = 0
         cuts, order = hypothesis.cuts, hypothesis.order
@@ -451,10 +445,13 @@ class _Segmenter:
             others = inputs[order[send[0][0]]][:, None, :]
             between = (others > got_ns[:, :, None]) & (others <= sent_ns[:, :, None])
             last += int((after & ~between.any(axis=2)).sum())
-        return held / asked if asked else 1.0, last / max(sum(b.size for b in blocks.values()), 1)
+        return (held / asked, last / max(held, 1)) if asked else (1.0, CHANCE)
 
     def _score(self, hypothesis: Hypothesis, count: int) -> float:
-        return self._contrast(hypothesis, count) * self._causality(hypothesis, count)[0]
+        contrast, (held, tight) = self._contrast(hypothesis, count), self._causality(hypothesis, count)
+        if hypothesis.algorithm.rooted:
+            tight = contrast  # segments stream down a tree: more inputs are there than the next send needs
+        return held * (contrast + tight) / 2
 
     # -- taking ------------------------------------------------------------------------------
 
