@@ -47,24 +47,29 @@ def assign_roles(
     if not len(words):
         return
     column = {int(place): k for k, place in enumerate(WORD_PLACES)}
-    words, flow_of, starts = _by_flow(rows, words, WORD_ROW)
-    sizes = np.diff(np.append(starts, len(words)))
+    row_of = np.ascontiguousarray(words[:, WORD_ROW])
+    # Rows are read and written in their own order, which memory likes; sorting is for what was read.
+    psn, size = rows["seq"][row_of].astype(np.int64), rows["bytes"][row_of]
+    order, flow_of, starts = _by_flow(rows["flow"][row_of].astype(np.int64), psn)
+    sizes = np.diff(np.append(starts, len(order)))
     granting = np.zeros(len(starts), bool)
-    for k, (flow, start, size) in enumerate(
-        zip(flow_of.tolist(), starts.tolist(), sizes.tolist(), strict=True)
-    ):
+    for k, (flow, start, n) in enumerate(zip(flow_of.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
         if not with_imm[flow]:
-            at = words[start : start + size, WORD_ROW]
-            granting[k] = _granted(flow, flows, with_imm, size == writes[flow], rows, at)
+            at = row_of[order[start : start + n]]
+            granting[k] = _granted(flow, flows, with_imm, n == writes[flow], rows, at)
     if not granting.any():
         return
-    words, sizes = words[np.repeat(granting, sizes)], sizes[granting]
+    order, sizes = order[np.repeat(granting, sizes)], sizes[granting]
     starts = np.cumsum(sizes) - sizes
-    at, length = words[:, WORD_ROW], words[:, WORD_LENGTH].astype(np.int64)
-    psn = rows["seq"][at].astype(np.int64) & PSN_MASK
-    count = np.arange(1, len(at) + 1) - np.repeat(starts, sizes)
-    tag = np.zeros(len(at), np.uint32)
-    shortest, size_of = np.minimum.reduceat(length, starts), rows["bytes"][at]
+
+    def word(k: int) -> NDArray[np.int64]:
+        values: NDArray[np.int64] = np.ascontiguousarray(words[:, k])[order].astype(np.int64)
+        return values
+
+    psn, size, length = psn[order] & PSN_MASK, size[order], word(WORD_LENGTH)
+    count = np.arange(1, len(order) + 1) - np.repeat(starts, sizes)
+    tag = np.zeros(len(order), np.int64)
+    shortest = np.minimum.reduceat(length, starts)
     left = np.ones(len(starts), bool)
     for entry in ENTRIES:
         seen = shortest - entry.counter
@@ -72,37 +77,38 @@ def assign_roles(
         fits = left & (bits > 0)
         if not fits.any():
             continue
-        index = words[:, column[entry.counter]].astype(np.int64)
-        fits &= np.logical_and.reduceat(size_of % entry.unit == 0, starts)
+        index = word(column[entry.counter])
+        fits &= np.logical_and.reduceat(size % entry.unit == 0, starts)
         fits &= _counts_up(index, psn, bits, starts, sizes)
         left &= ~fits
-        here = np.repeat(fits, sizes)
         # Only the low bits may be captured: the PSN, which counts the same, has the others.
         whole = np.where(np.repeat(bits == 32, sizes), index, psn + 1 + _signed16(index - psn - 1))
-        count = np.where(here, whole, count)
+        count = np.where(np.repeat(fits, sizes), whole, count)
         tagged = np.repeat(fits & (shortest >= entry.tag + 4), sizes)
-        tag[tagged] = words[tagged, column[entry.tag]]
+        tag = np.where(tagged, word(column[entry.tag]), tag)
+    entries = np.zeros(len(words), bool)
+    entries[order] = True
+    at = row_of[entries]
     rows["role"][at] = Role.GRANT
-    rows["announces"][at] = np.where(length >= CAPACITY + 4, words[:, column[CAPACITY]], 0)
-    rows["sub"][at] = count & NONE32
-    rows["tag"][at] = tag
+    capacity = np.where(length >= CAPACITY + 4, word(column[CAPACITY]), 0)
+    for name, values in (("announces", capacity), ("sub", count & NONE32), ("tag", tag)):
+        in_order = np.zeros(len(words), np.int64)
+        in_order[order] = values
+        rows[name][at] = in_order[entries]
 
 
 def _by_flow(
-    rows: Rows, words: NDArray[np.uint32], row_column: int
-) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-    """The words in order of flow and PSN; the flows, and where each one's words start."""
-    flow = rows["flow"][words[:, row_column]].astype(np.int64)
+    flow: NDArray[np.int64], psn: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """What sorts by flow and extended PSN; then the flows, and where each one's run starts."""
     # A flow's messages end in order of PSN, but for late packets; 16 bits are sorted by counting.
-    small = flow.astype(np.uint16) if len(flow) and flow.max() < 1 << 16 else flow
-    order = np.argsort(small, kind="stable")
-    words, flow = words[order], flow[order]
-    seq = rows["seq"][words[:, row_column]].astype(np.int64)
-    if ((seq[1:] < seq[:-1]) & (flow[1:] == flow[:-1])).any():
-        order = np.lexsort((seq, flow))
-        words, flow = words[order], flow[order]
-    starts = np.flatnonzero(np.concatenate([[True], flow[1:] != flow[:-1]]))
-    return words, flow[starts], starts
+    order = np.argsort(flow.astype(np.uint16) if flow.max() < 1 << 16 else flow, kind="stable")
+    flow_of, psn_of = flow[order], psn[order]
+    if ((psn_of[1:] < psn_of[:-1]) & (flow_of[1:] == flow_of[:-1])).any():
+        order = np.lexsort((psn, flow))
+        flow_of = flow[order]
+    starts = np.flatnonzero(np.concatenate([[True], flow_of[1:] != flow_of[:-1]]))
+    return order, flow_of[starts], starts
 
 
 def _granted(
