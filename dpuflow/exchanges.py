@@ -29,22 +29,94 @@ def build_exchanges(transfers: Rows) -> Rows:
     Returns the EXCHANGE rows in order of their first sign.
     """
     TRANSFER.check(transfers)
-    roce = (transfers["wire"] >= Wire.ROCE_SEND) & (transfers["wire"] <= Wire.ROCE_SEND_IMM)
-    part = np.flatnonzero((transfers["role"] != Role.CONTROL) & (roce | (transfers["op"] != Op.UNKNOWN)))
-    if not len(part):
-        return EXCHANGE.zeros(0)
-    rows = transfers[part]
-    src = np.where(rows["role"] == Role.GRANT, rows["dst"], rows["src"])
-    number = _link(rows, src)
-    exchanges = _fill(rows, src, number, part)
+    wire, role, named = transfers["wire"], transfers["role"], transfers["op"] != Op.UNKNOWN
+    roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
+    keyed = np.flatnonzero(named & (role != Role.CONTROL))
+    plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
+    pieces = [EXCHANGE.zeros(0)]
+    if len(keyed):
+        rows = transfers[keyed]
+        src = np.where(rows["role"] == Role.GRANT, rows["dst"], rows["src"])
+        framed = _sorted(_fill(rows, src, _link(rows, src), keyed))
+        framed["order"], direction = _running_number(framed["connection"], framed["src"])
+        _mark_cut(framed, direction)
+        pieces.append(framed)
+    if len(plain):
+        pieces.append(_sorted(_in_order(transfers, plain)))
+    return _sorted(np.concatenate(pieces)) if len(pieces) == 3 else pieces[-1]
 
-    first_sign = exchanges[["offer_ns", "grant_ns", "data_ns"]]
-    signs = np.stack([first_sign[name] for name in ("offer_ns", "grant_ns", "data_ns")])
-    order = np.argsort(np.where(signs == NEVER, _FAR, signs).min(axis=0), kind="stable")
-    exchanges = exchanges[order]
-    exchanges["order"], direction = _running_number(exchanges["connection"], exchanges["src"])
-    _mark_cut(exchanges, direction)
-    return exchanges
+
+def _sorted(exchanges: Rows) -> Rows:
+    """In order of their first sign."""
+    first = np.full(len(exchanges), _FAR)
+    for name in ("offer_ns", "grant_ns", "data_ns"):
+        np.minimum(first, np.where(exchanges[name] == NEVER, _FAR, exchanges[name]), out=first)
+    return exchanges[np.argsort(first, kind="stable")]
+
+
+def _in_order(transfers: Rows, part: NDArray[np.int64]) -> Rows:
+    """Exchanges of messages without keys: the i-th grant of a direction pays for its i-th data message."""
+    rows = transfers[part]
+    grant = rows["role"] == Role.GRANT
+    # Rows come in order of time; a connection has two ends, so one bit tells its direction.
+    key = (rows["connection"].astype(np.int64) << 1) | ((rows["src"] > rows["dst"]) ^ grant)
+    number = np.empty(len(rows), np.int64)
+    for mine in (np.flatnonzero(grant), np.flatnonzero(~grant)):
+        by_key = mine[np.argsort(key[mine], kind="stable")]
+        new = np.r_[True, key[by_key][1:] != key[by_key][:-1]] if len(by_key) else np.zeros(0, bool)
+        starts = np.flatnonzero(new)
+        number[by_key] = np.arange(len(by_key)) - np.repeat(starts, np.diff(np.r_[starts, len(by_key)]))
+    data = np.flatnonzero(~grant)
+    # The data message of the same key and number, for every grant.
+    place = (key << 32) | number
+    order = np.argsort(place[data], kind="stable")
+    at = np.searchsorted(place[data], place, sorter=order)
+    found = order[np.minimum(at, len(data) - 1)] if len(data) else np.zeros(len(rows), np.int64)
+    paid = (
+        grant & (at < len(data)) & (place[data[found]] == place) if len(data) else np.zeros(len(rows), bool)
+    )
+    alone = np.flatnonzero(grant & ~paid)
+    heads = np.concatenate([data, alone])
+
+    out = EXCHANGE.zeros(len(heads))
+    for name in ("offer_ns", "offer_arrived_ns", "grant_ns", "grant_arrived_ns"):
+        out[name] = NEVER
+    for name in (
+        "connection",
+        "wire",
+        "flags",
+        "seen",
+        "sub",
+        "tag",
+        "context",
+        "retransmitted",
+        "ecn_marked",
+    ):
+        out[name] = rows[name][heads]
+    flip = grant[heads]
+    out["src"] = np.where(flip, rows["dst"][heads], rows["src"][heads])
+    out["dst"] = np.where(flip, rows["src"][heads], rows["dst"][heads])
+    out["order"] = number[heads]
+    for to, name in (
+        ("data_ns", "sent_ns"), ("data_end_ns", "sent_end_ns"), ("arrived_ns", "arrived_ns"),
+        ("arrived_end_ns", "arrived_end_ns"), ("acked_ns", "acked_ns"),
+    ):  # fmt: skip
+        out[to] = np.where(flip, NEVER, rows[name][heads])
+    for name in ("bytes", "packets"):
+        out[name] = np.where(flip, 0, rows[name][heads])
+    out["offer"] = NONE32
+    out["data"] = np.where(flip, NONE32, part[heads])
+    out["grant"] = NONE32
+    payers = np.concatenate([np.flatnonzero(paid), alone])
+    whom = np.concatenate([found[paid], np.arange(len(data), len(heads))])
+    out["grant_ns"][whom] = rows["sent_ns"][payers]
+    out["grant_arrived_ns"][whom] = rows["arrived_end_ns"][payers]
+    out["grant"][whom] = part[payers]
+    out["sub"][whom] = rows["sub"][payers]  # a clear-to-send entry's index
+    out["flags"][whom] |= rows["flags"][payers]
+    out["seen"][whom] &= rows["seen"][payers]
+    out["retransmitted"][whom[: int(paid.sum())]] += rows["retransmitted"][paid]
+    return out
 
 
 def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -123,8 +195,7 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced = np.zeros(count, np.uint64)
-    told = (offer | grant) & (rows["op"] != Op.UNKNOWN)  # a clear-to-send states the room, not the length
-    np.maximum.at(announced, number[told], rows["announces"][told])
+    np.maximum.at(announced, number[offer | grant], rows["announces"][offer | grant])
     # What the sender announced counts before what was seen of it: frames of it may lie in a gap.
     out["bytes"] = np.where(announced > 0, announced, carried)
     for name in ("retransmitted", "ecn_marked"):
