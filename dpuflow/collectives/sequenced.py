@@ -47,7 +47,7 @@ between chance and certainty, so that a coarser one must show pauses to win."""
 CHANCE = 0.5
 """What a hypothesis is worth that nothing speaks for or against."""
 CLEAR = 0.95
-"""A hypothesis with this score leaves nothing to improve."""
+"""A hypothesis with this contrast and causality leaves nothing to improve."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class _Segmenter:
                 hypothesis, count = self._best(runs)
                 score = self._score(hypothesis, count)
                 tried.append((score * min(count, 4), drop, runs))
-                if score >= CLEAR or (settled and drop == 0):
+                if (settled and drop == 0) or self._is_clear(hypothesis, count):
                     break
                 if drop >= len(hypothesis.order) and drop > _messages(hypothesis):
                     break  # every offset within one collective has been tried
@@ -217,7 +217,7 @@ class _Segmenter:
         for hypothesis in self._hypotheses():
             if (hypothesis.algorithm, hypothesis.cuts) == (algorithm, cuts):
                 count = self._length(hypothesis, SAMPLE)
-                if count and self._score(hypothesis, count) >= CLEAR:
+                if count and self._is_clear(hypothesis, count):
                     return hypothesis, alternatives
         return None
 
@@ -446,6 +446,10 @@ class _Segmenter:
             between = (others > got_ns[:, :, None]) & (others <= sent_ns[:, :, None])
             last += int((after & ~between.any(axis=2)).sum())
         return (held / asked, last / max(held, 1)) if asked else (1.0, CHANCE)
+
+    def _is_clear(self, hypothesis: Hypothesis, count: int) -> bool:
+        """Whether cuts fall on pauses and sends follow their inputs as well as one can wish."""
+        return self._contrast(hypothesis, count) >= CLEAR and self._causality(hypothesis, count)[0] >= CLEAR
 
     def _score(self, hypothesis: Hypothesis, count: int) -> float:
         contrast, (held, tight) = self._contrast(hypothesis, count), self._causality(hypothesis, count)
