@@ -54,7 +54,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     receiving = picked["arrived_end_ns"] - picked["arrived_ns"]
     took = np.maximum(sending, receiving).astype(np.float64)
     like = _medians(took, picked["op"], picked["bytes"])
-    stretch = took / np.maximum(like, 1.0)
+    stretch = took / np.maximum(like + _grain(picked), 1.0)
 
     key = (picked["src"].astype(np.int64) << 32) | picked["dst"]
     order = np.lexsort((stretch, key))
@@ -72,6 +72,17 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
         count,
         (count >= FEWEST) & (stretch[middle] >= SLOW_FACTOR),
     )
+
+
+def _grain(picked: Rows) -> int:
+    """The resolution of the stamps, ns: what all durations are multiples of. Shorter ones are not known."""
+    offered = picked[picked["offer_ns"] != NEVER]
+    spans = (
+        picked["data_end_ns"] - picked["data_ns"],
+        picked["arrived_end_ns"] - picked["arrived_ns"],
+        offered["data_ns"] - offered["offer_ns"],
+    )
+    return int(np.gcd.reduce(np.concatenate(spans))) if len(picked) else 1
 
 
 def _medians(values: NDArray[np.float64], *classes: NDArray[np.generic]) -> NDArray[np.float64]:
