@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.causes import CAUSES, COMPUTE, Causes
+from dpuflow.causes import CAUSES, COMPUTE, NONE, Causes
 from dpuflow.lateness import AT_LEAST, EXACT, against_others
 from dpuflow.schema import NEVER, Op
 
@@ -134,15 +134,20 @@ def judge(
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    # A rank's first collective is left out: how far apart processes start is no habit.
-    own = usable & charges.late & (causes.cause == COMPUTE) & (causes.excess_ns != NEVER)
-    blame = np.where(own & charges.last, charges.wait_ns, 0)
+    own = usable & charges.late & (causes.cause == COMPUTE)
+    # A rank answers for its own time only. How far apart processes start is no habit: a rank's first
+    # collective counts for nothing.
+    amount = np.where(own, np.clip(causes.excess_ns, 0, np.maximum(relative.lateness_ns, 0)), 0)
+    peers = np.diff(entries.offsets)[entries.collective] - 1
+    blame = np.where(own & charges.last, np.minimum(charges.wait_ns, amount * peers), 0)
     seen = row_tied & (entries.enter_ns != NEVER)
     world = World(
         span_ns=int(entries.leave_ns[seen].max() - entries.enter_ns[seen].min()) if seen.any() else 0,
         blame_ns=int(blame.sum()),
-        late_ranks=len(np.unique(entries.endpoint[own])),
+        late_ranks=0,
     )
+    endpoints = np.unique(entries.endpoint[row_tied]).tolist()
+    world.late_ranks = sum(_is_habit(amount[entries.endpoint == e], world.span_ns) for e in endpoints)
     return [
         _judge_one(
             endpoint,
@@ -151,11 +156,12 @@ def judge(
             relative,
             charges,
             own,
+            amount,
             blame,
             causes,
             world,
         )
-        for endpoint in np.unique(entries.endpoint[row_tied]).tolist()
+        for endpoint in endpoints
     ]
 
 
@@ -165,7 +171,7 @@ class World:
 
     span_ns: int  # first entry to last leave
     blame_ns: int  # waits charged to ranks for their own lateness
-    late_ranks: int  # ranks that were late of their own doing at least once
+    late_ranks: int  # ranks that were late of their own doing as a habit
 
 
 def _judge_one(
@@ -175,6 +181,7 @@ def _judge_one(
     relative: Relative,
     charges: Charges,
     own: NDArray[np.bool_],
+    amount: NDArray[np.int64],
     blame: NDArray[np.int64],
     causes: Causes,
     world: World,
@@ -188,10 +195,8 @@ def _judge_one(
     charged = int(charges.wait_ns[rows].sum())
     # Who is always a little later than its peers yet never the last costs nobody anything.
     usual = _usual_excess(charges, causes, rows) if charged >= MATERIAL_SHARE * world.span_ns else 0
-    held_up = max(int(lateness[mine].sum()), usual * count)
     verdict, steadiness, since = "on_time", None, None
-    pattern = usual or int(mine.sum()) >= FEWEST
-    if pattern and world.span_ns and held_up >= MATERIAL_SHARE * world.span_ns:
+    if _is_habit(amount[rows], world.span_ns) or _is_material(usual * count, world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         blamed = int(blame[rows].sum())
         if (
@@ -211,12 +216,19 @@ def _judge_one(
         int(np.percentile(lateness, 99)),
         charged,
         verdict,
-        CAUSES[COMPUTE if verdict != "on_time" or told is None else int(np.argmax(told))]
-        if told is not None
-        else "none",
+        CAUSES[COMPUTE if verdict != "on_time" else NONE if told is None else int(np.argmax(told))],
         steadiness,
         since,
     )
+
+
+def _is_habit(amount: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough."""
+    return int((amount > 0).sum()) >= FEWEST and _is_material(int(amount.sum()), span_ns)
+
+
+def _is_material(amount_ns: int, span_ns: int) -> bool:
+    return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
 
 
 def _usual_excess(charges: Charges, causes: Causes, rows: NDArray[np.int64]) -> int:
@@ -268,4 +280,5 @@ def onset_of(late: NDArray[np.bool_]) -> int | None:
     gain = fit(before, k.astype(np.float64)) + fit(after, (n - k).astype(np.float64)) - alone
     best = int(np.argmax(gain))
     rises = before[best] / k[best] < LATE_SHARE / 2 and after[best] / (n - k[best]) >= LATE_SHARE
+    rises &= after[best] >= FEWEST
     return best + 1 if rises and gain[best] > np.log(n) else None

@@ -163,7 +163,7 @@ class World:
                     "packets": packets,
                     "retransmitted": int(lost),
                     "sent_ns": at,
-                    "sent_end_ns": at + took + lost * RETRANSMISSION_NS,
+                    "sent_end_ns": at + took,  # first time sent
                     "arrived_ns": at + HOP,
                     "arrived_end_ns": end,
                     "acked_ns": end + HOP,
@@ -173,7 +173,7 @@ class World:
 
         def data(wire: Wire, at: int) -> tuple[int, int]:
             end = add(Role.DATA, wire, src, dst, at, nbytes, 0)
-            return end - HOP, end
+            return self.rows[-1]["sent_end_ns"], end
 
         if self.style == "eager":
             return data(Wire.OB1_MATCH, start)

@@ -1,0 +1,246 @@
+"""One judgement an endpoint: scripted jobs with known lateness, from nobody late to two at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from collective_worlds import TIME_0, World, algorithm_of, run_job
+
+from dpuflow.causes import causes_of
+from dpuflow.collectives import Instance
+from dpuflow.exchanges import build_exchanges
+from dpuflow.judgement import Charges, Judgement, charge, judge, onset_of
+from dpuflow.lateness import Entries, build_entries, relate
+from dpuflow.links import measure_links, slow_rows
+from dpuflow.schema import Op
+
+MS = 1_000_000
+RING = algorithm_of(Op.ALL_REDUCE, "ring")
+Late = Mapping[int, int] | Callable[[int, int], int]
+
+
+def noisy(seed: int, scale: float = 100_000) -> Callable[[], int]:
+    """What a host needs to hand a message on: a few microseconds, and now and then much more."""
+    choices = random.Random(seed)
+    return lambda: round(choices.expovariate(1 / scale))
+
+
+def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgement]]:
+    exchanges = build_exchanges(world.transfers())
+    instances = world.instances(exchanges)
+    entries = build_entries(exchanges, instances)
+    groups: dict[tuple[int, ...], int] = {}
+    of = np.array([groups.setdefault(tuple(sorted(i.order)), len(groups)) for i in instances])
+    relative = relate(entries)
+    charges = charge(entries, relative, of)
+    slow = slow_rows(measure_links(exchanges, instances), entries)
+    causes = causes_of(instances, entries, relative, charges, slow)
+    return instances, entries, charges, judge(instances, entries, relative, charges, causes)
+
+
+def judged(
+    late: Late | None = None, *, n: int = 4, times: int = 40, seed: int = 0, style: str = "gloo"
+) -> list[Judgement]:
+    """A job whose ranks compute 5 ms, give or take noise of 0.1 ms, and ``late`` besides."""
+    noise = random.Random(seed + 1000)
+    world = World(style, react=noisy(seed, 20_000))
+
+    def longer(rank: int, turn: int) -> int:
+        own = late(rank, turn) if callable(late) else (late or {}).get(rank, 0)
+        return own + round(abs(noise.gauss(0, 100_000)))
+
+    run_job(world, RING, 4096, list(range(n)), times, late=longer)
+    return stages(world)[3]
+
+
+def verdicts(judgements: list[Judgement]) -> list[str]:
+    return [j.verdict for j in judgements]
+
+
+def others(judgements: list[Judgement], *late: int) -> set[str]:
+    return {j.verdict for j in judgements if j.endpoint not in late}
+
+
+def test_noise_makes_nobody_late() -> None:
+    sometimes = 0
+    for seed in range(50):
+        found = verdicts(judged(seed=seed))
+        assert "late" not in found, f"seed {seed}"
+        sometimes += "intermittent" in found
+    assert sometimes <= 1
+
+
+@pytest.mark.parametrize("style", ["gloo", "eager"])
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_late_every_time(n: int, style: str) -> None:
+    found = judged({n - 1: 5 * MS}, n=n, style=style)
+    guilty = found[n - 1]
+    assert (guilty.verdict, guilty.steadiness, guilty.cause) == ("late", "persistent", "compute")
+    assert guilty.since_ns is None
+    assert guilty.late_share >= 0.95
+    assert guilty.median_ns == pytest.approx(5 * MS, abs=MS // 2)
+    assert guilty.caused_wait_ns == pytest.approx(40 * 5 * MS * (n - 1), rel=0.1)
+    assert others(found, n - 1) == {"on_time"}
+
+
+@pytest.mark.parametrize("first", [8, 20, 30])
+def test_late_from_a_certain_collective_on(first: int) -> None:
+    noise = random.Random(1)
+    world = World("gloo", react=noisy(0, 20_000))
+    played = run_job(
+        world, RING, 4096, [0, 1, 2, 3], 40,
+        late=lambda rank, turn: 4 * MS * (rank == 1 and turn >= first) + noise.randrange(100_000),
+    )  # fmt: skip
+    found = stages(world)[3]
+    assert (found[1].verdict, found[1].steadiness) == ("late", "persistent")
+    onset = played[first].enter_ns[1] + TIME_0
+    assert found[1].since_ns is not None
+    assert abs(found[1].since_ns - onset) < MS
+    assert others(found, 1) == {"on_time"}
+
+
+def test_rotating() -> None:
+    found = judged(lambda rank, turn: 6 * MS * (turn % 3 == 0 and rank == turn // 3 % 4), times=72)
+    assert {(j.verdict, j.steadiness) for j in found} == {("intermittent", "rotating")}
+
+
+def test_at_random() -> None:
+    for seed in range(10):
+        choices = random.Random(seed)
+        when = {(choices.randrange(4), turn) for turn in range(60) if choices.random() < 0.5}
+        found = judged(lambda rank, turn, when=when: 8 * MS * ((rank, turn) in when), times=60, seed=seed)
+        assert "late" not in verdicts(found), seed
+        assert verdicts(found).count("intermittent") >= 2, seed
+        assert {j.steadiness for j in found if j.verdict == "intermittent"} == {"rotating"}
+
+
+def test_one_rank_now_and_then() -> None:
+    choices = random.Random(5)
+    found = judged(lambda rank, turn: 8 * MS * (rank == 2 and choices.random() < 0.2), times=60)
+    assert (found[2].verdict, found[2].steadiness) == ("intermittent", "transient")
+    assert others(found, 2) == {"on_time"}
+
+
+def test_one_or_two_incidents_are_no_habit() -> None:
+    world = World("gloo")
+    run_job(world, RING, 4096, list(range(4)), 40, late=lambda r, t: 50 * MS * (r == 2 and t in (10, 30)))
+    assert verdicts(stages(world)[3]) == ["on_time"] * 4
+
+
+def test_processes_that_start_apart_are_no_habit() -> None:
+    """One rank comes 700 ms late to the first collective, and is a little late twice more."""
+    found = judged(lambda rank, turn: (700 * MS * (turn == 0) + MS * (turn in (9, 20))) * (rank == 3))
+    assert verdicts(found) == ["on_time"] * 4
+
+
+def test_two_late_ranks() -> None:
+    found = judged({1: 5 * MS, 3: 8 * MS})
+    assert [j.verdict for j in found] == ["on_time", "late", "on_time", "late"]
+    assert [j.steadiness for j in found if j.verdict == "late"] == ["persistent"] * 2
+    assert found[3].caused_wait_ns == pytest.approx(40 * 3 * 3 * MS, rel=0.15)  # only what it adds
+    assert found[1].caused_wait_ns < found[3].caused_wait_ns / 10
+
+
+def test_late_once_a_step() -> None:
+    """Every fifth collective, always the same rank: a step has five, and the rank works longer once."""
+    found = judged(lambda rank, turn: 6 * MS * (rank == 2 and turn % 5 == 4), times=60)
+    assert (found[2].verdict, found[2].steadiness) == ("late", "persistent")
+    assert 0.15 < found[2].late_share < 0.3
+    assert others(found, 2) == {"on_time"}
+
+
+def test_a_little_late_every_time() -> None:
+    """0.2 ms is within the noise of one collective (0.3 ms), but it comes every time."""
+    found = judged({1: 220_000}, times=80)
+    assert (found[1].verdict, found[1].steadiness) == ("late", "persistent")
+    assert found[1].cause == "compute"
+    assert others(found, 1) == {"on_time"}
+
+
+def test_point_to_point_transfers_are_no_verdict() -> None:
+    world = World("eager")
+    chain = algorithm_of(Op.BROADCAST, "linear")
+    run_job(world, chain, 4096, [0, 1], 10)
+    exchanges = build_exchanges(world.transfers())
+    exchanges["op"] = Op.SEND_RECV
+    instances = [Instance(np.array([row]), Op.SEND_RECV, [0, 1]) for row in range(len(exchanges))]
+    entries = build_entries(exchanges, instances)
+    relative = relate(entries)
+    charges = charge(entries, relative, np.zeros(len(instances), np.int64))
+    causes = causes_of(instances, entries, relative, charges, np.zeros(len(entries.rule), bool))
+    assert judge(instances, entries, relative, charges, causes) == []
+
+
+def test_a_rank_never_seen_is_unknown() -> None:
+    world = World("eager")
+    run_job(world, algorithm_of(Op.BROADCAST, "linear"), 64, [0, 1, 2], 10)
+    found = stages(world)[3]
+    assert [(j.verdict, j.cause, j.collectives) for j in found] == [("unknown", "unknown", 0)] * 3
+
+
+# -- whose fault ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["gloo", "eager"])
+def test_a_rank_that_the_network_held_up_is_not_blamed(style: str) -> None:
+    """Every fourth collective a message to rank 2 is lost: it leaves 200 ms later, and enters late."""
+    world = World(style, packets=4, react=noisy(4, 20_000))
+    noise = random.Random(4)
+    free = dict.fromkeys(range(4), MS)
+    pairwise = algorithm_of(Op.ALL_TO_ALL, "linear")
+    for turn in range(40):
+        if turn % 4 == 3:
+            world.lose_next = {(1, 2)}
+        enter = {rank: at + 5 * MS + noise.randrange(200_000) for rank, at in free.items()}
+        free = world.play(pairwise, 4096, enter).leave_ns
+    _, entries, charges, found = stages(world)
+    assert set(entries.endpoint[charges.wait_ns > 100 * MS].tolist()) == {2}
+    assert others(found) == {"on_time"}
+    assert found[2].cause == "network"
+
+
+def test_a_rank_that_left_late_for_its_late_peer_is_not_blamed() -> None:
+    """Pairs, then the pairs' counterparts: rank 3 works longer, so 2 leaves their pair late as well."""
+    world = World("gloo")
+    free = dict.fromkeys(range(4), MS)
+    for turn in range(30):
+        for context, pair in enumerate([(0, 1), (2, 3), (0, 2), (1, 3)]):
+            enter = {r: free[r] + MS + 4_000 * r + 5 * MS * (r == 3 and context == 1) for r in pair}
+            free.update(world.play(RING, 4096, enter, context=context).leave_ns)
+        assert turn < 30
+    *_, charges, found = stages(world)
+    assert verdicts(found) == ["on_time", "on_time", "on_time", "late"]
+    assert found[2].late_share > 0.3  # late it was, half of the time
+    assert charges.late.any()
+
+
+# -- change points ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("late", "onset"),
+    [
+        ([], None),
+        ([1, 1, 1], None),
+        ([0] * 20, None),
+        ([1] * 20, None),
+        ([0] * 10 + [1] * 10, 10),
+        ([0] * 3 + [1] * 17, 3),
+        ([0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1], 10),
+        ([1] * 10 + [0] * 10, None),  # it got better
+        ([0, 1] * 20, None),
+        ([0] * 19 + [1], None),  # one event is no onset
+        ([0] * 5 + [1] + [0] * 32 + [1, 1], None),
+    ],
+)
+def test_onset(late: list[int], onset: int | None) -> None:
+    assert onset_of(np.array(late, bool)) == onset
+
+
+def test_no_onset_in_coin_tosses() -> None:
+    choices = random.Random(2)
+    found = [onset_of(np.array([choices.random() < 0.4 for _ in range(60)])) for _ in range(200)]
+    assert sum(onset is not None for onset in found) <= 10
