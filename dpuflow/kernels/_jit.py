@@ -17,4 +17,5 @@ u1, u2, u4, u8, i4, i8 = source.u1, source.u2, source.u4, source.u8, source.i4, 
 le16, le32, le64 = source.le16, source.le32, source.le64
 be16, be32, be64 = source.be16, source.be32, source.be64
 put8, put16, put32, put64 = source.put8, source.put16, source.put32, source.put64
-copy32, prefetch, prefetch_far = source.copy32, source.prefetch, source.prefetch_far
+copy32 = source.copy32
+prefetch, prefetch_far, prefetch_row = source.prefetch, source.prefetch_far, source.prefetch_row

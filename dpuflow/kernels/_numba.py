@@ -24,7 +24,7 @@ FLAGS: Final[dict[str, Any]] = {
     "boundscheck": False,
     "error_model": "numpy",
     "fastmath": False,
-    "_nrt": False,
+    "_nrt": False,  # nothing is allocated: no counting of references
 }
 
 from_dtype = numba.from_dtype
@@ -107,20 +107,26 @@ def _storer(bits: int) -> Callable[..., None]:
 put8, put16, put32, put64 = _storer(8), _storer(16), _storer(32), _storer(64)
 
 
-@intrinsic
-def copy32(typing_context: Any, target: Any, to: Any, data: Any, at: Any) -> Any:
-    """Copy 32 bytes from one byte array to another, at any offsets, in one move."""
+def _copier(size: int) -> Callable[..., None]:
+    """A copy of ``size`` bytes from one byte array to another, at any offsets, in one move."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(8), 32).as_pointer()
-        places = []
-        for k in (0, 2):
-            array = context.make_array(signature.args[k])(context, builder, args[k])
-            places.append(builder.bitcast(builder.gep(array.data, [args[k + 1]]), vector))
-        builder.store(builder.load(places[1], align=1), places[0], align=1)
-        return context.get_dummy_value()
+    @intrinsic
+    def copy(typing_context: Any, target: Any, to: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vector = ir.VectorType(ir.IntType(8), size).as_pointer()
+            places = []
+            for k in (0, 2):
+                array = context.make_array(signature.args[k])(context, builder, args[k])
+                places.append(builder.bitcast(builder.gep(array.data, [args[k + 1]]), vector))
+            builder.store(builder.load(places[1], align=1), places[0], align=1)
+            return context.get_dummy_value()
 
-    return types.void(target, types.int64, data, types.int64), generate
+        return types.void(target, types.int64, data, types.int64), generate
+
+    return copy  # type: ignore[no-any-return]
+
+
+copy32 = _copier(32)
 
 
 def _prefetcher(nearness: int) -> Callable[..., None]:
@@ -146,3 +152,20 @@ def _prefetcher(nearness: int) -> Callable[..., None]:
 
 prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)
 """Into the first-level cache, or only into the second."""
+
+
+@intrinsic
+def prefetch_row(typing_context: Any, rows: Any, row: Any) -> Any:
+    """Ask for the cache line where a row of an array starts, which may lie outside the array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        word, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        place = builder.bitcast(builder.gep(array.data, [args[1]]), byte)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        )
+        builder.call(function, [place, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(rows, types.int64), generate

@@ -146,4 +146,4 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 inlined = inner
 le16 = le32 = le64 = be16 = be32 = be64 = inner
-put8 = put16 = put32 = put64 = copy32 = prefetch = prefetch_far = inner
+put8 = put16 = put32 = put64 = copy32 = prefetch = prefetch_far = prefetch_row = inner
