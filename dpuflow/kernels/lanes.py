@@ -50,7 +50,8 @@ LANE = np.dtype(
         ("head", "i4"),  # oldest message not acknowledged, -1 none
         ("tail", "i4"),  # last message in PSN order, -1 none
         ("cursor", "i4"),  # message that the last repeated packet belonged to
-        ("holes", "i4"),
+        ("holes", "i2"),  # how many there are, the older ones apart
+        ("older", "i2"),  # 1: there are older ones
     ],
     align=True,
 )
@@ -200,6 +201,7 @@ def add_hole(lanes, lane, holes, low, high, flows, flow):  # type: ignore[no-unt
         return
     n = np.int64(lanes[lane].holes)
     if n == HOLES:
+        lanes[lane].older = 1
         holes[lane, OLDER, 0] += holes[lane, 0, 1] - holes[lane, 0, 0]
         holes[lane, OLDER, 1] = max(holes[lane, OLDER, 1], holes[lane, 0, 1])
         for k in range(HOLES - 1):
@@ -261,9 +263,10 @@ def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # 
                     flows[flow].rtt_min_ns = rtt
         row = np.int64(links[row].next)
     lanes[lane].head = row
-    if holes[lane, OLDER, 0] > 0 and end >= holes[lane, OLDER, 1]:
+    if lanes[lane].older and end >= holes[lane, OLDER, 1]:
         flows[flow].missing += holes[lane, OLDER, 0]
         holes[lane, OLDER, 0] = 0
+        lanes[lane].older = 0
     k = np.int64(0)
     while k < lanes[lane].holes:
         low, high = holes[lane, k, 0], holes[lane, k, 1]

@@ -9,7 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow import schema
-from dpuflow.kernels._jit import from_dtype, i4, i8, inlined, inner, kernel, le16, le32, u1, u2, u4, void
+from dpuflow.kernels._jit import (
+    from_dtype,
+    i4,
+    i8,
+    inlined,
+    inner,
+    kernel,
+    le16,
+    le32,
+    prefetch_row,
+    u1,
+    u2,
+    u4,
+    void,
+)
 from dpuflow.kernels.acks import LOG, PEER, on_ack
 from dpuflow.kernels.lanes import (
     GAP,
@@ -69,6 +83,7 @@ CE = 3  # ECN field: congestion experienced (RFC 3168)
 PLACE_SHIFT = 4
 HAS_IMM, DATAGRAM = 1 << 8, 1 << 9
 
+AHEAD = 10  # packets: their flows are asked for from memory while these are worked on
 SMALLEST_MTU = 256
 REPEAT_NS = 100_000  # a datagram seen twice by the tap comes again within this time
 CM_QP = 1
@@ -260,6 +275,10 @@ def scan(  # type: ignore[no-untyped-def]
     i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
     i_deth, i_atomic = first_of(deth, start), first_of(atomic, start)
     for i in range(start, n):
+        if i + AHEAD < n:
+            coming = np.int64(flow_of[i + AHEAD])
+            prefetch_row(flows, coming)
+            prefetch_row(lanes, 2 * coming)
         flow = np.int64(flow_of[i])
         kind = kinds[i]
         if flow == NONE32 or (kind != ROCE_V2 and kind != ROCE_V1):
