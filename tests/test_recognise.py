@@ -1,0 +1,96 @@
+"""Algorithms told from edges and bytes alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from collective_worlds import algorithm_of
+
+from dpuflow.collectives.recognise import EdgeBytes, matches, orders
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, schedule
+from dpuflow.schema import Op
+
+IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(ALGORITHMS)]
+
+
+def edges_of(algorithm: Algorithm, ranks: list[int], size: int, root: int = 0, cuts: int = 1) -> EdgeBytes:
+    edges: dict[tuple[int, int], tuple[int, int]] = {}
+    for send in schedule(algorithm, len(ranks), root):
+        edge = ranks[send.src], ranks[send.dst]
+        count, total = edges.get(edge, (0, 0))
+        edges[edge] = (count + cuts, total + round(send.size * size))
+    return edges
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_each_algorithm_is_among_its_own_matches(algorithm: Algorithm) -> None:
+    for n in range(2, 18):
+        if not algorithm.fits(n):
+            continue
+        for root in {0, n - 1} if algorithm.rooted else {0}:
+            found = matches(edges_of(algorithm, list(range(n)), 840 * n, root), list(range(n)), algorithm.op)
+            mine = [m for m in found if m.algorithm == algorithm]
+            assert len(mine) == 1, n
+            if algorithm.op != Op.BARRIER:
+                assert mine[0].size == pytest.approx(840 * n, abs=2 * n)
+            if algorithm.rooted and n > 2 and algorithm.op != Op.BARRIER:
+                assert mine[0].order[mine[0].root] == root
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_one_message_less_is_no_match(algorithm: Algorithm) -> None:
+    n = 8
+    edges = dict(edges_of(algorithm, list(range(n)), 8192))
+    edge = random.Random(3).choice(sorted(edges))
+    if edges[edge][0] == 1:
+        del edges[edge]
+    else:
+        edges[edge] = (edges[edge][0] - 1, edges[edge][1])
+    found = matches(edges, list(range(n)), algorithm.op)
+    assert algorithm not in [m.algorithm for m in found]
+
+
+def test_bytes_count_not_only_edges() -> None:
+    ring = algorithm_of(Op.ALL_REDUCE, "ring")
+    edges = dict(edges_of(ring, [0, 1, 2, 3], 4096))
+    edges[0, 1] = (edges[0, 1][0], edges[0, 1][1] + 500)
+    assert matches(edges, [0, 1, 2, 3], Op.ALL_REDUCE) == []
+    edges[0, 1] = (edges[0, 1][0], edges[0, 1][1] - 500 + 16)  # a share of one element more
+    assert [m.algorithm for m in matches(edges, [0, 1, 2, 3], Op.ALL_REDUCE)] == [ring]
+
+
+def test_segments() -> None:
+    ring = algorithm_of(Op.ALL_REDUCE, "ring")
+    doubling = algorithm_of(Op.ALL_REDUCE, "recursive_doubling")
+    (found,) = matches(edges_of(ring, [0, 1, 2], 3000, cuts=4), [0, 1, 2], Op.ALL_REDUCE)
+    assert (found.algorithm, found.size) == (ring, 3000)
+    assert matches(edges_of(doubling, [0, 1, 2, 3], 3000, cuts=2), [0, 1, 2, 3], Op.ALL_REDUCE) == []
+
+
+def test_a_ring_through_ranks_in_any_order() -> None:
+    ring = algorithm_of(Op.ALL_GATHER, "ring")
+    places = [4, 1, 3, 0, 2]
+    (found,) = matches(edges_of(ring, places, 100), list(range(5)), Op.ALL_GATHER)
+    at = found.order.index(4)
+    assert [*found.order[at:], *found.order[:at]] == places
+
+
+def test_orders() -> None:
+    assert set(orders([(0, 2), (2, 1), (1, 0)], [0, 1, 2])) == {(0, 2, 1), (0, 1, 2)}
+    assert orders([(0, 1), (1, 2), (2, 0)], [0, 1, 2]) == [(0, 1, 2)]
+    assert orders([(0, 1), (0, 2)], [0, 1, 2]) == [(0, 1, 2)]  # a tree
+    assert orders([(0, 1), (1, 0), (2, 3), (3, 2)], [0, 1, 2, 3]) == [(0, 1, 2, 3)]  # two rings
+    assert orders([(0, 1), (1, 2)], [0, 1, 2]) == [(0, 1, 2)]  # open
+
+
+def test_operations_that_look_alike() -> None:
+    """Gather and reduce by all-to-one: the operation must be told; without it both are named."""
+    edges = edges_of(algorithm_of(Op.GATHER, "linear"), [0, 1, 2, 3], 64)
+    assert {m.algorithm.op for m in matches(edges, [0, 1, 2, 3], Op.GATHER)} == {Op.GATHER}
+    assert {m.algorithm.op for m in matches(edges, [0, 1, 2, 3], Op.UNKNOWN)} >= {Op.GATHER, Op.REDUCE}
+
+
+def test_no_bytes_is_a_barrier_and_nothing_else() -> None:
+    edges = edges_of(algorithm_of(Op.BARRIER, "dissemination"), [0, 1, 2, 3, 4], 0)
+    assert {m.algorithm.op for m in matches(edges, list(range(5)), Op.UNKNOWN)} == {Op.BARRIER}
