@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # modules may import each other.
 ORDER = [
     *("errors", "wire", "schema", "framing", "tables", "rankmap", "results"),
-    *("kernels", "capture", "blocks", "records"),
+    *("kernels", "icrc", "capture", "blocks", "workers", "records"),
     *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "roce", "ingest"),
     *("vantage", "sightings", "envelope", "clocks", "join"),
     *("exchanges", "identity", "collectives", "lateness", "links", "causes", "judgement", "findings"),
