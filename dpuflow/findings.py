@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.results import Evidence, Finding
-from dpuflow.schema import Transport
+from dpuflow.schema import NEVER, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,9 +62,10 @@ def _stragglers(
     for row in sorted(result.lateness, key=lambda r: -(r.caused_wait_ns or 0)):
         if row.verdict not in ("late", "intermittent") or row.cause == "network":
             continue
-        mine = np.flatnonzero((entries.endpoint == row.endpoint) & charges.late)
-        if not len(mine):
-            continue
+        known = (entries.endpoint == row.endpoint) & (entries.enter_ns != NEVER) & entries.whole
+        mine = np.flatnonzero(known & charges.late)
+        if not len(mine):  # a little every time: never beyond the noise of one collective
+            mine = np.flatnonzero(known)
         taken = float(charges.wait_ns[mine].sum()) / max(_peers(entries, mine) * span, 1)
         worst = int(mine[np.argmax(entries.enter_ns[mine])]) if row.since_ns else int(mine[0])
         yield Finding(
@@ -77,7 +78,8 @@ def _stragglers(
             severity="critical" if taken >= CRITICAL_SHARE else "warning",
             confidence=_confidence(row),
             summary=(
-                f"{names[row.endpoint]} entered {len(mine)} of {row.collectives} collectives late,"
+                f"{names[row.endpoint]} entered {round((row.late_share or 0) * row.collectives)} of"
+                f" {row.collectives} collectives late,"
                 f" {(row.median_ns or 0) / 1e6:.1f} ms in the median; its peers waited"
                 f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
             ),

@@ -1,0 +1,212 @@
+"""Named conditions: each appears with the right endpoints and evidence, and none for another's fault."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from collective_worlds import TIME_0, World, algorithm_of, captured, run_job
+
+from dpuflow.assemble import assemble
+from dpuflow.exchanges import build_exchanges
+from dpuflow.lateness import build_entries
+from dpuflow.results import Analysis, Finding
+from dpuflow.schema import Op, Transport
+from dpuflow.tables import CaptureTables, Clock, Joined
+
+MS = 1_000_000
+RING = algorithm_of(Op.ALL_REDUCE, "ring")
+LINEAR = algorithm_of(Op.ALL_TO_ALL, "linear")
+
+
+def noise(seed: int = 1) -> random.Random:
+    return random.Random(seed)
+
+
+def analysed(world: World, ranks: int, change=None) -> tuple[Analysis, list[CaptureTables], Joined]:  # type: ignore[no-untyped-def]
+    """The result of a played world; ``change`` may touch what was captured before."""
+    transfers = world.transfers()
+    exchanges = build_exchanges(transfers)
+    instances = world.instances(exchanges)
+    captures, joined = captured(transfers, ranks)
+    if change is not None:
+        change(captures, joined)
+    entries = build_entries(exchanges, instances)
+    return assemble(captures, joined, {}, exchanges, instances, entries, 0, None), captures, joined
+
+
+def job(late: dict[int, int] | None = None, **options: object) -> World:
+    """Four ranks, forty all_to_alls of several packets a message, noise of 0.1 ms."""
+    uneven = noise()
+    world = World("gloo", **({"packets": 8} | options))  # type: ignore[arg-type]
+    run_job(
+        world, LINEAR, 64_000, [0, 1, 2, 3], 40,
+        late=lambda rank, turn: (late or {}).get(rank, 0) + uneven.randrange(100_000),
+    )  # fmt: skip
+    return world
+
+
+def conditions(result: Analysis) -> list[str]:
+    return [f.condition for f in result.findings]
+
+
+def only(result: Analysis, condition: str) -> Finding:
+    (found,) = [f for f in result.findings if f.condition == condition]
+    return found
+
+
+def test_a_sound_job_has_no_findings() -> None:
+    assert analysed(job(), 4)[0].findings == []
+
+
+def test_straggler_and_its_evidence() -> None:
+    world = job({2: 5 * MS})
+    result, captures, joined = analysed(world, 4)
+    assert conditions(result) == ["straggler"]
+    found = result.findings[0]
+    assert found.endpoints == [2]
+    assert "10.0.0.3 entered" in found.summary
+    assert found.severity == "critical"  # a third of all time
+    assert "hardware" in found.advice
+    assert found.alternatives
+    (evidence,) = found.evidence
+    # The frames are those of a message by which rank 2 entered one of the late collectives.
+    first, last = evidence.packets
+    message = np.flatnonzero(captures[0].messages["first_frame"] + 1 == first)
+    assert len(message) == 1
+    transfer = joined.transfers[message[0]]
+    assert last == captures[0].messages["last_frame"][message[0]] + 1
+    assert transfer["src"] == 2
+    entered = [played.enter_ns[2] + TIME_0 for played in world.played]
+    assert 0 <= min(int(transfer["sent_ns"]) - at for at in entered if at <= transfer["sent_ns"]) < MS
+    dst = f"10.0.0.{transfer['dst'] + 1}"
+    flow = joined.flows[captures[0].messages["flow"][message[0]]]
+    ports = f"tcp.srcport == {flow['sport']} && tcp.dstport == {flow['dport']}"
+    assert evidence.filter == f"ip.src == 10.0.0.3 && ip.dst == {dst} && {ports}"
+
+
+def test_filter_of_roce_and_of_ipv6() -> None:
+    def as_roce(captures: list[CaptureTables], joined: Joined) -> None:
+        captures[0].flows["transport"] = Transport.ROCE
+        captures[0].flows["dest_qp"] = 0x1F
+        captures[0].endpoints["addr_hi"] = 0xFE80 << 48
+
+    found = only(analysed(job({2: 5 * MS}), 4, as_roce)[0], "straggler")
+    assert found.evidence[0].filter.startswith("ipv6.src == fe80::ffff:a00:3 && ipv6.dst == fe80::ffff:a00:")
+    assert found.evidence[0].filter.endswith(" && infiniband.bth.destqp == 0x00001f")
+
+
+def test_a_verdict_below_the_noise_of_one_collective_has_a_finding_too() -> None:
+    """0.2 ms every time: none of the collectives is called late, the rank is."""
+    uneven = noise(3)
+    world = World("gloo", react=lambda: 300_000)
+    run_job(
+        world, RING, 4096, [0, 1, 2, 3], 80, compute_ns=2 * MS,
+        late=lambda rank, turn: 140_000 * (rank == 1) + uneven.randrange(20_000),
+    )  # fmt: skip
+    result = analysed(world, 4)[0]
+    (late,) = [row for row in result.lateness if row.verdict == "late"]
+    assert (late.endpoint, late.cause, late.late_share) == (1, "compute", 0.0)
+    assert only(result, "straggler").endpoints == [1]
+
+
+def test_onset_dates_the_finding() -> None:
+    uneven = noise()
+    world = World("gloo")
+    played = run_job(
+        world, RING, 4096, [0, 1, 2, 3], 40,
+        late=lambda rank, turn: 5 * MS * (rank == 1 and turn >= 15) + uneven.randrange(100_000),
+    )  # fmt: skip
+    result = analysed(world, 4)[0]
+    found = only(result, "straggler")
+    assert abs(found.start_ns - TIME_0 - played[15].enter_ns[1]) < MS
+    assert found.end_ns > played[-1].enter_ns[1] + TIME_0
+
+
+def test_slow_link_is_no_straggler() -> None:
+    result = analysed(job(slow={(1, 2): 900.0}), 4)[0]
+    assert conditions(result) == ["slow_link"]
+    found = result.findings[0]
+    assert found.endpoints == [1, 2]
+    assert "10.0.0.2 to 10.0.0.3" in found.summary
+    pace = 7_000 * 900 / 16_000
+    assert f"{8 / pace:.2f} Gbit/s" in found.summary
+    assert f"{8 * 16_000 / 7_000:.2f} Gbit/s" in found.summary
+
+
+def test_slow_links_of_one_node_are_one_finding() -> None:
+    slow = {edge: 300.0 for r in (0, 1, 2) for edge in ((r, 3), (3, r))}
+    result = analysed(job(slow=slow), 4)[0]
+    found = only(result, "slow_link")
+    assert found.endpoints[0] == 3
+    assert sorted(found.endpoints) == [0, 1, 2, 3]
+    assert "straggler" not in conditions(result)
+
+
+def test_loss_is_no_straggler() -> None:
+    world = World("gloo", packets=8)
+    uneven = noise()
+    free = dict.fromkeys(range(4), MS)
+    for turn in range(40):
+        world.lose_next = {(1, 2)} if turn % 3 == 2 else set()
+        enter = {rank: at + 5 * MS + uneven.randrange(100_000) for rank, at in free.items()}
+        free = world.play(LINEAR, 64_000, enter).leave_ns
+    result = analysed(world, 4)[0]
+    assert conditions(result) == ["packet_loss"]
+    found = result.findings[0]
+    assert found.endpoints == [1, 2]
+    assert found.summary.startswith("13 of 400 packets from 10.0.0.2 came again (3.25 %)")
+    assert found.severity == "critical"
+    assert {row.verdict for row in result.lateness} == {"on_time"}
+
+
+@pytest.mark.parametrize(
+    ("again", "packets", "expected"), [(1, 100, 0), (2, 100, 1), (9, 100_000, 0), (11, 100_000, 1)]
+)
+def test_everyday_retransmissions_are_no_finding(again: int, packets: int, expected: int) -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["retransmitted"][0], joined.flows["packets"][0] = again, packets
+
+    assert conditions(analysed(job(), 4, change)[0]).count("packet_loss") == expected
+
+
+def test_congestion() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["ecn_marked"][3] = 17
+
+    result, _, joined = analysed(job(), 4, change)
+    found = only(result, "congestion")
+    assert found.endpoints == [int(joined.flows["src"][3]), int(joined.flows["dst"][3])]
+    assert found.summary.startswith(f"17 of {joined.flows['packets'][3]} packets")
+
+
+@pytest.mark.parametrize(("lost", "severity"), [(0, None), (None, None), (1, "info"), (500, "warning")])
+def test_capture_loss(lost: int | None, severity: str | None) -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.captures[0].lost_packets = lost
+        joined.captures[0].packets = 20_000
+
+    result = analysed(job(), 4, change)[0]
+    assert [f.severity for f in result.findings] == ([severity] if severity else [])
+    assert any(str(lost) in limit for limit in result.limits) == bool(lost)
+
+
+def test_a_clock_tied_to_no_other() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.captures.append(replace(captures[0].info, id=1, vantage="node9"))
+        joined.clocks.append(Clock(1, False, "none"))
+
+    found = only(analysed(job(), 4, change)[0], "clock_untied")
+    assert "node9" in found.summary
+
+
+def test_ids_are_positions() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["ecn_marked"][:3] = 1
+        joined.captures[0].lost_packets = 1
+
+    findings = analysed(job({2: 5 * MS}), 4, change)[0].findings
+    assert len(findings) == 5
+    assert [f.id for f in findings] == [0, 1, 2, 3, 4]
