@@ -116,21 +116,21 @@ class BlockReader:
         self, file: CaptureFile, ahead: Workers, pos: int
     ) -> Generator[Block, None, int | None]:
         """Blocks of the window at ``pos`` from the threads, as far as they had it right; where it ends."""
-        window = pos // WINDOW
+        window, done = pos // WINDOW, 0
         ahead.skip_to(window)
         if not ahead.has(window):
             return (yield from self._window(file, pos, (window + 1) * WINDOW))
         if ahead.start_of(window) == pos:
             for part in ahead.blocks(window):
                 if isinstance(part, WindowEnd):
-                    pos = part.stop
                     if part.complete:
-                        return pos
+                        return part.stop
+                    done = part.stop - pos
                 else:
                     yield self._adopt(part)
         else:
             ahead.skip_to(window, started=True)
-        return (yield from self._window(file, pos, (window + 1) * WINDOW))
+        return (yield from self._window(file, pos, (window + 1) * WINDOW, done))
 
     def _adopt(self, part: Parsed) -> Block:
         """A thread's block as the reader's own."""
@@ -157,8 +157,13 @@ class BlockReader:
         part.state[c.S_DISORDERED] += late
         return self._deliver(part.buffers, part.state, part.data)
 
-    def _window(self, file: CaptureFile, pos: int, limit: int) -> Generator[Block, None, int | None]:
-        """Blocks of the records from ``pos`` and before ``limit``; where they end, None if the file does."""
+    def _window(
+        self, file: CaptureFile, pos: int, limit: int, done: int = 0
+    ) -> Generator[Block, None, int | None]:
+        """Blocks of the records from ``pos`` and before ``limit``; where they end, None if the file does.
+
+        The first ``done`` bytes have been seen to.
+        """
         state = self._parser.state
         data = file.bytes.window(pos, limit + SLACK)
         if not len(data):
@@ -167,7 +172,7 @@ class BlockReader:
             elif file.bytes.damage:
                 self._damaged(file, pos, file.bytes.damage)
             return None
-        state[c.S_POS], state[c.S_END] = 0, len(data)
+        state[c.S_POS], state[c.S_END] = done, len(data)
         state[c.S_LIMIT] = min(limit - pos, len(data))
         self._parser.start_block()
         reason = yield from self._blocks(file, data)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dpuflow.capture.base import Bytes, CaptureFile, Format, Numbers
 
-AHEAD: Final = 8  # blocks a thread may be ahead of the reader
+AHEAD: Final = 5  # blocks a thread may be ahead of the reader
 
 
 @dataclass

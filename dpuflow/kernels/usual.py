@@ -17,7 +17,6 @@ from dpuflow.kernels._jit import (
     be16,
     be32,
     be64,
-    copy32,
     inlined,
     inner,
     le16,
@@ -61,11 +60,10 @@ _AT = c.STAGE_AT  # offset of the frame
 _LENGTHS = _AT + 8 * c.CHUNK + _GAP  # captured and wire length
 _FRAME_12 = _LENGTHS + 8 * c.CHUNK + _GAP  # EtherType, version, TOS, total length, identification
 _ENTRY = _FRAME_12 + 8 * c.CHUNK + _GAP  # of the opcode table
-_WORDS = _ENTRY + 4 * c.CHUNK + _GAP  # 32 bytes of the frame from _COPIED on: addresses to PSN
-_COPIED = 26
-_UDP = _WORDS + 8  # source port, destination port, length, checksum
-_BTH = _WORDS + 16  # opcode to destination QP
-_PSN = _WORDS + 24  # AckReq and PSN; then four bytes of no interest
+_ADDRESSES = _ENTRY + 4 * c.CHUNK + _GAP
+_UDP = _ADDRESSES + 8 * c.CHUNK + _GAP  # source port, destination port, length, checksum
+_BTH = _UDP + 8 * c.CHUNK + _GAP  # opcode to destination QP
+_PSN = _BTH + 8 * c.CHUNK + _GAP  # AckReq and PSN; then four bytes of no interest
 
 
 @inlined
@@ -133,7 +131,10 @@ def _copy(data, at, lengths, n, block):  # type: ignore[no-untyped-def]
     put64(block, _AT + 8 * n, at)
     put64(block, _LENGTHS + 8 * n, lengths)
     put64(block, _FRAME_12 + 8 * n, frame_12)
-    copy32(block, _WORDS + 32 * n, data, at + _COPIED)
+    put64(block, _ADDRESSES + 8 * n, le64(data, at + 26))
+    put64(block, _UDP + 8 * n, le64(data, at + 34))
+    put64(block, _BTH + 8 * n, le64(data, at + 42))
+    put64(block, _PSN + 8 * n, le64(data, at + 50))
     return True
 
 
@@ -144,35 +145,47 @@ def _swap16(value):  # type: ignore[no-untyped-def]
 
 @inlined
 def sizes(i, n, block):  # type: ignore[no-untyped-def]
-    """Payload columns; how many packets of the run are usual in their lengths and opcodes as well."""
+    """Payload columns; how many packets of the run are usual in their lengths and opcodes as well.
+
+    Short loops with one output each: the compiler turns no others into vector code.
+    """
     for k in range(n):
-        put32(block, _ENTRY + 4 * k, h.OPCODE_TABLE[le16(block, _BTH + 32 * k) & 255])
+        put32(block, _ENTRY + 4 * k, h.OPCODE_TABLE[le16(block, _BTH + 8 * k) & 255])
+    for k in range(n):
+        pad = (le64(block, _BTH + 8 * k) >> 12) & 3
+        udp_bytes = _swap16(le64(block, _UDP + 8 * k) >> 32)
+        put32(block, c.PAYLOAD + 4 * (i + k), udp_bytes - _REST - pad - _extension(k, block))
+    for k in range(n):
+        put32(block, c.DATA_AT + 4 * (i + k), le64(block, _AT + 8 * k) + HEADERS + _extension(k, block))
+    for k in range(n):
+        kept = le32(block, _LENGTHS + 8 * k) - HEADERS - _extension(k, block)
+        put16(block, c.DATA_LEN + 2 * (i + k), min(le32(block, c.PAYLOAD + 4 * (i + k)), kept))
     strange = np.int64(0)
     for k in range(n):
-        strange |= _size(i, k, block)
+        strange |= _strange(i, k, block)
     if strange >= 0:
         return n
     for k in range(n):
-        if _size(i, k, block) < 0:
+        if _strange(i, k, block) < 0:
             return k
     return n
 
 
 @inlined
-def _size(i, k, block):  # type: ignore[no-untyped-def]
-    """Payload columns of one packet; negative if it is not usual."""
-    entry = le32(block, _ENTRY + 4 * k)
-    extension = (entry >> 16) & 0xFFF
-    second = (le64(block, _BTH + 32 * k) >> 8) & 255
+def _extension(k, block):  # type: ignore[no-untyped-def]
+    return (le32(block, _ENTRY + 4 * k) >> 16) & 0xFFF
+
+
+@inlined
+def _strange(i, k, block):  # type: ignore[no-untyped-def]
+    """Negative if lengths or opcode of a packet are not usual."""
     total = _swap16(le64(block, _FRAME_12 + 8 * k) >> 32)
-    udp_bytes = _swap16(le64(block, _UDP + 32 * k) >> 32)
-    payload = udp_bytes - _REST - extension - ((second >> 4) & 3)
-    kept = (le64(block, _LENGTHS + 8 * k) & 0xFFFFFFFF) - HEADERS - extension
-    put32(block, c.PAYLOAD + 4 * (i + k), payload)
-    put32(block, c.DATA_AT + 4 * (i + k), le64(block, _AT + 8 * k) + HEADERS + extension)
-    put16(block, c.DATA_LEN + 2 * (i + k), min(payload, kept))
-    differs = total ^ (udp_bytes + 20)
-    return payload | kept | -(differs | (second & 15) | (entry & h.RARE))
+    udp_bytes = _swap16(le64(block, _UDP + 8 * k) >> 32)
+    version = (le64(block, _BTH + 8 * k) >> 8) & 15
+    payload = le32(block, c.PAYLOAD + 4 * (i + k)) << 32  # its sign where the others have theirs
+    kept = le32(block, _LENGTHS + 8 * k) - HEADERS - _extension(k, block)
+    differs = (total ^ (udp_bytes + 20)) | version | (le32(block, _ENTRY + 4 * k) & h.RARE)
+    return payload | kept | -differs
 
 
 @inlined
@@ -183,8 +196,8 @@ def flows_of(data, ahead, i, n, s, block, slots, flows, ends, keys, endpoints, i
     """
     mask = len(slots) - 1
     for k in range(n):
-        key = le64(block, _WORDS + 32 * k)
-        qp_key = (le64(block, _BTH + 32 * k) >> 40) & 0xFFFFFF  # as it lies in the header
+        key = le64(block, _ADDRESSES + 8 * k)
+        qp_key = (le64(block, _BTH + 8 * k) >> 40) & 0xFFFFFF  # as it lies in the header
         slot = (hash_of(key, qp_key) << SLOT_BITS) & mask
         prefetch_far(data, ahead + _FAR * k)
         prefetch_far(data, ahead + _FAR * k + 64)
@@ -219,18 +232,18 @@ def fields(i, n, pcapng, block):  # type: ignore[no-untyped-def]
     for k in range(n):
         put32(block, c.WIRE_LEN + 4 * (i + k), le64(block, _LENGTHS + 8 * k) >> 32)
     for k in range(n):
-        put32(block, c.DEST_QP + 4 * (i + k), be32(block, _BTH + 32 * k + 4) & 0xFFFFFF)
+        put32(block, c.DEST_QP + 4 * (i + k), be32(block, _BTH + 8 * k + 4) & 0xFFFFFF)
     for k in range(n):
-        put32(block, c.PSN + 4 * (i + k), be32(block, _PSN + 32 * k) & 0xFFFFFF)
+        put32(block, c.PSN + 4 * (i + k), be32(block, _PSN + 8 * k) & 0xFFFFFF)
     for k in range(n):
-        put16(block, c.SPORT + 2 * (i + k), _swap16(le64(block, _UDP + 32 * k)))
+        put16(block, c.SPORT + 2 * (i + k), _swap16(le64(block, _UDP + 8 * k)))
     for k in range(n):
-        put8(block, c.OPCODE + i + k, le64(block, _BTH + 32 * k))
+        put8(block, c.OPCODE + i + k, le64(block, _BTH + 8 * k))
     for k in range(n):
         put8(block, c.TOS + i + k, le64(block, _FRAME_12 + 8 * k) >> 24)
     for k in range(n):
-        bth = le64(block, _BTH + 32 * k)
-        last = le32(block, _PSN + 32 * k)
+        bth = le64(block, _BTH + 8 * k)
+        last = le32(block, _PSN + 8 * k)
         put8(block, c.FLAGS + i + k, h.bth_flags((bth >> 8) & 255, (bth >> 32) & 255, last & 255))
     for k in range(n):
         put16(block, c.DPORT + 2 * (i + k), wire.ROCE_V2_PORT)

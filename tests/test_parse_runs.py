@@ -1,0 +1,44 @@
+"""The path of usual packets, which the random captures rarely enter: the kernel against the plain parser."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import runs
+from naive_parse import read
+from readings import differences, problems, read_bytes
+
+from dpuflow.kernels import columns
+
+
+def check(raw: bytes) -> None:
+    rows, whole = read(raw)
+    assert whole
+    reading = read_bytes(raw)
+    assert problems(reading) == []
+    assert differences(reading, rows) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("oddity", [0, 0.002, 0.05, 0.5])
+def test_runs_broken_by_odd_packets(seed: int, oddity: float) -> None:
+    rng = Random(seed)
+    packets = runs.frames(rng, rng.choice((7, 8, 9, 500, 3000)), oddity=oddity)
+    check(runs.pcap(packets))
+    check(runs.pcapng(packets, rng.choice((1, 3))))
+
+
+def test_big_endian_files_take_the_other_path() -> None:
+    check(runs.pcap(runs.frames(Random(1), 600), ">"))
+
+
+@pytest.mark.parametrize("form", [runs.pcap, runs.pcapng])
+def test_more_flows_than_the_first_tables_hold(form) -> None:  # type: ignore[no-untyped-def]
+    packets = runs.frames(Random(2), 9000, flows=5000)
+    check(form(packets))
+
+
+@pytest.mark.parametrize("count", [columns.CHUNK - 1, columns.CHUNK, columns.CHUNK + 1, columns.ROWS + 9])
+def test_runs_as_long_as_a_chunk_and_a_block(count: int) -> None:
+    check(runs.pcap(runs.frames(Random(count), count, oddity=0)))
