@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from collective_worlds import REACT, TIME_0, World, algorithm_of
 
+from dpuflow.collectives import Instance
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.judgement import Charges, charge
@@ -23,6 +24,7 @@ from dpuflow.lateness import (
     build_entries,
     previous_row,
     relate,
+    settle,
 )
 from dpuflow.schema import NEVER, Op
 
@@ -36,6 +38,7 @@ GATHER = algorithm_of(Op.GATHER, "linear")
 def told(world: World) -> tuple[Entries, Relative]:
     exchanges = build_exchanges(world.transfers())
     entries = build_entries(exchanges, world.instances(exchanges))
+    entries = settle(entries, np.zeros(len(world.played), np.int64))
     return entries, relate(entries)
 
 
@@ -163,13 +166,76 @@ def test_a_collective_seen_in_part_says_nothing() -> None:
         assert not charges.wait_ns[~entries.whole].any()
 
 
-def _by_tag(world: World, exchanges: np.ndarray) -> list:
-    from dpuflow.collectives import Instance
-
+def _by_tag(world: World, exchanges: np.ndarray) -> list[Instance]:
     return [
         Instance(np.flatnonzero(exchanges["tag"] == tag), Op.ALL_REDUCE, played.ranks, RING)
         for tag, played in enumerate(world.played)
     ]
+
+
+def test_an_act_long_after_its_input_was_not_held_up_by_it() -> None:
+    """A chain: in the last collective rank 1 finds its input waiting for it, 9 ms old."""
+    world = World("eager")
+    chain = algorithm_of(Op.BROADCAST, "chain")
+    for turn in range(5):
+        world.play(chain, 4096, {0: 30 * turn * MS, 1: (30 * turn + 9 * (turn == 4)) * MS, 2: 30 * turn * MS})
+    entries, _ = told(world)
+    assert rules(entries, 3)[1] == Rule.AFTER_INPUT
+    assert rules(entries, 4)[1] in (Rule.LONG_AFTER, Rule.AFTER_INPUT)  # no reaction was ever measured
+    row = np.flatnonzero((entries.collective == 4) & (entries.endpoint == 1))[0]
+    assert entries.enter_ns[row] - TIME_0 - 129 * MS == REACT
+
+
+def lossy(style: str, algorithm: Algorithm, lose: tuple[int, int, int], late: int) -> tuple[Entries, World]:
+    """Ten collectives of ob1, in the fifth rank ``late`` is 9 ms late and one message was not captured:
+    the first from ``lose[0]`` to ``lose[1]`` after ``lose[2]`` of them in the collective."""
+    world = World(style)
+    free = dict.fromkeys(range(4), MS)
+    for turn in range(10):
+        enter = {rank: at + 2 * MS + 9 * MS * (rank == late and turn == 4) for rank, at in free.items()}
+        free = world.play(algorithm, 4096, enter).leave_ns
+        if algorithm.op == Op.BROADCAST:
+            free = dict.fromkeys(range(4), max(free.values()))
+    transfers = world.transfers()
+    mine = (transfers["src"] == lose[0]) & (transfers["dst"] == lose[1])
+    mine &= transfers["sent_ns"] >= TIME_0 + min(world.played[4].enter_ns.values())
+    gone = int(np.flatnonzero(mine)[lose[2]])
+    exchanges = build_exchanges(np.delete(transfers, gone))
+    whole = build_exchanges(transfers)
+    kept = np.flatnonzero(whole["data"] != gone)
+    assert (exchanges["data_ns"] == whole["data_ns"][kept]).all()
+    instances = world.instances(whole)
+    for instance in instances:
+        instance.confidence = 1.0 if np.isin(instance.rows, kept).all() else 0.95
+        instance.rows = np.flatnonzero(np.isin(kept, instance.rows))
+    assert [i.confidence < 1 for i in instances] == [turn == 4 for turn in range(10)]
+    return build_entries(exchanges, instances), world
+
+
+def check_exact(entries: Entries, world: World) -> None:
+    for row in np.flatnonzero(entries.exact):
+        played = world.played[entries.collective[row]]
+        lag = int(entries.enter_ns[row]) - TIME_0 - played.enter_ns[int(entries.endpoint[row])]
+        assert 0 <= lag <= REACT + 1_000, (entries.collective[row], entries.endpoint[row])
+
+
+def test_an_input_not_captured_may_have_held_a_rank_up() -> None:
+    """A chain whose head is late: rank 1 waits for it, but that message is missing from the capture."""
+    entries, world = lossy("eager", algorithm_of(Op.BROADCAST, "chain"), (0, 1, 0), late=0)
+    check_exact(entries, world)
+
+
+def test_a_first_message_not_captured_leaves_a_later_one() -> None:
+    """A ring in which rank 2's opening message is missing: its next one waited for late rank 1."""
+    entries, world = lossy("eager", RING, (2, 3, 0), late=1)
+    check_exact(entries, world)
+    fifth = (entries.collective == 4) & (entries.endpoint != 2)
+    assert entries.exact[fifth].all()  # of the others nothing is missing
+
+
+def test_a_later_message_not_captured_takes_nothing_away() -> None:
+    entries, world = lossy("eager", RING, (2, 3, 3), late=1)
+    check_exact(entries, world)
 
 
 def test_the_collective_before_is_the_one_a_rank_entered_before() -> None:
