@@ -30,6 +30,8 @@ FEWEST = 3
 """Less often than this is an incident, not a habit of the endpoint."""
 USUAL_SHARE = 0.8
 """An endpoint that enters after its peers in this share of collectives does so as a rule."""
+INTERVAL_IN_SIGMAS = 1.96
+"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 SIGMAS = 3.0
 """How many standard deviations of the group's noise make a rank late: one false alarm in 700."""
 QUARTER_IN_SIGMAS = 0.6745
@@ -116,10 +118,10 @@ def _noise(
             scatter.append(min(middle - low, high - middle) / QUARTER_IN_SIGMAS)
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
-        floor = float(np.percentile(reactions, 95)) if len(reactions) else 0.0
+        floor = float(np.median(reactions)) if len(reactions) else 0.0
         sigma = float(np.median(scatter)) if scatter else 0.0
         out[of_row == each] = round(max(SIGMAS * sigma, floor))
-        error[of_row == each] = round(floor)
+        error[of_row == each] = round(max(INTERVAL_IN_SIGMAS * sigma, floor))
     return out, error
 
 

@@ -9,14 +9,13 @@ likewise. A rank that never acts cannot be seen.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.schedules import edge_sizes, free_ranks
+from dpuflow.collectives.schedules import free_ranks
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     for number, instance in enumerate(instances):
         if instance.algorithm is not None:
             places = free_ranks(instance.algorithm, len(instance.order), instance.root or 0)
-            if instance.confidence < 1:
-                places = places - _short_of(exchanges, instance)
+            places = places - instance.blind
             free[offsets[number] + np.fromiter(places, np.int64, len(places))] = True
 
     rows = np.concatenate([i.rows for i in instances]) if instances else np.zeros(0, np.int64)
@@ -166,17 +164,6 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         whole[collective],
         offsets,
     )
-
-
-def _short_of(exchanges: Rows, instance: Instance) -> set[int]:
-    """Places of ranks of which not every message was captured: what seems their first may be a later one."""
-    assert instance.algorithm is not None
-    expected = edge_sizes(instance.algorithm, len(instance.order), instance.root or 0)
-    picked = exchanges[instance.rows]
-    place = {endpoint: at for at, endpoint in enumerate(instance.order)}
-    seen = Counter((place[s], place[d]) for s, d in picked[["src", "dst"]].tolist())
-    cuts = max(-(-seen[edge] // len(sizes)) for edge, sizes in expected.items())
-    return {edge[0] for edge, sizes in expected.items() if seen[edge] < cuts * len(sizes)}
 
 
 class _Lookup:
@@ -268,6 +255,15 @@ def settle(entries: Entries, group: NDArray[np.int64]) -> Entries:
         if len(reactions):
             limit = FAR_BEYOND * float(np.percentile(reactions, 95))
             rule[mine & open_rows & (entries.unmoved_ns > limit)] = Rule.LONG_AFTER
+    return replace(entries, rule=rule)
+
+
+def doubt(entries: Entries, partly: NDArray[np.int64]) -> Entries:
+    """Make bounds of exact entries of endpoints not all of whose messages can have been captured.
+
+    What such a rank is seen to send may have waited for an input that nobody saw, or not be its first.
+    """
+    rule = np.where(entries.exact & np.isin(entries.endpoint, partly), Rule.AFTER_INPUT, entries.rule)
     return replace(entries, rule=rule)
 
 

@@ -208,6 +208,8 @@ def lossy(style: str, algorithm: Algorithm, lose: tuple[int, int, int], late: in
     for instance in instances:
         instance.confidence = 1.0 if np.isin(instance.rows, kept).all() else 0.95
         instance.rows = np.flatnonzero(np.isin(kept, instance.rows))
+        if instance.confidence < 1 and lose[2] == 0:
+            instance.blind = frozenset({instance.order.index(lose[0])})
     assert [i.confidence < 1 for i in instances] == [turn == 4 for turn in range(10)]
     return build_entries(exchanges, instances), world
 

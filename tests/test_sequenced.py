@@ -116,6 +116,11 @@ def test_a_message_nobody_saw_leaves_the_rest_in_place() -> None:
     assert len(found) == len(played)
     assert [len(i.rows) for i in found] == [24, 23, 24, 23, 24, 24, 24, 24, 24, 24]
     assert found[1].confidence < 1
+    # Of each rank's six messages only the first one dates its entry: 30 and 95 are later ones.
+    assert not any(i.blind for i in found)
+    opening = int(np.flatnonzero(world.transfers()["src"] == 2)[6])  # rank 2's first of the second collective
+    found = build_collectives(build_exchanges(np.delete(world.transfers(), opening)), np.arange(4))
+    assert [i.blind for i in found] == [frozenset()] + [frozenset({2})] + [frozenset()] * 8
 
 
 def test_two_communicators_with_one_context_number() -> None:

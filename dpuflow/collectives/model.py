@@ -18,7 +18,8 @@ class Instance:
     """One collective. ``rows`` are EXCHANGE rows in order of their first sign.
 
     ``order`` lists the endpoints by their position in the algorithm; ``root`` is a position.
-    ``size`` is the buffer of one rank in bytes, None where the packets do not tell.
+    ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``blind`` are the
+    positions whose first message is known to be missing.
     """
 
     rows: NDArray[np.int64]
@@ -30,3 +31,4 @@ class Instance:
     size: int | None = None
     complete: bool = True
     confidence: float = 1.0
+    blind: frozenset[int] = frozenset()

@@ -19,7 +19,15 @@ import numpy as np
 
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send, dependencies, edge_sizes, free_ranks
+from dpuflow.collectives.schedules import (
+    ALGORITHMS,
+    Algorithm,
+    Send,
+    dependencies,
+    edge_sizes,
+    free_ranks,
+    schedule,
+)
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -470,10 +478,12 @@ class _Segmenter:
         # What each message of a collective is of the buffer, in the order of ``together``.
         cuts = hypothesis.cuts
         share = np.concatenate([np.repeat(np.array(sizes) / cuts, cuts) for sizes in counts.values()])
+        opening = self._opening(hypothesis)
         algorithm = hypothesis.algorithm
         found = []
         for block in together:
             slot = block != HOLE
+            blind = frozenset(opening[~slot].tolist()) - {-1}
             holes = int((~slot).sum())
             block = block[block != HOLE]
             block = block[np.argsort(self.starts[block], kind="stable")]
@@ -488,9 +498,28 @@ class _Segmenter:
                     hypothesis.root if algorithm.rooted else None,
                     round(size),
                     confidence=1.0 if not holes else len(block) / (len(block) + holes),
+                    blind=blind,
                 )
             )
         return found
+
+    def _opening(self, hypothesis: Hypothesis) -> NDArray[np.int64]:
+        """For each message of a block the position that opens with it, -1 for later ones."""
+        order, cuts = hypothesis.order, hypothesis.cuts
+        first: dict[int, int] = {}
+        for send in schedule(hypothesis.algorithm, len(order), hypothesis.root):
+            first.setdefault(send.src, send.step)
+        steps = {
+            (order[send.src], order[send.dst]): send.src
+            for send in reversed(schedule(hypothesis.algorithm, len(order), hypothesis.root))
+            if send.step == first[send.src]
+        }
+        parts = []
+        for edge, sizes in hypothesis.counts.items():
+            part = np.full(len(sizes) * cuts, -1)
+            part[0] = steps.get(edge, -1)
+            parts.append(part)
+        return np.concatenate(parts)
 
     def _earliest(self) -> tuple[int, int]:
         return min(self.streams, key=self._head_ns)
