@@ -95,7 +95,9 @@ def place_case(truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, 
             raise TruthError(f"{where}/meta.json: no clock for the reference capture of the analysis")
         own = clocks.get(reference)
         collectives = []
-        rows = truth["collectives"] if "case" not in truth else truth.get("collectives", [])  # perftest has none
+        rows = (
+            truth["collectives"] if "case" not in truth else truth.get("collectives", [])
+        )  # perftest has none
         for number, row in enumerate(rows):
             enter, leave = on_switch[number] if on_switch else (row["enter_ns"], row["leave_ns"])
             collectives.append(_collective(row, enter, leave, ranks, meta, own))
