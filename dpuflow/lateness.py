@@ -267,15 +267,6 @@ def doubt(entries: Entries, partly: NDArray[np.int64]) -> Entries:
     return replace(entries, rule=rule)
 
 
-def doubt(entries: Entries, partly: NDArray[np.int64]) -> Entries:
-    """Make bounds of exact entries of endpoints not all of whose messages can have been captured.
-
-    What such a rank is seen to send may have waited for an input that nobody saw, or not be its first.
-    """
-    rule = np.where(entries.exact & np.isin(entries.endpoint, partly), Rule.AFTER_INPUT, entries.rule)
-    return replace(entries, rule=rule)
-
-
 BOUNDS = ("exact", "at_most", "at_least", "unobservable")
 EXACT, AT_MOST, AT_LEAST, UNOBSERVABLE = range(4)
 
