@@ -1,0 +1,163 @@
+"""The whole path on the bundled captures: figures against their truth, and inputs with less in them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpuflow.analysis import analyze
+from dpuflow.reports.json import json_lines
+from dpuflow.results import Analysis
+from dpuflow.score import score_case
+from dpuflow.tables import Vantage
+from dpuflow.truth import read_case
+
+TRACES = Path(__file__).resolve().parents[1] / "traces"
+GLOO, MPI, NCCL = "gloo-allreduce-n4", "mpi-allreduce-n4", "nccl-allreduce-n2"
+LATE = {GLOO: "10.77.0.3", MPI: "10.77.0.2"}
+MS = 1_000_000
+
+
+@cache
+def analysed(case: str, nodes: tuple[int, ...], threads: int = 1) -> Analysis:
+    return analyze(
+        [Vantage(f"node{n}", (str(TRACES / case / f"node{n}.pcap.gz"),)) for n in nodes], threads=threads
+    )
+
+
+def text(result: Analysis) -> str:
+    return "".join(json_lines(result))
+
+
+def parsed(result: Analysis) -> dict[str, Any]:
+    return dict(json.loads(text(result)))
+
+
+def verdicts(result: Analysis) -> dict[str, tuple[str, str | None]]:
+    """Address -> (verdict, steadiness), of those that are not on time."""
+    return {
+        result.endpoints[row.endpoint].address: (row.verdict, row.steadiness)
+        for row in result.lateness
+        if row.verdict not in ("on_time", "unknown")
+    }
+
+
+@pytest.mark.parametrize(("case", "median_ns"), [(GLOO, 200_000), (MPI, 60_000)])
+def test_figures(case: str, median_ns: int) -> None:
+    result = parsed(analysed(case, (0, 1, 2, 3)))
+    score = score_case(result, read_case(str(TRACES / case), result), MS, 2 * MS)
+    figures = score.figures()
+    assert (figures["found_share"], figures["op_right"], figures["bytes_right"]) == (1.0, 1.0, 1.0)
+    assert figures["algorithm_right"] in (1.0, None)
+    assert score.invented == score.invented_outside  # start-up barriers, which the truth leaves out
+    assert figures["exact_share"] == 1.0
+    assert score.last_asked >= 20
+    assert figures["last_right"] == 1.0
+    assert (figures["late_precision"], figures["late_recall"]) == (1.0, 1.0)
+    assert score.bounds_violated == 0
+    median = figures["lateness_error_median_ns"]
+    assert isinstance(median, int)
+    assert median < median_ns
+    assert score.verdicts_right == score.verdicts == 1, score.verdict_notes
+
+
+@pytest.mark.parametrize("case", [GLOO, MPI])
+def test_verdict_and_finding(case: str) -> None:
+    result = analysed(case, (0, 1, 2, 3))
+    assert verdicts(result) == {LATE[case]: ("late", "persistent")}
+    (finding,) = result.findings
+    assert finding.condition == "straggler"
+    assert [result.endpoints[e].address for e in finding.endpoints] == [LATE[case]]
+
+
+def test_nobody_is_blamed_where_nobody_was_late() -> None:
+    result = analysed(NCCL, (0, 1))
+    assert not [f for f in result.findings if f.condition == "straggler"]
+    assert not [row for row in result.lateness if row.verdict == "late"]
+
+
+def test_every_entry_says_why() -> None:
+    for case in (GLOO, MPI):
+        result = analysed(case, (0, 1, 2, 3))
+        for collective in result.collectives:
+            for rank in collective.ranks:
+                known = rank.bound != "unobservable"
+                assert (rank.enter_ns is not None) == (rank.lateness_ns is not None) == known
+                assert (rank.error_ns is not None) == known
+                assert ("packet" in rank.why) or not known
+                if rank.enter_ns is not None and rank.leave_ns is not None:
+                    assert collective.start_ns <= rank.enter_ns <= rank.leave_ns <= collective.end_ns
+
+
+@pytest.mark.parametrize("case", [GLOO, MPI])
+def test_the_same_input_gives_the_same_bytes(case: str) -> None:
+    first = text(analysed(case, (0, 1, 2, 3)))
+    analysed.cache_clear()
+    assert text(analysed(case, (0, 1, 2, 3), threads=3)) == first
+
+
+@pytest.mark.parametrize("nodes", [(3, 1, 0, 2), (2, 3, 1, 0)])
+@pytest.mark.parametrize("case", [GLOO, MPI])
+def test_the_order_of_captures_does_not_matter(case: str, nodes: Sequence[int]) -> None:
+    result, usual = analysed(case, tuple(nodes)), analysed(case, (0, 1, 2, 3))
+    assert verdicts(result) == verdicts(usual)
+    assert len(result.collectives) == len(usual.collectives)
+
+    def known(of: Analysis) -> set[tuple[str, int, int | None, str]]:
+        return {
+            (of.endpoints[r.endpoint].address, c.start_ns, r.lateness_ns, r.bound)
+            for c in of.collectives
+            for r in c.ranks
+        }
+
+    assert known(result) == known(usual)
+
+
+@pytest.mark.parametrize("missing", range(4))
+@pytest.mark.parametrize("case", [GLOO, MPI])
+def test_one_node_not_captured(case: str, missing: int) -> None:
+    """Its peers' captures hold what it sent them: the verdict stands."""
+    result = analysed(case, tuple(n for n in range(4) if n != missing))
+    assert LATE[case] in verdicts(result)
+    score = score_case(parsed(result), read_case(str(TRACES / case), parsed(result)), MS, 2 * MS)
+    assert score.found == score.true
+    assert score.bounds_violated == 0
+    assert score.figures()["last_right"] == 1.0
+
+
+@pytest.mark.parametrize("node", range(4))
+@pytest.mark.parametrize("case", [GLOO, MPI])
+def test_one_node_alone_blames_nobody_wrongly(case: str, node: int) -> None:
+    result = analysed(case, (node,))
+    assert set(verdicts(result)) <= {LATE[case]}
+    assert result.flows
+    # Of the other nodes nothing is exact: they talk to each other as well.
+    for collective in result.collectives:
+        assert {result.endpoints[r.endpoint].address for r in collective.ranks if r.bound == "exact"} <= {
+            f"10.77.0.{node + 1}"
+        }
+
+
+@pytest.mark.skipif(shutil.which("tshark") is None, reason="needs tshark")
+@pytest.mark.parametrize("case", [GLOO, MPI])
+def test_evidence_is_what_wireshark_shows(case: str) -> None:
+    """The frames named as evidence are among those that the filter shows."""
+    result = analysed(case, (0, 1, 2, 3))
+    (evidence,) = result.findings[0].evidence
+    file = TRACES / case / f"node{evidence.capture}.pcap.gz"
+    first, last = evidence.packets
+    wanted = f"({evidence.filter}) && frame.number >= {first} && frame.number <= {last}"
+    out = subprocess.run(
+        ["tshark", "-r", str(file), "-Y", wanted, "-T", "fields", "-e", "frame.number", "-e", "tcp.len"],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert int(out[0]) == first
+    assert int(out[1]) > 0  # it carries the message
+    assert int(out[-2]) == last
