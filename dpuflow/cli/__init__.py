@@ -21,6 +21,8 @@ PIPE_CLOSED = 141
 
 def main() -> NoReturn:
     """Run with ``sys.argv`` and end the process."""
+    # NumPy's linear algebra is not used, yet its threads would spin at every start.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     status = run(sys.argv[1:])
     if status == INTERRUPTED:
         # Reader threads may be in the middle of a block; nothing they hold needs saving.

@@ -31,7 +31,7 @@ class Send(NamedTuple):
     size: float  # bytes; a fraction where the buffer does not divide evenly
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Algorithm:
     """One way to carry out an operation.
 

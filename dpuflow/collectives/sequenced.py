@@ -11,7 +11,7 @@ never cuts: a rank that waits for a late peer is idle too.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -86,11 +86,18 @@ class Hypothesis:
     root: int
     cuts: int
 
-    @cached_property
+    @property
     def counts(self) -> dict[tuple[int, int], tuple[float, ...]]:
         """(src, dst) endpoints -> sizes of the schedule's messages for a buffer of one byte."""
-        units = edge_sizes(self.algorithm, len(self.order), self.root)
-        return {(self.order[s], self.order[d]): sizes for (s, d), sizes in units.items()}
+        return _edges(self.algorithm, self.order, self.root)
+
+
+@lru_cache(maxsize=4096)
+def _edges(
+    algorithm: Algorithm, order: tuple[int, ...], root: int
+) -> dict[tuple[int, int], tuple[float, ...]]:
+    units = edge_sizes(algorithm, len(order), root)
+    return {(order[s], order[d]): sizes for (s, d), sizes in units.items()}
 
 
 def sequenced_instances(
@@ -143,6 +150,7 @@ class _Segmenter:
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
         self.habits: Habits = {}
+        self.shapes: dict[frozenset[tuple[int, int]], list[Hypothesis]] = {}
 
     def run(self, *, settled: bool) -> list[Instance]:
         """Cut all; ``settled``: the streams begin where a collective begins."""
@@ -217,7 +225,7 @@ class _Segmenter:
         return drop, (hypothesis, list(dict.fromkeys(alternatives)))
 
     def _as_usual(self) -> tuple[Hypothesis, list[str]] | None:
-        """What fitted last, if it fits here beyond doubt."""
+        """What fitted another channel, if nothing here speaks against it."""
         habit = self.habits.get(len(self.endpoints))
         if habit is None:
             return None
@@ -225,7 +233,7 @@ class _Segmenter:
         for hypothesis in self._hypotheses():
             if (hypothesis.algorithm, hypothesis.cuts) == (algorithm, cuts):
                 count = self._length(hypothesis, SAMPLE)
-                if count and self._is_clear(hypothesis, count):
+                if count and self._is_clear(hypothesis, count, NO_CONTRAST):
                     return hypothesis, alternatives
         return None
 
@@ -276,35 +284,49 @@ class _Segmenter:
             events = np.sort(np.concatenate([self.starts[rows[mine]], self.arrivals[rows[dst == rank]]]))
             before = np.searchsorted(events, self.starts[rows[mine]]) - 1
             pause[mine] = np.where(before >= 0, self.starts[rows[mine]] - events[before], 0)
-        first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[: TRIES // 2] + 1
-        longest = np.argsort(-pause[1:], kind="stable")[: TRIES // 2] + 1
+        # A stream of a few collectives has few places to begin at.
+        tries = min(TRIES, len(ahead) // len(self.endpoints)) // 2
+        first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[:tries] + 1
+        longest = np.argsort(-pause[1:], kind="stable")[:tries] + 1
         return [0, *np.unique(np.concatenate([first, longest])).tolist()]
 
     # -- hypotheses --------------------------------------------------------------------------
 
     def _hypotheses(self) -> Iterator[Hypothesis]:
-        n = len(self.endpoints)
-        for order in orders(self.streams, self.endpoints):
-            for algorithm in self._algorithms(n):
-                if not algorithm.fits(n):
-                    continue
-                for root in range(n) if algorithm.rooted else (0,):
-                    base = Hypothesis(algorithm, order, root, 1)
-                    counts = base.counts
-                    # Of unknown operation, only what explains every edge is worth a try.
-                    if not counts.keys() <= self.streams.keys() or (
-                        self.op == Op.UNKNOWN and len(counts) != len(self.streams)
-                    ):
-                        continue
-                    yield base
-                    if algorithm.cuts:
-                        for cuts in self._cuts(counts):
-                            yield replace(base, cuts=cuts)
+        """All that could hold from here: whole messages first, then messages in segments."""
+        for base in self._shapes():
+            yield base
+            if base.algorithm.cuts:
+                for cuts in self._cuts(base.counts):
+                    yield replace(base, cuts=cuts)
 
-    def _algorithms(self, n: int) -> Iterator[Algorithm]:
-        for algorithm in ALGORITHMS:
-            if self.op in (Op.UNKNOWN, algorithm.op):
-                yield algorithm
+    def _shapes(self) -> list[Hypothesis]:
+        """Algorithms, numberings and roots whose edges are among the streams'.
+
+        Of unknown operation, only what explains every edge is worth a try.
+        """
+        edges = frozenset(self.streams)
+        if edges not in self.shapes:
+            n = len(self.endpoints)
+            fixed = [a for a in ALGORITHMS if self.op in (Op.UNKNOWN, a.op) and a.fits(n)]
+            self.shapes[edges] = [
+                base
+                for order in orders(edges, self.endpoints)
+                for algorithm in fixed
+                for root in (range(n) if algorithm.rooted else (0,))
+                if (base := Hypothesis(algorithm, order, root, 1)).counts.keys() <= edges
+                and (self.op != Op.UNKNOWN or len(base.counts) == len(edges))
+            ]
+        phased = [
+            base
+            for order in orders(edges, self.endpoints)
+            for algorithm in self._phased(len(self.endpoints))
+            if (base := Hypothesis(algorithm, order, 0, 1)).counts.keys() <= edges
+        ]
+        return self.shapes[edges] + phased
+
+    def _phased(self, n: int) -> Iterator[Algorithm]:
+        """The segmented ring that the sizes suggest: its reduce_scatter's messages are parts of a block."""
         if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
             head = max(int(self.sizes[rows[0]]) for rows in self.streams.values())
             largest = max(int(self.sizes[rows[: 64 * n]].max()) for rows in self.streams.values())
@@ -455,9 +477,11 @@ class _Segmenter:
             last += int((after & ~between.any(axis=2)).sum())
         return (held / asked, last / max(held, 1)) if asked else (1.0, CHANCE)
 
-    def _is_clear(self, hypothesis: Hypothesis, count: int) -> bool:
+    def _is_clear(self, hypothesis: Hypothesis, count: int, contrast: float = CLEAR) -> bool:
         """Whether cuts fall on pauses and sends follow their inputs as well as one can wish."""
-        return self._contrast(hypothesis, count) >= CLEAR and self._causality(hypothesis, count)[0] >= CLEAR
+        if self._contrast(hypothesis, count) < contrast:
+            return False
+        return self._causality(hypothesis, count)[0] >= CLEAR
 
     def _score(self, hypothesis: Hypothesis, count: int) -> float:
         contrast, (held, tight) = self._contrast(hypothesis, count), self._causality(hypothesis, count)
