@@ -10,7 +10,7 @@ import pytest
 from collective_worlds import HOP, World, algorithm_of, run_job
 
 from dpuflow.exchanges import build_exchanges
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, Op, Role, Wire
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 
 GLOO = {Role.OFFER: Wire.GLOO_SEND_READY, Role.GRANT: Wire.GLOO_RECV_READY, Role.DATA: Wire.GLOO_DATA}
 OB1 = {Role.OFFER: Wire.OB1_RNDV, Role.GRANT: Wire.OB1_PUT_REQUEST, Role.DATA: Wire.OB1_PUT}
@@ -136,6 +136,42 @@ def test_parts_not_captured_are_never_guessed() -> None:
     assert first["wire"] == Wire.GLOO_SEND_READY
     assert times(second) == (20, NEVER, 30)
     assert second["wire"] == Wire.GLOO_DATA
+
+
+def flags_of_three(*missing: tuple[int, Role]) -> list[int]:
+    """Flags of three Gloo transfers of one tag, one after the other, of which some parts were not seen."""
+    wires = Wires()
+    for number in range(3):
+        for step, role in enumerate((Role.GRANT, Role.OFFER, Role.DATA)):
+            if (number, role) not in missing:
+                wires.gloo(role, 0, 1, 100 * number + 10 * step, sub=number)
+    found = build_exchanges(wires.rows())
+    return [int(flags) for flags in found["flags"][np.argsort(found["sub"])]]
+
+
+@pytest.mark.parametrize(
+    ("missing", "flags"),
+    [
+        ([], [0, 0, 0]),
+        ([(0, Role.GRANT)], [MessageFlag.STARTS_BEFORE, 0, 0]),
+        ([(0, Role.GRANT), (0, Role.OFFER)], [MessageFlag.STARTS_BEFORE, 0, 0]),
+        ([(1, Role.GRANT), (1, Role.OFFER)], [0, 0, 0]),  # a hole, no end
+        ([(2, Role.DATA)], [0, 0, MessageFlag.ENDS_AFTER]),
+        ([(2, Role.DATA), (2, Role.OFFER)], [0, 0, MessageFlag.ENDS_AFTER]),
+        ([(1, Role.DATA)], [0, 0, 0]),
+        ([(1, Role.DATA), (2, Role.DATA)], [0, MessageFlag.ENDS_AFTER, MessageFlag.ENDS_AFTER]),
+    ],
+)
+def test_what_the_ends_of_the_capture_cut(missing: list[tuple[int, Role]], flags: list[int]) -> None:
+    assert flags_of_three(*missing) == flags
+
+
+def test_eager_messages_begin_and_end_whole() -> None:
+    wires = Wires()
+    for sub in range(3):
+        wires.ob1(Role.DATA, 0, 1, 10 * sub, sub=sub, wire=Wire.OB1_MATCH, bytes=1)
+    wires.ob1(Role.OFFER, 0, 1, 40, sub=3)
+    assert build_exchanges(wires.rows())["flags"].tolist() == [0, 0, 0, MessageFlag.ENDS_AFTER]
 
 
 def test_a_rendezvous_in_several_frames() -> None:

@@ -63,11 +63,11 @@ def test_kinds_of_messages_that_differ_in_pace() -> None:
         world.packets = 10 if turn % 4 else 200
         size = 64_000 if turn % 4 else 128_000
         free = world.play(RING, size, {r: t + 1_000_000 for r, t in free.items()}).leave_ns
-    # A tree whose one edge carries only such messages.
+    # A pair of ranks on a link that carries nothing but such messages.
     for turn in range(10):
         world.packets = 200
         enter = {r: max(free.values()) + turn * 10_000_000 for r in (0, 3)}
-        world.play(algorithm_of(Op.BROADCAST, "linear"), 128_000, enter)
+        world.play(RING, 128_000, enter)
     assert slow(links_of(world)) == set()
 
 
