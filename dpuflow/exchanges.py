@@ -123,7 +123,8 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
     """The number of its exchange for each row: same match key, same turn within that key."""
     wire = rows["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
-    keyed = ob1 | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
+    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))  # fragments share their message's number
+    keyed = ob1 | sends | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
     key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "op", "context")]
     columns = (*key, src, rows["connection"])
     order = np.lexsort((rows["sent_ns"], *columns))
@@ -143,6 +144,7 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
         mine = role == each
         turn[mine] = _count_within(mine, starts, group)[mine]
     head = (role == Role.OFFER) | (wire[order] == Wire.OB1_MATCH)
+    turn = np.where(sends[order], 0, turn)
     turn = np.where(ob1[order], np.maximum(_count_within(head, starts, group), 0), turn)
 
     pair = group * (int(turn.max()) + 1) + turn

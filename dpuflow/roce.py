@@ -28,6 +28,7 @@ from dpuflow import wire
 from dpuflow.pairing import Pairs
 from dpuflow.roles import assign_roles
 from dpuflow.schema import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport
+from dpuflow.sends import SendHeads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,6 +99,7 @@ class RoceMessages:
         self._mad = np.zeros(2, np.int64)
         self._counts = np.zeros(8, np.int64)
         self._pairs = Pairs()
+        self._heads = SendHeads()
 
     def feed(self, block: Block, flows: Rows) -> None:
         """Take in one block; ``flows`` holds at least the flows of its packets and is updated in place."""
@@ -105,6 +107,7 @@ class RoceMessages:
         if n == 0:
             return
         self._welcome(flows)
+        self._heads.feed(block)
         k, counts, columns = self._at, self._counts, block.columns
         self._messages.reach(int(counts[k.ROWS]), 2 * n)
         self._links.reach(int(counts[k.ROWS]), 2 * n)
@@ -169,6 +172,7 @@ class RoceMessages:
         if reads:
             _join_reads(rows, links["lane"] == 1, flows)
         assign_roles(rows, flows, self._words.rows[: self._counts[self._at.WORDS]], writes[1] > 0, writes[0])
+        self._heads.read(rows)
         if unsorted:
             _sort_in_place(rows)
         return rows

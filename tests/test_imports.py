@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 ORDER = [
     *("errors", "wire", "schema", "framing", "tables", "rankmap", "results"),
     *("kernels", "icrc", "capture", "blocks", "workers", "records"),
-    *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "roce", "ingest"),
+    *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "sends", "roce", "ingest"),
     *("vantage", "sightings", "envelope", "clocks", "join"),
     *("exchanges", "identity", "collectives", "lateness", "links", "causes", "judgement", "findings"),
     *("assemble", "analysis"),

@@ -28,7 +28,7 @@ from dpuflow.collectives.schedules import (
     free_ranks,
     schedule,
 )
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +110,8 @@ def sequenced_instances(
     """
     found: list[Instance] = []
     # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
-    whole = bool((exchanges["sub"][rows][exchanges["order"][rows] == 0] <= 1).all())
+    heads = rows[exchanges["order"][rows] == 0]
+    whole = bool((_numbers(exchanges, heads) & (exchanges["sub"][heads] <= 1)).all())
     columns = columns_of(exchanges)
     for op, streams in _numbered(exchanges, edge_streams(exchanges, rows)).items():
         found.extend(cut_streams(columns, streams, op, position, settled=whole))
@@ -600,6 +601,12 @@ def edge_streams(exchanges: Rows, rows: NDArray[np.int64]) -> Streams:
     }
 
 
+def _numbers(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the library numbers the messages of each pair of ranks and communicator."""
+    wire = exchanges["wire"][rows]
+    return np.asarray((wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER), bool)
+
+
 def _numbered(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
     """Each operation's streams. Numbers that ob1 gave out but nobody saw become HOLEs.
 
@@ -608,6 +615,8 @@ def _numbered(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
     found: dict[Op, Streams] = {}
     for edge, rows in streams.items():
         number = exchanges["sub"][rows].astype(np.int64)
+        if not _numbers(exchanges, rows).all():
+            number = np.arange(len(rows))
         skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % (1 << 16)
         # A jump by more than what could hide is a new start, not a hole.
         skipped = np.where(skipped > len(rows), 0, skipped)

@@ -1,0 +1,157 @@
+"""Framing of RoCE SENDs: the first bytes of each message in, what its library says of it out.
+
+Two libraries under MPI are read, both with integers in the sender's (little-endian) order:
+
+- libfabric's rxm (prov/rxm/src/rxm.h, struct rxm_pkt): 24 bytes of control header (version 4, type: 0
+  eager, 1 segment; u32 segment number), 8 bytes of message id, 32 bytes of operation header (version 2,
+  operation: 1 tagged; u64 size; u64 data; u64 tag, its low half the MPI tag, the high one the context).
+- UCX's tag protocol on reliable connections (ucp/tag/eager.h): one byte of active-message id in the low
+  five bits; 2 only, 3 first, 4 middle. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
+
+Every fragment of a message gets the same number, so that it counts as one transfer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow import wire
+from dpuflow.framing import MPI_TAG
+from dpuflow.schema import Kind, Op, Role, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Block, Rows
+
+HEAD: Final = 64
+RXM_HEADER: Final = 64
+UCX_ONLY, UCX_FIRST, UCX_MIDDLE = 2, 3, 4
+UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17}
+UNDERSTOOD: Final = 0.9
+"""A flow is framed if this share of its messages reads as such; the rest is the library's own traffic."""
+
+_STARTS = np.zeros(256, bool)
+for _code, _opcode in wire.OPCODES.items():
+    _STARTS[_code] = (
+        _opcode.operation == wire.OP_SEND and bool(_opcode.place & wire.FIRST) and _opcode.transport != "UD"
+    )
+
+
+class SendHeads:
+    """Keeps the first bytes of every SEND message, as far as captured, and reads them at the end."""
+
+    def __init__(self) -> None:
+        self._frames: list[NDArray[np.uint32]] = []
+        self._lengths: list[NDArray[np.uint16]] = []
+        self._heads: list[NDArray[np.uint8]] = []
+
+    def feed(self, block: Block) -> None:
+        """Take in one block."""
+        columns, n = block.columns, block.rows
+        starts = _STARTS[columns["opcode"][:n]]
+        if not starts.any():
+            return
+        kind = columns["kind"][:n]
+        at = np.flatnonzero(starts & ((kind == Kind.ROCE_V2) | (kind == Kind.ROCE_V1)))
+        if not len(at):
+            return
+        length = np.minimum(columns["data_len"][at], HEAD)
+        place = columns["data_at"][at].astype(np.int64)[:, None] + np.arange(HEAD)
+        heads = block.data[np.minimum(place, len(block.data) - 1)]
+        heads[np.arange(HEAD) >= length[:, None]] = 0
+        self._frames.append(columns["frame"][at].astype(np.uint32))
+        self._lengths.append(length.astype(np.uint16))
+        self._heads.append(heads)
+
+    def read(self, rows: Rows) -> None:
+        """Fill op, context, tag, sub and bytes of the MESSAGE rows whose framing is understood."""
+        if not self._frames:
+            return
+        frames, lengths = np.concatenate(self._frames), np.concatenate(self._lengths)
+        heads = np.concatenate(self._heads)
+        order = np.argsort(frames, kind="stable")
+        sends = np.flatnonzero(
+            np.isin(rows["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (rows["role"] == Role.DATA)
+        )
+        at = np.minimum(np.searchsorted(frames[order], rows["first_frame"][sends]), len(order) - 1)
+        found = order[at]
+        kept = frames[found] == rows["first_frame"][sends]
+        sends, found = sends[kept], found[kept]
+        in_time = np.lexsort((rows["first_ns"][sends], rows["flow"][sends]))
+        sends, found = sends[in_time], found[in_time]
+        flow = rows["flow"][sends]
+        bounds = np.flatnonzero(np.r_[True, flow[1:] != flow[:-1], True]) if len(flow) else np.zeros(1, int)
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            mine, which = sends[low:high], found[low:high]
+            for reader in (_rxm, _ucx):
+                told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
+                if told.good.mean() >= UNDERSTOOD:
+                    _apply(rows, mine, told)
+                    break
+
+
+class _Told:
+    """What the messages of one flow say; arrays over them, in order of time."""
+
+    def __init__(self, good: NDArray[np.bool_]) -> None:
+        self.good = good
+        self.tag = np.zeros(len(good), np.int64)  # MPI tag, signed
+        self.context = np.zeros(len(good), np.int64)
+        self.begins = np.ones(len(good), bool)  # first fragment of a message
+        self.header = np.zeros(len(good), np.int64)  # bytes of framing
+
+
+def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]:
+    raw = np.zeros((len(heads), 8), np.uint8)
+    raw[:, :size] = heads[:, at : at + size]
+    return raw.view("<u8").reshape(-1)
+
+
+def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
+    kind, number = heads[:, 1], _integer(heads, 4, 4)
+    size = _integer(heads, 40, 8)
+    good = (lengths >= RXM_HEADER) & (heads[:, 0] == 4) & (heads[:, 32] == 2) & (heads[:, 34] <= 1)
+    eager = (kind == 0) & (size.astype(np.int64) == nbytes - RXM_HEADER)
+    segment = (kind == 1) & (size > (nbytes - RXM_HEADER).clip(0).astype(np.uint64))
+    told = _Told(good & (eager | segment))
+    told.tag = _integer(heads, 56, 4).astype(np.uint32).view(np.int32).astype(np.int64)
+    told.context = (_integer(heads, 60, 4) & 0xFFFFFFF).astype(np.int64)
+    told.begins = (kind != 1) | (number == 0)
+    told.header[:] = RXM_HEADER
+    return told
+
+
+def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
+    kind = heads[:, 0] & 0x1F
+    tag = _integer(heads, 1, 8)
+    total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)
+    only = (kind == UCX_ONLY) & (lengths >= 9) & (nbytes >= 9)
+    first = (kind == UCX_FIRST) & (lengths >= 25) & (total > (nbytes - 25).clip(0).astype(np.uint64))
+    # A middle fragment names its message by the id that the first one gave.
+    latest = np.maximum.accumulate(np.where(first, np.arange(len(kind)), -1))
+    middle = (kind == UCX_MIDDLE) & (lengths >= 17) & (latest >= 0) & (ident[latest] == tag)
+    told = _Told(only | first | middle)
+    tag = np.where(middle, tag[latest], tag)
+    signed = (tag >> np.uint64(40)).astype(np.int64)
+    told.tag = np.where(signed >= 1 << 23, signed - (1 << 24), signed)
+    told.context = (tag & np.uint64(0xFFFFF)).astype(np.int64)
+    told.begins = ~middle
+    for each, header in UCX_HEADER.items():
+        told.header[kind == each] = header
+    return told
+
+
+def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told) -> None:
+    good, at = told.good, mine[told.good]
+    ops = np.full(len(mine), int(Op.UNKNOWN))
+    for tag, op in MPI_TAG.items():
+        ops[told.tag == tag] = int(op)
+    ops[told.tag >= 0] = int(Op.SEND_RECV)
+    rows["op"][at] = ops[good]
+    rows["context"][at] = told.context[good]
+    rows["tag"][at] = told.tag[good].astype(np.uint32)
+    rows["sub"][at] = np.cumsum(told.begins)[good]
+    rows["bytes"][at] = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)

@@ -1,0 +1,124 @@
+"""Framing of RoCE SENDs: made-up heads of libfabric's rxm and of UCX, and real ones where captured."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpuflow.ingest import ingest
+from dpuflow.schema import MESSAGE, Op, Role, Wire
+from dpuflow.sends import HEAD, SendHeads
+
+
+def rxm(kind: int, number: int, size: int, tag: int, context: int = 0) -> bytes:
+    control = struct.pack("<BBHIQQ", 4, kind, 0x4000, number, 1, 0)
+    operation = struct.pack("<BBBBIQQQ", 2, 0, 1, 0, 0, size, 3, (context << 32) | (tag & 0xFFFFFFFF))
+    return control + struct.pack("<Q", 0x3D) + operation
+
+
+def ucx_tag(tag: int, rank: int = 3, context: int = 2) -> int:
+    return (tag & 0xFFFFFF) << 40 | rank << 20 | context
+
+
+def ucx_only(tag: int) -> bytes:
+    return bytes([0x42]) + struct.pack("<Q", ucx_tag(tag))  # the upper three bits are flow control
+
+
+def ucx_first(tag: int, total: int, ident: int) -> bytes:
+    return bytes([3]) + struct.pack("<QQQ", ucx_tag(tag), total, ident)
+
+
+def ucx_middle(ident: int, offset: int) -> bytes:
+    return bytes([4]) + struct.pack("<QQ", ident, offset)
+
+
+def read(messages: list[tuple[bytes, int]], captured: int = HEAD) -> np.ndarray:
+    """Rows of one flow; each message is its head and its length in bytes."""
+    rows = MESSAGE.zeros(len(messages))
+    rows["wire"], rows["role"] = Wire.ROCE_SEND, Role.DATA
+    rows["bytes"] = [length for _, length in messages]
+    rows["first_frame"] = rows["first_ns"] = 10 + 3 * np.arange(len(messages))
+    heads = SendHeads()
+    raw = np.zeros((len(messages), HEAD), np.uint8)
+    for row, (head, _) in zip(raw, messages, strict=True):
+        row[: min(len(head), captured)] = list(head[:captured])
+    heads._heads = [raw]
+    heads._lengths = [np.array([min(captured, length) for _, length in messages], np.uint16)]
+    heads._frames = [rows["first_frame"].astype(np.uint32)]
+    heads.read(rows)
+    return rows
+
+
+def test_rxm_segments_are_one_message() -> None:
+    rows = read(
+        [
+            (rxm(0, 0, 8192, -12), 8256),
+            (rxm(1, 0, 32768, -12), 16448),
+            (rxm(1, 1, 32768, -12), 16448),
+            (rxm(0, 0, 0, -16), 64),
+        ]
+    )
+    assert [Op(o) for o in rows["op"]] == [Op.ALL_REDUCE] * 3 + [Op.BARRIER]
+    assert rows["bytes"].tolist() == [8192, 16384, 16384, 0]
+    assert rows["sub"].tolist() == [1, 2, 2, 3]
+
+
+def test_ucx_fragments_are_one_message() -> None:
+    rows = read(
+        [
+            (ucx_only(-16), 9),
+            (ucx_first(-13, 16384, 77), 8256),
+            (ucx_middle(77, 8231), 8170),
+            (ucx_only(5), 109),
+        ]
+    )
+    assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.ALL_TO_ALL, Op.ALL_TO_ALL, Op.SEND_RECV]
+    assert rows["bytes"].tolist() == [0, 8231, 8153, 100]
+    assert rows["bytes"][1:3].sum() == 16384
+    assert rows["sub"].tolist() == [1, 2, 2, 3]
+    assert set(rows["context"].tolist()) == {2}
+    assert rows["tag"][1] == 0xFFFFFFFF - 12
+
+
+def test_a_middle_fragment_of_another_message_is_not_taken() -> None:
+    good = [(ucx_only(-16), 9)] * 20
+    rows = read([*good, (ucx_first(-13, 16384, 77), 8256), (ucx_middle(78, 8231), 8170)])
+    assert rows["op"][-2] == Op.ALL_TO_ALL
+    assert rows["op"][-1] == Op.UNKNOWN
+    assert rows["bytes"][-1] == 8170
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_other_payload_is_left_alone(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    messages = [(random.bytes(HEAD), int(random.integers(64, 9000))) for _ in range(50)]
+    rows = read(messages)
+    assert (rows["op"] == Op.UNKNOWN).all()
+    assert rows["bytes"].tolist() == [length for _, length in messages]
+
+
+def test_heads_beyond_the_snap_length_are_not_read() -> None:
+    rows = read([(rxm(0, 0, 8192, -12), 8256)] * 4, captured=40)
+    assert (rows["op"] == Op.UNKNOWN).all()
+
+
+@pytest.mark.parametrize(
+    ("case", "op", "size"),
+    [
+        ("ar-ring-n4-128k-late2-5ms", Op.ALL_REDUCE, 32768),
+        ("a2a-linear-n4-64k-random", Op.ALL_TO_ALL, 16384),
+        ("ar-ring-n2-256k-ucx-random", Op.ALL_REDUCE, 131072),
+    ],
+)
+def test_real_messages_add_up(shared: Path, case: str, op: Op, size: int) -> None:
+    """libfabric and UCX under Open MPI: every message of the operation has the size of one block."""
+    file = shared / "captures" / "roce" / case / "node0.pcap.gz"
+    rows = ingest([str(file)], "node0", 0, 1, None).messages
+    mine = rows[(rows["op"] == op) & (rows["flags"] == 0)]
+    keys, number = np.unique(mine[["flow", "sub"]], return_inverse=True)
+    sums = np.bincount(number.reshape(-1), mine["bytes"].astype(np.int64))
+    assert len(keys) > 70
+    assert set(sums.tolist()) == {size}
