@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from copy import copy
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import LifoQueue, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -76,12 +76,12 @@ class Workers:
         self._next = first
         self._stop = threading.Event()
         self._out: list[SimpleQueue[Parsed | WindowEnd | BaseException]] = []
-        self._free: list[SimpleQueue[Buffers | None]] = []
+        self._free: list[LifoQueue[Buffers | None]] = []
         self._threads = []
         self.version = file.format.version
         for number in range(threads):
             self._out.append(SimpleQueue())
-            free: SimpleQueue[Buffers | None] = SimpleQueue()
+            free: LifoQueue[Buffers | None] = LifoQueue()  # the last used one is still in the cache
             for _ in range(AHEAD):
                 free.put(Buffers())
             self._free.append(free)

@@ -44,7 +44,7 @@ def _layout() -> tuple[dict[str, int], dict[str, int], int]:
 COLUMN_AT, TABLE_AT, STAGE_AT = _layout()
 
 CHUNK: Final = 512  # packets decoded together (kernels/usual)
-STAGE_BYTES: Final = 64 * CHUNK + 8 * _STAGGER
+STAGE_BYTES: Final = 72 * CHUNK + 16 * _STAGGER
 BLOCK_BYTES: Final = STAGE_AT + STAGE_BYTES  # the last part is scratch of kernels/usual
 
 TIME: Final = COLUMN_AT["time_ns"]

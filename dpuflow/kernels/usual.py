@@ -64,6 +64,14 @@ _ADDRESSES = _ENTRY + 4 * c.CHUNK + _GAP
 _UDP = _ADDRESSES + 8 * c.CHUNK + _GAP  # source port, destination port, length, checksum
 _BTH = _UDP + 8 * c.CHUNK + _GAP  # opcode to destination QP
 _PSN = _BTH + 8 * c.CHUNK + _GAP  # AckReq and PSN; then four bytes of no interest
+_RETHS = _PSN + 8 * c.CHUNK + _GAP  # numbers of the packets that have a RETH
+_AETHS = _RETHS + 2 * c.CHUNK + _GAP
+_IMMS = _AETHS + 2 * c.CHUNK + _GAP  # immediate data or IETH
+
+_RETH_BIT = wire.RETH.bit_length() - 1
+_AETH_BIT = wire.AETH.bit_length() - 1
+_IMM_BIT = wire.IMM.bit_length() - 1
+_IETH_BIT = wire.IETH.bit_length() - 1
 
 
 @inlined
@@ -259,30 +267,42 @@ def fields(i, n, pcapng, block):  # type: ignore[no-untyped-def]
 @inlined
 def sparse(data, i, n, s, block):  # type: ignore[no-untyped-def]
     """Rows of the extended headers: first which packets have them, without branches, then what."""
-    reth, aeth, imm = s[c.N_RETH], s[c.N_AETH], s[c.N_IMM]
-    first_reth, first_aeth, first_imm = reth, aeth, imm
+    reths, aeths, imms = np.int64(0), np.int64(0), np.int64(0)
     for k in range(n):
         entry = le32(block, _ENTRY + 4 * k)
-        put32(block, h.RETH_PACKET + reth * h.RETH_ROW, i + k)
-        put32(block, h.AETH_PACKET + aeth * h.AETH_ROW, i + k)
-        put32(block, h.IMM_PACKET + imm * h.IMM_ROW, i + k)
-        reth += 1 if entry & wire.RETH else 0
-        aeth += 1 if entry & wire.AETH else 0
-        imm += 1 if entry & (wire.IMM | wire.IETH) else 0
-    s[c.N_RETH], s[c.N_AETH], s[c.N_IMM] = reth, aeth, imm
-    for row in range(first_reth * h.RETH_ROW, reth * h.RETH_ROW, h.RETH_ROW):
-        at = le64(block, _AT + 8 * (le32(block, h.RETH_PACKET + row) - i)) + HEADERS
+        put16(block, _RETHS + 2 * reths, k)
+        put16(block, _AETHS + 2 * aeths, k)
+        put16(block, _IMMS + 2 * imms, k)
+        reths += (entry >> _RETH_BIT) & 1
+        aeths += (entry >> _AETH_BIT) & 1
+        imms += ((entry >> _IMM_BIT) | (entry >> _IETH_BIT)) & 1
+    row = s[c.N_RETH] * h.RETH_ROW
+    for j in range(reths):
+        k = le16(block, _RETHS + 2 * j)
+        at = le64(block, _AT + 8 * k) + HEADERS
+        put32(block, h.RETH_PACKET + row, i + k)
         put64(block, h.RETH_VA + row, be64(data, at))
         put32(block, h.RETH_RKEY + row, be32(data, at + 8))
         put32(block, h.RETH_LENGTH + row, be32(data, at + 12))
-    for row in range(first_aeth * h.AETH_ROW, aeth * h.AETH_ROW, h.AETH_ROW):
-        value = be32(data, le64(block, _AT + 8 * (le32(block, h.AETH_PACKET + row) - i)) + HEADERS)
+        row += h.RETH_ROW
+    row = s[c.N_AETH] * h.AETH_ROW
+    for j in range(aeths):
+        k = le16(block, _AETHS + 2 * j)
+        value = be32(data, le64(block, _AT + 8 * k) + HEADERS)
+        put32(block, h.AETH_PACKET + row, i + k)
         put32(block, h.AETH_SYNDROME + row, value >> 24)
         put32(block, h.AETH_MSN + row, value & 0xFFFFFF)
-    for row in range(first_imm * h.IMM_ROW, imm * h.IMM_ROW, h.IMM_ROW):
-        k = le32(block, h.IMM_PACKET + row) - i
-        before = 16 if le32(block, _ENTRY + 4 * k) & wire.RETH else 0
+        row += h.AETH_ROW
+    row = s[c.N_IMM] * h.IMM_ROW
+    for j in range(imms):
+        k = le16(block, _IMMS + 2 * j)
+        before = ((le32(block, _ENTRY + 4 * k) >> _RETH_BIT) & 1) * 16
+        put32(block, h.IMM_PACKET + row, i + k)
         put32(block, h.IMM_VALUE + row, be32(data, le64(block, _AT + 8 * k) + HEADERS + before))
+        row += h.IMM_ROW
+    s[c.N_RETH] += reths
+    s[c.N_AETH] += aeths
+    s[c.N_IMM] += imms
 
 
 @inlined
