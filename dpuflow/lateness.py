@@ -38,6 +38,7 @@ class Rule(IntEnum):
     FREE_STEP = 3  # exact: the algorithm's first step of this rank needs no input
     AFTER_INPUT = 4  # at most: its first message may have waited for an input
     ANSWER = 5  # at most: it only answered an offer
+    CREDIT = 7  # at most: its first message left as soon as its credit had come
     LONG_AFTER = 6  # exact: its first message came so long after any input that it had not waited for one
 
 
@@ -48,6 +49,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.FREE_STEP: ("exact", "first message of a step that needs no input"),
     Rule.AFTER_INPUT: ("at_most", "first message, which may have waited for its input"),
     Rule.ANSWER: ("at_most", "first answer to a peer's offer"),
+    Rule.CREDIT: ("at_most", "first message, sent as soon as its credit had come"),
     Rule.LONG_AFTER: ("exact", "first message, long after its input had arrived"),
 }
 """Rule -> (bound, why)."""
@@ -66,12 +68,13 @@ class Entries:
     endpoint: NDArray[np.int64]
     enter_ns: NDArray[np.int64]
     leave_ns: NDArray[np.int64]  # all it needed was there; for a rank without input: all was sent
-    idle_ns: NDArray[np.int64]  # besides, its last data had left the node
+    idle_ns: NDArray[np.int64]  # besides, its last data had left the node, or was acknowledged if sent again
     rule: NDArray[np.int64]
     act: NDArray[np.int64]
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
     reaction_ns: NDArray[np.int64]  # median time from an input to the send that follows it
     unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
+    credit_ns: NDArray[np.int64]  # from the credit of its first message to that message; NEVER without one
     whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
     offsets: NDArray[np.int64]
 
@@ -130,6 +133,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     )
     rule[by_answer] = Rule.ANSWER
     rule[by_ready] = Rule.READY
+    # Where data is not offered first, the grant is a credit that the first message may have waited for.
+    paid = np.where(picked["offer_ns"] == NEVER, picked["grant_arrived_ns"], NEVER)
+    credit = np.where(send_at >= 0, paid[send_at], NEVER) if len(rows) else send_at
     first = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
     act[by_send] = first[send_at[by_send]]
     act[by_answer] = picked["grant"][answer_at[by_answer]]
@@ -144,6 +150,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     np.maximum.at(leave, receiver, picked["arrived_end_ns"])
     sent = np.full(total, NEVER, np.int64)
     np.maximum.at(sent, sender, picked["data_end_ns"])
+    # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
+    resent = picked["retransmitted"] > 0
+    np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
     again = np.zeros(total, np.int64)
     np.add.at(again, sender, picked["retransmitted"].astype(np.int64))
     np.add.at(again, receiver, picked["retransmitted"].astype(np.int64))
@@ -161,6 +170,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         again,
         _reactions(total, sender, receiver, offered, picked["arrived_end_ns"], enter),
         np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        np.where(by_send & (credit != NEVER), enter - credit, NEVER),
         whole[collective],
         offsets,
     )
@@ -238,23 +248,26 @@ FEWEST = 8
 
 
 def settle(entries: Entries, group: NDArray[np.int64]) -> Entries:
-    """Make entries exact that came long after anything had reached the rank.
+    """Weigh what reached a rank before it acted against how fast its hosts usually react.
 
-    A rank that waits for an input acts on it within its host's usual reaction. One that acts far
-    later had not entered when the input came. ``group`` numbers each collective's group.
+    A rank that waits for an input or a credit acts on it within its host's usual reaction. One that
+    acts far later had not entered when the input came: its entry is exact. One that sends as soon as
+    its credit has come may have waited for that. ``group`` numbers each collective's group.
     """
     rule = entries.rule.copy()
     of_row = group[entries.collective]
     open_rows = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
     known = entries.reaction_ns != NEVER
-    for each in np.unique(of_row[open_rows]).tolist():
+    gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
+    for each in np.unique(of_row[open_rows | gated]).tolist():
         mine = of_row == each
         reactions = entries.reaction_ns[mine & known]
         if len(reactions) < FEWEST:
             reactions = entries.reaction_ns[known]  # of all groups: their ranks run on the same hosts
         if len(reactions):
-            limit = FAR_BEYOND * float(np.percentile(reactions, 95))
-            rule[mine & open_rows & (entries.unmoved_ns > limit)] = Rule.LONG_AFTER
+            slowest = float(np.percentile(reactions, 95))
+            rule[mine & open_rows & (entries.unmoved_ns > FAR_BEYOND * slowest)] = Rule.LONG_AFTER
+            rule[mine & gated & (entries.credit_ns < float(np.median(reactions)))] = Rule.CREDIT
     return replace(entries, rule=rule)
 
 
