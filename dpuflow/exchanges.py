@@ -42,7 +42,7 @@ def build_exchanges(transfers: Rows) -> Rows:
         _mark_cut(framed, direction)
         pieces.append(framed)
     if len(plain):
-        pieces.append(_sorted(_in_order(transfers, plain)))
+        pieces.append(_in_order(transfers, plain))
     return _sorted(np.concatenate(pieces)) if len(pieces) == 3 else pieces[-1]
 
 
@@ -55,68 +55,13 @@ def _sorted(exchanges: Rows) -> Rows:
 
 
 def _in_order(transfers: Rows, part: NDArray[np.int64]) -> Rows:
-    """Exchanges of messages without keys: the i-th grant of a direction pays for its i-th data message."""
-    rows = transfers[part]
-    grant = rows["role"] == Role.GRANT
-    # Rows come in order of time; a connection has two ends, so one bit tells its direction.
-    key = (rows["connection"].astype(np.int64) << 1) | ((rows["src"] > rows["dst"]) ^ grant)
-    number = np.empty(len(rows), np.int64)
-    for mine in (np.flatnonzero(grant), np.flatnonzero(~grant)):
-        by_key = mine[np.argsort(key[mine], kind="stable")]
-        new = np.r_[True, key[by_key][1:] != key[by_key][:-1]] if len(by_key) else np.zeros(0, bool)
-        starts = np.flatnonzero(new)
-        number[by_key] = np.arange(len(by_key)) - np.repeat(starts, np.diff(np.r_[starts, len(by_key)]))
-    data = np.flatnonzero(~grant)
-    # The data message of the same key and number, for every grant.
-    place = (key << 32) | number
-    order = np.argsort(place[data], kind="stable")
-    at = np.searchsorted(place[data], place, sorter=order)
-    found = order[np.minimum(at, len(data) - 1)] if len(data) else np.zeros(len(rows), np.int64)
-    paid = (
-        grant & (at < len(data)) & (place[data[found]] == place) if len(data) else np.zeros(len(rows), bool)
-    )
-    alone = np.flatnonzero(grant & ~paid)
-    heads = np.concatenate([data, alone])
+    """Exchanges of messages without keys, in order of their first sign (``kernels.turns``)."""
+    from dpuflow.kernels.turns import pay
 
-    out = EXCHANGE.zeros(len(heads))
-    for name in ("offer_ns", "offer_arrived_ns", "grant_ns", "grant_arrived_ns"):
-        out[name] = NEVER
-    for name in (
-        "connection",
-        "wire",
-        "flags",
-        "seen",
-        "sub",
-        "tag",
-        "context",
-        "retransmitted",
-        "ecn_marked",
-    ):
-        out[name] = rows[name][heads]
-    flip = grant[heads]
-    out["src"] = np.where(flip, rows["dst"][heads], rows["src"][heads])
-    out["dst"] = np.where(flip, rows["src"][heads], rows["dst"][heads])
-    out["order"] = number[heads]
-    for to, name in (
-        ("data_ns", "sent_ns"), ("data_end_ns", "sent_end_ns"), ("arrived_ns", "arrived_ns"),
-        ("arrived_end_ns", "arrived_end_ns"), ("acked_ns", "acked_ns"),
-    ):  # fmt: skip
-        out[to] = np.where(flip, NEVER, rows[name][heads])
-    for name in ("bytes", "packets"):
-        out[name] = np.where(flip, 0, rows[name][heads])
-    out["offer"] = NONE32
-    out["data"] = np.where(flip, NONE32, part[heads])
-    out["grant"] = NONE32
-    payers = np.concatenate([np.flatnonzero(paid), alone])
-    whom = np.concatenate([found[paid], np.arange(len(data), len(heads))])
-    out["grant_ns"][whom] = rows["sent_ns"][payers]
-    out["grant_arrived_ns"][whom] = rows["arrived_end_ns"][payers]
-    out["grant"][whom] = part[payers]
-    out["sub"][whom] = rows["sub"][payers]  # a clear-to-send entry's index
-    out["flags"][whom] |= rows["flags"][payers]
-    out["seen"][whom] &= rows["seen"][payers]
-    out["retransmitted"][whom[: int(paid.sum())]] += rows["retransmitted"][paid]
-    return out
+    directions = 2 * (int(transfers["connection"][part].max()) + 1)
+    out = EXCHANGE.zeros(len(part))
+    queues = [np.full(directions, -1), np.full(directions, -1), np.zeros(directions, np.int64)]
+    return out[: pay(transfers, part, *queues, np.empty(len(part), np.int64), out)]
 
 
 def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
