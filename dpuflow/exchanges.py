@@ -60,8 +60,9 @@ def _in_order(transfers: Rows, part: NDArray[np.int64]) -> Rows:
 
     directions = 2 * (int(transfers["connection"][part].max()) + 1)
     out = EXCHANGE.zeros(len(part))
-    queues = [np.full(directions, -1), np.full(directions, -1), np.zeros(directions, np.int64)]
-    return out[: pay(transfers, part, *queues, np.empty(len(part), np.int64), out)]
+    head, tail, written = np.full((3, directions), -1)
+    turns, after = np.zeros(directions, np.int64), np.empty(len(part), np.int64)
+    return out[: pay(transfers, part, head, tail, written, turns, after, out)]
 
 
 def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:

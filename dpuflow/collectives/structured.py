@@ -64,30 +64,37 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64
 
     Which connections of different pairs make one channel is told by their order of first use.
     """
-    picked = exchanges[rows]
-    keys = np.stack([picked[name].astype(np.int64) for name in ("src", "dst", "connection")], axis=1)
-    pipes, first, pipe = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    pipe = pipe.reshape(-1)
+    if not len(rows):
+        return []
+    src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
+    key = (exchanges["connection"][rows].astype(np.int64) << 1) | (src > dst)
+    first = np.full(int(key.max()) + 1, len(rows))
+    first[key[::-1]] = np.arange(len(rows))[::-1]  # of equal keys the last assignment holds
+    used = np.flatnonzero(first < len(rows))
+    used = used[np.argsort(first[used], kind="stable")]
     place: dict[tuple[int, int], int] = {}
-    level = np.zeros(len(pipes), np.int64)
-    for number in np.argsort(first, kind="stable").tolist():
-        pair = (int(pipes[number, 0]), int(pipes[number, 1]))
+    level = np.zeros(len(used), np.int64)
+    pairs = list(zip(src[first[used]].tolist(), dst[first[used]].tolist(), strict=True))
+    for number, pair in enumerate(pairs):
         level[number] = place.get(pair, 0)
         place[pair] = int(level[number]) + 1
-    found = []
-    for each in range(int(level.max(initial=-1)) + 1):
-        mine = np.flatnonzero(level == each)
-        label = {end: end for end in pipes[mine, :2].ravel().tolist()}
-        for src, dst in pipes[mine, :2].tolist():
-            low, high = sorted((_root(label, src), _root(label, dst)))
-            label[high] = low
-        roots = np.array([_root(label, src) for src in pipes[mine, 0].tolist()])
-        for root in np.unique(roots).tolist():
-            found.append(rows[np.isin(pipe, mine[roots == root])])
-    return found
+    label: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, pair in enumerate(pairs):
+        for end in pair:
+            label.setdefault((int(level[number]), end), (int(level[number]), end))
+        low, high = sorted(_root(label, (int(level[number]), end)) for end in pair)
+        label[high] = low
+    numbers: dict[tuple[int, int], int] = {}
+    channel = np.zeros(len(first), np.int64)
+    for number, pair in enumerate(pairs):
+        root = _root(label, (int(level[number]), pair[0]))
+        channel[used[number]] = numbers.setdefault(root, len(numbers))
+    of = channel[key]
+    order = np.argsort(of, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(of[order])) + 1)
 
 
-def _root(label: dict[int, int], end: int) -> int:
+def _root(label: dict[tuple[int, int], tuple[int, int]], end: tuple[int, int]) -> tuple[int, int]:
     while label[end] != end:
         label[end] = label[label[end]]
         end = label[end]

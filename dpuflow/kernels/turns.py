@@ -13,6 +13,7 @@ from dpuflow.schema import EXCHANGE, TRANSFER
 NEVER = np.int64(-(1 << 63))
 NONE32 = np.uint32(0xFFFFFFFF)
 GRANT = 2  # Role
+WRITE, WRITE_IMM = 2, 3  # Wire
 
 _I8 = i8[::1]
 _TRANSFERS, _EXCHANGES = from_dtype(TRANSFER.dtype)[::1], from_dtype(EXCHANGE.dtype)[::1]
@@ -41,12 +42,14 @@ def _open(t, e, turn):  # type: ignore[no-untyped-def]
     e.seen = np.uint8(255)
 
 
-@kernel(i8(_TRANSFERS, _I8, _I8, _I8, _I8, _I8, _EXCHANGES))
-def pay(transfers, part, head, tail, turns, after, out):  # type: ignore[no-untyped-def]
+@kernel(i8(_TRANSFERS, _I8, _I8, _I8, _I8, _I8, _I8, _EXCHANGES))
+def pay(transfers, part, head, tail, written, turns, after, out):  # type: ignore[no-untyped-def]
     """Make exchanges of the rows ``part``; returns their number.
 
-    ``head``, ``tail`` (-1) and ``turns`` (0) have two elements a connection, one a direction: the queue
-    of exchanges that wait for their other half, and how many there were. ``after`` links the queues.
+    ``head``, ``tail``, ``written`` (-1) and ``turns`` (0) have two elements a connection, one a direction:
+    the queue of exchanges that wait for their other half, the one whose WRITE came last, and how many
+    there were. ``after`` links the queues. With adaptive routing NCCL's data goes as a WRITE and an empty
+    WRITE WITH IMM behind it (transport/net_ib, ncclIbMultiSend): these are one exchange.
     """
     count = np.int64(0)
     for p in range(part.shape[0]):
@@ -55,6 +58,19 @@ def pay(transfers, part, head, tail, turns, after, out):  # type: ignore[no-unty
         grant = t.role == GRANT
         # A connection has two ends, so one bit tells its direction; grants go against the data.
         key = 2 * np.int64(t.connection) + (np.int64(1) if (t.src > t.dst) != grant else np.int64(0))
+        if not grant and t.wire == WRITE_IMM and t.bytes == 0 and written[key] >= 0:
+            e = out[written[key]]
+            written[key] = -1
+            e.wire = t.wire
+            e.tag = t.tag
+            e.data_end_ns = t.sent_end_ns
+            e.arrived_end_ns = t.arrived_end_ns
+            e.acked_ns = t.acked_ns
+            e.packets += t.packets
+            e.flags |= t.flags
+            e.retransmitted += t.retransmitted
+            e.ecn_marked += t.ecn_marked
+            continue
         waiting = head[key]
         if waiting >= 0 and (out[waiting].grant == NONE32) == grant:
             number = waiting
@@ -94,4 +110,5 @@ def pay(transfers, part, head, tail, turns, after, out):  # type: ignore[no-unty
             e.packets = t.packets
             e.wire = t.wire
             e.data = np.uint32(row)
+            written[key] = number if t.wire == WRITE else np.int64(-1)
     return count
