@@ -24,7 +24,7 @@ def rows_of(script: list[tuple[int, int, Role, Wire, int]]) -> np.ndarray:
 
 
 def twin(rows: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """(src, dst, grant row, data row) in order of the first sign: the i-th with the i-th, direction by direction."""
+    """(src, dst, grant row, data row) in order of the first sign: the i-th grant with the i-th data."""
     grants: dict[tuple[int, int], list[int]] = {}
     data: dict[tuple[int, int], list[int]] = {}
     for at, row in enumerate(rows):

@@ -79,7 +79,7 @@ def _loader(bits: int, swap: bool) -> Callable[..., int]:
 
         return types.int64(data, types.int64), generate
 
-    return load  # type: ignore[no-any-return]
+    return load
 
 
 le16, le32, le64 = _loader(16, False), _loader(32, False), _loader(64, False)
@@ -101,7 +101,7 @@ def _storer(bits: int) -> Callable[..., None]:
 
         return types.void(data, types.int64, types.int64), generate
 
-    return store  # type: ignore[no-any-return]
+    return store
 
 
 put8, put16, put32, put64 = _storer(8), _storer(16), _storer(32), _storer(64)
@@ -123,7 +123,7 @@ def _copier(size: int) -> Callable[..., None]:
 
         return types.void(target, types.int64, data, types.int64), generate
 
-    return copy  # type: ignore[no-any-return]
+    return copy
 
 
 copy32 = _copier(32)
@@ -147,7 +147,7 @@ def _prefetcher(nearness: int) -> Callable[..., None]:
 
         return types.void(data, types.int64), generate
 
-    return fetch  # type: ignore[no-any-return]
+    return fetch
 
 
 prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)

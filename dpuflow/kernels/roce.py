@@ -277,7 +277,7 @@ def scan(  # type: ignore[no-untyped-def]
     for i in range(start, n):
         if i + AHEAD < n:
             coming = np.int64(flow_of[i + AHEAD])
-            prefetch_row(flows, coming)
+            prefetch_row(flows, coming)  # type: ignore[call-arg]
             prefetch_row(lanes, 2 * coming)
         flow = np.int64(flow_of[i])
         kind = kinds[i]
