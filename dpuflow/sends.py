@@ -30,6 +30,8 @@ HEAD: Final = 64
 RXM_HEADER: Final = 64
 UCX_ONLY, UCX_FIRST, UCX_MIDDLE = 2, 3, 4
 UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17}
+MOST: Final = 1 << 16
+"""Ranks and contexts from here on are no MPI job's: other payload that looks alike."""
 UNDERSTOOD: Final = 0.9
 """A flow is framed if this share of its messages reads as such; the rest is the library's own traffic."""
 
@@ -44,7 +46,8 @@ class SendHeads:
     """Keeps the first bytes of every SEND message, as far as captured, and reads them at the end."""
 
     def __init__(self) -> None:
-        self._frames: list[NDArray[np.uint32]] = []
+        self._keys: list[NDArray[np.int64]] = []
+        self._frames: list[NDArray[np.int64]] = []
         self._lengths: list[NDArray[np.uint16]] = []
         self._heads: list[NDArray[np.uint8]] = []
 
@@ -62,7 +65,8 @@ class SendHeads:
         place = columns["data_at"][at].astype(np.int64)[:, None] + np.arange(HEAD)
         heads = block.data[np.minimum(place, len(block.data) - 1)]
         heads[np.arange(HEAD) >= length[:, None]] = 0
-        self._frames.append(columns["frame"][at].astype(np.uint32))
+        self._keys.append(_key(columns["flow"][at], columns["psn"][at]))
+        self._frames.append(columns["frame"][at].astype(np.int64))
         self._lengths.append(length.astype(np.uint16))
         self._heads.append(heads)
 
@@ -70,16 +74,23 @@ class SendHeads:
         """Fill op, context, tag, sub and bytes of the MESSAGE rows whose framing is understood."""
         if not self._frames:
             return
-        frames, lengths = np.concatenate(self._frames), np.concatenate(self._lengths)
-        heads = np.concatenate(self._heads)
-        order = np.argsort(frames, kind="stable")
+        keys, frames = np.concatenate(self._keys), np.concatenate(self._frames)
+        heads, lengths = np.concatenate(self._heads), np.concatenate(self._lengths)
+        order = np.lexsort((frames, keys))
+        keys, frames = keys[order], frames[order]
         sends = np.flatnonzero(
             np.isin(rows["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (rows["role"] == Role.DATA)
         )
-        at = np.minimum(np.searchsorted(frames[order], rows["first_frame"][sends]), len(order) - 1)
-        found = order[at]
-        kept = frames[found] == rows["first_frame"][sends]
-        sends, found = sends[kept], found[kept]
+        # Its first packet is the last with its PSN up to the message's end: PSNs come round again, and a
+        # first packet that was lost came again behind others.
+        key = _key(rows["flow"][sends], rows["seq"][sends])
+        known, number = np.unique(keys, return_inverse=True)
+        which = np.minimum(np.searchsorted(known, key), len(known) - 1)
+        end = (which << 32) | rows["last_frame"][sends].astype(np.int64)
+        at = np.searchsorted((number << 32) | frames, end, "right") - 1
+        kept = (known[which] == key) & (at >= 0)
+        kept &= number[at] == which
+        sends, found = sends[kept], order[at[kept]]
         in_time = np.lexsort((rows["first_ns"][sends], rows["flow"][sends]))
         sends, found = sends[in_time], found[in_time]
         flow = rows["flow"][sends]
@@ -91,6 +102,10 @@ class SendHeads:
                 if told.good.mean() >= UNDERSTOOD:
                     _apply(rows, mine, told)
                     break
+
+
+def _key(flow: NDArray[np.generic], psn: NDArray[np.generic]) -> NDArray[np.int64]:
+    return (flow.astype(np.int64) << wire.PSN_BITS) | (psn.astype(np.int64) & wire.PSN_MASK)
 
 
 class _Told:
@@ -128,12 +143,18 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     kind = heads[:, 0] & 0x1F
     tag = _integer(heads, 1, 8)
     total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)
-    only = (kind == UCX_ONLY) & (lengths >= 9) & (nbytes >= 9)
-    first = (kind == UCX_FIRST) & (lengths >= 25) & (total > (nbytes - 25).clip(0).astype(np.uint64))
+    sane = ((tag >> np.uint64(20)) & np.uint64(0xFFFFF) < MOST) & (tag & np.uint64(0xFFFFF) < MOST)
+    only = sane & (kind == UCX_ONLY) & (lengths >= 9) & (nbytes >= 9)
+    first = sane & (kind == UCX_FIRST) & (lengths >= 25) & (nbytes >= 25)
     # A middle fragment names its message by the id that the first one gave.
     latest = np.maximum.accumulate(np.where(first, np.arange(len(kind)), -1))
     middle = (kind == UCX_MIDDLE) & (lengths >= 17) & (latest >= 0) & (ident[latest] == tag)
-    told = _Told(only | first | middle)
+    # Fragments must add up to what the first one announced, but for a message that the end cut off.
+    whole = np.zeros(len(kind), np.int64)
+    np.add.at(whole, latest[first | middle], (nbytes - np.where(first, 25, 17))[first | middle])
+    short = first & (whole != total.astype(np.int64))
+    short[latest[-1:]] &= whole[latest[-1:]] > total[latest[-1:]].astype(np.int64)
+    told = _Told(only | ((first | middle) & ~short[latest]))
     tag = np.where(middle, tag[latest], tag)
     signed = (tag >> np.uint64(40)).astype(np.int64)
     told.tag = np.where(signed >= 1 << 23, signed - (1 << 24), signed)

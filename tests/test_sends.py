@@ -47,7 +47,10 @@ def read(messages: list[tuple[bytes, int]], captured: int = HEAD) -> np.ndarray:
         row[: min(len(head), captured)] = list(head[:captured])
     heads._heads = [raw]
     heads._lengths = [np.array([min(captured, length) for _, length in messages], np.uint16)]
-    heads._frames = [rows["first_frame"].astype(np.uint32)]
+    rows["last_frame"] = rows["first_frame"] + 2
+    rows["seq"] = (1 << 24) + 7 * np.arange(len(messages))
+    heads._keys = [7 * np.arange(len(messages))]
+    heads._frames = [rows["first_frame"].astype(np.int64)]
     heads.read(rows)
     return rows
 
@@ -89,6 +92,13 @@ def test_a_middle_fragment_of_another_message_is_not_taken() -> None:
     assert rows["op"][-2] == Op.ALL_TO_ALL
     assert rows["op"][-1] == Op.UNKNOWN
     assert rows["bytes"][-1] == 8170
+
+
+def test_fragments_that_do_not_add_up_are_other_payload() -> None:
+    """perftest sends whatever its buffer holds: a first byte of 3 makes no fragment."""
+    rows = read([(bytes([3] + [0] * 63), 8192)] * 40)
+    assert (rows["op"] == Op.UNKNOWN).all()
+    assert (rows["bytes"] == 8192).all()
 
 
 @pytest.mark.parametrize("seed", range(20))
