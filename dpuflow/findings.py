@@ -128,7 +128,7 @@ def _peers(entries: Entries, rows: np.typing.NDArray[np.int64]) -> float:
 
 def _span(entries: Entries) -> int:
     seen = entries.enter_ns > 0
-    return int(entries.leave_ns[seen].max() - entries.enter_ns[seen].min()) if seen.any() else 0
+    return int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
 
 
 def _evidence(

@@ -144,7 +144,7 @@ def judge(
     blame = np.where(own & charges.last, np.minimum(charges.wait_ns, amount * peers), 0)
     seen = row_tied & (entries.enter_ns != NEVER)
     world = World(
-        span_ns=int(entries.leave_ns[seen].max() - entries.enter_ns[seen].min()) if seen.any() else 0,
+        span_ns=int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0,
         blame_ns=int(blame.sum()),
         late_ranks=0,
     )
