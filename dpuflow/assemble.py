@@ -67,7 +67,7 @@ def assemble(
             captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
         ),
         lateness=[_lateness(j) for j in judgements],
-        limits=_limits(joined, untold),
+        limits=_limits(joined, untold, sum(i.op == Op.SEND_RECV for i in instances)),
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
@@ -259,12 +259,17 @@ def _lateness(j: Judgement) -> Lateness:
     )
 
 
-def _limits(joined: Joined, untold: int) -> list[str]:
+def _limits(joined: Joined, untold: int, transfers: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} messages belong to no collective that was recognised: they show no framing that"
-            " this version reads (Gloo, Open MPI over TCP)."
+            f"{untold} data messages belong to no collective that was recognised: their framing is not read,"
+            " or their pattern fits no collective."
+        )
+    if transfers:
+        limits.append(
+            f"{transfers} point-to-point transfers are listed but judge nobody: which stage of a pipeline is"
+            " slow is not told."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)

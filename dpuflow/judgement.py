@@ -33,7 +33,8 @@ USUAL_SHARE = 0.8
 INTERVAL_IN_SIGMAS = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 SIGMAS = 3.0
-"""How many standard deviations of the group's noise make a rank late: one false alarm in 700."""
+"""How many standard deviations of the group's noise make an entry late. Lateness counts from the
+earliest rank, so entries pass it more often than one normal value in 700 would."""
 QUARTER_IN_SIGMAS = 0.6745
 """Median to quartile of a normal distribution, in standard deviations."""
 MATERIAL_SHARE = 0.01

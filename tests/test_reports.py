@@ -139,7 +139,7 @@ def test_text_is_as_agreed(name: str) -> None:
     ("world", "headline"),
     [
         (one_late, "LATE: rank 2 (10.0.0.3)."),
-        (nobody_late, "NOBODY WAS LATE."),
+        (nobody_late, "NOBODY WAS LATE OF ITS OWN DOING."),
         (nothing_found, "NO VERDICT: no collective was found"),
         (in_turn, "LATE IN TURN: rank 0, rank 1 and rank 2."),
     ],

@@ -65,7 +65,7 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         return f"NOBODY SEEN LATE, but of {who} these captures do not tell.", "warn"
-    return "NOBODY WAS LATE.", "good"
+    return "NOBODY WAS LATE OF ITS OWN DOING.", "good"
 
 
 def _late_headline(late: list[Lateness], names: Names) -> str:
