@@ -209,6 +209,8 @@ def _judge_one(
         ):
             verdict, steadiness = "late", "persistent"
             since = int(entries.enter_ns[rows[onset]]) if onset else None
+        elif not charged:
+            verdict, steadiness = "on_time", None  # nobody ever waited for it alone
     told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES)) if late.any() else None
     return Judgement(
         endpoint,
