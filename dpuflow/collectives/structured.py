@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.schedules import dependencies
-from dpuflow.collectives.sequenced import Habits, columns_of, cut_streams, edge_streams
+from dpuflow.collectives.sequenced import Habits, cut_streams
+from dpuflow.collectives.streams import columns_of, edge_streams
 from dpuflow.collectives.tagged import span
 from dpuflow.schema import Op
 
