@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send, edge_sizes
-from dpuflow.collectives.streams import HOLE
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.streams import Columns, Streams
+    from dpuflow.collectives.streams import Columns, Edge, Streams
 
 SAMPLE = 1024
 """Messages on which hypotheses are compared; the best one then takes all that it explains."""
@@ -39,22 +39,24 @@ class Hypothesis:
     cuts: int
 
     @property
-    def counts(self) -> dict[tuple[int, int], tuple[float, ...]]:
-        """(src, dst) endpoints -> sizes of the schedule's messages for a buffer of one byte."""
+    def plan(self) -> Plan:
+        """The schedule as arrays, ranks by position."""
+        return plan(self.algorithm, len(self.order), self.root)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """(src, dst) endpoints, in the order of the plan's edges."""
         return _edges(self.algorithm, self.order, self.root)
 
     @property
     def messages(self) -> int:
         """Messages of one collective."""
-        return self.cuts * sum(len(sizes) for sizes in self.counts.values())
+        return self.cuts * self.plan.messages
 
 
 @lru_cache(maxsize=4096)
-def _edges(
-    algorithm: Algorithm, order: tuple[int, ...], root: int
-) -> dict[tuple[int, int], tuple[float, ...]]:
-    units = edge_sizes(algorithm, len(order), root)
-    return {(order[s], order[d]): sizes for (s, d), sizes in units.items()}
+def _edges(algorithm: Algorithm, order: tuple[int, ...], root: int) -> tuple[Edge, ...]:
+    return tuple((order[src], order[dst]) for src, dst in plan(algorithm, len(order), root).edges)
 
 
 class Proposer:
@@ -65,131 +67,111 @@ class Proposer:
     """
 
     def __init__(self, columns: Columns, op: Op, endpoints: Sequence[int]) -> None:
+        from dpuflow.kernels import hypotheses
+
         self.op = op
         self.endpoints = endpoints
         self.sizes, self.starts = columns.sizes, columns.starts
-        self.shapes: dict[frozenset[tuple[int, int]], list[Hypothesis]] = {}
+        self._kernels = hypotheses
+        self._shapes: dict[frozenset[Edge], tuple[list[tuple[int, ...]], list[Hypothesis]]] = {}
+        self._alike: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._earliest: tuple[int, int] = (-1, -1)
 
     def propose(self, streams: Streams) -> Iterator[Hypothesis]:
         """All that could hold from here: whole messages first, then messages in segments."""
-        for base in self._shapes(streams):
+        for base in self.shapes(streams):
             yield base
             if base.algorithm.cuts:
-                for cuts in self._cuts(streams, base.counts):
+                for cuts in self.segments(streams, base):
                     yield replace(base, cuts=cuts)
 
-    def _shapes(self, streams: Streams) -> list[Hypothesis]:
+    def shapes(self, streams: Streams) -> list[Hypothesis]:
         """Algorithms, numberings and roots whose edges are among the streams'.
 
         Of unknown operation, only what explains every edge is worth a try.
         """
-        edges = frozenset(streams)
-        if edges not in self.shapes:
-            n = len(self.endpoints)
+        edges, n = streams.present, len(self.endpoints)
+        if edges not in self._shapes:
+            tries = orders(edges, self.endpoints)
             fixed = [a for a in ALGORITHMS if self.op in (Op.UNKNOWN, a.op) and a.fits(n)]
-            self.shapes[edges] = [
-                base
-                for order in orders(edges, self.endpoints)
-                for algorithm in fixed
-                for root in (range(n) if algorithm.rooted else (0,))
-                if (base := Hypothesis(algorithm, order, root, 1)).counts.keys() <= edges
-                and (self.op != Op.UNKNOWN or len(base.counts) == len(edges))
-            ]
+            self._shapes[edges] = (
+                tries,
+                [
+                    base
+                    for order in tries
+                    for algorithm in fixed
+                    for root in (range(n) if algorithm.rooted else (0,))
+                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1)).edges)
+                    and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
+                ],
+            )
+        tries, shapes = self._shapes[edges]
         phased = [
             base
-            for order in orders(edges, self.endpoints)
-            for algorithm in self._phased(streams, len(self.endpoints))
-            if (base := Hypothesis(algorithm, order, 0, 1)).counts.keys() <= edges
+            for algorithm in self._phased(streams)
+            for order in tries
+            if edges.issuperset((base := Hypothesis(algorithm, order, 0, 1)).edges)
         ]
-        return self.shapes[edges] + phased
+        return shapes + phased
 
-    def _phased(self, streams: Streams, n: int) -> Iterator[Algorithm]:
+    def _phased(self, streams: Streams) -> Iterator[Algorithm]:
         """The segmented ring that the sizes suggest: its reduce_scatter's messages are parts of a block."""
+        n = len(self.endpoints)
         if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
-            head = max(int(self.sizes[rows[0]]) for rows in streams.values())
-            largest = max(int(self.sizes[rows[: 64 * n]].max()) for rows in streams.values())
+            here = streams.at < streams.end
+            head = int(self.sizes[streams.rows[streams.at[here]]].max())
+            largest = self._kernels.largest(streams.rows, streams.at, streams.end, self.sizes, 64 * n)
             phases = round(largest / head) if head > 0 else 1
-            longest = max(len(rows) for rows in streams.values())
+            longest = int((streams.end - streams.at).max())
             if phases > 1 and (phases + 1) * (n - 1) <= longest:
                 yield segmented_ring(phases)
 
-    def _cuts(self, streams: Streams, counts: dict[tuple[int, int], tuple[float, ...]]) -> list[int]:
+    def segments(self, streams: Streams, base: Hypothesis) -> list[int]:
         """Segments per message worth trying: up to a shorter last one, or what divides the first sizes.
 
         The first collective's messages are of one size, so their number on an edge, up to where the
         size changes, is a multiple of its segments.
         """
-        tries: set[int] = set()
-        whole = 0
-        for edge, unit in counts.items():
-            seen = self.sizes[streams[edge][:SAMPLE]]
-            largest = seen[int(np.argmax(seen >= 0))]
-            changes = np.flatnonzero((seen != largest) & (seen >= 0))
-            alike = int(changes[0]) if len(changes) else len(streams[edge])
-            whole = gcd(whole, alike // len(unit))
-            if len(changes) and seen[alike] < largest:
-                tries.add(alike + 1)
-        tries |= {d for d in range(2, min(whole, 4096) + 1) if whole % d == 0}
+        alike, shorter = self._heads(streams)
+        lanes = streams.lanes(base.edges)
+        whole = gcd(*(alike[lanes] // base.plan.counts).tolist())
+        tries = {*_divisors(whole), *(alike[lanes[shorter[lanes] > 0]] + 1).tolist()}
         return sorted(tries - {1})
+
+    def _heads(self, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each stream its messages before the size changes, and whether it gets smaller there."""
+        if self._alike is None or self._alike[0] != streams.version:
+            alike, shorter = np.zeros((2, len(streams.edges)), np.int64)
+            self._kernels.heads(streams.rows, streams.at, streams.end, self.sizes, SAMPLE, alike, shorter)
+            self._alike = streams.version, alike, shorter
+        return self._alike[1:]
 
     def run_length(self, streams: Streams, hypothesis: Hypothesis, most: int | None = None) -> int:
         """How many collectives in a row the hypothesis explains from here.
 
         ``most`` bounds the messages looked at, though never to fewer than four collectives.
         """
-        counts = hypothesis.counts
-        if self._earliest(streams) not in counts:
+        if self._earliest[0] != streams.version:
+            first = self._kernels.earliest(streams.rows, streams.at, streams.end, self.starts)
+            self._earliest = streams.version, first
+        lanes = streams.lanes(hypothesis.edges)
+        if self._earliest[1] not in lanes:
             return 0  # the first message of all must belong to the first collective
-        blocks = {}
-        for edge, sizes in counts.items():
-            per = len(sizes) * hypothesis.cuts
-            whole = len(streams[edge]) // per
-            if whole == 0:
-                return 0
-            blocks[edge] = (per, whole)
-        count = min(whole for _, whole in blocks.values())
-        if most is not None:
-            count = min(count, max(4, most // hypothesis.messages))
-        shares = {
-            edge: self.sizes[streams[edge][: count * per]].reshape(count, per)
-            for edge, (per, _) in blocks.items()
-        }
-        # The buffer's size, from the messages whose own size is known.
-        known = np.add.reduce([np.where(share >= 0, share, 0).sum(axis=1) for share in shares.values()])
-        units = np.add.reduce(
-            [
-                ((share >= 0) * np.repeat(np.array(counts[edge]) / hypothesis.cuts, hypothesis.cuts)).sum(
-                    axis=1
-                )
-                for edge, share in shares.items()
-            ]
-        )
-        size = known / np.maximum(units, 1e-12)
-        good = np.ones(count, bool)
+        kind = self._kernels.SIZED if self.op == Op.UNKNOWN else 0
         if hypothesis.algorithm.op == Op.BARRIER:
-            good &= known == 0
-        elif self.op == Op.UNKNOWN:
-            good &= known > 0
-        for edge, share in shares.items():
-            expected = np.array(counts[edge])[None, :] * size[:, None]
-            parts = share.reshape(count, len(counts[edge]), hypothesis.cuts)
-            hole = (parts < 0).any(axis=2)
-            close = np.abs(parts.sum(axis=2) - expected) <= ELEMENT_BYTES * hypothesis.cuts
-            good &= (close | hole).all(axis=1)
-            if hypothesis.cuts > 1:  # segments are equal but for a shorter last one
-                first = parts.max(axis=2, keepdims=True)
-                alike = (parts[:, :, :-1] == first) | (parts[:, :, :-1] < 0)
-                good &= alike.all(axis=(1, 2)) & (parts[:, :, -1] <= first[:, :, 0]).all(axis=1)
-        good &= np.add.reduce([(share >= 0).sum(axis=1) for share in shares.values()]) > 0
-        bad = np.flatnonzero(~good)
-        return int(bad[0]) if len(bad) else count
+            kind = self._kernels.BARRIER
+        length: int = self._kernels.run_length(
+            streams.rows, streams.at, streams.end, lanes, hypothesis.plan.counts, hypothesis.plan.shares,
+            hypothesis.cuts, self.sizes, kind, ELEMENT_BYTES,
+            streams.count if most is None else max(4, most // hypothesis.messages),
+        )  # fmt: skip
+        return length
 
-    def _earliest(self, streams: Streams) -> tuple[int, int]:
-        return min(streams, key=lambda edge: self._head_ns(streams[edge]))
 
-    def _head_ns(self, rows: NDArray[np.int64]) -> int:
-        """When the edge's next message that was seen began."""
-        return int(self.starts[rows[int(np.argmax(rows != HOLE))]])
+@lru_cache(maxsize=256)
+def _divisors(whole: int) -> list[int]:
+    """Its divisors from 2 to 4096."""
+    return [d for d in range(2, min(whole, 4096) + 1) if whole % d == 0]
 
 
 @lru_cache(maxsize=256)

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.hypotheses import SAMPLE
-from dpuflow.collectives.schedules import dependencies, free_ranks
-from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from dpuflow.collectives.hypotheses import Hypothesis
     from dpuflow.collectives.streams import Columns, Streams
@@ -36,7 +32,12 @@ class Scorer:
     """Judges hypotheses on streams from their front; counts of collectives say how far each holds."""
 
     def __init__(self, columns: Columns) -> None:
+        from dpuflow.kernels import hypotheses
+
         self.starts, self.arrivals = columns.starts, columns.arrivals
+        self._kernels = hypotheses
+        self._known: dict[tuple[str, Hypothesis, int], tuple[float, float]] = {}
+        self._version = -1
 
     def best(self, streams: Streams, runs: Sequence[tuple[Hypothesis, int]]) -> tuple[Hypothesis, int]:
         """The hypothesis that explains most; among equals the one whose cuts fall where ranks pause."""
@@ -60,10 +61,9 @@ class Scorer:
         return self.causality(streams, hypothesis, count)[0] >= CLEAR
 
     def score(self, streams: Streams, hypothesis: Hypothesis, count: int) -> float:
-        contrast, (held, tight) = (
-            self.contrast(streams, hypothesis, count),
-            self.causality(streams, hypothesis, count),
-        )
+        """What time says of it, 0 to 1."""
+        contrast = self.contrast(streams, hypothesis, count)
+        held, tight = self.causality(streams, hypothesis, count)
         if hypothesis.algorithm.rooted:
             tight = contrast  # segments stream down a tree: more inputs are there than the next send needs
         return held * (contrast + tight) / 2
@@ -75,24 +75,21 @@ class Scorer:
         from its last event in the same collective. Only ranks whose first send needs no input are
         asked: the others pause for their peers.
         """
-        blocks = {
-            edge: streams[edge][: count * len(sizes) * hypothesis.cuts].reshape(count, -1)
-            for edge, sizes in hypothesis.counts.items()
-        }
-        wins = total = 0.0
-        alone = True
-        for place in free_ranks(hypothesis.algorithm, len(hypothesis.order), hypothesis.root):
-            rank = hypothesis.order[place]
-            sent = np.concatenate(
-                [self.starts[rows] for (src, _), rows in blocks.items() if src == rank], axis=1
-            )
-            inputs = [self.arrivals[rows] for (_, dst), rows in blocks.items() if dst == rank]
-            heard = np.concatenate(inputs, axis=1) if inputs else sent[:, :0]
-            first, later = _pauses(sent, heard)
-            wins += float(np.searchsorted(np.sort(later), first // 2).sum())
-            total += len(first) * len(later)
-            alone &= not len(later)
-        return wins / total if total else NO_CONTRAST if alone else CHANCE
+        known = self._of(streams)
+        key = ("contrast", hypothesis, count)
+        if key not in known:
+            plan = hypothesis.plan
+            events = plan.most_events * hypothesis.cuts
+            facts = np.zeros(3, np.int64)
+            keys, first, later = (np.empty(size, np.int64) for size in (events, count, count * events))
+            self._kernels.contrast(
+                streams.rows, streams.at, streams.lanes(hypothesis.edges), plan.counts, hypothesis.cuts,
+                count, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
+                keys, first, later, facts,
+            )  # fmt: skip
+            won, pairs, inner = facts.tolist()
+            known[key] = (won / pairs if pairs else CHANCE if inner else NO_CONTRAST), 0.0
+        return known[key][0]
 
     def causality(self, streams: Streams, hypothesis: Hypothesis, count: int) -> tuple[float, float]:
         """How well inputs explain when messages were sent: two shares.
@@ -102,41 +99,24 @@ class Scorer:
         the sends really waited for is the tighter. Both stamps are of the sender's own node, so no
         clock error enters.
         """
-        held = last = asked = 0
-        cuts, order = hypothesis.cuts, hypothesis.order
-        blocks = {
-            edge: streams[edge][: count * len(sizes) * cuts].reshape(count, -1, cuts)
-            for edge, sizes in hypothesis.counts.items()
-        }
-        heard: dict[int, list[NDArray[np.int64]]] = {}
-        for (_, dst), rows in blocks.items():
-            heard.setdefault(dst, []).append(self.arrivals[rows].reshape(count, -1))
-        inputs = {rank: np.concatenate(parts, axis=1) for rank, parts in heard.items()}
-        for send, needed in dependencies(hypothesis.algorithm, len(order), hypothesis.root):
-            sent, got = (blocks[order[src], order[dst]][:, at, :] for (src, dst), at in (send, needed))
-            sent_ns, got_ns = self.starts[sent], self.arrivals[got]
-            known = (sent_ns != NEVER) & (got_ns != NEVER)
-            after = known & (sent_ns >= got_ns)
-            asked += int(known.sum())
-            held += int(after.sum())
-            others = inputs[order[send[0][0]]][:, None, :]
-            between = (others > got_ns[:, :, None]) & (others <= sent_ns[:, :, None])
-            last += int((after & ~between.any(axis=2)).sum())
-        return (held / asked, last / max(held, 1)) if asked else (1.0, CHANCE)
+        known = self._of(streams)
+        key = ("causality", hypothesis, count)
+        if key not in known:
+            plan = hypothesis.plan
+            facts = np.zeros(3, np.int64)
+            at, needs = plan.needs
+            self._kernels.causality(
+                streams.rows, streams.at, streams.lanes(hypothesis.edges), plan.counts, hypothesis.cuts,
+                count, needs, at, *plan.inputs, self.starts, self.arrivals,
+                np.empty(plan.most_events * hypothesis.cuts, np.int64), facts,
+            )  # fmt: skip
+            asked, held, last = facts.tolist()
+            known[key] = (held / asked, last / max(held, 1)) if asked else (1.0, CHANCE)
+        return known[key]
 
-
-def _pauses(sent: NDArray[np.int64], heard: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How long one rank had been without any event before its first and its later sends, ns.
-
-    Rows are collectives; ``sent`` and ``heard`` are when it sent and when inputs arrived, NEVER where
-    not known. The first collective's first send is left out: what came before it was not seen.
-    """
-    times = np.concatenate([sent, heard], axis=1)
-    is_send = np.concatenate([np.ones(sent.shape, bool), np.zeros(heard.shape, bool)], axis=1)
-    order = np.lexsort((is_send, times), axis=1)
-    times, is_send = np.take_along_axis(times, order, 1), np.take_along_axis(is_send, order, 1)
-    begin = np.where(sent == NEVER, np.iinfo(np.int64).max, sent).min(axis=1)
-    first = begin[1:] - times[:-1, -1]
-    gaps = times[:, 1:] - times[:, :-1]
-    known = is_send[:, 1:] & (times[:, :-1] != NEVER) & (times[:, 1:] > begin[:, None])
-    return np.maximum(first, 0), gaps[known]
+    def _of(self, streams: Streams) -> dict[tuple[str, Hypothesis, int], tuple[float, float]]:
+        """What was found out about the streams as they stand."""
+        if self._version != streams.version:
+            self._version = streams.version
+            self._known.clear()
+        return self._known

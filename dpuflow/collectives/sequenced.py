@@ -8,6 +8,7 @@ never cuts: a rank that waits for a late peer is idle too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,7 +85,7 @@ class _Segmenter:
     def __init__(self, columns: Columns, streams: Streams, op: Op, position: NDArray[np.int64]) -> None:
         self.op = op
         self.streams = streams
-        ends = {end for edge in streams for end in edge}
+        ends = {end for edge in streams.edges for end in edge}
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
         self.proposer = Proposer(columns, op, self.endpoints)
@@ -114,7 +115,7 @@ class _Segmenter:
                 self._take(hypothesis, self.proposer.run_length(self.streams, hypothesis), alternatives)
             )
             settled = True
-            left = sum(len(rows) for rows in self.streams.values())
+            left = self.streams.count
             if self.op == Op.UNKNOWN and left < hypothesis.messages:
                 # The capture ends within a collective; half an all_reduce would pass for an all_gather.
                 stray.extend(self._drop(left))
@@ -131,10 +132,10 @@ class _Segmenter:
         usual = self._as_usual()
         if usual is not None:
             return 0, usual
-        whole, ahead = dict(self.streams), self._ahead()
+        whole, ahead = self.streams.at.copy(), self._ahead()
         tried: list[tuple[float, int, list[tuple[Hypothesis, int]]]] = []
         for drop in self._offsets(ahead):
-            self.streams = dict(whole)
+            self.streams.back_to(whole)
             self._drop(drop, ahead)
             if not self.streams:
                 break
@@ -151,17 +152,16 @@ class _Segmenter:
                     break
                 if drop >= len(hypothesis.order) and drop > hypothesis.messages:
                     break  # every offset within one collective has been tried
-        self.streams = whole
+        self.streams.back_to(whole)
         if not tried:
             # What is not named and not understood here will not be further on.
-            every = sum(len(rows) for rows in whole.values())
+            every = self.streams.count
             return every if self.op == Op.UNKNOWN else min(every, ALIGNMENTS), None
         best = max(score for score, _, _ in tried)
         drop, runs = next((drop, runs) for score, drop, runs in tried if score >= NEAR * best)
-        self.streams = dict(whole)
         self._drop(drop, ahead)
         hypothesis, count = self.scorer.best(self.streams, runs)
-        self.streams = whole
+        self.streams.back_to(whole)
         alternatives = [
             h.algorithm.name
             for h, n in runs
@@ -175,11 +175,15 @@ class _Segmenter:
         if habit is None:
             return None
         algorithm, cuts, alternatives = habit
-        for hypothesis in self.proposer.propose(self.streams):
-            if (hypothesis.algorithm, hypothesis.cuts) == (algorithm, cuts):
-                count = self.proposer.run_length(self.streams, hypothesis, SAMPLE)
-                if count and self.scorer.is_clear(self.streams, hypothesis, count, NO_CONTRAST):
-                    return hypothesis, alternatives
+        for base in self.proposer.shapes(self.streams):
+            if base.algorithm is not algorithm or (
+                cuts > 1 and cuts not in self.proposer.segments(self.streams, base)
+            ):
+                continue
+            hypothesis = replace(base, cuts=cuts)
+            count = self.proposer.run_length(self.streams, hypothesis, SAMPLE)
+            if count and self.scorer.is_clear(self.streams, hypothesis, count, NO_CONTRAST):
+                return hypothesis, alternatives
         return None
 
     def _equal_blocks(self) -> list[NDArray[np.int64]]:
@@ -188,15 +192,15 @@ class _Segmenter:
         As many as the edge with the fewest messages can tell: each edge carries a fixed number of
         messages a collective, the same sizes every time. What is left over at the end is dropped.
         """
-        fewest = min(len(rows) for rows in self.streams.values())
-        for count in range(fewest, 1, -1):
-            per = {edge: len(rows) // count for edge, rows in self.streams.items()}
-            if any(len(rows) - count * per[edge] >= per[edge] for edge, rows in self.streams.items()):
+        streams = [rows for _, rows in self.streams.left()]
+        for count in range(min(map(len, streams)), 1, -1):
+            per = [len(rows) // count for rows in streams]
+            if any(len(rows) - count * some >= some for rows, some in zip(streams, per, strict=True)):
                 continue
-            parts = [rows[: count * per[edge]].reshape(count, -1) for edge, rows in self.streams.items()]
+            parts = [rows[: count * n].reshape(count, -1) for rows, n in zip(streams, per, strict=True)]
             sizes = [np.where(part == HOLE, -1, self.sizes[part]) for part in parts]
             if all(((size == size.max(axis=0)) | (size < 0)).all() for size in sizes):
-                self.streams = {}
+                self.streams.take(slice(None), self.streams.end - self.streams.at)
                 blocks = [row[row != HOLE] for row in np.concatenate(parts, axis=1)]
                 return [block for block in blocks if len(block)]
         return []
@@ -207,8 +211,7 @@ class _Segmenter:
 
     def _ahead(self) -> list[tuple[int, int]]:
         """The edges of the next messages, in order of time."""
-        edges = list(self.streams)
-        heads = [self.streams[edge][:ALIGNMENTS] for edge in edges]
+        edges, heads = zip(*((edge, rows[:ALIGNMENTS]) for edge, rows in self.streams.left()), strict=True)
         times = [np.maximum.accumulate(self.starts[rows]) for rows in heads]
         which = np.repeat(np.arange(len(edges)), [len(rows) for rows in heads])
         order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
@@ -216,10 +219,10 @@ class _Segmenter:
 
     def _offsets(self, ahead: Sequence[tuple[int, int]]) -> list[int]:
         """Numbers of messages to drop that are worth a try: where a sender had paused longest."""
-        at = dict.fromkeys(self.streams, 0)
+        at = dict(zip(self.streams.edges, self.streams.at.tolist(), strict=True))
         rows = np.empty(len(ahead), np.int64)
         for i, edge in enumerate(ahead):
-            rows[i] = self.streams[edge][at[edge]]
+            rows[i] = self.streams.rows[at[edge]]
             at[edge] += 1
         src = np.array([edge[0] for edge in ahead])
         dst = np.array([edge[1] for edge in ahead])
@@ -238,39 +241,35 @@ class _Segmenter:
     # -- taking ------------------------------------------------------------------------------
 
     def _take(self, hypothesis: Hypothesis, count: int, alternatives: list[str]) -> list[Instance]:
-        counts = hypothesis.counts
-        blocks = []
-        for edge, sizes in counts.items():
-            per = len(sizes) * hypothesis.cuts
-            blocks.append(self.streams[edge][: count * per].reshape(count, per))
-            self._advance(edge, count * per)
-        together = np.concatenate(blocks, axis=1)
+        plan, cuts, algorithm, streams = hypothesis.plan, hypothesis.cuts, hypothesis.algorithm, self.streams
+        lanes, per = streams.lanes(hypothesis.edges), plan.counts * hypothesis.cuts
+        starts = streams.at[lanes].tolist()
+        parts = zip(starts, per.tolist(), strict=True)
+        together = np.concatenate(
+            [streams.rows[at : at + count * n].reshape(count, n) for at, n in parts], axis=1
+        )
+        streams.take(lanes, count * per)
         # What each message of a collective is of the buffer, in the order of ``together``.
-        cuts = hypothesis.cuts
-        share = np.concatenate([np.repeat(np.array(sizes) / cuts, cuts) for sizes in counts.values()])
-        opening = self._opening(hypothesis)
-        algorithm = hypothesis.algorithm
+        share = np.repeat(plan.shares / cuts, cuts)
+        whole = (together != HOLE).all(axis=1).tolist()
+        known = self.sizes[together].sum(axis=1) / share.sum() if share.any() else np.zeros(count)
+        in_time = np.take_along_axis(together, np.argsort(self.starts[together], axis=1, kind="stable"), 1)
+        root = hypothesis.root if algorithm.rooted else None
         found = []
-        for block in together:
-            slot = block != HOLE
-            blind = frozenset(opening[~slot].tolist()) - {-1}
-            holes = int((~slot).sum())
-            block = block[block != HOLE]
-            block = block[np.argsort(self.starts[block], kind="stable")]
-            size = float(self.sizes[block].sum()) / share[slot].sum() if share[slot].any() else 0.0
+        for number, block in enumerate(in_time):
+            if whole[number]:
+                size, confidence, blind = float(known[number]), 1.0, frozenset[int]()
+            else:
+                slot = together[number] != HOLE
+                blind = frozenset(self._opening(hypothesis)[~slot].tolist()) - {-1}
+                block = block[block != HOLE]
+                size = float(self.sizes[block].sum()) / share[slot].sum() if share[slot].any() else 0.0
+                confidence = len(block) / len(slot)
+            order = list(hypothesis.order)
             found.append(
-                Instance(
-                    block,
-                    algorithm.op,
-                    list(hypothesis.order),
-                    algorithm,
-                    alternatives,
-                    hypothesis.root if algorithm.rooted else None,
-                    round(size),
-                    confidence=1.0 if not holes else len(block) / (len(block) + holes),
-                    blind=blind,
-                )
-            )
+                Instance(block, algorithm.op, order, algorithm, alternatives, root, round(size),
+                         confidence=confidence, blind=blind)
+            )  # fmt: skip
         return found
 
     def _opening(self, hypothesis: Hypothesis) -> NDArray[np.int64]:
@@ -285,8 +284,8 @@ class _Segmenter:
             if send.step == first[send.src]
         }
         parts = []
-        for edge, sizes in hypothesis.counts.items():
-            part = np.full(len(sizes) * cuts, -1)
+        for edge, count in zip(hypothesis.edges, hypothesis.plan.counts.tolist(), strict=True):
+            part = np.full(count * cuts, -1)
             part[0] = steps.get(edge, -1)
             parts.append(part)
         return np.concatenate(parts)
@@ -300,16 +299,11 @@ class _Segmenter:
                 by[edge] = by.get(edge, 0) + 1
             ahead = None
             for edge, some in by.items():
-                rows.extend(self.streams[edge][:some].tolist())
-                self._advance(edge, some)
+                lane = self.streams.number[edge]
+                at = int(self.streams.at[lane])
+                rows.extend(self.streams.rows[at : at + some].tolist())
+                self.streams.take(lane, some)
         return rows
-
-    def _advance(self, edge: tuple[int, int], by: int) -> None:
-        rest = self.streams[edge][by:]
-        if len(rest):
-            self.streams[edge] = rest
-        else:
-            del self.streams[edge]
 
     def _stray(self, rows: list[int]) -> list[Instance]:
         rows = [row for row in rows if row != HOLE]

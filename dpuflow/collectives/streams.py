@@ -13,14 +13,17 @@ import numpy as np
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from dpuflow.tables import Rows
 
-Streams = dict[tuple[int, int], "NDArray[np.int64]"]
-"""(src, dst) -> EXCHANGE rows in order; HOLE where a message is known to be missing."""
+Edge = tuple[int, int]
+"""(src, dst), endpoints."""
 
 HOLE = -1
+"""In place of a row: a message is known to be missing."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +37,82 @@ class Columns:
 
 def columns_of(exchanges: Rows) -> Columns:
     """The columns of EXCHANGE rows, one element longer for HOLE."""
-    offered = exchanges["offer_ns"] != NEVER
-    return Columns(
-        np.append(exchanges["bytes"].astype(np.int64), -1),
-        np.append(np.where(offered, exchanges["offer_ns"], exchanges["data_ns"]), NEVER),
-        np.append(exchanges["arrived_end_ns"], NEVER),
-    )
+    from dpuflow.kernels import streams
+
+    sizes, starts, arrivals = np.empty((3, len(exchanges) + 1), np.int64)
+    streams.columns(exchanges, sizes, starts, arrivals)
+    sizes[-1], starts[-1], arrivals[-1] = -1, NEVER, NEVER
+    return Columns(sizes, starts, arrivals)
+
+
+class Streams:
+    """EXCHANGE rows by edge, taken from the front: ``rows[at[k]:end[k]]`` are left of ``edges[k]``."""
+
+    def __init__(
+        self,
+        edges: Sequence[Edge],
+        rows: NDArray[np.int64],
+        at: NDArray[np.int64],
+        end: NDArray[np.int64],
+    ) -> None:
+        self.edges, self.rows, self.at, self.end = edges, rows, at, end
+        self.number = {edge: k for k, edge in enumerate(edges)}
+        self.version = 0  # counts up with every change
+        self._present: tuple[int, frozenset[Edge]] = (-1, frozenset())
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[Edge, NDArray[np.int64]]]) -> Streams:
+        """From each edge's rows in order."""
+        edges, rows = zip(*parts, strict=True)
+        ends = np.cumsum([len(part) for part in rows])
+        return cls(edges, np.concatenate(rows), np.r_[0, ends[:-1]], ends)
+
+    def __bool__(self) -> bool:
+        return bool((self.at < self.end).any())
+
+    def left(self) -> list[tuple[Edge, NDArray[np.int64]]]:
+        """Each edge that has rows left, with them."""
+        bounds = zip(self.edges, self.at.tolist(), self.end.tolist(), strict=True)
+        return [(edge, self.rows[low:high]) for edge, low, high in bounds if low < high]
+
+    @property
+    def count(self) -> int:
+        """Rows left."""
+        return int((self.end - self.at).sum())
+
+    @property
+    def present(self) -> frozenset[Edge]:
+        """The edges with rows left."""
+        if self._present[0] != self.version:
+            here = (self.at < self.end).tolist()
+            edges = frozenset(edge for edge, some in zip(self.edges, here, strict=True) if some)
+            self._present = self.version, edges
+        return self._present[1]
+
+    def lanes(self, edges: Iterable[Edge]) -> NDArray[np.int64]:
+        """The numbers of edges."""
+        return np.fromiter((self.number[edge] for edge in edges), np.int64)
+
+    def take(self, lanes: NDArray[np.int64] | slice | int, rows: NDArray[np.int64] | int) -> None:
+        """Leave the next ``rows`` of the edges numbered ``lanes`` behind."""
+        self.at[lanes] += rows
+        self.version += 1
+
+    def back_to(self, at: NDArray[np.int64]) -> None:
+        """Undo what was taken since a copy of ``at`` was made."""
+        self.at[:] = at
+        self.version += 1
 
 
 def edge_streams(exchanges: Rows, rows: NDArray[np.int64]) -> Streams:
     """``rows`` by (src, dst), each in order."""
-    picked = exchanges[rows]
-    edge = (picked["src"].astype(np.int64) << 32) | picked["dst"]
-    in_order = np.lexsort((picked["order"], edge))
+    src, dst, order = (exchanges[name][rows] for name in ("src", "dst", "order"))
+    edge = (src.astype(np.int64) << 32) | dst
+    in_order = np.lexsort((order, edge))
     edge = edge[in_order]
     bounds = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1], True])
-    return {
-        (int(edge[low] >> 32), int(edge[low] & 0xFFFFFFFF)): rows[in_order[low:high]]
-        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    }
+    edges = [(int(key >> 32), int(key & 0xFFFFFFFF)) for key in edge[bounds[:-1]]]
+    return Streams(edges, rows[in_order], bounds[:-1].copy(), bounds[1:])
 
 
 def has_numbers(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -66,8 +126,8 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
 
     A hole goes to the operation of the message before it, or of the one after where none is.
     """
-    found: dict[Op, Streams] = {}
-    for edge, rows in streams.items():
+    found: dict[Op, list[tuple[Edge, NDArray[np.int64]]]] = {}
+    for edge, rows in streams.left():
         number = exchanges["sub"][rows].astype(np.int64)
         if not has_numbers(exchanges, rows).all():
             number = np.arange(len(rows))
@@ -83,5 +143,5 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
         own[hole] = HOLE
         whose[last] = ops
         for op in np.unique(whose).tolist():
-            found.setdefault(Op(op), {})[edge] = own[whose == op]
-    return found
+            found.setdefault(Op(op), []).append((edge, own[whose == op]))
+    return {op: Streams.of(parts) for op, parts in found.items()}

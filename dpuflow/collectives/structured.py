@@ -7,13 +7,14 @@ the channels' collectives of the same turn are put together.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
-from dpuflow.collectives.streams import columns_of, edge_streams
+from dpuflow.collectives.streams import Streams, columns_of
 from dpuflow.collectives.tagged import span
 from dpuflow.schema import Op
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives.model import Instance
+    from dpuflow.collectives.streams import Edge
     from dpuflow.tables import Rows
 
 
@@ -37,21 +39,20 @@ def structured_instances(
 
     ``position`` gives each endpoint's place in the default numbering of ranks.
     """
-    starts, ends = span(exchanges)
     channels: list[list[Instance]] = []
     habits: Habits = {}
     columns = columns_of(exchanges)
-    for lane in _channels(exchanges, rows):
-        streams = edge_streams(exchanges, lane)
-        if len(streams) < 2:
+    for streams in _channels(exchanges, rows):
+        if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
         # NCCL's clear-to-send entries count from 1.
-        whole = all(exchanges["sub"][rows[0]] == 1 for rows in streams.values())
+        whole = bool((exchanges["sub"][streams.rows[streams.at]] == 1).all())
+        messages = streams.count
         found = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits)
         named = [i for i in found if i.algorithm is not None and _is_evident(i)]
-        if sum(len(i.rows) for i in named) >= EXPLAINED * len(lane):
+        if sum(len(i.rows) for i in named) >= EXPLAINED * messages:
             channels.append(named)
-    return _merged(channels, starts, ends)
+    return _merged(channels, exchanges)
 
 
 def _is_evident(instance: Instance) -> bool:
@@ -60,39 +61,46 @@ def _is_evident(instance: Instance) -> bool:
     return len(instance.order) > 2 or bool(dependencies(instance.algorithm, 2))
 
 
-def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
     """``rows`` by channel: the k-th connection of each pair of endpoints, where these are connected.
 
     Which connections of different pairs make one channel is told by their order of first use.
     """
+    from dpuflow.kernels import streams as kernels
+
     if not len(rows):
         return []
-    src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
-    key = (exchanges["connection"][rows].astype(np.int64) << 1) | (src > dst)
-    first = np.full(int(key.max()) + 1, len(rows))
-    first[key[::-1]] = np.arange(len(rows))[::-1]  # of equal keys the last assignment holds
-    used = np.flatnonzero(first < len(rows))
-    used = used[np.argsort(first[used], kind="stable")]
-    place: dict[tuple[int, int], int] = {}
-    level = np.zeros(len(used), np.int64)
-    pairs = list(zip(src[first[used]].tolist(), dst[first[used]].tolist(), strict=True))
-    for number, pair in enumerate(pairs):
-        level[number] = place.get(pair, 0)
-        place[pair] = int(level[number]) + 1
+    key = np.empty(len(rows), np.int64)
+    keys = kernels.directions(exchanges, rows, key) + 1
+    count = np.bincount(key, minlength=keys)
+    end = np.cumsum(count)
+    dealt, at = np.empty_like(rows), end - count
+    if not kernels.deal(exchanges, rows, key, at.copy(), dealt, np.zeros(keys, np.uint32)):
+        dealt = rows[np.lexsort((exchanges["order"][rows], key))]
+    used = np.flatnonzero(count)
+    first = dealt[at[used]]
+    used, first = used[np.argsort(first)], np.sort(first)
+    pairs = list(zip(exchanges["src"][first].tolist(), exchanges["dst"][first].tolist(), strict=True))
+    place: dict[Edge, int] = {}
+    level = []
+    for pair in pairs:
+        level.append(place.get(pair, 0))
+        place[pair] = level[-1] + 1
     label: dict[tuple[int, int], tuple[int, int]] = {}
-    for number, pair in enumerate(pairs):
-        for end in pair:
-            label.setdefault((int(level[number]), end), (int(level[number]), end))
-        low, high = sorted(_root(label, (int(level[number]), end)) for end in pair)
+    for number, pair in zip(level, pairs, strict=True):
+        for end_point in pair:
+            label.setdefault((number, end_point), (number, end_point))
+        low, high = sorted(_root(label, (number, end_point)) for end_point in pair)
         label[high] = low
-    numbers: dict[tuple[int, int], int] = {}
-    channel = np.zeros(len(first), np.int64)
-    for number, pair in enumerate(pairs):
-        root = _root(label, (int(level[number]), pair[0]))
-        channel[used[number]] = numbers.setdefault(root, len(numbers))
-    of = channel[key]
-    order = np.argsort(of, kind="stable")
-    return np.split(rows[order], np.flatnonzero(np.diff(of[order])) + 1)
+    channels: dict[tuple[int, int], list[tuple[Edge, int]]] = {}
+    for number, pair, direction in zip(level, pairs, used.tolist(), strict=True):
+        channels.setdefault(_root(label, (number, pair[0])), []).append((pair, direction))
+    found = []
+    for members in channels.values():
+        members.sort()
+        which = np.array([direction for _, direction in members])
+        found.append(Streams([edge for edge, _ in members], dealt, at[which], end[which]))
+    return found
 
 
 def _root(label: dict[tuple[int, int], tuple[int, int]], end: tuple[int, int]) -> tuple[int, int]:
@@ -102,28 +110,48 @@ def _root(label: dict[tuple[int, int], tuple[int, int]], end: tuple[int, int]) -
     return end
 
 
-def _merged(
-    channels: Sequence[list[Instance]], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> list[Instance]:
+def _merged(channels: Sequence[list[Instance]], exchanges: Rows) -> list[Instance]:
     """Collectives of several channels that are one: the same ranks, operation and time."""
-    merged: list[Instance] = []
-    waiting = [i for channel in channels for i in channel]
-    waiting.sort(key=lambda i: int(starts[i.rows].min()))
-    last: dict[tuple[object, ...], tuple[Instance, int, set[int]]] = {}
-    lanes = {id(i): number for number, channel in enumerate(channels) for i in channel}
-    for instance in waiting:
+    waiting = [(lane, i) for lane, channel in enumerate(channels) for i in channel]
+    if not waiting:
+        return []
+    starts, ends = span(exchanges)
+    rows = np.concatenate([i.rows for _, i in waiting])
+    bounds = np.cumsum([0, *(len(i.rows) for _, i in waiting[:-1])])
+    begins = np.minimum.reduceat(starts[rows], bounds)
+    closes = np.maximum.reduceat(ends[rows], bounds).tolist()
+    merged: list[_Merging] = []
+    last: dict[tuple[object, ...], _Merging] = {}
+    for number in np.argsort(begins, kind="stable").tolist():
+        lane, instance = waiting[number]
         key = (frozenset(instance.order), instance.op)
-        begin, end = int(starts[instance.rows].min()), int(ends[instance.rows].max())
         before = last.get(key)
-        lane = lanes[id(instance)]
-        if before is not None and begin < before[1] and lane not in before[2]:
-            whole = before[0]
-            whole.rows = np.sort(np.concatenate([whole.rows, instance.rows]))
-            whole.size = None if whole.size is None or instance.size is None else whole.size + instance.size
-            whole.complete &= instance.complete
-            whole.confidence = min(whole.confidence, instance.confidence)
-            last[key] = (whole, max(before[1], end), before[2] | {lane})
+        if before is not None and begins[number] < before.end_ns and lane not in before.lanes:
+            before.parts.append(instance)
+            before.lanes.add(lane)
+            before.end_ns = max(before.end_ns, closes[number])
         else:
-            merged.append(instance)
-            last[key] = (instance, end, {lane})
-    return merged
+            last[key] = _Merging([instance], {lane}, closes[number])
+            merged.append(last[key])
+    return [m.whole() for m in merged]
+
+
+@dataclass
+class _Merging:
+    """Collectives of several channels, the first one first; when the last of them ended."""
+
+    parts: list[Instance]
+    lanes: set[int]
+    end_ns: int
+
+    def whole(self) -> Instance:
+        first, sizes = self.parts[0], [i.size for i in self.parts]
+        if len(self.parts) == 1:
+            return first
+        return replace(
+            first,
+            rows=np.sort(np.concatenate([i.rows for i in self.parts])),
+            size=None if None in sizes else sum(size for size in sizes if size is not None),
+            complete=all(i.complete for i in self.parts),
+            confidence=min(i.confidence for i in self.parts),
+        )

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import matches
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema import Op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,22 +96,11 @@ def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
 
 def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First and last sign of each exchange, ns."""
-    stamps = np.stack(
-        [
-            exchanges[name]
-            for name in (
-                "offer_ns",
-                "grant_ns",
-                "data_ns",
-                "data_end_ns",
-                "arrived_end_ns",
-                "grant_arrived_ns",
-            )
-        ]
-    )
-    never = stamps == NEVER
-    start = np.where(never, np.iinfo(np.int64).max, stamps).min(axis=0)
-    return start, stamps.max(axis=0)
+    from dpuflow.kernels import streams
+
+    first, last = np.empty((2, len(exchanges)), np.int64)
+    streams.spans(exchanges, first, last)
+    return first, last
 
 
 def _components(cells: list[Cell], starts: dict[int, list[int]]) -> list[list[Cell]]:

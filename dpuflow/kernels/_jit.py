@@ -13,7 +13,8 @@ else:
 
 kernel, inner, inlined = source.kernel, source.inner, source.inlined
 from_dtype, void = source.from_dtype, source.void
-u1, u2, u4, u8, i4, i8 = source.u1, source.u2, source.u4, source.u8, source.i4, source.i8
+u1, u2, u4, u8 = source.u1, source.u2, source.u4, source.u8
+i4, i8, f8 = source.i4, source.i8, source.f8
 le16, le32, le64 = source.le16, source.le32, source.le64
 be16, be32, be64 = source.be16, source.be32, source.be64
 put8, put16, put32, put64 = source.put8, source.put16, source.put32, source.put64

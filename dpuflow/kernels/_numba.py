@@ -29,7 +29,7 @@ FLAGS: Final[dict[str, Any]] = {
 
 from_dtype = numba.from_dtype
 u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
-i4, i8 = types.int32, types.int64
+i4, i8, f8 = types.int32, types.int64, types.float64
 void = types.void
 
 

@@ -97,7 +97,7 @@ def from_dtype(dtype: np.dtype[Any]) -> _Type:
 
 
 u1, u2, u4, u8 = (_Type(np.dtype(name)) for name in ("u1", "u2", "u4", "u8"))
-i4, i8 = _Type(np.dtype("i4")), _Type(np.dtype("i8"))
+i4, i8, f8 = _Type(np.dtype("i4")), _Type(np.dtype("i8")), _Type(np.dtype("f8"))
 void = _Type(None)
 
 

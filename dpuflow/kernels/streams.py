@@ -1,0 +1,74 @@
+"""What collectives are cut from: columns of EXCHANGE rows, and rows dealt out by edge.
+
+In: EXCHANGE rows. Out: plain columns of what cutting looks at, and a stable order by key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, u4, void
+from dpuflow.schema import EXCHANGE
+
+NEVER = np.int64(-(1 << 63))
+FAR = np.int64((1 << 63) - 1)
+
+_I8 = i8[::1]
+_EXCHANGES = from_dtype(EXCHANGE.dtype)[::1]
+
+
+@kernel(void(_EXCHANGES, _I8, _I8, _I8))
+def columns(exchanges, sizes, starts, arrivals):  # type: ignore[no-untyped-def]
+    """Each exchange's bytes, the sender's first act and the arrival of its end, ns or NEVER."""
+    for i in range(exchanges.shape[0]):
+        e = exchanges[i]
+        sizes[i] = np.int64(e.bytes)
+        starts[i] = e.data_ns if e.offer_ns == NEVER else e.offer_ns
+        arrivals[i] = e.arrived_end_ns
+
+
+@inlined
+def earlier(low, time_ns):  # type: ignore[no-untyped-def]
+    """The smaller one of ``low`` and a time that may be NEVER."""
+    return low if time_ns == NEVER else min(low, time_ns)
+
+
+@kernel(void(_EXCHANGES, _I8, _I8))
+def spans(exchanges, first, last):  # type: ignore[no-untyped-def]
+    """First (far future without any) and last sign of each exchange, ns."""
+    for i in range(exchanges.shape[0]):
+        e = exchanges[i]
+        low = earlier(earlier(earlier(FAR, e.offer_ns), e.grant_ns), e.data_ns)
+        first[i] = earlier(earlier(earlier(low, e.data_end_ns), e.arrived_end_ns), e.grant_arrived_ns)
+        high = max(max(e.offer_ns, e.grant_ns), max(e.data_ns, e.data_end_ns))
+        last[i] = max(high, max(e.arrived_end_ns, e.grant_arrived_ns))
+
+
+@kernel(i8(_EXCHANGES, _I8, _I8))
+def directions(exchanges, rows, key):  # type: ignore[no-untyped-def]
+    """Write each row's ``key``, twice its connection, plus 1 one way; returns the largest, -1 for none."""
+    largest = np.int64(-1)
+    for i in range(rows.shape[0]):
+        e = exchanges[rows[i]]
+        key[i] = 2 * np.int64(e.connection) + (np.int64(1) if e.src > e.dst else np.int64(0))
+        largest = max(largest, key[i])
+    return largest
+
+
+@kernel(i8(_EXCHANGES, _I8, _I8, _I8, _I8, u4[::1]))
+def deal(exchanges, rows, key, at, out, last):  # type: ignore[no-untyped-def]
+    """Put ``rows`` into ``out`` by key, those of one key in the order they come.
+
+    ``at`` (one longer than there are keys) is where each key's rows are to start and is moved on;
+    ``last`` (0) has one element a key. Returns 1 if ``order`` rises within each key, else 0.
+    """
+    rising = np.int64(1)
+    for i in range(rows.shape[0]):
+        k = key[i]
+        number = exchanges[rows[i]].order
+        if number < last[k]:
+            rising = np.int64(0)
+        last[k] = number
+        out[at[k]] = rows[i]
+        at[k] += 1
+    return rising
