@@ -25,6 +25,7 @@ from dpuflow.results import (
     RankEntry,
 )
 from dpuflow.schema import NEVER, NONE32, Op, Transport
+from dpuflow.steps import find_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +57,8 @@ def assemble(
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
     causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
-    judgements = judge(instances, entries, relative, charges, causes)
+    _steps, step = find_steps(instances, entries, group_of)
+    judgements = judge(instances, entries, relative, charges, causes, group_of, step)
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,

@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.causes import CAUSES, COMPUTE, NONE, Causes
+from dpuflow.habits import (
+    LATE_SHARE,
+    MATERIAL_SHARE,
+    is_habit,
+    is_material,
+    is_regular,
+    onset_of,
+    usual_excess,
+)
 from dpuflow.lateness import AT_LEAST, EXACT, against_others
 from dpuflow.schema import NEVER, Op
 
@@ -24,12 +33,6 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.lateness import Entries, Relative
 
-LATE_SHARE = 2 / 3
-"""Late in at least two of three collectives: an endpoint is `late`, less often `intermittent`."""
-FEWEST = 3
-"""Less often than this is an incident, not a habit of the endpoint."""
-USUAL_SHARE = 0.8
-"""An endpoint that enters after its peers in this share of collectives does so as a rule."""
 INTERVAL_IN_SIGMAS = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 SIGMAS = 3.0
@@ -37,8 +40,6 @@ SIGMAS = 3.0
 earliest rank, so entries pass it more often than one normal value in 700 would."""
 QUARTER_IN_SIGMAS = 0.6745
 """Median to quartile of a normal distribution, in standard deviations."""
-MATERIAL_SHARE = 0.01
-"""An endpoint that costs its group less than this share of its time is not worth a verdict."""
 
 
 @dataclass
@@ -104,26 +105,35 @@ def _noise(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Per row the lateness that its group's own noise explains, and its error, ns.
 
-    Noise is how much each rank's entry scatters about its own median, on the quieter side (a fault
-    shows on one side only), taken as the median over ranks, and at least what a rank's host usually
-    needs to hand a message on.
+    Noise is the scatter of entries (``_sigmas``), and at least what a rank's host usually needs to hand
+    a message on.
     """
-    out = np.zeros(len(entries.endpoint), np.int64)
-    error = np.zeros(len(entries.endpoint), np.int64)
-    usable = relative.lateness_ns != NEVER
+    sigma, floor = _sigmas(entries, offset, relative.lateness_ns != NEVER, of_row)
+    noise = np.maximum(SIGMAS * sigma, floor).round().astype(np.int64)
+    return noise, np.maximum(INTERVAL_IN_SIGMAS * sigma, floor).round().astype(np.int64)
+
+
+def _sigmas(
+    entries: Entries, values: NDArray[np.float64], usable: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per row one standard deviation of its group's noise, and its hosts' usual reaction, ns.
+
+    Noise is how much each rank's ``values`` scatter about their own median, on the quieter side (a
+    fault shows on one side only), taken as the median over ranks.
+    """
+    sigma, floor = np.zeros(len(values)), np.zeros(len(values))
     for each in np.unique(of_row):
-        mine = (of_row == each) & usable
+        whole = of_row == each
+        mine = whole & usable
         scatter = []
         for endpoint in np.unique(entries.endpoint[mine]):
-            low, middle, high = np.percentile(offset[mine & (entries.endpoint == endpoint)], (25, 50, 75))
+            low, middle, high = np.percentile(values[mine & (entries.endpoint == endpoint)], (25, 50, 75))
             scatter.append(min(middle - low, high - middle) / QUARTER_IN_SIGMAS)
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
-        floor = float(np.median(reactions)) if len(reactions) else 0.0
-        sigma = float(np.median(scatter)) if scatter else 0.0
-        out[of_row == each] = round(max(SIGMAS * sigma, floor))
-        error[of_row == each] = round(max(INTERVAL_IN_SIGMAS * sigma, floor))
-    return out, error
+        floor[whole] = float(np.median(reactions)) if len(reactions) else 0.0
+        sigma[whole] = float(np.median(scatter)) if scatter else 0.0
+    return sigma, floor
 
 
 def judge(
@@ -132,40 +142,104 @@ def judge(
     relative: Relative,
     charges: Charges,
     causes: Causes,
+    group: NDArray[np.int64],
+    step: NDArray[np.int64],
 ) -> list[Judgement]:
-    """One judgement for each endpoint that took part in a collective; ``causes`` as of ``causes_of``."""
+    """One judgement for each endpoint that took part in a collective.
+
+    ``causes`` as of ``causes_of``, ``group`` numbers each collective's group, ``step`` is each row's
+    step (-1: in none), as of ``find_steps``.
+    """
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    own = usable & charges.late & (causes.cause == COMPUTE)
-    # A rank answers for its own time only. How far apart processes start is no habit: a rank's first
-    # collective counts for nothing.
-    amount = np.where(own, np.clip(causes.excess_ns, 0, np.maximum(relative.lateness_ns, 0)), 0)
+    own = own_lateness(entries, relative, causes, usable, group)
     peers = np.diff(entries.offsets)[entries.collective] - 1
-    blame = np.where(own & charges.last, np.minimum(charges.wait_ns, amount * peers), 0)
+    blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
     seen = row_tied & (entries.enter_ns != NEVER)
-    world = World(
-        span_ns=int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0,
-        blame_ns=int(blame.sum()),
-        late_ranks=0,
-    )
+    span = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
-    world.late_ranks = sum(_is_habit(amount[entries.endpoint == e], world.span_ns) for e in endpoints)
-    return [
-        _judge_one(
-            endpoint,
-            np.flatnonzero(usable & (entries.endpoint == endpoint)),
-            entries,
-            relative,
-            charges,
-            own,
-            amount,
-            blame,
-            causes,
-            world,
-        )
-        for endpoint in endpoints
-    ]
+    rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
+    units = {e: _units(rows[e], entries, own, blame, step, np.array(kind, np.int64)) for e in endpoints}
+    world = World(span, int(blame.sum()), sum(is_habit(u.amount_ns, span) for u in units.values()))
+    return [_judge_one(e, rows[e], units[e], relative, charges, causes, world) for e in endpoints]
+
+
+@dataclass
+class Own:
+    """Per row of Entries what the rank answers for itself."""
+
+    amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
+    excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
+    sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
+
+
+def own_lateness(
+    entries: Entries,
+    relative: Relative,
+    causes: Causes,
+    usable: NDArray[np.bool_],
+    group: NDArray[np.int64],
+) -> Own:
+    """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
+
+    The noise is that of the work itself. Entries scatter by what peers of other groups handed on, too,
+    and would hide a rank that is late once a step.
+    """
+    known = usable & (causes.excess_ns != NEVER)
+    excess = np.where(known, causes.excess_ns, NEVER)
+    sigma, floor = _sigmas(entries, excess.astype(np.float64), known, group[entries.collective])
+    amount, beyond = np.minimum(excess, relative.lateness_ns), np.maximum(SIGMAS * sigma, floor)
+    told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
+    mine = known & (relative.lateness_ns > beyond) & told[causes.cause]
+    mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
+    return Own(np.where(mine, amount, 0), excess, sigma)
+
+
+@dataclass
+class Units:
+    """One endpoint's sequence of steps, or of collectives where it has no steps."""
+
+    excess_ns: NDArray[np.int64]  # how much longer the rank worked than its peers
+    amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
+    blame_ns: NDArray[np.int64]  # waits charged for it, rank-nanoseconds
+    sigma_ns: NDArray[np.float64]  # one standard deviation of the noise of its work
+    begin_ns: NDArray[np.int64]
+    kind: NDArray[np.int64]  # what the unit begins with: operation, size and group
+
+
+def _units(
+    rows: NDArray[np.int64],
+    entries: Entries,
+    own: Own,
+    blame: NDArray[np.int64],
+    step: NDArray[np.int64],
+    kind: NDArray[np.int64],
+) -> Units:
+    """Sum rows by step. Where most belong to steps, what lies outside (start-up, the end) is no habit."""
+    rows = rows[own.excess_ns[rows] != NEVER]
+    rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
+    inside = step[rows] >= 0
+    if 2 * inside.sum() > len(rows):
+        rows = rows[inside]
+        starts = np.flatnonzero(np.r_[True, np.diff(step[rows]) != 0])
+    else:
+        starts = np.arange(len(rows))
+    if not len(rows):
+        none = np.zeros(0, np.int64)
+        return Units(none, none, none, np.zeros(0), none, none)
+    sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
+    amount = np.add.reduceat(own.amount_ns[rows], starts)
+    return Units(
+        np.add.reduceat(own.excess_ns[rows], starts),
+        np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
+        np.add.reduceat(blame[rows], starts),
+        sigma,
+        entries.enter_ns[rows[starts]],
+        kind[entries.collective[rows[starts]]],
+    )
 
 
 @dataclass
@@ -180,41 +254,42 @@ class World:
 def _judge_one(
     endpoint: int,
     rows: NDArray[np.int64],
-    entries: Entries,
+    units: Units,
     relative: Relative,
     charges: Charges,
-    own: NDArray[np.bool_],
-    amount: NDArray[np.int64],
-    blame: NDArray[np.int64],
     causes: Causes,
     world: World,
 ) -> Judgement:
-    count = len(rows)
-    if not count:
+    if not len(rows):
         return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
-    lateness = relative.lateness_ns[rows]
-    late, mine = charges.late[rows], own[rows]
-    onset = onset_of(mine)
+    lateness, late = relative.lateness_ns[rows], charges.late[rows]
     charged = int(charges.wait_ns[rows].sum())
+    mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.
-    usual = _usual_excess(charges, causes, rows) if charged >= MATERIAL_SHARE * world.span_ns else 0
+    usual = 0
+    if charged >= MATERIAL_SHARE * world.span_ns:
+        excess = causes.excess_ns[rows]
+        usual = usual_excess(excess[excess != NEVER], float(np.median(charges.noise_ns[rows])) / SIGMAS)
     verdict, steadiness, since = "on_time", None, None
-    if _is_habit(amount[rows], world.span_ns) or _is_material(usual * count, world.span_ns):
+    if is_habit(units.amount_ns, world.span_ns) or is_material(usual * len(rows), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
-        blamed = int(blame[rows].sum())
+        # Only units of a kind in which the rank was ever late tell when that began.
+        alike = np.flatnonzero(np.isin(units.kind, units.kind[mine]))
+        turned = onset_of(units.excess_ns[alike], float(np.median(units.sigma_ns)))
+        onset = int(alike[turned]) if turned is not None else None
         if (
             float(mine[onset or 0 :].mean()) >= LATE_SHARE
             or usual
-            or (2 * blamed > world.blame_ns and _regular(mine))
+            or (2 * int(units.blame_ns.sum()) > world.blame_ns and is_regular(mine))
         ):
             verdict, steadiness = "late", "persistent"
-            since = int(entries.enter_ns[rows[onset]]) if onset else None
+            since = int(units.begin_ns[onset]) if onset is not None else None
         elif not charged:
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
     told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES)) if late.any() else None
     return Judgement(
         endpoint,
-        count,
+        len(rows),
         float(late.mean()),
         float(charges.last[rows].mean()),
         int(np.median(lateness)),
@@ -225,65 +300,3 @@ def _judge_one(
         steadiness,
         since,
     )
-
-
-def _is_habit(amount: NDArray[np.int64], span_ns: int) -> bool:
-    """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough."""
-    return int((amount > 0).sum()) >= FEWEST and _is_material(int(amount.sum()), span_ns)
-
-
-def _is_material(amount_ns: int, span_ns: int) -> bool:
-    return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
-
-
-def _usual_excess(charges: Charges, causes: Causes, rows: NDArray[np.int64]) -> int:
-    """How much longer than its peers a rank works as a rule, ns; 0 where there is no such rule.
-
-    An excess below the threshold of a single collective is no accident if it comes every time.
-    """
-    excess = causes.excess_ns[rows]
-    excess = excess[excess != NEVER]
-    if not len(excess) or np.percentile(excess, 100 * (1 - USUAL_SHARE)) <= 0:
-        return 0
-    usual = float(np.median(excess))
-    return round(usual) if usual > np.median(charges.noise_ns[rows]) / SIGMAS else 0
-
-
-def _regular(mine: NDArray[np.bool_]) -> bool:
-    """Whether the late collectives come at even distances, as once a step they would.
-
-    Of independent events, few lie as far apart as the middle pair: the distances are geometric. One
-    more or one less now and then does not matter.
-    """
-    gaps = np.diff(np.flatnonzero(mine))
-    if len(gaps) < 5:
-        return False
-    middle = float(np.median(gaps))
-    return float((np.abs(gaps - middle) <= 0.25 * middle).mean()) >= USUAL_SHARE
-
-
-def onset_of(late: NDArray[np.bool_]) -> int | None:
-    """Where a rank turned late: the cut that best parts rarely late from mostly late, or None.
-
-    The likelihood-ratio change point of a Bernoulli sequence (Hinkley and Hinkley, 1970), accepted
-    where it beats "no change" by more than log n (the Bayesian information criterion for one more
-    rate and one place). 0 is never returned: late from the start has no onset.
-    """
-    n = len(late)
-    if n < 4:
-        return None
-    ones = np.cumsum(late)
-    k = np.arange(1, n)
-
-    def fit(hits: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:
-        rate = np.clip(hits / size, 1e-9, 1 - 1e-9)
-        return np.asarray(hits * np.log(rate) + (size - hits) * np.log(1 - rate), np.float64)
-
-    total = np.array([float(ones[-1])])
-    alone = fit(total, np.array([float(n)]))[0]
-    before, after = ones[:-1].astype(np.float64), total - ones[:-1]
-    gain = fit(before, k.astype(np.float64)) + fit(after, (n - k).astype(np.float64)) - alone
-    best = int(np.argmax(gain))
-    rises = before[best] / k[best] < LATE_SHARE / 2 and after[best] / (n - k[best]) >= LATE_SHARE
-    rises &= after[best] >= FEWEST
-    return best + 1 if rises and gain[best] > np.log(n) else None

@@ -12,10 +12,12 @@ from collective_worlds import TIME_0, World, algorithm_of, run_job
 from dpuflow.causes import causes_of
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
-from dpuflow.judgement import Charges, Judgement, charge, judge, onset_of
+from dpuflow.habits import onset_of
+from dpuflow.judgement import Charges, Judgement, charge, judge
 from dpuflow.lateness import Entries, build_entries, relate
 from dpuflow.links import measure_links, slow_rows
 from dpuflow.schema import Op
+from dpuflow.steps import find_steps
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -38,7 +40,8 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     charges = charge(entries, relative, of)
     slow = slow_rows(measure_links(exchanges, instances), entries)
     causes = causes_of(instances, entries, relative, charges, slow)
-    return instances, entries, charges, judge(instances, entries, relative, charges, causes)
+    step = find_steps(instances, entries, of)[1]
+    return instances, entries, charges, judge(instances, entries, relative, charges, causes, of, step)
 
 
 def judged(
@@ -169,9 +172,11 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
     instances = [Instance(np.array([row]), Op.SEND_RECV, [0, 1]) for row in range(len(exchanges))]
     entries = build_entries(exchanges, instances)
     relative = relate(entries)
-    charges = charge(entries, relative, np.zeros(len(instances), np.int64))
+    group = np.zeros(len(instances), np.int64)
+    charges = charge(entries, relative, group)
     causes = causes_of(instances, entries, relative, charges, np.zeros(len(entries.rule), bool))
-    assert judge(instances, entries, relative, charges, causes) == []
+    step = np.full(len(entries.rule), -1)
+    assert judge(instances, entries, relative, charges, causes, group, step) == []
 
 
 def test_a_rank_never_seen_is_unknown() -> None:
@@ -237,10 +242,59 @@ def test_a_rank_that_left_late_for_its_late_peer_is_not_blamed() -> None:
     ],
 )
 def test_onset(late: list[int], onset: int | None) -> None:
-    assert onset_of(np.array(late, bool)) == onset
+    assert onset_of(MS * np.array(late, np.int64), 0.1 * MS) == onset
 
 
 def test_no_onset_in_coin_tosses() -> None:
     choices = random.Random(2)
-    found = [onset_of(np.array([choices.random() < 0.4 for _ in range(60)])) for _ in range(200)]
+    tosses = [[MS * (choices.random() < 0.4) for _ in range(60)] for _ in range(200)]
+    found = [onset_of(np.array(each, np.int64), 0.1 * MS) for each in tosses]
     assert sum(onset is not None for onset in found) <= 10
+
+
+# -- steps and start-up -----------------------------------------------------------------------
+
+
+def test_late_from_the_first_all_reduce_has_no_onset() -> None:
+    """Barriers while the processes start, where nobody works; one rank is late to every all_reduce after."""
+    world = World("gloo", react=noisy(3, 20_000))
+    noise = random.Random(3)
+    barrier = algorithm_of(Op.BARRIER, "dissemination")
+    started = run_job(world, barrier, 0, [0, 1, 2, 3], 4, late=lambda rank, turn: noise.randrange(100_000))
+    run_job(
+        world, RING, 4096, [0, 1, 2, 3], 20, start_ns=max(started[-1].leave_ns.values()),
+        late=lambda rank, turn: 5 * MS * (rank == 2) + noise.randrange(100_000),
+    )  # fmt: skip
+    guilty = stages(world)[3][2]
+    assert (guilty.verdict, guilty.steadiness, guilty.since_ns) == ("late", "persistent", None)
+
+
+def test_late_once_a_step_among_groups_that_take_turns() -> None:
+    """What rank 3 costs its pair is handed to the other pairs: entries scatter far more than the work."""
+    world = World("gloo", react=noisy(5, 20_000))
+    noise = random.Random(5)
+    free = dict.fromkeys(range(4), MS)
+    for _ in range(16):
+        for turn in range(4):
+            for context, pair in enumerate([(0, 1), (2, 3), (0, 2), (1, 3)]):
+                late = 5 * MS * (context == 1 and turn == 0)
+                work = {r: 30 * MS * (context < 2 and turn == 0) + noise.randrange(100_000) for r in pair}
+                enter = {r: free[r] + work[r] + late * (r == 3) for r in pair}
+                free.update(world.play(RING, 4096, enter, context=context).leave_ns)
+    found = stages(world)[3]
+    assert (found[3].verdict, found[3].steadiness) == ("late", "persistent")
+    assert others(found, 3) == {"on_time"}
+
+
+def test_worse_from_a_certain_collective_on() -> None:
+    """A little noise that passes for lateness now and then, and 4 ms from the fifteenth collective on."""
+    noise = random.Random(7)
+    world = World("gloo", react=noisy(7, 20_000))
+    played = run_job(
+        world, RING, 4096, [0, 1, 2, 3], 40,
+        late=lambda rank, turn: (4 * MS * (turn >= 15) or 500_000 * (turn % 3 == 0)) * (rank == 1)
+        + noise.randrange(100_000),
+    )  # fmt: skip
+    guilty = stages(world)[3][1]
+    assert guilty.since_ns is not None
+    assert abs(guilty.since_ns - TIME_0 - played[15].enter_ns[1]) < MS

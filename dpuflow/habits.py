@@ -1,0 +1,106 @@
+"""A rank's own lateness, unit by unit (a step, else a collective), in; whether that is a habit, out.
+
+Amounts are nanoseconds by which the rank worked longer than its peers in a unit of its sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LATE_SHARE = 2 / 3
+"""Late in at least two of three units: an endpoint is `late`, less often `intermittent`."""
+FEWEST = 3
+"""Less often than this is an incident, not a habit of the endpoint."""
+USUAL_SHARE = 0.8
+"""An endpoint that works longer than its peers in this share of units does so as a rule."""
+MATERIAL_SHARE = 0.01
+"""An endpoint that costs its group less than this share of its time is not worth a verdict."""
+MEAN_IN_SIGMAS = 0.8
+"""Mean distance from the middle of a normal distribution, in standard deviations."""
+
+
+def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough.
+
+    One or two incidents, however long, make no habit: each unit counts for no more than the third worst.
+    """
+    third = np.sort(amount_ns)[-FEWEST] if len(amount_ns) >= FEWEST else 0
+    return is_material(int(np.minimum(amount_ns, third).sum()), span_ns)
+
+
+def is_material(amount_ns: int, span_ns: int) -> bool:
+    """Whether lateness of ``amount_ns`` in all costs a job of ``span_ns`` enough to speak of."""
+    return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
+
+
+def usual_excess(excess_ns: NDArray[np.int64], sigma_ns: float) -> int:
+    """How much longer than its peers a rank works as a rule, ns a collective; 0 where there is no such rule.
+
+    An excess below the threshold of a single collective is no accident if it comes every time.
+    ``sigma_ns`` is one standard deviation of the noise. Not summed over steps: when a rank leaves is told
+    differently for different operations, which is no more than a bias, yet a steady one.
+    """
+    if not len(excess_ns) or np.percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
+        return 0
+    usual = float(np.median(excess_ns))
+    return round(usual) if usual > sigma_ns else 0
+
+
+def is_regular(late: NDArray[np.bool_]) -> bool:
+    """Whether the late units come at even distances, as once a step they would.
+
+    Of independent events, few lie as far apart as the middle pair: the distances are geometric. One
+    more or one less now and then does not matter.
+    """
+    gaps = np.diff(np.flatnonzero(late))
+    if len(gaps) < 5:
+        return False
+    middle = float(np.median(gaps))
+    if middle < 2:
+        return False  # a stretch of late units is no rhythm
+    return float((np.abs(gaps - middle) <= 0.25 * middle).mean()) >= USUAL_SHARE
+
+
+def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
+    """Where a rank began to work longer: the unit that best parts little from much excess, or None.
+
+    The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
+    the amounts. It must hold for how often as well: the same ratio for the share of units that exceed
+    their peers by more than half of what is usual after the cut (a Bernoulli sequence). Both must beat
+    "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), with at most
+    one of three such units before the cut, two of three after it, and that half beyond the noise.
+    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. 0 is
+    never returned: late from the start has no onset.
+    """
+    n = len(excess_ns)
+    if n < 2 * FEWEST:
+        return None
+    values = excess_ns.astype(np.float64)
+    floor = max(MEAN_IN_SIGMAS * sigma_ns, 1e-9) * n
+    alone = max(_scatter(values), floor)
+    cuts = np.arange(FEWEST, n - FEWEST + 1)
+    apart = np.array([_scatter(values[:k]) + _scatter(values[k:]) for k in cuts])
+    price = 1.5 * np.log(n) - (np.log(cuts / n) + np.log(1 - cuts / n)) / 2
+    at = int(np.argmin(apart))
+    best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
+    half = float(np.median(values[best:])) / 2
+    more = values > half
+    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - price[at]
+    rises = gain > 0 and often > 0 and half > sigma_ns
+    rises &= more[:best].mean() <= 1 - LATE_SHARE and more[best:].mean() >= LATE_SHARE
+    return best if rises else None
+
+
+def _binomial(hits: NDArray[np.bool_]) -> float:
+    """The log-likelihood of a run of independent events at their own rate."""
+    rate = np.clip(hits.mean(), 1e-9, 1 - 1e-9)
+    return float(hits.sum() * np.log(rate) + (~hits).sum() * np.log(1 - rate))
+
+
+def _scatter(values: NDArray[np.float64]) -> float:
+    return float(np.abs(values - np.median(values)).sum())
