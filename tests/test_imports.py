@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # From the bottom up: a module or subpackage imports only what stands above it here. Inside a subpackage
 # modules may import each other.
 ORDER = [
-    *("errors", "wire", "schema", "framing", "tables", "rankmap", "results"),
+    *("errors", "wire", "synth", "schema", "framing", "tables", "rankmap", "results"),
     *("kernels", "icrc", "capture", "blocks", "workers", "records"),
     *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "sends", "roce", "ingest"),
     *("vantage", "sightings", "envelope", "clocks", "join"),
@@ -82,6 +82,17 @@ def test_a_module_imports_only_what_is_below_it(path: Path) -> None:
         below = rest.split(".")[0]
         if package == "dpuflow" and below in ORDER and below != own:
             assert ORDER.index(below) < ORDER.index(own), f"{own} imports {below}, which stands above it"
+
+
+def test_the_simulator_and_what_reads_its_captures_share_the_wire_formats_alone() -> None:
+    """Nothing that analyses may know what wrote a capture; of the simulator only the command line knows."""
+    for path in modules():
+        own = unit(path)
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("dpuflow.")}
+        if own == "synth":
+            assert used <= {"synth", "wire", "errors"}, path
+        elif path != PACKAGE / "cli" / "synth.py":
+            assert "synth" not in used, path
 
 
 def test_the_order_names_nothing_that_is_gone() -> None:

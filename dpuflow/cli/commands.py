@@ -11,6 +11,7 @@ from dpuflow import __version__
 
 COMMANDS: Final = {
     "analyze": "Read captures of one job and say which rank was late.",
+    "synth": "Write captures of a scripted job with known truth.",
     "score": "Compare analyses with what is known to have happened.",
 }
 """Every command with its line in ``dpuflow --help``; its module is ``dpuflow.cli.NAME``."""

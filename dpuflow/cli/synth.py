@@ -1,0 +1,42 @@
+"""``dpuflow synth``: a scenario in, a case folder out."""
+
+from __future__ import annotations
+
+import click
+
+EPILOG = """\b
+Examples:
+  dpuflow synth --list
+  dpuflow synth straggler -o case
+  dpuflow synth my.yaml -o case && dpuflow analyze case/node*.pcap.gz --json r.json
+  dpuflow score r.json case
+
+SCENARIO is a YAML file or the name of a ready scenario; docs/synth.md lists all keys."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("scenario", required=False)
+@click.option("-o", "--output", "folder", metavar="DIR", help="Where to write the case.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Instead of the scenario's own.")
+@click.option("--list", "listing", is_flag=True, help="List the ready scenarios.")
+def synth(scenario: str | None, folder: str | None, seed: int | None, listing: bool) -> None:
+    """Write captures of a scripted job, with what truly happened in it.
+
+    Plays NCCL's traffic over RoCEv2 packet by packet and writes one capture for each vantage point, in the
+    form that analyze reads and score checks. The same scenario and seed give the same bytes.
+    """
+    from dpuflow.synth.scenario import read_scenario, ready
+
+    if listing:
+        for name, what in ready().items():
+            click.echo(f"{name:<20} {what}")
+        return
+    if scenario is None or folder is None:
+        raise click.UsageError("Give a SCENARIO and -o DIR, or --list.")
+    from dpuflow.synth.case import write_case
+
+    chosen = read_scenario(scenario)
+    if seed is not None:
+        chosen.seed = seed
+    for capture in write_case(chosen, folder):
+        click.echo(f"{folder}/{capture.name}: {capture.packets} packets", err=True)

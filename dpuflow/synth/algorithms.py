@@ -1,0 +1,175 @@
+"""Algorithms as NCCL's kernels run them: for each rank and channel, which slices it receives and sends.
+
+A ``Lane`` is one sequence of a thread block: stretches of slices, each received from ``recv`` ranks and
+sent to ``send`` ranks. A slice needs its input and room in the sender's slots; nothing else holds it up.
+Sources: NCCL 2.30 src/device/{all_reduce,all_gather,reduce_scatter,broadcast,reduce,sendrecv}.h,
+src/graph/trees.cc.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpuflow.synth import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dpuflow.synth.sizes import Protocol
+
+
+class Stretch(NamedTuple):
+    """``times`` times these slices (bytes of data), one after the other. Ranks are positions in the group."""
+
+    recv: tuple[int, ...]
+    send: tuple[int, ...]
+    slices: tuple[int, ...]
+    times: int = 1
+
+
+class Lane(NamedTuple):
+    """One sequence of stretches on one channel of one rank."""
+
+    channel: int
+    stretches: tuple[Stretch, ...]
+    point_to_point: bool = False
+
+
+def _lane(channel: int, stretches: Iterable[Stretch], point_to_point: bool = False) -> Lane:
+    """Put equal stretches that follow each other into one."""
+    merged: list[Stretch] = []
+    for stretch in stretches:
+        if merged and merged[-1][:3] == stretch[:3]:
+            merged[-1] = merged[-1]._replace(times=merged[-1].times + stretch.times)
+        else:
+            merged.append(stretch)
+    return Lane(channel, tuple(merged), point_to_point)
+
+
+def ring_all_reduce(channel: int, ring: Sequence[int], size: int, protocol: Protocol) -> dict[int, Lane]:
+    """Reduce-scatter and all-gather in one pass round the ring; ``size`` bytes on this channel."""
+    n = len(ring)
+    loops = sizes.ring_chunks(size, n, protocol)
+    lanes = {}
+    for place, rank in enumerate(ring):
+        before, after = (ring[place - 1],), (ring[(place + 1) % n],)
+        stretches = []
+        for chunks in loops:
+            cut = [sizes.slices(c, protocol, protocol.chunk_steps, protocol.slice_steps) for c in chunks]
+            stretches.append(Stretch((), after, cut[place - 1]))
+            stretches += [Stretch(before, after, cut[(place - j) % n]) for j in range(2, n + 1)]
+            stretches += [Stretch(before, after, cut[(place - j) % n]) for j in range(1, n - 1)]
+            stretches.append(Stretch(before, (), cut[(place + 1) % n]))
+        lanes[rank] = _lane(channel, stretches)
+    return lanes
+
+
+def ring_blocks(channel: int, ring: Sequence[int], size: int, protocol: Protocol) -> dict[int, Lane]:
+    """all_gather and reduce_scatter: ``size`` bytes a rank on this channel; each passes n - 1 hops."""
+    n = len(ring)
+    lanes = {}
+    for place, rank in enumerate(ring):
+        before, after = (ring[place - 1],), (ring[(place + 1) % n],)
+        stretches = []
+        for chunk in sizes.block_chunks(size, protocol, protocol.chunk_steps):
+            cut = sizes.slices(chunk, protocol, protocol.chunk_steps, protocol.slice_steps)
+            stretches += [
+                Stretch((), after, cut),
+                Stretch(before, after, cut, n - 2),
+                Stretch(before, (), cut),
+            ]
+        lanes[rank] = _lane(channel, (s for s in stretches if s.times))
+    return lanes
+
+
+def chain(channel: int, order: Sequence[int], size: int, protocol: Protocol) -> dict[int, Lane]:
+    """broadcast (from the first of ``order``) and reduce (to the last of it) along a ring cut open."""
+    lanes = {}
+    for place, rank in enumerate(order):
+        recv = (order[place - 1],) if place else ()
+        send = (order[place + 1],) if place + 1 < len(order) else ()
+        chunks = sizes.block_chunks(size, protocol, 1)
+        lanes[rank] = _lane(channel, (Stretch(recv, send, sizes.slices(c, protocol, 1, 1)) for c in chunks))
+    return lanes
+
+
+def tree_all_reduce(
+    channel: int, parents: dict[int, int | None], size: int, protocol: Protocol
+) -> dict[int, list[Lane]]:
+    """Up and down a tree given as rank -> parent; the two directions run side by side (runTreeSplit)."""
+    children: dict[int, list[int]] = {rank: [] for rank in parents}
+    for rank, parent in parents.items():
+        if parent is not None:
+            children[parent].append(rank)
+    chunk_bytes = tree_chunk(size, protocol, len(parents))
+    cut = [(min(chunk_bytes, size - at),) for at in range(0, size, chunk_bytes)]
+    lanes = {}
+    for rank, parent in parents.items():
+        below = tuple(children[rank])
+        if parent is None:
+            lanes[rank] = [_lane(channel, (Stretch(below, below, c) for c in cut))]
+        else:
+            up = _lane(channel, (Stretch(below, (parent,), c) for c in cut))
+            down = _lane(channel, (Stretch((parent,), below, c) for c in cut))
+            lanes[rank] = [up, down]
+    return lanes
+
+
+def tree_chunk(size: int, protocol: Protocol, ranks: int) -> int:
+    """Bytes of one chunk on a tree's channel: LL128 cuts small operations finer (calcCollChunking)."""
+    chunk = protocol.data
+    if protocol.name == "ll128":
+        depth = max(1, (ranks - 1).bit_length())
+        while size < chunk * 8 * depth and chunk > 32 * sizes.KIB * 2:
+            chunk //= 2
+        chunk = max(1920, chunk // 1920 * 1920)
+    return chunk
+
+
+def binary_tree(n: int) -> list[int | None]:
+    """Parent of each of ``n`` places in NCCL's first tree (ncclGetBtree)."""
+    parents: list[int | None] = [None]
+    for place in range(1, n):
+        bit = place & -place
+        up = (place ^ bit) | (bit << 1)
+        parents.append(up if up < n else place ^ bit)
+    return parents
+
+
+def double_tree(n: int) -> tuple[list[int | None], list[int | None]]:
+    """Both trees (ncclGetDtree): the second is the first mirrored, or shifted where ``n`` is odd."""
+    first = binary_tree(n)
+
+    def moved(place: int) -> int:
+        return (place + 1) % n if n % 2 else n - 1 - place
+
+    second: list[int | None] = [None] * n
+    for place, parent in enumerate(first):
+        second[moved(place)] = None if parent is None else moved(parent)
+    return first, second
+
+
+def all_to_all(order: Sequence[int], size: int, channels: int) -> dict[int, list[Lane]]:
+    """Every rank sends ``size`` bytes to each other; each peer's part on a channel of its own round.
+
+    Sends and receives are separate thread groups: a rank's sends wait for nobody.
+    """
+    n = len(order)
+    lanes: dict[int, list[Lane]] = {rank: [] for rank in order}
+    cut = sizes.p2p_chunks(size)
+    for place, rank in enumerate(order):
+        for delta in range(1, n):
+            channel = (delta - 1) % channels
+            to, source = order[(place + delta) % n], order[(place - delta) % n]
+            lanes[rank].append(_lane(channel, (Stretch((), (to,), (c,)) for c in cut), True))
+            lanes[rank].append(_lane(channel, (Stretch((source,), (), (c,)) for c in cut), True))
+    return lanes
+
+
+def send_recv(src: int, dst: int, size: int) -> dict[int, list[Lane]]:
+    """One send and its receive."""
+    cut = sizes.p2p_chunks(size)
+    return {
+        src: [_lane(0, (Stretch((), (dst,), (c,)) for c in cut), True)],
+        dst: [_lane(0, (Stretch((src,), (), (c,)) for c in cut), True)],
+    }

@@ -1,0 +1,135 @@
+"""A case folder: captures, truth.json and meta.json of a played scenario (docs/scoring.md, docs/synth.md)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpuflow.synth.observe import EPOCH_NS, Capture, capture, vantages
+from dpuflow.synth.scenario import GpuLate, Late, Scenario, SlowHost
+from dpuflow.synth.world import Played, play
+
+if TYPE_CHECKING:
+    from dpuflow.synth.ranks import Work
+
+
+def write_case(scenario: Scenario, folder: str) -> list[Capture]:
+    """Play ``scenario`` and write its case into ``folder``, which is made if need be. Raises OSError."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    played = play(scenario)
+    captures = [capture(played, node, target) for node in vantages(scenario)]
+    _write(target / "truth.json", _truth(played))
+    _write(target / "meta.json", _meta(played, captures))
+    return captures
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _truth(played: Played) -> dict[str, Any]:
+    works = sorted(played.works, key=lambda work: min(work.enter_ns.values(), default=0.0))
+    return {
+        "case": played.scenario.name,
+        "what": played.scenario.about,
+        "clock": "node 0's",
+        "collectives": [
+            _collective(number, work, played.scenario.ranks) for number, work in enumerate(works)
+        ],
+    }
+
+
+def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
+    def by_rank(values: dict[int, float], default: int | None) -> list[int | None]:
+        found: list[int | None] = [None] * ranks
+        for rank in work.plan.shares:
+            found[rank] = EPOCH_NS + round(values[rank]) if default is None else round(values.get(rank, 0.0))
+        return found
+
+    row = {
+        "seq": number,
+        "iter": work.iteration,
+        "op": work.operation.op,
+        "bytes": work.operation.bytes,
+        "algorithm": work.plan.algorithm,
+        "enter_ns": by_rank(work.enter_ns, None),
+        "leave_ns": by_rank(work.leave_ns, None),
+        "injected_ns": by_rank(work.injected_ns, 0),
+        "ranks": sorted(work.plan.shares),
+        "protocol": work.protocol,
+        **work.extra,
+    }
+    if work.operation.op in ("broadcast", "reduce"):
+        row["root"] = work.operation.root
+    return row
+
+
+def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
+    scenario = played.scenario
+    of_node = {each.node: each for each in captures}
+    nodes = [
+        {
+            "node": port.node,
+            "rank": rank,
+            "ip": str(address.ip),
+            "ips": [str(address.ip)],
+            "mac": address.mac.hex(":"),
+            "capture": of_node[port.node].name if port.node in of_node else None,
+        }
+        for rank, (port, address) in enumerate(
+            zip(played.network.ports, played.network.addresses, strict=True)
+        )
+    ]
+    return {
+        "case": scenario.name,
+        "what": scenario.about,
+        "software": {"stack": f"nccl-net_ib-{scenario.nccl.version}"},
+        "world_size": scenario.ranks,
+        "nodes": nodes,
+        "clocks": [
+            {
+                "capture": each.name,
+                "offset_ns": each.clock.offset_ns,
+                "drift_ppb": each.clock.drift_ppb,
+                "at_node0_ns": EPOCH_NS,
+            }
+            for each in captures
+        ],
+        "captures": [
+            {"capture": each.name, "packets": each.packets, "missed": each.missed} for each in captures
+        ],
+        "snaplen": scenario.observation.snaplen,
+        "path_mtu_roce": scenario.cluster.mtu,
+        "fault": _fault(scenario),
+        "seed": scenario.seed,
+    }
+
+
+def _fault(scenario: Scenario) -> dict[str, Any]:
+    """The faults in the form that scoring knows: of ranks one, of the network a list."""
+    late = [fault for fault in scenario.faults if isinstance(fault, Late)]
+    network = [
+        {"kind": _kind(fault), **vars(fault)} for fault in scenario.faults if not isinstance(fault, Late)
+    ]
+    compute: dict[str, Any] | None = None
+    if len(late) > 1:
+        compute = {"kind": "two", "ms_by_rank": {str(f.rank): f.us / 1e3 for f in late if f.rank is not None}}
+    elif late:
+        fault = late[0]
+        compute = {"kind": fault.mode, "ms": fault.us / 1e3, "cause": _CAUSES[type(fault)]}
+        if fault.rank is not None:
+            compute["rank"] = fault.rank
+        if fault.from_iteration:
+            compute["from_iter"] = fault.from_iteration
+    return {"compute": compute, "network": network or None}
+
+
+_CAUSES: dict[type[Late], str] = {GpuLate: "compute", SlowHost: "host"}
+
+
+def _kind(fault: Any) -> str:
+    from dpuflow.synth.scenario import Fault
+
+    return next(name for name, kind in Fault.KINDS.items() if type(fault) is kind)

@@ -1,0 +1,108 @@
+"""Machines of a scenario: ports with addresses, ways between them, queue pair numbers and source ports."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpuflow.synth.fabric import Flow, Losses, Port
+from dpuflow.synth.scenario import Loss, SlowLink
+from dpuflow.synth.seeds import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpuflow.synth.scenario import Scenario
+
+
+class Address(NamedTuple):
+    """Of one port."""
+
+    mac: bytes
+    ip: IPv4Address
+
+
+class Ends(NamedTuple):
+    """What the headers of a flow say."""
+
+    src: Address
+    dst: Address
+    queue_pair: int  # of the receiver
+    reply_pair: int  # of the sender: where ACKs go
+    udp_port: int
+
+
+class Network:
+    """Ports of all GPUs (by rank), ways and losses."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        cluster = scenario.cluster
+        ns_per_byte = 8.0 / cluster.link_gbps
+        per_node = cluster.gpus_per_node
+        self.ports = [Port(i, i // per_node, ns_per_byte) for i in range(scenario.ranks)]
+        for fault in scenario.faults:
+            if isinstance(fault, SlowLink):
+                for port in self.ports[fault.node * per_node : (fault.node + 1) * per_node]:
+                    if fault.where != "down":
+                        port.up_ns = 8.0 / fault.gbps
+                    if fault.where != "up":
+                        port.down_ns = 8.0 / fault.gbps
+        random = stream(scenario.seed, "addresses")
+        vendor = bytes((0x02, random.randrange(256), random.randrange(256)))
+        self.addresses = [
+            Address(
+                vendor + bytes((port.number >> 8 & 255, port.number & 255, 1)),
+                IPv4Address(f"10.{port.number % per_node}.{port.node >> 8}.{(port.node & 255)}") + 1,
+            )
+            for port in self.ports
+        ]
+        self._near_ns = cluster.latency_us * 1e3
+        self._far_ns = self._near_ns + cluster.hop_us * 1e3
+        self._leaf = cluster.nodes_per_leaf
+        self._losses: dict[tuple[int, int], Losses | None] = {}
+
+    def latency_ns(self, src: Port, dst: Port) -> float:
+        """One way between two ports."""
+        return self._near_ns if src.node // self._leaf == dst.node // self._leaf else self._far_ns
+
+    def losses(self, src: Port, dst: Port) -> Losses | None:
+        """What is lost between the two nodes; None for nothing."""
+        key = (src.node, dst.node)
+        if key not in self._losses:
+            kept = 1.0
+            for fault in self.scenario.faults:
+                if isinstance(fault, Loss) and fault.src in (None, key[0]) and fault.dst in (None, key[1]):
+                    kept *= 1.0 - fault.share
+            random = stream(self.scenario.seed, "loss", *key)
+            self._losses[key] = Losses(1.0 - kept, random) if kept < 1.0 else None
+        return self._losses[key]
+
+    def ends(self, pairs: Sequence[tuple[Flow, Flow]]) -> list[Ends]:
+        """Headers of all flows, by flow number. ``pairs``: the two directions of each queue pair."""
+        next_pair = {}
+        for port in self.ports:
+            random = stream(self.scenario.seed, "queue pairs", port.number)
+            next_pair[port.number] = random.randrange(0x80, 0x4000)
+        found: dict[int, Ends] = {}
+        for there, back in pairs:
+            number = {}
+            for port in (there.src, there.dst):
+                number[port.number] = next_pair[port.number]
+                next_pair[port.number] += 1
+            udp_port = source_port(number[there.src.number], number[there.dst.number])
+            for flow in (there, back):
+                src, dst = flow.src.number, flow.dst.number
+                found[flow.number] = Ends(
+                    self.addresses[src], self.addresses[dst], number[dst], number[src], udp_port
+                )
+        return [found[i] for i in range(len(found))]
+
+
+def source_port(one: int, other: int) -> int:
+    """UDP source port of a queue pair, the same in both directions (rdma_calc_flow_label of the kernel)."""
+    value = one * other
+    value ^= value >> 20
+    value ^= value >> 40
+    label = value & 0xFFFFF
+    return 0xC000 | ((label & 0x3FFF) ^ (label >> 14))

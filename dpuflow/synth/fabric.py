@@ -1,0 +1,340 @@
+"""NICs, links and switch queues: reliable connections that carry messages as bursts of packets.
+
+A NIC serves its queue pairs in turn, some packets at a time; a burst then waits for the switch port
+towards its receiver. Loss, duplicates and retransmission (go-back-N after a NAK or a timeout) follow
+IBA volume 1, 9.7; the tables of ``trace`` keep what was on the wire and when.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dpuflow.synth.trace import ACK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from dpuflow.synth.engine import Engine
+    from dpuflow.synth.trace import Trace
+
+BURST: Final = 16
+"""Packets a NIC sends of one queue pair before it turns to the next."""
+FRAMING_BYTES: Final = 24
+"""On the wire around each frame: preamble, FCS, gap (IEEE 802.3)."""
+HEADER_BYTES: Final = 58
+"""Ethernet, IPv4, UDP, BTH and ICRC, around each packet's payload; RETH and the like are small beside it."""
+NAK_SEQUENCE: Final = 0x60
+ACK_NO_LIMIT: Final = 0x1F
+REPLY_NS: Final = 10.0
+"""Between two replies of one queue pair, at least."""
+REWIND_NS: Final = 2_000.0
+"""From a NAK to the first packet sent again (assumed)."""
+
+
+class Port:
+    """One NIC and its link to the switch. Rates are ns a byte."""
+
+    def __init__(self, number: int, node: int, ns_per_byte: float) -> None:
+        self.number, self.node = number, node
+        self.up_ns = self.down_ns = ns_per_byte
+        self.busy = False
+        self.waiting: deque[Flow] = deque()
+        self.free_at = 0.0  # when the switch's queue towards this NIC will be empty
+
+
+class Posted(NamedTuple):
+    """A message in a send queue."""
+
+    row: int  # of the MESSAGES table
+    psn: int
+    packets: int
+    last_bytes: int  # of its last packet
+    counts: bool  # whether its arrival and completion are told
+
+
+class Flow:
+    """The requester half of a queue pair: one direction of messages and, the other way, their ACKs."""
+
+    def __init__(
+        self,
+        number: int,
+        src: Port,
+        dst: Port,
+        arrived: Callable[[Flow], None],
+        completed: Callable[[Flow], None],
+    ) -> None:
+        self.number, self.src, self.dst = number, src, dst
+        self.arrived, self.completed = arrived, completed
+        self.queue: deque[Posted] = deque()  # not yet acknowledged
+        self.place = 0  # in ``queue``: what is being sent
+        self.next_psn = self.end_psn = self.acked_psn = 0
+        self.expected_psn = 0  # at the receiver
+        self.received = 0  # messages: the MSN
+        self.nak_sent = False
+        self.ack_at = -1.0
+        self.replied_ns = 0.0  # when its latest reply left
+        self.watched = False  # whether its timer runs
+        self.waits = False  # whether it stands in the port's queue
+
+
+class Losses:
+    """Which packets a link loses: the distance to the next one is drawn, not each packet's fate."""
+
+    def __init__(self, share: float, random: Random) -> None:
+        self._share, self._random = share, random
+        self.left = self._draw()
+
+    def _draw(self) -> int:
+        from math import log
+
+        if self._share >= 1.0:
+            return 0
+        return int(log(1.0 - self._random.random()) / log(1.0 - self._share))
+
+    def first_lost(self, count: int) -> int:
+        """Of ``count`` packets the place of the first that is lost; ``count`` if none is."""
+        if self.left >= count:
+            self.left -= count
+            return count
+        lost = self.left
+        self.left = self._draw()
+        return lost
+
+
+class Fabric:
+    """The network. ``latency_ns`` gives the way from port to port; ``losses`` what is lost on it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        trace: Trace,
+        mtu: int,
+        latency_ns: Callable[[Port, Port], float],
+        losses: Callable[[Port, Port], Losses | None],
+        ack_ns: Callable[[], float],
+        coalesce: int,
+        timeout_ns: float,
+        queue_bytes: float,
+    ) -> None:
+        self.engine, self.trace, self.mtu = engine, trace, mtu
+        self._latency_ns, self._losses, self._ack_ns = latency_ns, losses, ack_ns
+        self._coalesce, self._timeout_ns, self._queue_bytes = coalesce, timeout_ns, queue_bytes
+        self.flows: list[Flow] = []
+
+    def connect(
+        self, src: Port, dst: Port, arrived: Callable[[Flow], None], completed: Callable[[Flow], None]
+    ) -> Flow:
+        """A new flow. ``arrived`` and ``completed`` are called for each message that counts."""
+        flow = Flow(len(self.flows), src, dst, arrived, completed)
+        self.flows.append(flow)
+        return flow
+
+    def post(
+        self,
+        flow: Flow,
+        kind: int,
+        size: int,
+        va: int,
+        rkey: int,
+        value: int,
+        target: int = 0,
+        room: int = 0,
+        key: int = 0,
+        counts: bool = True,
+    ) -> None:
+        """Put a message into the send queue, as a verbs consumer would."""
+        packets = max(1, -(-size // self.mtu))
+        row = self.trace.messages.add(
+            flow.number, kind, size, flow.end_psn, va, rkey, value, target, room, key
+        )
+        last = size - (packets - 1) * self.mtu
+        flow.queue.append(Posted(row, flow.end_psn, packets, last, counts))
+        flow.end_psn += packets
+        self._wake(flow)
+
+    def _wake(self, flow: Flow) -> None:
+        if not flow.waits:
+            flow.waits = True
+            flow.src.waiting.append(flow)
+        if not flow.src.busy:
+            self._serve(flow.src)
+
+    def _serve(self, port: Port) -> None:
+        """Send the next burst of the next queue pair."""
+        if not port.waiting:
+            port.busy = False
+            return
+        flow = port.waiting.popleft()
+        if flow.next_psn >= flow.end_psn:  # acknowledged in the meantime
+            flow.waits = False
+            self._serve(port)
+            return
+        message = flow.queue[flow.place]
+        first = flow.next_psn - message.psn
+        count = min(BURST, message.packets - first)
+        ends = first + count == message.packets
+        full = (self.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
+        last = (message.last_bytes if ends else self.mtu) + HEADER_BYTES + FRAMING_BYTES
+        step_bytes, total_bytes = full, full * (count - 1) + last
+        start = self.engine.now
+        end = start + total_bytes * port.up_ns
+        flow.next_psn += count
+        if ends:
+            flow.place += 1
+        if flow.next_psn < flow.end_psn:
+            port.waiting.append(flow)
+        else:
+            flow.waits = False
+        arrival = start + self._latency_ns(port, flow.dst)
+        self.engine.at(arrival, self._queue, flow, message, first, count, start, end, step_bytes, total_bytes)
+        port.busy = True
+        self.engine.at(end, self._serve, port)
+
+    def _queue(
+        self, flow: Flow, message: Posted, first: int, count: int,
+        start: float, end: float, step_bytes: int, total_bytes: int,
+    ) -> None:  # fmt: skip
+        """A burst reaches the switch port towards its receiver."""
+        port, now = flow.dst, self.engine.now
+        losses = self._losses(flow.src, port)
+        lost = count if losses is None else losses.first_lost(count)
+        if (port.free_at - now) > self._queue_bytes * port.down_ns:
+            lost = 0
+        up_ns, down_ns = flow.src.up_ns, port.down_ns
+        step_ns = step_bytes * max(up_ns, down_ns)
+        if lost == count:
+            begin = max(now, port.free_at)
+            done = max(begin + total_bytes * down_ns, now + (end - start))
+            port.free_at = done
+            self._log(flow, message, first, count, start, step_bytes * up_ns, end, begin, step_ns, done)
+            self._receive(flow, message, first, count, done)
+            return
+        # Cut at the lost packet: what came before it, itself, what follows.
+        at = start
+        if lost:
+            part = step_bytes * lost
+            self._part(flow, message, first, lost, at, at + part * up_ns, step_bytes, part, now)
+            at += part * up_ns
+        one = total_bytes - step_bytes * (count - 1) if lost == count - 1 else step_bytes
+        self._log(flow, message, first + lost, 1, at, one * up_ns, at + one * up_ns, -1, 0, -1)
+        self._watch(flow)
+        if lost + 1 < count:
+            rest = total_bytes - step_bytes * (lost + 1)
+            later = at + one * up_ns
+            self._queue(flow, message, first + lost + 1, count - lost - 1, later, end, step_bytes, rest)
+
+    def _part(
+        self, flow: Flow, message: Posted, first: int, count: int,
+        start: float, end: float, step_bytes: int, total_bytes: int, arrival: float,
+    ) -> None:  # fmt: skip
+        port = flow.dst
+        begin = max(arrival, port.free_at)
+        done = max(begin + total_bytes * port.down_ns, arrival + (end - start))
+        port.free_at = done
+        step_ns = step_bytes * max(flow.src.up_ns, port.down_ns)
+        self._log(flow, message, first, count, start, step_bytes * flow.src.up_ns, end, begin, step_ns, done)
+        self._receive(flow, message, first, count, done)
+
+    def _log(
+        self, flow: Flow, message: Posted, first: int, count: int,
+        tx: float, tx_step: float, tx_end: float, rx: float, rx_step: float, rx_end: float,
+    ) -> None:  # fmt: skip
+        self.trace.bursts.add(
+            flow.number, message.row, first, count, int(tx), int(tx_step * 1000), int(tx_end),
+            int(rx), int(rx_step * 1000), int(rx_end), 0,
+        )  # fmt: skip
+
+    def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
+        """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
+        psn, end = message.psn + first, message.psn + first + count
+        if psn > flow.expected_psn:
+            if not flow.nak_sent:
+                flow.nak_sent = True
+                self._reply(flow, done + self._ack_ns(), flow.expected_psn, 0x60, self._rewind)
+            return
+        ends = first + count == message.packets
+        if end <= flow.expected_psn:
+            if ends:
+                self._reply(flow, done + self._ack_ns(), flow.expected_psn - 1, ACK_NO_LIMIT, self._acked)
+            return
+        flow.expected_psn = end
+        flow.nak_sent = False
+        if ends:
+            flow.received += 1
+            if message.counts:
+                self.engine.at(done, flow.arrived, flow)
+            if self._coalesce > 1 and flow.ack_at > done:
+                return  # the ACK that is due will cover it
+            when = done + self._ack_ns()
+            if self._coalesce > 1:
+                flow.ack_at = when
+                self.engine.at(when, self._late_reply, flow)
+            else:
+                self._reply(flow, when, end - 1, ACK_NO_LIMIT, self._acked)
+
+    def _late_reply(self, flow: Flow) -> None:
+        self._reply(flow, self.engine.now, flow.expected_psn - 1, ACK_NO_LIMIT, self._acked)
+
+    def _reply(
+        self, flow: Flow, when: float, psn: int, syndrome: int, then: Callable[[Flow, int], None]
+    ) -> None:
+        """An ACK or NAK leaves the receiver at ``when``; it passes the NIC's queue, not the switch's."""
+        when = max(when, flow.replied_ns + REPLY_NS)  # in order
+        flow.replied_ns = when
+        losses = self._losses(flow.dst, flow.src)
+        if losses is not None and losses.first_lost(1) == 0:
+            self.trace.replies.add(flow.number, ACK, int(when), -1, psn, syndrome, flow.received)
+            self._watch(flow)
+            return
+        arrival = max(when + self._latency_ns(flow.dst, flow.src), flow.src.free_at)
+        self.trace.replies.add(flow.number, ACK, int(when), int(arrival), psn, syndrome, flow.received)
+        self.engine.at(arrival, then, flow, psn)
+
+    def _acked(self, flow: Flow, psn: int) -> None:
+        """The sender's NIC has an ACK of everything up to ``psn``."""
+        if psn < flow.acked_psn:
+            return
+        flow.acked_psn = psn + 1
+        while flow.queue and flow.queue[0].psn + flow.queue[0].packets <= flow.acked_psn:
+            message = flow.queue.popleft()
+            flow.place = max(0, flow.place - 1)
+            if message.counts:
+                flow.completed(flow)
+        if flow.next_psn < flow.acked_psn:
+            flow.next_psn = flow.acked_psn
+            flow.place = self._place(flow, flow.next_psn)
+
+    def _rewind(self, flow: Flow, psn: int) -> None:
+        """A NAK arrived: everything from ``psn`` on is sent again."""
+        self._acked(flow, psn - 1)
+        self.engine.at(self.engine.now + REWIND_NS, self._again, flow, psn)
+
+    def _again(self, flow: Flow, psn: int) -> None:
+        if psn < flow.acked_psn or psn >= flow.next_psn:
+            return
+        flow.next_psn = psn
+        flow.place = self._place(flow, psn)
+        self._wake(flow)
+
+    @staticmethod
+    def _place(flow: Flow, psn: int) -> int:
+        """Where in the send queue the message with ``psn`` stands; its end if all are before."""
+        return next((i for i, m in enumerate(flow.queue) if psn < m.psn + m.packets), len(flow.queue))
+
+    def _watch(self, flow: Flow) -> None:
+        """Something of this flow was lost: it may take a timeout to notice."""
+        if not flow.watched:
+            flow.watched = True
+            self.engine.at(self.engine.now + self._timeout_ns, self._timeout, flow, flow.acked_psn)
+
+    def _timeout(self, flow: Flow, acked: int) -> None:
+        """Send again if nothing was acknowledged for the length of a timeout."""
+        flow.watched = False
+        if flow.next_psn == flow.acked_psn:
+            return
+        if flow.acked_psn == acked:
+            flow.nak_sent = False
+            self._again(flow, acked)
+        self._watch(flow)

@@ -1,0 +1,200 @@
+"""Packets as columns in, frames out: Ethernet, IPv4, UDP, BTH and its extended headers, payload, ICRC.
+
+Frames of one operation code have one shape, so each header field is written for all of them at once.
+Formats: IBA volume 1 chapter 9, annexes A16 and A17; the operation codes' headers come from ``dpuflow.wire``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow import wire
+from dpuflow.synth import checksum
+from dpuflow.synth.seeds import columns
+from dpuflow.synth.trace import CTS
+from dpuflow.synth.transport import LAYOUTS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.synth.packets import Columns
+    from dpuflow.synth.world import Played
+
+    Bytes = NDArray[np.uint8]
+
+IP_AT: Final = 14
+UDP_AT: Final = 34
+BTH_AT: Final = 42
+EXTENDED_AT: Final = 54
+TTL: Final = 255
+ECT0: Final = 2
+CE: Final = 3
+EXTENDED: Final = (wire.RETH, wire.AETH, wire.IMM, wire.CNP_PAD)  # in wire order
+
+
+class Framer:
+    """Makes the frames of one world."""
+
+    def __init__(self, played: Played, snaplen: int) -> None:
+        self._played, self._snaplen = played, snaplen
+        self._messages = played.trace.messages.read()
+        scenario = played.scenario
+        self._pool = (
+            columns(scenario.seed, "payload").integers(0, 256, scenario.cluster.mtu, np.uint8).tobytes()
+        )
+        ends = played.ends
+        both = [(e.src, e.dst, e.queue_pair) for e in ends] + [(e.dst, e.src, e.reply_pair) for e in ends]
+        # By flow and direction: bytes of addresses as they stand in a frame.
+        self._macs = np.array([list(dst.mac + src.mac) for src, dst, _ in both], np.uint8).reshape(-1, 12)
+        self._ips = np.array([list(src.ip.packed + dst.ip.packed) for src, dst, _ in both], np.uint8).reshape(
+            -1, 8
+        )
+        self._pairs = np.array([pair for _, _, pair in both], np.int64)
+        self._ports = np.array([e.udp_port for e in ends] * 2, np.int64)
+        self._hops = np.array([1 if network_near(played, i) else 3 for i in range(len(ends))] * 2, np.int64)
+        self._tags = np.array(played.tags, np.int64)
+        self._class = scenario.nccl.traffic_class & 0xFC | (ECT0 if scenario.nccl.ecn else 0)
+        self._layout = LAYOUTS[scenario.nccl.version]
+
+    def frames(self, packets: Columns) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
+        """Bytes of all frames (packets x longest), how many are captured of each, and how many it had."""
+        count = len(packets["code"])
+        shapes = {int(code): self._shape(int(code)) for code in np.unique(packets["code"])}
+        lengths = np.zeros(count, np.int64)
+        for code, headers in shapes.items():
+            rows = packets["code"] == code
+            payload = packets["payload"][rows]
+            lengths[rows] = EXTENDED_AT + headers + payload + (-payload & 3) + wire.ICRC_BYTES
+        kept = np.minimum(lengths, self._snaplen) if self._snaplen else lengths
+        out = np.zeros((count, int(kept.max(initial=0))), np.uint8)
+        for code in shapes:
+            rows = np.flatnonzero(packets["code"] == code)
+            for payload in np.unique(packets["payload"][rows]).tolist():
+                some = rows[packets["payload"][rows] == payload]
+                mine = {name: column[some] for name, column in packets.items()}
+                made = self._alike(mine, code, payload)
+                width = min(made.shape[1], out.shape[1])
+                out[some, :width] = made[:, :width]
+        return out, kept, lengths
+
+    @staticmethod
+    def _shape(code: int) -> int:
+        """Bytes of the extended headers."""
+        headers = wire.OPCODES[code].headers
+        return sum(size for bit, size in wire.HEADER_BYTES.items() if headers & bit)
+
+    def _alike(self, packets: Columns, code: int, payload: int) -> Bytes:
+        """Frames of one operation code and payload length; cut at the snap length where that is shorter."""
+        count = len(packets["code"])
+        extended = self._shape(code)
+        pad = -payload & 3
+        length = EXTENDED_AT + extended + payload + pad + wire.ICRC_BYTES
+        grants = wire.OPCODES[code].operation == wire.OP_WRITE and payload == self._layout.entry
+        is_grant = np.zeros(count, bool)
+        if grants:
+            is_grant = self._messages["kind"][packets["message"]] == CTS
+        kept = min(length, self._snaplen) if self._snaplen else length
+        head = np.zeros((count, EXTENDED_AT + extended + (payload if is_grant.any() else 0)), np.uint8)
+        way = packets["flow"] + packets["back"] * len(self._played.ends)
+        self._ethernet_ip(head, packets, way, length - IP_AT)
+        self._transport(head, packets, way, code, pad)
+        if is_grant.any():
+            self._entries(head[:, EXTENDED_AT + extended :], packets, is_grant)
+        out = np.zeros((count, max(kept, head.shape[1])), np.uint8)
+        out[:, : head.shape[1]] = head
+        if head.shape[1] == EXTENDED_AT + extended and payload:
+            room = max(0, min(payload, kept - head.shape[1]))
+            out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[:room]
+        if kept == length:
+            tail = self._icrc(head, payload if head.shape[1] == EXTENDED_AT + extended else 0, pad)
+            out[:, length - wire.ICRC_BYTES : length] = tail.astype("<u4").view(np.uint8).reshape(-1, 4)
+        return out[:, :kept]
+
+    def _ethernet_ip(self, head: Bytes, packets: Columns, way: NDArray[np.int64], length: int) -> None:
+        head[:, 0:12] = self._macs[way]
+        head[:, 12:14] = (8, 0)
+        head[:, IP_AT] = 0x45
+        traffic = np.where(packets["back"] == 1, self._class & 0xFC, self._class)
+        marked = (packets["marked"] == 1) & (packets["received"] == 1) & (packets["back"] == 0)
+        head[:, IP_AT + 1] = np.where(marked, traffic | CE, traffic)
+        _put(head, IP_AT + 2, 2, length)
+        _put(head, IP_AT + 4, 2, packets["psn"] + self._pairs[way] + packets["msn"] & 0xFFFF)
+        head[:, IP_AT + 6] = 0x40  # don't fragment
+        head[:, IP_AT + 8] = np.where(packets["received"] == 1, TTL - self._hops[way], TTL)
+        head[:, IP_AT + 9] = wire.IPPROTO_UDP
+        head[:, IP_AT + 12 : UDP_AT] = self._ips[way]
+        words = head[:, IP_AT:UDP_AT].reshape(len(head), 10, 2).astype(np.int64)
+        total = (words[:, :, 0] << 8 | words[:, :, 1]).sum(axis=1)
+        total = (total & 0xFFFF) + (total >> 16)
+        total = (total & 0xFFFF) + (total >> 16)
+        _put(head, IP_AT + 10, 2, ~total & 0xFFFF)
+        _put(head, UDP_AT, 2, self._ports[way])
+        _put(head, UDP_AT + 2, 2, wire.ROCE_V2_PORT)
+        _put(head, UDP_AT + 4, 2, length - 20)
+
+    def _transport(self, head: Bytes, packets: Columns, way: NDArray[np.int64], code: int, pad: int) -> None:
+        head[:, BTH_AT] = code
+        head[:, BTH_AT + 1] = 0x40 | pad << 4  # MigReq, as adapters set it
+        _put(head, BTH_AT + 2, 2, 0xFFFF)  # default partition
+        _put(head, BTH_AT + 5, 3, self._pairs[way])
+        head[:, BTH_AT + 8] = packets["ask"] << 7
+        _put(head, BTH_AT + 9, 3, packets["psn"])
+        at, headers = EXTENDED_AT, wire.OPCODES[code].headers
+        message = np.maximum(packets["message"], 0)
+        for header in EXTENDED:
+            if not headers & header:
+                continue
+            if header == wire.RETH:
+                _put(head, at, 8, self._messages["va"][message])
+                _put(head, at + 8, 4, self._messages["rkey"][message])
+                _put(head, at + 12, 4, self._messages["bytes"][message])
+            elif header == wire.AETH:
+                head[:, at] = packets["syndrome"]
+                _put(head, at + 1, 3, packets["msn"])
+            elif header == wire.IMM:
+                _put(head, at, 4, self._messages["value"][message])
+            elif header == wire.CNP_PAD:
+                head[:, BTH_AT + 4] = 0x40  # BECN
+            at += wire.HEADER_BYTES[header]
+
+    def _entries(self, body: Bytes, packets: Columns, is_grant: NDArray[np.bool_]) -> None:
+        """Payloads of clear-to-send entries; other messages of that length carry data."""
+        layout, messages = self._layout, self._messages
+        row = packets["message"]
+        body[:] = np.frombuffer(self._pool, np.uint8)[: body.shape[1]]
+        entry = np.zeros_like(body)
+        _put_little(entry, 0, 8, messages["target"][row])
+        _put_little(entry, layout.size_at, layout.size_bytes, messages["room"][row])
+        _put_little(entry, layout.rkeys_at, 4, messages["key"][row])
+        _put_little(entry, layout.requests_at, 4, 1)
+        _put_little(entry, layout.tag_at, 4, self._tags[packets["flow"]])
+        _put_little(entry, layout.number_at, 8, messages["value"][row])
+        body[is_grant] = entry[is_grant]
+
+    def _icrc(self, head: Bytes, payload: int, pad: int) -> NDArray[np.uint32]:
+        """Of frames with these headers and the pool's first ``payload`` bytes."""
+        rows = head[:, IP_AT:].copy()
+        for at in (1, 8, 10, 11, UDP_AT - IP_AT + 6, UDP_AT - IP_AT + 7, BTH_AT - IP_AT + 4):
+            rows[:, at] = 0xFF  # may change on the way
+        state = checksum.walk(np.full(len(rows), checksum.AFTER_LRH, np.uint32), rows)
+        return ~checksum.skip(state, self._pool[:payload] + bytes(pad))
+
+
+def network_near(played: Played, flow: int) -> bool:
+    """Whether both ends of the flow are under one leaf switch."""
+    leaf = played.scenario.cluster.nodes_per_leaf
+    ends = played.flows[flow]
+    return ends.src.node // leaf == ends.dst.node // leaf
+
+
+def _put(rows: Bytes, at: int, width: int, value: NDArray[np.int64] | int) -> None:
+    """Big endian."""
+    for i in range(width):
+        rows[:, at + i] = np.asarray(value >> 8 * (width - 1 - i) & 0xFF, np.uint8)
+
+
+def _put_little(rows: Bytes, at: int, width: int, value: NDArray[np.int64] | int) -> None:
+    for i in range(width):
+        rows[:, at + i] = np.asarray(value >> 8 * i & 0xFF, np.uint8)

@@ -1,0 +1,126 @@
+"""A GPU with its NIC, memory and proxy thread, and the lanes of its kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from dpuflow.synth.engine import Engine
+    from dpuflow.synth.fabric import Port
+    from dpuflow.synth.timing import Timing
+    from dpuflow.synth.transport import Link
+
+
+class Memory:
+    """Registered memory of one process: addresses and keys as a host hands them out."""
+
+    def __init__(self, random: Random) -> None:
+        self._next = 0x7F00_0000_0000 + random.randrange(1 << 26) * 4096
+        self._key = random.randrange(0x1000, 0x200000)
+
+    def take(self, size: int, align: int) -> int:
+        """The address of a new region."""
+        at = -(-self._next // align) * align
+        self._next = at + size
+        return at
+
+    def key(self) -> int:
+        """A new remote key."""
+        self._key += 0x101
+        return self._key
+
+
+class Proxy:
+    """NCCL's proxy thread of one GPU: one thing at a time."""
+
+    def __init__(self, engine: Engine, timing: Timing, random: Random) -> None:
+        self._engine, self._timing, self._random = engine, timing, random
+        self._free_at = 0.0
+
+    def act(self, not_before: float, delay_ns: float) -> float:
+        """When an action asked for now is done, ``delay_ns`` of notice and queueing included."""
+        now, timing = self._engine.now, self._timing
+        if timing.stall_share and self._random.random() < timing.stall_share:
+            self._free_at = max(self._free_at, now) + self._random.expovariate(1.0 / timing.stall_ns)
+        when = max(now + delay_ns, not_before, self._free_at) + timing.proxy_ns
+        self._free_at = max(self._free_at, now) + timing.proxy_ns
+        return when
+
+
+class Gpu:
+    """One rank's GPU and what serves it."""
+
+    def __init__(
+        self, rank: int, node: int, port: Port, engine: Engine, timing: Timing, random: Random
+    ) -> None:
+        self.rank, self.node, self.port = rank, node, port
+        self.timing, self._random = timing, random
+        self.memory = Memory(random)
+        self.proxy = Proxy(engine, timing, random)
+        self.slow_grant_ns = 0.0
+
+    def handover_ns(self) -> float:
+        """From a slice in GPU memory to the proxy's noticing."""
+        return self.timing.draw_handover(self._random)
+
+    def poll_ns(self) -> float:
+        """From a completion to the proxy's noticing."""
+        return self.timing.draw_handover(self._random) * 0.5
+
+    def grant_ns(self) -> float:
+        """From a free slot to the proxy's noticing."""
+        return self.timing.draw_handover(self._random) * 0.5 + self.slow_grant_ns
+
+
+class Part(NamedTuple):
+    """A stretch of a lane with its links: slices as (bytes of data, bytes on the wire)."""
+
+    recv: tuple[Link, ...]
+    send: tuple[Link, ...]
+    slices: tuple[tuple[int, int], ...]
+    times: int
+
+
+class LaneRun:
+    """One lane while its kernel runs: waits for input and slots, copies, passes on."""
+
+    def __init__(self, parts: tuple[Part, ...], gpu: Gpu, engine: Engine, done: Callable[[], None]) -> None:
+        self._parts, self._gpu, self._engine, self._done = parts, gpu, engine, done
+        self._part = self._round = self._slice = 0
+
+    def proceed(self) -> None:
+        """Go on with the current slice if all it needs is there; else wait for what is missing."""
+        if self._part == len(self._parts):
+            self._done()
+            return
+        part = self._parts[self._part]
+        for link in part.recv:
+            if link.arrived <= link.taken:
+                link.receiver = self
+                return
+        for link in part.send:
+            if link.produced - link.freed >= link.window:
+                link.sender = self
+                return
+        timing = self._gpu.timing
+        size = part.slices[self._slice][0]
+        self._engine.at(self._engine.now + timing.step_ns + size * timing.copy_ns_per_byte, self._finish)
+
+    def _finish(self) -> None:
+        part = self._parts[self._part]
+        wire = part.slices[self._slice][1]
+        self._slice += 1
+        if self._slice == len(part.slices):
+            self._slice = 0
+            self._round += 1
+            if self._round == part.times:
+                self._round = 0
+                self._part += 1
+        for link in part.recv:
+            link.take()
+        for link in part.send:
+            link.publish(wire)
+        self.proceed()

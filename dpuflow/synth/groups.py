@@ -1,0 +1,190 @@
+"""Communicators: who is next to whom on which channel, and the links between them (src/graph/connect.cc)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpuflow.synth import algorithms, sizes
+from dpuflow.synth.gpu import Part
+from dpuflow.synth.transport import Connection, Grain, Link, Local
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpuflow.synth.algorithms import Lane
+    from dpuflow.synth.engine import Engine
+    from dpuflow.synth.fabric import Fabric
+    from dpuflow.synth.gpu import Gpu
+    from dpuflow.synth.scenario import Operation
+    from dpuflow.synth.sizes import Protocol
+    from dpuflow.synth.transport import Settings
+
+
+class Share(NamedTuple):
+    """One rank's part in an operation."""
+
+    lanes: tuple[tuple[Part, ...], ...]
+    receives: tuple[tuple[Link, int], ...]  # links it receives on, and how many messages
+    sends: tuple[tuple[Link, int], ...]
+    grain: Grain
+
+
+class Plan(NamedTuple):
+    """An operation as its ranks carry it out; the same for every repetition."""
+
+    shares: dict[int, Share]  # by rank of the job
+    algorithm: str
+
+
+class Communicator:
+    """A group of GPUs. Links are made when first used."""
+
+    def __init__(
+        self, gpus: Sequence[Gpu], engine: Engine, fabric: Fabric, settings: Settings, most: int
+    ) -> None:
+        self.gpus, self._engine, self._fabric, self._settings, self._most = (
+            gpus,
+            engine,
+            fabric,
+            settings,
+            most,
+        )
+        self._links: dict[tuple[int, int, int, bool], Link] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self.nodes: dict[int, list[int]] = {}  # node -> positions of its GPUs
+        for place, gpu in enumerate(gpus):
+            self.nodes.setdefault(gpu.node, []).append(place)
+
+    def links(self) -> list[Link]:
+        """All that were used, in order of their making."""
+        return list(self._links.values())
+
+    def ring(self, channel: int) -> list[int]:
+        """Positions in ring order. Neighbouring nodes meet on the same rail: odd ones go the other way."""
+        order: list[int] = []
+        for number, places in enumerate(self.nodes.values()):
+            count = len(places)
+            enter = channel % count
+            leave = enter ^ 1 if enter ^ 1 < count else (enter + 1) % count
+            if number % 2:
+                enter, leave = leave, enter
+            between = [places[(enter + i) % count] for i in range(1, count)]
+            if count > 1:
+                between.remove(places[leave])
+                between.append(places[leave])
+            order += [places[enter], *between]
+        return order
+
+    def tree(self, channel: int, channels: int) -> dict[int, int | None]:
+        """Position -> parent: a double binary tree over nodes, a chain of GPUs inside each."""
+        first, second = algorithms.double_tree(len(self.nodes))
+        over = first if channel < -(-channels // 2) else second
+        members = list(self.nodes.values())
+        heads = []
+        parents: dict[int, int | None] = {}
+        for places in members:
+            chain = [places[(channel + i) % len(places)] for i in range(len(places))]
+            heads.append(chain[0])
+            for before, after in pairwise(chain):
+                parents[after] = before
+        for node, parent in enumerate(over):
+            parents[heads[node]] = None if parent is None else heads[parent]
+        return parents
+
+    def plan(self, operation: Operation, protocol: Protocol) -> Plan:
+        """How the operation is carried out."""
+        key = (
+            operation.op,
+            operation.bytes,
+            operation.algorithm,
+            protocol.name,
+            operation.channels,
+            operation.root,
+        )
+        if key not in self._plans:
+            self._plans[key] = self._make(operation, protocol)
+        return self._plans[key]
+
+    def _make(self, operation: Operation, protocol: Protocol) -> Plan:
+        n, op, size = len(self.gpus), operation.op, operation.bytes
+        lanes: dict[int, list[Lane]] = {place: [] for place in range(n)}
+        most = min(self._most, operation.channels or self._most)
+        tree = op == "all_reduce" and operation.algorithm == "tree"
+        name = "tree" if tree else "ring"
+        # What one channel carries: all_gather counts a rank's block, reduce_scatter the whole buffer.
+        own = -(-size // n) if op == "reduce_scatter" else size
+        whole = own * n if op in ("all_gather", "reduce_scatter") else size
+        count = sizes.channels_for(protocol, whole, n, most, not tree)
+        cell = protocol.share * 2 // n if op in ("all_gather", "reduce_scatter") else protocol.share
+        if op in ("broadcast", "reduce"):
+            cell = protocol.share * 2
+        shares = sizes.deal(own, count, max(16, cell))
+        if op == "all_to_all":
+            name = "linear"
+            lanes = algorithms.all_to_all(range(n), size // n, most)
+            protocol = sizes.PROTOCOLS["simple"]
+        elif op == "send_recv":
+            name = "linear"
+            lanes = {**lanes, **algorithms.send_recv(0, 1, size)}
+            protocol = sizes.PROTOCOLS["simple"]
+        else:
+            for channel, share in enumerate(shares):
+                if tree:
+                    for place, pair in algorithms.tree_all_reduce(
+                        channel, self.tree(channel, len(shares)), share, protocol
+                    ).items():
+                        lanes[place] += pair
+                    continue
+                ring = self.ring(channel)
+                if op == "all_reduce":
+                    found = algorithms.ring_all_reduce(channel, ring, share, protocol)
+                elif op in ("all_gather", "reduce_scatter"):
+                    found = algorithms.ring_blocks(channel, ring, share, protocol)
+                else:
+                    at = ring.index(operation.root) + (1 if op == "reduce" else 0)
+                    name = "chain"
+                    found = algorithms.chain(channel, ring[at:] + ring[:at], share, protocol)
+                for place, lane in found.items():
+                    lanes[place].append(lane)
+        if op in ("all_to_all", "send_recv"):
+            grain = Grain(3, sizes.P2P_CHUNK, 1, sizes.STEPS)
+        else:
+            grain = Grain.of(protocol, op in ("all_reduce", "all_gather", "reduce_scatter") and not tree)
+        return Plan(
+            {
+                self.gpus[place].rank: self._share(place, mine, protocol, grain)
+                for place, mine in lanes.items()
+                if mine
+            },
+            name,
+        )
+
+    def _share(self, place: int, lanes: list[Lane], protocol: Protocol, grain: Grain) -> Share:
+        receives: dict[Link, int] = {}
+        sends: dict[Link, int] = {}
+        found = []
+        for lane in lanes:
+            parts = []
+            for recv, send, slices, times in lane.stretches:
+                inputs = tuple(self._link(lane, other, place) for other in recv)
+                outputs = tuple(self._link(lane, place, other) for other in send)
+                for link in inputs:
+                    receives[link] = receives.get(link, 0) + len(slices) * times
+                for link in outputs:
+                    sends[link] = sends.get(link, 0) + len(slices) * times
+                cut = tuple((size, size if lane.point_to_point else protocol.wire(size)) for size in slices)
+                parts.append(Part(inputs, outputs, cut, times))
+            found.append(tuple(parts))
+        return Share(tuple(found), tuple(receives.items()), tuple(sends.items()), grain)
+
+    def _link(self, lane: Lane, src: int, dst: int) -> Link:
+        key = (lane.channel, src, dst, lane.point_to_point)
+        if key not in self._links:
+            a, b = self.gpus[src], self.gpus[dst]
+            self._links[key] = (
+                Local(a, b, self._engine)
+                if a.node == b.node
+                else Connection(a, b, self._engine, self._fabric, self._settings)
+            )
+        return self._links[key]

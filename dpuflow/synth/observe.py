@@ -1,0 +1,125 @@
+"""What captures hold: each vantage point's own clock, its stamps' jitter, what it missed; pcap files out."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from dpuflow import wire
+from dpuflow.synth.frames import Framer
+from dpuflow.synth.packets import packets_at
+from dpuflow.synth.seeds import columns, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from dpuflow.synth.scenario import Scenario
+    from dpuflow.synth.world import Played
+
+EPOCH_NS: Final = 1_800_000_000 * 10**9
+"""When worlds begin on node 0's clock."""
+MAGIC_NS: Final = 0xA1B23C4D
+WHOLE: Final = 262_144  # the snap length a file states where all bytes are kept
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A vantage point's clock minus node 0's: ``offset_ns`` at EPOCH_NS, and its drift."""
+
+    offset_ns: int
+    drift_ppb: float
+
+    def local(self, true_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Stamps for times since the start of the world."""
+        drift = np.rint(true_ns * (self.drift_ppb * 1e-9)).astype(np.int64)
+        return np.asarray(EPOCH_NS + self.offset_ns + true_ns + drift, np.int64)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One written file."""
+
+    name: str
+    node: int | None  # None: the switch
+    clock: Clock
+    packets: int
+    missed: int
+
+
+def clock_of(scenario: Scenario, node: int | None) -> Clock:
+    """Drawn from the scenario's ranges; node 0's is the reference."""
+    if node == 0:
+        return Clock(0, 0.0)
+    clocks, draw = scenario.observation.clocks, stream(scenario.seed, "clock", node)
+    offset_ns = round(draw.uniform(-1.0, 1.0) * clocks.offset_us * 1e3)
+    return Clock(offset_ns, round(draw.uniform(-1.0, 1.0) * clocks.drift_ppm * 1e3, 3))
+
+
+def vantages(scenario: Scenario) -> list[int | None]:
+    """Nodes with a capture; None stands for the switch."""
+    observed = scenario.observation
+    nodes: list[int | None] = list(range(scenario.cluster.nodes) if observed.only is None else observed.only)
+    if observed.vantages == "switch":
+        return [None]
+    return nodes if observed.vantages == "nodes" else [*nodes, None]
+
+
+def capture(played: Played, node: int | None, folder: Path) -> Capture:
+    """Write what the vantage point saw."""
+    scenario = played.scenario
+    observed = scenario.observation
+    clock = clock_of(scenario, node)
+    framer = Framer(played, observed.snaplen)
+    noise = columns(scenario.seed, "stamps", node)
+    missing = columns(scenario.seed, "missed", node)
+    name = ("central" if node is None else f"node{node}") + (".pcap.gz" if observed.compress else ".pcap")
+    before = np.iinfo(np.int64).min
+    written = missed = 0
+    window = 200_000 if observed.snaplen and observed.snaplen <= 256 else 20_000
+    with _file(folder / name, observed.compress) as file:
+        snaplen = observed.snaplen or WHOLE
+        file.write(struct.pack("<IHHiIII", MAGIC_NS, 2, 4, 0, 0, snaplen, wire.LINKTYPE_ETHERNET))
+        for packets in packets_at(played, node, window):
+            stamps = clock.local(packets["stamp_ns"])
+            stamps += np.rint(noise.standard_normal(len(stamps)) * observed.clocks.jitter_ns).astype(np.int64)
+            stamps = np.maximum(np.maximum.accumulate(stamps), before) if len(stamps) else stamps
+            before = int(stamps[-1]) if len(stamps) else before
+            if observed.loss:
+                kept = missing.random(len(stamps)) >= observed.loss
+                missed += int(len(kept) - kept.sum())
+                packets = {field: column[kept] for field, column in packets.items()}
+                stamps = stamps[kept]
+            written += len(stamps)
+            file.write(_records(stamps, *framer.frames(packets)))
+    return Capture(name, node, clock, written, missed)
+
+
+def _records(
+    stamps: NDArray[np.int64], frames: NDArray[np.uint8], kept: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> bytes:
+    """Pcap records, one after the other."""
+    rows = np.zeros((len(stamps), 16 + frames.shape[1]), np.uint8)
+    header = np.stack([stamps // 10**9, stamps % 10**9, kept, lengths], axis=1).astype("<u4")
+    rows[:, :16] = header.view(np.uint8).reshape(-1, 16)
+    rows[:, 16:] = frames
+    inside = np.arange(rows.shape[1]) < (16 + kept)[:, None]
+    return rows[inside].tobytes()
+
+
+@contextmanager
+def _file(path: Path, compress: bool) -> Iterator[Any]:
+    """A file to write into; the same content gives the same bytes."""
+    with open(path, "wb") as plain:
+        if compress:
+            with gzip.GzipFile("", "wb", compresslevel=3, fileobj=plain, mtime=0) as packed:
+                yield packed
+        else:
+            yield plain

@@ -1,0 +1,152 @@
+"""The trace of a world, seen from one vantage point: packets in order of time, as columns.
+
+Bursts are expanded packet by packet, some hundred thousand at a time, so that memory does not grow with the
+length of a capture.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow import wire
+from dpuflow.synth.trace import ACK, CNP, WRITE_IMM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dpuflow.synth.world import Played
+
+    Columns = dict[str, NDArray[np.int64]]
+
+CODE: Final = {opcode.name: opcode.code for opcode in wire.OPCODES.values()}
+WRITE_CODES: Final = np.array(
+    [  # by immediate, first, last
+        [["RC_WRITE_MIDDLE", "RC_WRITE_LAST"], ["RC_WRITE_FIRST", "RC_WRITE_ONLY"]],
+        [["RC_WRITE_MIDDLE", "RC_WRITE_LAST_IMM"], ["RC_WRITE_FIRST", "RC_WRITE_ONLY_IMM"]],
+    ]
+)
+WRITES: Final = np.array([CODE[name] for name in WRITE_CODES.ravel()]).reshape(WRITE_CODES.shape)
+FIELDS: Final = (
+    "stamp_ns",  # true time
+    "code",
+    "flow",
+    "back",  # 1: a reply, against the flow's direction
+    "received",  # 1: at its receiver's port, 0: at its sender's, 2: in the switch
+    "psn",
+    "payload",  # bytes
+    "message",  # row of MESSAGES, -1 for replies
+    "syndrome",
+    "msn",
+    "ask",  # the AckReq bit
+    "marked",
+)
+
+
+def packets_at(played: Played, node: int | None, window: int = 200_000) -> Iterator[Columns]:
+    """Blocks of packets at a node's ports (``node``) or in the switch (None), in order of true time."""
+    events = _events(played, node)
+    order = np.argsort(events["start"], kind="stable")
+    events = {name: column[order] for name, column in events.items()}
+    total = np.cumsum(events["count"])
+    messages = played.trace.messages.read()
+    replies = played.trace.replies.read()
+    mtu = played.scenario.cluster.mtu
+    carry: Columns | None = None
+    at = 0
+    while at < len(order):
+        done = int(total[at - 1]) if at else 0
+        end = max(at + 1, int(np.searchsorted(total, done + window, "right")))
+        block = _expand({name: column[at:end] for name, column in events.items()}, messages, replies, mtu)
+        if carry is not None:
+            block = {name: np.concatenate([carry[name], block[name]]) for name in FIELDS}
+        order_in = np.argsort(block["stamp_ns"], kind="stable")
+        whole = len(order_in)
+        if end < len(order):
+            whole = int(np.searchsorted(block["stamp_ns"][order_in], events["start"][end], "left"))
+        carry = {name: column[order_in[whole:]] for name, column in block.items()}
+        yield {name: column[order_in[:whole]] for name, column in block.items()}
+        at = end
+
+
+def _events(played: Played, node: int | None) -> Columns:
+    """What passes the vantage point: rows of BURSTS and REPLIES with when and how fast."""
+    src = np.array([flow.src.node for flow in played.flows], np.int64)
+    dst = np.array([flow.dst.node for flow in played.flows], np.int64)
+    bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
+    parts: list[Columns] = []
+
+    def add(rows: NDArray[np.int64], reply: bool, side: str, received: int, shift: int = 0) -> None:
+        table = replies if reply else bursts
+        start = table[f"{side}_ns"][rows] + shift
+        ones = np.ones(len(rows), np.int64)
+        parts.append(
+            {
+                "start": start,
+                "step_ps": 0 * ones if reply else table[f"{side}_step_ps"][rows],
+                "end": start if reply else table[f"{side}_end_ns"][rows] + shift,
+                "count": ones if reply else table["count"][rows],
+                "first": 0 * ones if reply else table["first"][rows],
+                "row": rows if reply else table["message"][rows],
+                "flow": table["flow"][rows],
+                "marked": 0 * ones if reply else table["marked"][rows],
+                "reply": ones * reply,
+                "received": ones * received,
+            }
+        )
+
+    if node is None:
+        # Frames as they reach the switch, half way: before queue, marks and losses.
+        half = int(played.scenario.cluster.latency_us * 500)
+        add(np.arange(len(bursts["flow"])), False, "tx", 2, half)
+        add(np.arange(len(replies["flow"])), True, "tx", 2, half)
+    else:
+        add(np.flatnonzero(src[bursts["flow"]] == node), False, "tx", 0)
+        add(np.flatnonzero((dst[bursts["flow"]] == node) & (bursts["rx_end_ns"] >= 0)), False, "rx", 1)
+        add(np.flatnonzero(dst[replies["flow"]] == node), True, "tx", 0)
+        add(np.flatnonzero((src[replies["flow"]] == node) & (replies["rx_ns"] >= 0)), True, "rx", 1)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _expand(events: Columns, messages: Columns, replies: Columns, mtu: int) -> Columns:
+    """One row for each packet of the events."""
+    count = events["count"]
+    of = np.repeat(np.arange(len(count)), count)
+    place = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+    stamp = events["start"][of] + (place + 1) * events["step_ps"][of] // 1000
+    np.minimum(stamp, events["end"][of], out=stamp)
+    np.copyto(stamp, events["end"][of], where=place + 1 == count[of])
+    reply = events["reply"][of].astype(bool)
+    row = events["row"][of]
+    message = np.where(reply, 0, row)
+    answer = np.where(reply, row, 0)
+    size = messages["bytes"][message]
+    packets = np.maximum(1, -(-size // mtu))
+    at = events["first"][of] + place
+    last = at + 1 == packets
+    immediate = (messages["kind"][message] == WRITE_IMM).astype(np.int64)
+    code = WRITES[immediate, (at == 0).astype(np.int64), last.astype(np.int64)]
+    none = np.zeros(len(of), np.int64)
+
+    def replied(name: str) -> NDArray[np.int64]:
+        return np.where(reply, replies[name][answer], none) if len(replies["flow"]) else none
+
+    kind = replied("kind")
+    code = np.where(kind == ACK, CODE["RC_ACKNOWLEDGE"], np.where(kind == CNP, CODE["CNP"], code))
+    return {
+        "stamp_ns": stamp,
+        "code": code,
+        "flow": events["flow"][of],
+        "back": reply.astype(np.int64),
+        "received": events["received"][of],
+        "psn": np.where(reply, replied("psn"), messages["psn"][message] + at) & wire.PSN_MASK,
+        "payload": np.where(reply, 0, np.where(last, size - (packets - 1) * mtu, mtu)),
+        "message": np.where(reply, -1, row),
+        "syndrome": replied("syndrome"),
+        "msn": replied("msn") & wire.PSN_MASK,
+        "ask": (last & ~reply).astype(np.int64),
+        "marked": (place >= count[of] - events["marked"][of]).astype(np.int64),
+    }

@@ -1,0 +1,304 @@
+"""A scenario: what job runs on which cluster, what goes wrong, and what is captured. Read from YAML.
+
+Every key with its meaning and default is declared here; docs/synth.md lists them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from importlib import resources
+from typing import ClassVar
+
+import yaml
+
+from dpuflow.errors import OptionError
+from dpuflow.synth.yamlread import Reader, setting
+
+PROTOCOLS = ("simple", "ll", "ll128")
+ALGORITHMS = ("ring", "tree")
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+VERSIONS = ("2.18", "2.20", "2.25", "2.29", "2.30")
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """Machines and the network between them."""
+
+    nodes: int = setting(4, "machines", low=2, high=4096)
+    gpus_per_node: int = setting(1, "GPUs in each; ranks are numbered node by node", low=1, high=16)
+    link_gbps: float = setting(100.0, "rate of each NIC's link, Gbit/s", low=0.01, high=1600)
+    latency_us: float = setting(1.5, "one way from NIC to NIC under the same switch, us", low=0.05)
+    nodes_per_leaf: int = setting(32, "nodes under one leaf switch; beyond it the spine adds hop_us", low=1)
+    hop_us: float = setting(0.8, "what the way over the spine adds, us", low=0)
+    mtu: int = setting(4096, "RoCE path MTU, bytes", choices=(256, 512, 1024, 2048, 4096))
+    queue_kib: float = setting(16384.0, "switch buffer of one port; frames beyond are dropped", low=8)
+
+
+@dataclass(kw_only=True)
+class Nccl:
+    """NCCL's settings and what its tuner would choose."""
+
+    version: str = setting("2.30", "first version of the layout: CTS entry and immediate", choices=VERSIONS)
+    protocol: str = setting("simple", "where an operation does not say otherwise", choices=PROTOCOLS)
+    channels: int = setting(2, "channels of each communicator, at most", low=1, high=64)
+    qps_per_connection: int = setting(1, "NCCL_IB_QPS_PER_CONNECTION", low=1, high=16)
+    split_data_on_qps: bool = setting(False, "NCCL_IB_SPLIT_DATA_ON_QPS: every message over all QPs")
+    adaptive_routing: bool = setting(
+        False, "NCCL_IB_ADAPTIVE_ROUTING: WRITE and an empty WRITE with immediate"
+    )
+    traffic_class: int = setting(0, "NCCL_IB_TC; its upper six bits are the DSCP", low=0, high=255)
+    ecn: bool = setting(True, "data frames are ECN capable, ECT(0)")
+    timeout: int = setting(20, "NCCL_IB_TIMEOUT: 4.096 us times two to this power", low=1, high=31)
+    registered: bool = setting(False, "registered buffers: CTS entries wait for the receiver's kernel")
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """How fast GPUs, proxy threads and NICs hand over. ``None``: as the profile says."""
+
+    profile: str = setting(
+        "fabric",
+        "hand-over of NICs with hardware stamps, or of a loaded software stack",
+        choices=("fabric", "host"),
+    )
+    copy_gbyte_s: float | None = setting(
+        None, "what one channel's thread block copies or reduces, GB/s", low=0.001
+    )
+    step_us: float | None = setting(None, "fixed cost of one slice on the GPU, us", low=0)
+    launch_us: float | None = setting(None, "from launch on the host to the kernel's start, us", low=0)
+    handover_us: float | None = setting(
+        None, "median from a GPU's slice to the NIC without the proxy's cost", low=0
+    )
+    handover_spread: float | None = setting(None, "its spread: sigma of the logarithm", low=0, high=3)
+    proxy_us: float | None = setting(None, "cost of one action of the proxy thread, us", low=0)
+    stall_share: float | None = setting(None, "share of hand-overs that stall", low=0, high=1)
+    stall_us: float | None = setting(None, "mean length of a stall, us", low=0)
+    ack_us: float = setting(0.4, "from a message's end to its ACK, us", low=0)
+    ack_coalesce: int = setting(1, "messages one ACK may cover if they end within ack_us", low=1, high=64)
+    run_ahead: int = setting(8, "operations that the host launches ahead of the GPU", low=1)
+
+
+@dataclass(kw_only=True)
+class Operation:
+    """One collective of an iteration."""
+
+    op: str = setting(MISSING, "what", choices=OPS)
+    bytes: int = setting(MISSING, "as the result format counts them (docs/analysis.md)", low=1)
+    algorithm: str = setting("ring", "ring or tree (all_reduce)", choices=ALGORITHMS)
+    protocol: str | None = setting(None, "default: nccl.protocol", choices=PROTOCOLS)
+    channels: int | None = setting(None, "default: by size, at most nccl.channels", low=1, high=64)
+    root: int = setting(0, "of broadcast and reduce: position in the group", low=0)
+    gap_us: float = setting(0.0, "compute before it, us", low=0)
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What the ranks do."""
+
+    KINDS: ClassVar[dict[str, type]]
+
+
+@dataclass(kw_only=True)
+class Loop(Job):
+    """The same operations again and again, each iteration after a compute phase."""
+
+    ops: list[Operation] = setting(MISSING, "operations of one iteration, in order")
+    iterations: int = setting(30, "how many", low=1)
+    compute_us: float = setting(2000.0, "compute before each iteration, us", low=0)
+    jitter_us: float = setting(5.0, "its random part: standard deviation per rank, us", low=0)
+
+
+Job.KINDS = {"loop": Loop}
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """Something that goes wrong."""
+
+    KINDS: ClassVar[dict[str, type]]
+
+
+@dataclass(kw_only=True)
+class Late:
+    """Common to faults of a rank: which iterations."""
+
+    us: float = setting(MISSING, "how long, us", low=0)
+    mode: str = setting(
+        "persistent",
+        "which iterations: all, a random rank's, one after the other, one span",
+        choices=("persistent", "random", "rotating", "transient"),
+    )
+    rank: int | None = setting(None, "which rank (persistent, transient)", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+    iterations: int | None = setting(None, "transient: how many", low=1)
+    share: float = setting(0.4, "random: share of iterations", low=0, high=1)
+
+
+@dataclass(kw_only=True)
+class GpuLate(Late, Fault):
+    """A GPU computes longer."""
+
+
+@dataclass(kw_only=True)
+class SlowHost(Late, Fault):
+    """A host launches the iteration's first operation late: its CTS entries come late, too."""
+
+
+@dataclass(kw_only=True)
+class SlowReceiver(Fault):
+    """A rank grants late: each of its CTS entries is posted after a delay."""
+
+    rank: int = setting(MISSING, "which rank", low=0)
+    us: float = setting(MISSING, "delay of each CTS entry, us", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+
+
+@dataclass(kw_only=True)
+class Loss(Fault):
+    """The network loses frames."""
+
+    src: int | None = setting(None, "only those from this node", low=0)
+    dst: int | None = setting(None, "only those to this node", low=0)
+    share: float = setting(MISSING, "share of the frames", low=0, high=1)
+
+
+@dataclass(kw_only=True)
+class SlowLink(Fault):
+    """A node's link runs below its rate: frames queue in the switch (down) or the NIC (up)."""
+
+    node: int = setting(MISSING, "which node", low=0)
+    gbps: float = setting(MISSING, "its rate, Gbit/s", low=0.001)
+    where: str = setting("both", "direction, as the node sees it", choices=("up", "down", "both"))
+
+
+Fault.KINDS = {
+    "gpu_late": GpuLate,
+    "slow_host": SlowHost,
+    "slow_receiver": SlowReceiver,
+    "loss": Loss,
+    "slow_link": SlowLink,
+}
+
+
+@dataclass(kw_only=True)
+class Clocks:
+    """How the captures' clocks differ. Offsets and drifts are drawn between minus and plus these."""
+
+    offset_us: float = setting(0.0, "largest offset against node 0, us", low=0)
+    drift_ppm: float = setting(0.0, "largest drift against node 0, ppm", low=0, high=500)
+    jitter_ns: float = setting(10.0, "standard deviation of one stamp, ns", low=0)
+
+
+@dataclass(kw_only=True)
+class Observation:
+    """What is captured, and how well."""
+
+    vantages: str = setting(
+        "nodes", "a capture per node, at the switch, or both", choices=("nodes", "switch", "both")
+    )
+    only: list[int] | None = setting(None, "nodes with a capture (default: all)", low=0)
+    snaplen: int = setting(128, "bytes kept of each frame; 0: all", low=0)
+    loss: float = setting(0.0, "share of frames that a capture misses", low=0, high=1)
+    clocks: Clocks = setting(Clocks(), "see below")
+    compress: bool = setting(True, "pcap.gz instead of pcap")
+
+
+@dataclass(kw_only=True)
+class Scenario:
+    """All of it."""
+
+    name: str = setting("scenario", "name of the case")
+    about: str = setting("", "one sentence")
+    seed: int = setting(1, "same seed, same bytes", low=0)
+    cluster: Cluster = setting(Cluster(), "see below")
+    nccl: Nccl = setting(Nccl(), "see below")
+    machine: Machine = setting(Machine(), "see below")
+    job: Job = setting(MISSING, "see below")
+    faults: list[Fault] = setting([], "see below")
+    observation: Observation = setting(Observation(), "see below")
+
+    @property
+    def ranks(self) -> int:
+        """Number of GPUs."""
+        return self.cluster.nodes * self.cluster.gpus_per_node
+
+
+def read_scenario(file: str) -> Scenario:
+    """A scenario from a YAML file or, where there is no such file, a ready one by name.
+
+    Raises OptionError with file, line and key, OSError.
+    """
+    if file in ready():
+        text = (resources.files("dpuflow.synth") / "ready" / f"{file}.yaml").read_text(encoding="utf-8")
+    else:
+        with open(file, encoding="utf-8") as stream:
+            try:
+                text = stream.read()
+            except UnicodeDecodeError:
+                raise OptionError(f"{file}: not YAML: not UTF-8 text") from None
+    return parse_scenario(text, file)
+
+
+def parse_scenario(text: str, name: str) -> Scenario:
+    """A scenario from YAML text; ``name`` is what errors call it. Raises OptionError."""
+    reader = Reader(name)
+    root = reader.root(text)
+    scenario = reader.build(Scenario, root, "")
+    problem = _contradiction(scenario)
+    if problem is not None:
+        key, reason = problem
+        raise reader.fail(_locate(root, key), key, reason)
+    return scenario
+
+
+def ready() -> dict[str, str]:
+    """The ready scenarios: name -> the first comment line, which says what it is."""
+    folder = resources.files("dpuflow.synth") / "ready"
+    found = {}
+    for entry in folder.iterdir():
+        if entry.name.endswith(".yaml"):
+            first = entry.read_text(encoding="utf-8").split("\n", 1)[0]
+            found[entry.name.removesuffix(".yaml")] = first.lstrip("# ")
+    return dict(sorted(found.items()))
+
+
+def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
+    """The key and the reason of the first value that does not go with another; None where all do."""
+    cluster = scenario.cluster
+    for i, fault in enumerate(scenario.faults):
+        rank = getattr(fault, "rank", None)
+        if rank is not None and rank >= scenario.ranks:
+            return f"faults[{i}].rank", f"{rank} is not one of the {scenario.ranks} ranks, which count from 0"
+        if isinstance(fault, Late):
+            if fault.mode in ("persistent", "transient") and rank is None:
+                return f"faults[{i}].mode", f"{fault.mode} needs a rank"
+            if fault.mode == "transient" and fault.iterations is None:
+                return f"faults[{i}].mode", "transient needs iterations"
+        for name in ("node", "src", "dst"):
+            node = getattr(fault, name, None)
+            if node is not None and node >= cluster.nodes:
+                return f"faults[{i}].{name}", f"{node} is not one of the {cluster.nodes} nodes"
+    for i, node in enumerate(scenario.observation.only or ()):
+        if node >= cluster.nodes:
+            return f"observation.only[{i}]", f"{node} is not one of the {cluster.nodes} nodes"
+    for i, op in enumerate(getattr(scenario.job, "ops", ())):
+        if op.root >= scenario.ranks:
+            return f"job.ops[{i}].root", f"{op.root} is not one of the {scenario.ranks} ranks"
+        if op.algorithm == "tree" and op.op != "all_reduce":
+            return f"job.ops[{i}].algorithm", f"NCCL has no tree for {op.op}"
+    return None
+
+
+def _locate(root: yaml.Node, key: str) -> yaml.Node:
+    """The node that ``key`` (a.b[1].c) names, or the nearest one above it that was written."""
+    node = root
+    for part in key.replace("[", ".").replace("]", "").split("."):
+        below: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            below = next((value for name, value in node.value if name.value == part), None)
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value[int(part)]
+        if below is None:
+            return node
+        node = below
+    return node

@@ -1,0 +1,80 @@
+"""How fast machines hand over: the two noise profiles, and what a scenario says otherwise.
+
+``fabric``: a data-centre GPU node with NICs that stamp in hardware; values assumed, of the order of NCCL's
+own latency model (src/graph/tuning.cc). ``host``: a software stack on a loaded machine, no quieter than the
+real Soft-RoCE captures of NCCL's net_ib (docs/synth.md says how that was measured).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from dpuflow.synth.scenario import Machine
+
+PROFILES: Final[dict[str, dict[str, float]]] = {
+    "fabric": {
+        "copy_gbyte_s": 20.0,
+        "step_us": 1.2,
+        "launch_us": 4.0,
+        "handover_us": 1.2,
+        "handover_spread": 0.2,
+        "proxy_us": 0.4,
+        "stall_share": 0.0,
+        "stall_us": 0.0,
+    },
+    "host": {
+        "copy_gbyte_s": 0.5,
+        "step_us": 20.0,
+        "launch_us": 50.0,
+        "handover_us": 300.0,
+        "handover_spread": 0.6,
+        "proxy_us": 40.0,
+        "stall_share": 0.01,
+        "stall_us": 4000.0,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Resolved values, ns."""
+
+    copy_ns_per_byte: float
+    step_ns: float
+    launch_ns: float
+    handover_ns: float
+    spread: float
+    proxy_ns: float
+    stall_share: float
+    stall_ns: float
+
+    @classmethod
+    def of(cls, machine: Machine) -> Timing:
+        """The profile's values where the scenario gives none."""
+        profile = PROFILES[machine.profile]
+
+        def value(name: str) -> float:
+            given: Any = getattr(machine, name)
+            return profile[name] if given is None else float(given)
+
+        return cls(
+            copy_ns_per_byte=1.0 / value("copy_gbyte_s"),
+            step_ns=value("step_us") * 1e3,
+            launch_ns=value("launch_us") * 1e3,
+            handover_ns=value("handover_us") * 1e3,
+            spread=value("handover_spread"),
+            proxy_ns=value("proxy_us") * 1e3,
+            stall_share=value("stall_share"),
+            stall_ns=value("stall_us") * 1e3,
+        )
+
+    def draw_handover(self, random: Random) -> float:
+        """One hand-over, ns: log-normal around the median."""
+        if self.handover_ns <= 0:
+            return 0.0
+        return random.lognormvariate(log(self.handover_ns), self.spread)

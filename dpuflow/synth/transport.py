@@ -1,0 +1,309 @@
+"""NCCL's network transport: proxy threads, clear-to-send entries, credits, data writes with immediate.
+
+A ``Connection`` carries data one way between two GPUs' channels. The receiver's proxy grants slots (CTS) as
+soon as its host has launched the operation, the sender's proxy writes a slice when the GPU has made it and a
+grant is there, and a slot is free again when the NIC has the ACK (src/transport/net.cc, net_ib/p2p.cc).
+``Local`` is the same between GPUs of one node, over NVLink: nothing of it is on the wire.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dpuflow.synth.sizes import STEPS, round_up
+from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
+
+if TYPE_CHECKING:
+    from dpuflow.synth.engine import Engine
+    from dpuflow.synth.fabric import Fabric, Flow
+    from dpuflow.synth.gpu import Gpu, LaneRun
+    from dpuflow.synth.sizes import Protocol
+
+ROUTED_BYTES: Final = 8192
+"""NCCL_IB_AR_THRESHOLD: larger messages are a WRITE and an empty WRITE with immediate."""
+NVLINK_NS: Final = 700.0
+"""From one GPU's store to another's load over NVLink (assumed; invisible on the wire)."""
+
+
+class Layout(NamedTuple):
+    """How a version of NCCL writes its clear-to-send entries and immediates."""
+
+    entry: int  # bytes
+    stride: int  # from row to row
+    rows: int
+    size_at: int
+    size_bytes: int
+    rkeys_at: int
+    rkeys: int
+    requests_at: int
+    tag_at: int
+    number_at: int
+    big_endian: bool  # the immediate
+
+
+LAYOUTS: Final = {
+    "2.18": Layout(32, 256, 64, 8, 4, 12, 1, 16, 20, 24, False),
+    "2.20": Layout(64, 512, 256, 8, 4, 12, 2, 20, 24, 32, False),
+    "2.25": Layout(64, 512, 256, 8, 8, 16, 4, 32, 36, 40, False),
+    "2.29": Layout(64, 512, 256, 8, 8, 16, 4, 32, 36, 40, True),
+    "2.30": Layout(64, 512, 256, 8, 8, 16, 8, 48, 52, 56, True),
+}
+"""By the first version that has it (src/transport/net_ib, ncclIbSendFifo)."""
+
+
+class Grain(NamedTuple):
+    """What one operation makes of a connection's buffer."""
+
+    base: int  # which staging buffer: the protocol's number, or p2p's
+    slot: int  # bytes of a slot
+    steps: int  # slots one message takes
+    depth: int  # messages granted ahead
+
+    @classmethod
+    def of(cls, protocol: Protocol, ring: bool) -> Grain:
+        """Of a collective: rings with Simple take two slots a message where they cut chunks in slices."""
+        steps = protocol.slice_steps if ring else 1
+        return cls(protocol.number, protocol.slot, steps, STEPS // steps)
+
+
+class Link:
+    """What both kinds of connection count, in messages since the beginning."""
+
+    def __init__(self, src: Gpu, dst: Gpu) -> None:
+        self.src, self.dst = src, dst
+        self.window = STEPS  # messages the sender's GPU may be ahead of what is done
+        self.produced = 0  # by the sending GPU
+        self.freed = 0  # slots given back to it
+        self.arrived = 0  # at the receiving GPU
+        self.taken = 0  # by it
+        self.sender: LaneRun | None = None  # waits for a slot
+        self.receiver: LaneRun | None = None  # waits for data
+
+    def expect(self, messages: int, grain: Grain) -> None:
+        """The receiver's host has launched an operation with so many messages."""
+
+    def announce(self, messages: int) -> None:
+        """The sender's host has."""
+
+    def publish(self, size: int) -> None:
+        """The sending GPU has filled a slot with ``size`` bytes on the wire."""
+        raise NotImplementedError
+
+    def take(self) -> None:
+        """The receiving GPU is done with a slot."""
+        raise NotImplementedError
+
+    def _give(self) -> None:
+        if self.sender is not None:
+            lane, self.sender = self.sender, None
+            lane.proceed()
+
+    def _bring(self) -> None:
+        if self.receiver is not None:
+            lane, self.receiver = self.receiver, None
+            lane.proceed()
+
+
+class Local(Link):
+    """Between GPUs of one node."""
+
+    def __init__(self, src: Gpu, dst: Gpu, engine: Engine) -> None:
+        super().__init__(src, dst)
+        self._engine = engine
+
+    def publish(self, size: int) -> None:
+        self.produced += 1
+        self._engine.at(self._engine.now + NVLINK_NS, self._arrive)
+
+    def _arrive(self) -> None:
+        self.arrived += 1
+        self._bring()
+
+    def take(self) -> None:
+        self.taken += 1
+        self._engine.at(self._engine.now + NVLINK_NS, self._free)
+
+    def _free(self) -> None:
+        self.freed += 1
+        self._give()
+
+
+class Settings(NamedTuple):
+    """NCCL's settings that the transport needs."""
+
+    layout: Layout
+    queue_pairs: int
+    split: bool
+    routed: bool
+    registered: bool
+
+
+class Connection(Link):
+    """Between NICs."""
+
+    def __init__(self, src: Gpu, dst: Gpu, engine: Engine, fabric: Fabric, settings: Settings) -> None:
+        super().__init__(src, dst)
+        self._engine, self._fabric, self._settings = engine, fabric, settings
+        self.data = [
+            fabric.connect(src.port, dst.port, self._data_arrived, self._data_done)
+            for _ in range(settings.queue_pairs)
+        ]
+        self.grants = fabric.connect(dst.port, src.port, self._grant_arrived, self.ignore)
+        self.fifo_va = src.memory.take(settings.layout.stride * settings.layout.rows, 4096)
+        self._fifo_rkey = src.memory.key()
+        self._buffers: dict[int, tuple[int, int]] = {}  # base -> address and rkey, at the receiver
+        self._step = 0
+        self._asked: deque[tuple[int, Grain]] = deque()  # operations: their last message, how they use slots
+        self._granted = 0
+        self._credits = 0
+        self._targets: deque[tuple[int, int]] = deque()  # of credits not yet used
+        self._sizes: deque[int] = deque()  # produced, not yet posted
+        self._ends: deque[int] = deque()  # operations of the sender: their last message
+        self._ahead: deque[int] = deque()
+        self._posted = 0
+        self._posted_at = self._granted_at = 0.0
+        self._came = [0] * settings.queue_pairs
+        self._went = [0] * settings.queue_pairs
+
+    # -- receiver ----------------------------------------------------------------------------
+
+    def expect(self, messages: int, grain: Grain) -> None:
+        last = self._asked[-1][0] if self._asked else self.taken
+        self._asked.append((last + messages, grain))
+        self._grant()
+
+    def _grant(self) -> None:
+        """Post the clear-to-send entries that the operation and the slots allow."""
+        while self._asked and self.taken >= self._asked[0][0]:
+            self._asked.popleft()
+        if not self._asked:
+            return
+        last, grain = self._asked[0]
+        while self._granted < min(last, self.taken + grain.depth):
+            self._granted += 1
+            when = self.dst.proxy.act(self._granted_at, self.dst.grant_ns())
+            self._granted_at = when
+            self._engine.at(when, self._post_grant, self._granted, grain)
+
+    def _post_grant(self, number: int, grain: Grain) -> None:
+        layout = self._settings.layout
+        if grain.base not in self._buffers:
+            size = grain.slot * STEPS
+            self._buffers[grain.base] = self.dst.memory.take(size, 4096), self.dst.memory.key()
+        base, rkey = self._buffers[grain.base]
+        target = base + self._step % STEPS * grain.slot
+        self._step += grain.steps
+        self._targets.append((target, rkey))
+        row = self.fifo_va + (number - 1) % layout.rows * layout.stride
+        self._fabric.post(
+            self.grants,
+            CTS,
+            layout.entry,
+            row,
+            self._fifo_rkey,
+            number,
+            target,
+            grain.slot * grain.steps,
+            rkey,
+        )
+
+    def _data_arrived(self, flow: Flow) -> None:
+        """The last packet of a message is in the receiver's NIC; its proxy tells the GPU in order."""
+        which = self.data.index(flow)
+        self._came[which] += 1
+        for _ in range(self._in_order(self._came, self._told)):
+            self._told += 1
+            self._engine.at(self.dst.proxy.act(0.0, self.dst.poll_ns()), self._bring_one)
+
+    _told = 0  # messages handed to the receiver's proxy
+
+    def _in_order(self, counts: list[int], before: int) -> int:
+        """How many more messages are whole, given those of each queue pair."""
+        pairs = len(counts)
+        if pairs == 1:
+            return counts[0] - before
+        if self._settings.split:
+            return min(counts) - before
+        more = 0
+        while counts[(before + more) % pairs] > (before + more) // pairs:
+            more += 1
+        return more
+
+    def _bring_one(self) -> None:
+        self.arrived += 1
+        self._bring()
+
+    def take(self) -> None:
+        self.taken += 1
+        self._grant()
+
+    # -- sender ------------------------------------------------------------------------------
+
+    def _grant_arrived(self, flow: Flow) -> None:
+        self._credits += 1
+        self._send()
+
+    def announce(self, messages: int) -> None:
+        last = self._ends[-1] if self._ends else self.freed
+        self._ends.append(last + messages)
+        self._send()
+
+    def publish(self, size: int) -> None:
+        self.produced += 1
+        self._sizes.append(size)
+        self._send()
+
+    def _send(self) -> None:
+        """Write what is produced, granted, and of the operation whose turn it is."""
+        while self._ends and self.freed >= self._ends[0]:
+            self._ends.popleft()
+        last = self._ends[0] if self._ends else 0
+        while self._posted < min(self.produced, self._credits, last):
+            self._posted += 1
+            when = self.src.proxy.act(self._posted_at, self.src.handover_ns())
+            self._posted_at = when
+            self._engine.at(when, self._post_data)
+
+    def _post_data(self) -> None:
+        size = self._sizes.popleft()
+        target, rkey = self._targets.popleft()
+        pairs = self.data
+        number = self._written
+        self._written += 1
+        if not self._settings.split:
+            self._write(pairs[number % len(pairs)], size, target, rkey, size)
+            return
+        piece = round_up(ceil(size / len(pairs)), 128)
+        for i, flow in enumerate(pairs):
+            part = max(0, min(piece, size - i * piece))
+            self._write(flow, part, target + i * piece, rkey, size)
+
+    _written = 0  # messages handed to the NIC
+
+    def _write(self, flow: Flow, size: int, va: int, rkey: int, whole: int) -> None:
+        order = "big" if self._settings.layout.big_endian else "little"
+        value = int.from_bytes(whole.to_bytes(4, "big" if order == "big" else "little"), "big")
+        if self._settings.routed and size > ROUTED_BYTES:
+            self._fabric.post(flow, WRITE, size, va, rkey, 0, counts=False)
+            self._fabric.post(flow, WRITE_IMM, 0, 0, 0, value)
+        else:
+            self._fabric.post(flow, WRITE_IMM, size, va, rkey, value)
+
+    def _data_done(self, flow: Flow) -> None:
+        which = self.data.index(flow)
+        self._went[which] += 1
+        for _ in range(self._in_order(self._went, self._done)):
+            self._done += 1
+            self._engine.at(self._engine.now + self.src.poll_ns(), self._free)
+
+    _done = 0  # messages acknowledged
+
+    def _free(self) -> None:
+        self.freed += 1
+        self._send()
+        self._give()
+
+    def ignore(self, flow: Flow) -> None:
+        """Completions of clear-to-send entries tell nobody anything."""

@@ -1,0 +1,86 @@
+"""A scenario played: from its settings to what was on the wire and when each rank entered and left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpuflow.synth.cluster import Ends, Network
+from dpuflow.synth.engine import Engine
+from dpuflow.synth.fabric import Fabric
+from dpuflow.synth.gpu import Gpu
+from dpuflow.synth.groups import Communicator
+from dpuflow.synth.jobs import build_loop
+from dpuflow.synth.ranks import Rank, Work
+from dpuflow.synth.seeds import stream
+from dpuflow.synth.timing import Timing
+from dpuflow.synth.trace import Trace
+from dpuflow.synth.transport import LAYOUTS, Connection, Settings
+
+if TYPE_CHECKING:
+    from dpuflow.synth.fabric import Flow
+    from dpuflow.synth.scenario import Scenario
+
+
+@dataclass
+class Played:
+    """What happened."""
+
+    scenario: Scenario
+    network: Network
+    trace: Trace
+    ends: list[Ends]  # by flow
+    flows: list[Flow]
+    tags: list[int]  # by flow: rank of the sender of the data its clear-to-send entries ask for
+    connections: list[Connection]
+    works: list[Work]
+    end_ns: float
+
+
+def play(scenario: Scenario) -> Played:
+    """Simulate. The same scenario gives the same result."""
+    engine, trace, network = Engine(), Trace(), Network(scenario)
+    machine, nccl = scenario.machine, scenario.nccl
+    timing = Timing.of(machine)
+    draw = stream(scenario.seed, "acks").random
+    ack_ns = machine.ack_us * 1e3
+    fabric = Fabric(
+        engine,
+        trace,
+        scenario.cluster.mtu,
+        network.latency_ns,
+        network.losses,
+        lambda: ack_ns * (0.75 + 0.5 * draw()),
+        machine.ack_coalesce,
+        4096.0 * 2**nccl.timeout,
+        scenario.cluster.queue_kib * 1024,
+    )
+    settings = Settings(
+        LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.split_data_on_qps, nccl.adaptive_routing,
+        nccl.registered,
+    )  # fmt: skip
+    gpus = [
+        Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
+        for rank, port in enumerate(network.ports)
+    ]
+    everyone = Communicator(gpus, engine, fabric, settings, nccl.channels)
+    works, programs = build_loop(scenario, everyone)
+    ranks = [
+        Rank(gpus[rank], program, engine, machine.run_ahead, stream(scenario.seed, "rank", rank))
+        for rank, program in programs.items()
+    ]
+    for rank in ranks:
+        engine.at(0.0, rank.start)
+    engine.run()
+    assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
+    connections = [link for link in everyone.links() if isinstance(link, Connection)]
+    pairs: list[tuple[Flow, Flow]] = []
+    tags = [0] * len(fabric.flows)
+    for connection in connections:
+        tags[connection.grants.number] = connection.src.rank
+        pairs.append((connection.data[0], connection.grants))
+        for flow in connection.data[1:]:
+            pairs.append((flow, fabric.connect(flow.dst, flow.src, connection.ignore, connection.ignore)))
+            tags.append(0)
+    ends = network.ends(pairs)
+    return Played(scenario, network, trace, ends, fabric.flows, tags, connections, works, engine.now)

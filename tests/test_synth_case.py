@@ -1,0 +1,121 @@
+"""Written cases: same seed, same bytes; tshark and the ICRC find nothing wrong; score reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from synth_worlds import loop, records, settings
+
+import dpuflow
+from dpuflow.icrc import icrc_of
+from dpuflow.score import score_files
+from dpuflow.synth.case import write_case
+
+WHOLE = settings(observation={"snaplen": 0, "compress": False})
+OPS = {
+    "simple": ("op: all_reduce, bytes: 100003", ""),
+    "2.18": ("op: all_reduce, bytes: 64KiB", settings(nccl={"version": "2.18"})),
+    "ll": ("op: all_reduce, bytes: 64KiB, protocol: ll", ""),
+    "small mtu": ("op: all_to_all, bytes: 100001", settings(cluster={"mtu": 256, "nodes": 3})),
+    "routed": ("op: all_reduce, bytes: 1MB", settings(nccl={"adaptive_routing": True})),
+    "loss": ("op: all_reduce, bytes: 1MiB",
+             settings(nccl={"timeout": 8}, faults=[{"kind": "loss", "share": 0.01}])),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=sorted(OPS))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("case")
+    write_case(loop(*OPS[request.param][:1], OPS[request.param][1] + WHOLE), str(folder))
+    return folder
+
+
+def test_every_icrc_is_right(case: Path) -> None:
+    for file in sorted(case.glob("*.pcap")):
+        results = [icrc_of(frame) for _, frame in records(file)]
+        assert len(results) > 100
+        assert all(result is not None and result.ok for result in results)
+
+
+def test_tshark_has_no_complaint(case: Path) -> None:
+    if shutil.which("tshark") is None:
+        pytest.skip("tshark is not installed")
+    for file in sorted(case.glob("*.pcap")):
+        shown = subprocess.run(
+            ["tshark", "-r", str(file), "-T", "fields", "-e", "infiniband.bth.opcode", "-e", "_ws.malformed",
+             "-e", "_ws.expert.message", "-e", "ip.checksum.status", "-o", "ip.check_checksum:TRUE"],
+            capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        assert len(shown) == len(records(file))
+        for line in shown:
+            opcode, *complaints = line.split("\t")
+            assert opcode
+            assert complaints == ["", "", "1"]
+
+
+def test_stamps_are_in_order_and_both_ends_saw_the_same_frames(case: Path) -> None:
+    seen: dict[str, list[bytes]] = {}
+    for file in sorted(case.glob("*.pcap")):
+        stamps = [stamp for stamp, _ in records(file)]
+        assert stamps == sorted(stamps)
+        for _, frame in records(file):
+            # What routers change: TTL and header checksum, and the mark of congestion.
+            fixed = frame[:15] + frame[16:22] + frame[23:24] + frame[26:]
+            side = "sent" if frame[22] == 255 else "received"
+            seen.setdefault(side, []).append(fixed)
+    lost = sorted(seen["sent"])
+    for frame in seen["received"]:
+        lost.remove(frame)  # raises if nobody sent it
+    meta = json.loads((case / "meta.json").read_text())
+    assert bool(lost) == bool(meta["fault"]["network"])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path: Path) -> None:
+    noisy = settings(
+        faults=[{"kind": "gpu_late", "us": 50, "mode": "random"}, {"kind": "loss", "share": 0.001}],
+        observation={"loss": 0.01, "vantages": "both", "clocks": {"offset_us": 50, "drift_ppm": 5}},
+        nccl={"timeout": 8},
+    )
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        write_case(loop("op: all_reduce, bytes: 1MiB", noisy + f"seed: {seed}\n"), str(tmp_path / name))
+    first, again, other = (content(tmp_path / name) for name in "abc")
+    assert first == again
+    assert all(first[name] != other[name] for name in first)
+
+
+def test_what_is_written_is_read_and_scored(tmp_path: Path) -> None:
+    late = settings(faults=[{"kind": "gpu_late", "rank": 2, "us": 500}],
+                    observation={"clocks": {"offset_us": 3000, "drift_ppm": 10}})  # fmt: skip
+    write_case(loop("op: all_reduce, bytes: 1MiB", late, iterations=12), str(tmp_path))
+    files = sorted(tmp_path.glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    dpuflow.write_json(result, str(tmp_path / "r.json"))
+    (score,) = score_files([(str(tmp_path / "r.json"), str(tmp_path))], 100_000, 250_000)
+    figures = score.figures()
+    assert (figures["found_share"], figures["invented_share"], figures["op_right"]) == (1.0, 0.0, 1.0)
+    assert (figures["algorithm_right"], figures["bytes_right"], figures["verdicts_right"]) == (1.0, 1.0, 1)
+    assert score.late_hits == 12
+    assert max(score.clock_errors_ns) < 2000
+
+
+def test_vantage_points_are_those_asked_for(tmp_path: Path) -> None:
+    some = settings(observation={"only": [0, 3], "vantages": "both", "compress": False, "snaplen": 64})
+    captures = write_case(loop("op: all_reduce, bytes: 1MiB", some), str(tmp_path))
+    assert [capture.name for capture in captures] == ["node0.pcap", "node3.pcap", "central.pcap"]
+    assert {file.name for file in tmp_path.iterdir()} == {c.name for c in captures} | {
+        "truth.json",
+        "meta.json",
+    }
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert [node["capture"] for node in meta["nodes"]] == ["node0.pcap", None, None, "node3.pcap"]
+    central = records(tmp_path / "central.pcap")
+    assert max(len(frame) for _, frame in central) == 64
+    assert len(central) == captures[2].packets > captures[0].packets

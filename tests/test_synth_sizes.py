@@ -1,0 +1,112 @@
+"""Message counts and sizes against worked examples of NCCL's formulas, computed by hand from its sources."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dpuflow.synth import algorithms
+from dpuflow.synth.algorithms import Lane, double_tree
+from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks
+
+KIB, MIB = 1024, 1 << 20
+
+
+def sent(lanes: list[Lane], protocol: str) -> list[int]:
+    """Bytes on the wire of every message of the lanes that send."""
+    return [
+        PROTOCOLS[protocol].wire(size)
+        for lane in lanes
+        for stretch in lane.stretches
+        for _ in range(stretch.times if stretch.send else 0)
+        for size in stretch.slices
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "n", "channels", "protocol", "messages"),
+    [
+        (256 * MIB, 4, 2, "simple", {MIB: 192}),
+        (100 * MIB, 8, 2, "simple", {MIB: 84, 128 * KIB: 28}),
+        (MIB, 4, 2, "simple", {64 * KIB: 12}),
+        (1024 * MIB, 16, 16, "simple", {MIB: 120}),
+        (256 * MIB, 2, 2, "simple", {MIB: 128}),
+        (4 * MIB, 4, 2, "ll128", {561_152: 6}),
+        (64 * KIB, 4, 1, "ll", {32_768: 6}),
+    ],
+)
+def test_ring_all_reduce(size: int, n: int, channels: int, protocol: str, messages: dict[int, int]) -> None:
+    for share in deal(size, channels, PROTOCOLS[protocol].share):
+        lanes = algorithms.ring_all_reduce(0, range(n), share, PROTOCOLS[protocol])
+        for rank in range(n):
+            assert Counter(sent([lanes[rank]], protocol)) == messages
+
+
+def test_small_slices_are_sent_even_if_empty() -> None:
+    """Of a chunk of at most 32 KiB the second slice has nothing left."""
+    lanes = algorithms.ring_all_reduce(0, range(4), 64 * KIB, PROTOCOLS["simple"])
+    assert Counter(sent([lanes[0]], "simple")) == {16 * KIB: 6, 0: 6}
+
+
+def test_ring_all_gather() -> None:
+    (share, other) = deal(64 * MIB, 2, 16 * KIB)
+    lanes = algorithms.ring_blocks(0, range(4), share, PROTOCOLS["simple"])
+    assert share == other
+    assert Counter(sent([lanes[1]], "simple")) == {MIB: 96}
+
+
+@pytest.mark.parametrize(("protocol", "chunk"), [("simple", 512 * KIB), ("ll", 64 * KIB), ("ll128", 614_400)])
+def test_tree_goes_up_and_down_every_edge(protocol: str, chunk: int) -> None:
+    size = 32 * PROTOCOLS[protocol].data
+    parents = dict(enumerate(double_tree(4)[0]))
+    lanes = algorithms.tree_all_reduce(0, parents, size, PROTOCOLS[protocol])
+    leaf = next(rank for rank in parents if rank not in parents.values())
+    assert Counter(sent(lanes[leaf][:1], protocol)) == {chunk: 32}
+    assert not lanes[leaf][1].stretches[0].send
+
+
+def test_the_double_tree_of_four() -> None:
+    """As ncclGetDtree gives it: 0 <- 2 <- {1, 3} and 3 <- 1 <- {0, 2}."""
+    assert double_tree(4) == ([None, 2, 0, 2], [1, 3, 1, None])
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 16, 33, 64])
+def test_trees_reach_everybody_and_split_the_leaves(n: int) -> None:
+    leaves = []
+    for parents in double_tree(n):
+        assert parents.count(None) == 1
+        for place in range(n):
+            seen = set()
+            at: int | None = place
+            while at is not None:
+                assert at not in seen
+                seen.add(at)
+                at = parents[at]
+        assert max(Counter(p for p in parents if p is not None).values()) <= 2
+        leaves.append({place for place in range(n) if place not in parents})
+    assert len(leaves[0] | leaves[1]) >= n - 2
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks"),
+    [
+        (1, [1]),
+        (100 * KIB, [32 * KIB] * 3 + [4 * KIB]),
+        (256 * KIB, [64 * KIB] * 4),
+        (MIB, [128 * KIB] * 8),
+        (0, [0]),
+    ],
+)
+def test_sends_and_receives(size: int, chunks: list[int]) -> None:
+    assert p2p_chunks(size) == chunks
+
+
+def test_channels_carry_all_and_small_operations_use_fewer() -> None:
+    for size in (1, 4096, 100_003, 7 * MIB):
+        for channels in (1, 2, 5, 16):
+            shares = deal(size, channels, 16 * KIB)
+            assert sum(shares) == size
+            assert len(shares) <= channels
+    assert channels_for(PROTOCOLS["simple"], 32 * KIB, 4, 8, ring=True) == 1
+    assert channels_for(PROTOCOLS["simple"], 64 * MIB, 4, 8, ring=True) == 8

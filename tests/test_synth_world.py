@@ -1,0 +1,146 @@
+"""The simulated transport keeps NCCL's and RoCE's rules: credits, causality, bytes, sequence numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from synth_worlds import Row, messages_of, played, settings
+
+from dpuflow.synth.sizes import STEPS
+from dpuflow.synth.trace import CTS, WRITE_IMM
+from dpuflow.synth.world import Played
+
+KINDS = {
+    "ring": ("op: all_reduce, bytes: 3MiB", ""),
+    "ring ll": ("op: all_reduce, bytes: 64KiB, protocol: ll", ""),
+    "ring ll128": ("op: all_reduce, bytes: 1MB, protocol: ll128", ""),
+    "ring many loops": ("op: all_reduce, bytes: 40MB", settings(cluster={"nodes": 3})),
+    "tree": ("op: all_reduce, bytes: 9MiB, algorithm: tree", settings(cluster={"nodes": 7})),
+    "all_gather": ("op: all_gather, bytes: 2MB", ""),
+    "reduce_scatter": ("op: reduce_scatter, bytes: 8MiB", ""),
+    "broadcast": ("op: broadcast, bytes: 5MiB, root: 2", ""),
+    "reduce": ("op: reduce, bytes: 5MiB, root: 1", ""),
+    "all_to_all": ("op: all_to_all, bytes: 4MiB", ""),
+    "send_recv": ("op: send_recv, bytes: 1MB", ""),
+    "eight GPUs": ("op: all_reduce, bytes: 16MiB", settings(cluster={"nodes": 2, "gpus_per_node": 8},
+                                                            nccl={"channels": 8})),
+    "tree in nodes": ("op: all_reduce, bytes: 16MiB, algorithm: tree",
+                      settings(cluster={"nodes": 3, "gpus_per_node": 4}, nccl={"channels": 4})),
+    "queue pairs": ("op: all_reduce, bytes: 3MiB", settings(nccl={"qps_per_connection": 3})),
+    "split": ("op: all_reduce, bytes: 3MB",
+              settings(nccl={"qps_per_connection": 4, "split_data_on_qps": True})),
+    "adaptive routing": ("op: all_reduce, bytes: 3MB", settings(nccl={"adaptive_routing": True})),
+    "loss": ("op: all_reduce, bytes: 8MiB",
+             settings(nccl={"timeout": 8}, faults=[{"kind": "loss", "share": 0.01}])),
+    "slow link": ("op: all_reduce, bytes: 8MiB",
+                  settings(faults=[{"kind": "slow_link", "node": 1, "gbps": 10}])),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def world(request: pytest.FixtureRequest) -> Played:
+    return played(*KINDS[request.param])
+
+
+def by_connection(world: Played) -> list[tuple[list[Row], list[Row]]]:
+    """For each connection its clear-to-send entries and its data messages with immediate, in order."""
+    rows = defaultdict(list)
+    for row in messages_of(world):
+        rows[row.flow].append(row)
+    return [
+        (
+            rows[link.grants.number],
+            sorted((r for f in link.data for r in rows[f.number]), key=lambda r: r.sent_ns),
+        )
+        for link in world.connections
+    ]
+
+
+def test_everybody_enters_and_leaves(world: Played) -> None:
+    for work in world.works:
+        assert work.enter_ns.keys() == work.leave_ns.keys() == work.plan.shares.keys()
+        assert all(work.enter_ns[rank] < work.leave_ns[rank] for rank in work.enter_ns)
+
+
+def test_one_clear_to_send_for_each_message_and_no_data_before_it(world: Played) -> None:
+    pairs = len(world.connections[0].data) if world.scenario.nccl.split_data_on_qps else 1
+    for grants, data in by_connection(world):
+        whole = [row for row in data if row.kind == WRITE_IMM]
+        assert len(whole) == len(grants) * pairs
+        assert [row.value for row in grants] == list(range(1, len(grants) + 1))
+        for i, row in enumerate(whole):
+            assert grants[i // pairs].came_ns <= row.sent_ns
+
+
+def test_credits_are_never_exceeded(world: Played) -> None:
+    """No more messages under way than slots, whatever the receiver had granted."""
+    for grants, data in by_connection(world):
+        pairs = len(world.connections[0].data) if world.scenario.nccl.split_data_on_qps else 1
+        whole = [row for row in data if row.kind == WRITE_IMM][::pairs]
+        for i, row in enumerate(grants):
+            done = sum(1 for other in whole if 0 <= other.came_ns <= row.sent_ns)
+            assert i + 1 - done <= STEPS
+
+
+def test_all_bytes_arrive_once(world: Played) -> None:
+    expected = defaultdict(int)
+    for work in world.works:
+        for share in work.plan.shares.values():
+            for lane in share.lanes:
+                for part in lane:
+                    for link in part.send:
+                        expected[link] += part.times * sum(wire for _, wire in part.slices)
+    for link, (_, data) in zip(world.connections, by_connection(world), strict=True):
+        assert sum(row.size for row in data) == expected[link]
+        assert all(row.came_ns >= 0 for row in data)
+
+
+def test_sequence_numbers_follow_each_other(world: Played) -> None:
+    following: dict[int, int] = {}
+    for row in messages_of(world):
+        assert row.psn == following.get(row.flow, 0)
+        following[row.flow] = row.psn + max(1, -(-row.size // world.scenario.cluster.mtu))
+
+
+def test_the_slots_are_nccl_s(world: Played) -> None:
+    """Data goes round the slots of the staging buffer; entries round the rows of theirs."""
+    messages = world.trace.messages.read()
+    for link in world.connections:
+        mine = messages["flow"] == link.grants.number
+        rows = messages["va"][mine] - link.fifo_va
+        assert (rows == (messages["value"][mine] - 1) % 256 * 512).all()
+        assert (messages["kind"][mine] == CTS).all()
+        assert len(set(messages["target"][mine].tolist())) <= STEPS
+
+
+def test_a_late_gpu_shows_in_its_own_first_message() -> None:
+    world = played(
+        "op: all_reduce, bytes: 1MiB", settings(faults=[{"kind": "gpu_late", "rank": 2, "us": 400}])
+    )
+    for work in world.works:
+        others = [ns for rank, ns in work.enter_ns.items() if rank != 2]
+        assert 250e3 < work.enter_ns[2] - max(others) < 600e3
+        assert work.injected_ns == {2: 400e3}
+
+
+def test_a_slow_host_is_late_with_its_clear_to_send_too() -> None:
+    late = [{"kind": "slow_host", "rank": 2, "us": 400}]
+    world = played("op: all_reduce, bytes: 1MiB", settings(faults=late))
+    incoming = next(link for link in world.connections if link.dst.rank == 2)
+    grants = [row for row in messages_of(world) if row.flow == incoming.grants.number]
+    assert grants[0].sent_ns > min(world.works[0].enter_ns.values()) + 300e3
+
+
+@pytest.mark.parametrize("share", [0.002, 0.05])
+def test_what_is_lost_is_sent_again(share: float) -> None:
+    world = played(
+        "op: all_reduce, bytes: 8MiB",
+        settings(nccl={"timeout": 8}, faults=[{"kind": "loss", "share": share, "src": 1, "dst": 2}]),
+    )
+    bursts, replies = world.trace.bursts.read(), world.trace.replies.read()
+    lost = bursts["rx_end_ns"] < 0
+    assert lost.any()
+    for flow in {int(f) for f in bursts["flow"][lost]}:
+        assert (world.flows[flow].src.node, world.flows[flow].dst.node) == (1, 2)
+    assert (replies["syndrome"] == 0x60).any()
