@@ -12,6 +12,7 @@ from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import charge, judge
 from dpuflow.lateness import BOUNDS, RULES, Rule, doubt, relate, settle
 from dpuflow.links import measure_links, slow_rows
+from dpuflow.phases import ring_phases
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -21,7 +22,6 @@ from dpuflow.results import (
     Flow,
     Group,
     Lateness,
-    Phase,
     RankEntry,
 )
 from dpuflow.schema import NEVER, NONE32, Op, Transport
@@ -153,6 +153,7 @@ def _collectives(
     why = _reasons(captures, joined, entries)
     offsets = entries.offsets.tolist()
     nbytes = exchanges["bytes"]
+    phases = ring_phases(exchanges, instances)
     found: list[Collective] = []
     for number, instance in enumerate(instances):
         rows = range(offsets[number], offsets[number + 1])
@@ -191,7 +192,7 @@ def _collectives(
                 end_ns=end,
                 confidence=instance.confidence,
                 complete=complete,
-                phases=_phases(exchanges, instance),
+                phases=phases[number],
                 ranks=ranks,
             )
         )
@@ -214,34 +215,6 @@ def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries
         frame = int(captures[capture].messages["first_frame"][message]) + 1
         reasons.append(f"{sentences[rule]} (packet {frame} of {captures[capture].info.vantage})")
     return reasons
-
-
-def _phases(exchanges: Rows, instance: Instance) -> list[Phase]:
-    """The reduce-scatter and the all-gather of a ring all_reduce: each half of every edge's bytes."""
-    if instance.op != Op.ALL_REDUCE or instance.algorithm is None or not instance.complete:
-        return []
-    if instance.algorithm.name not in ("ring", "segmented_ring", "rabenseifner"):
-        return []
-    picked = exchanges[instance.rows]
-    order = np.lexsort((picked["order"], picked["dst"], picked["src"]))
-    edge = (picked["src"].astype(np.int64) << 32 | picked["dst"])[order]
-    starts = np.flatnonzero(np.r_[True, edge[1:] != edge[:-1]])
-    total = np.cumsum(picked["bytes"][order].astype(np.int64))
-    base = np.repeat(
-        total[starts] - picked["bytes"][order][starts].astype(np.int64), np.diff(np.r_[starts, len(edge)])
-    )
-    whole = np.repeat(
-        np.add.reduceat(picked["bytes"][order].astype(np.int64), starts), np.diff(np.r_[starts, len(edge)])
-    )
-    first_half = 2 * (total - base) <= whole
-    sent = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])[order]
-    done = picked["arrived_end_ns"][order]
-    phases = []
-    for name, part in (("reduce_scatter", first_half), ("all_gather", ~first_half)):
-        seen = part & (sent != NEVER) & (done != NEVER)
-        if seen.any():
-            phases.append(Phase(name, int(sent[seen].min()), int(done[seen].max())))
-    return phases
 
 
 def _lateness(j: Judgement) -> Lateness:

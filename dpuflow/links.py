@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import NEVER
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,58 +44,54 @@ class Links:
 
 def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     """Pace of each link from the exchanges that are part of a collective and span several packets."""
-    rows = np.concatenate([i.rows for i in instances]) if instances else np.zeros(0, np.int64)
-    picked = exchanges[np.sort(rows)]
-    several = (picked["packets"] >= 4) & (picked["data_ns"] != NEVER) & (picked["arrived_end_ns"] != NEVER)
-    picked = picked[several]
-    sending = picked["data_end_ns"] - picked["data_ns"]
-    receiving = picked["arrived_end_ns"] - picked["arrived_ns"]
-    took = np.maximum(sending, receiving).astype(np.float64)
-    like = _medians(took, picked["op"], picked["bytes"])
-    stretch = took / np.maximum(like + _grain(picked), 1.0)
+    from dpuflow.kernels import links as kernels
 
-    key = (picked["src"].astype(np.int64) << 32) | picked["dst"]
-    order = np.lexsort((stretch, key))
-    starts = np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]]) if len(key) else order
-    count = np.diff(np.r_[starts, len(key)])
-    middle = order[starts + (count - 1) // 2]
-    links = key[order[starts]]
-    lost = np.add.reduceat((took - like)[order], starts) if len(key) else np.zeros(0)
+    part = np.zeros(len(exchanges), np.uint8)
+    for instance in instances:
+        part[instance.rows] = 1
+    columns, grain = np.empty((5, int(np.count_nonzero(part))), np.int64), np.zeros(1, np.int64)
+    columns = columns[:, : kernels.durations(exchanges, part, columns, grain)]
+    took, nbytes, src, dst = (columns[k] for k in (kernels.TOOK, kernels.BYTES, kernels.SRC, kernels.DST))
+    kind = _classes(columns[kernels.OP], nbytes)
+    like = _medians(took, kind)[kind]
+    stretch = took / np.maximum(like + grain[0], 1.0)
+
+    link = _classes(src, dst)
+    # Floating-point numbers that are not negative are in the same order as their bits.
+    median = _medians(stretch.view(np.int64), link).view(np.float64)
+    count = np.bincount(link, minlength=len(median))
+    middle, at = np.zeros(len(median), np.int64), np.flatnonzero(stretch == median[link])[::-1]
+    middle[link[at]] = at  # of several the first one, which is assigned last
+    lost = np.bincount(link, took - like, len(median)).astype(np.float64)
+    order = np.lexsort((dst[middle], src[middle]))
+    middle = middle[order]
     return Links(
-        links >> 32,
-        links & 0xFFFFFFFF,
-        took[middle] / np.maximum(picked["bytes"][middle].astype(np.float64), 1),
+        src[middle],
+        dst[middle],
+        took[middle] / np.maximum(nbytes[middle].astype(np.float64), 1),
         stretch[middle],
-        lost,
-        count,
-        (count >= FEWEST) & (stretch[middle] >= SLOW_FACTOR),
+        lost[order],
+        count[order],
+        (count[order] >= FEWEST) & (stretch[middle] >= SLOW_FACTOR),
     )
 
 
-def _grain(picked: Rows) -> int:
-    """The resolution of the stamps, ns: what all durations are multiples of. Shorter ones are not known."""
-    offered = picked[picked["offer_ns"] != NEVER]
-    spans = (
-        picked["data_end_ns"] - picked["data_ns"],
-        picked["arrived_end_ns"] - picked["arrived_ns"],
-        offered["data_ns"] - offered["offer_ns"],
-    )
-    return int(np.gcd.reduce(np.concatenate(spans))) if len(picked) else 1
+def _classes(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Pairs of values, numbered."""
+    from dpuflow.kernels import links as kernels
+
+    of = np.empty(len(first), np.int64)
+    kernels.classes(first, second, np.full(1 << (2 * len(first)).bit_length(), -1), of)
+    return of
 
 
-def _medians(values: NDArray[np.float64], *classes: NDArray[np.generic]) -> NDArray[np.float64]:
-    """For each value the lower median of its class."""
-    if not len(values):
-        return values
-    order = np.lexsort((values, *classes))
-    new = np.zeros(len(order), bool)
-    new[0] = True
-    for column in classes:
-        new[1:] |= column[order][1:] != column[order][:-1]
-    starts = np.flatnonzero(new)
-    count = np.diff(np.r_[starts, len(order)])
-    out = np.empty(len(order))
-    out[order] = np.repeat(values[order][starts + (count - 1) // 2], count)
+def _medians(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The lower median of each class's values; ``of`` is their class."""
+    from dpuflow.kernels import links as kernels
+
+    count = np.bincount(of)
+    out = np.zeros(len(count), np.int64)
+    kernels.medians(values, of, np.cumsum(count) - count, np.empty_like(values), out)
     return out
 
 

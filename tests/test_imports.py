@@ -24,6 +24,7 @@ ORDER = [
         "collectives",
         "lateness",
         "links",
+        "phases",
         "causes",
         "habits",
         "steps",

@@ -10,7 +10,7 @@ from collective_worlds import World, algorithm_of, run_job
 
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import build_entries
-from dpuflow.links import FEWEST, Links, measure_links, slow_rows
+from dpuflow.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
 from dpuflow.schema import Op
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -117,3 +117,20 @@ def test_who_touches_a_slow_link() -> None:
 def test_nothing_to_measure() -> None:
     links = measure_links(build_exchanges(World().transfers()), [])
     assert len(links.src) == len(links.slow) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_medians_by_class_match_a_twin(seed: int) -> None:
+    choice = np.random.default_rng(seed)
+    n = int(choice.integers(1, 400))
+    first, second = (
+        choice.integers(-3, 3, n),
+        choice.integers(0, 1 << 60, n) % (1 << int(choice.integers(1, 60))),
+    )
+    values = choice.integers(0, 1 << int(choice.integers(1, 50)), n)
+    of = _classes(first, second)
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+    assert of.tolist() == [list(dict.fromkeys(pairs)).index(pair) for pair in pairs]
+    for k, median in enumerate(_medians(values, of).tolist()):
+        mine = sorted(values[of == k].tolist())
+        assert median == mine[(len(mine) - 1) // 2]
