@@ -6,7 +6,7 @@ ARGS ?=
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
 
-.PHONY: help setup demo test check lint types format bench score help-text dist clean
+.PHONY: help setup demo test check lint types format bench score help-text headers bpf dist clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -49,9 +49,16 @@ score: $(READY) ## analyse the captures with known truth (CASES="folders") and s
 help-text: $(READY) ## write dpuflow/cli/help.txt again after a change to commands or options
 	$(PYTHON) -m dpuflow.cli.helptext
 
-dist: $(READY) ## build a wheel into dist/
+headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/schema_ring.py
+	$(PYTHON) -m dpuflow.schema_c
+
+bpf: ## compile the eBPF programs into dpuflow/live/ (clang, libbpf-dev)
+	sh tools/bpf.sh
+
+dist: $(READY) bpf ## build a wheel into dist/
 	$(PYTHON) -m pip wheel -q --no-deps -w dist .
 
 clean: ## remove .venv and everything that was built
+	rm -f dpuflow/live/*.bpf.o
 	rm -rf .venv build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

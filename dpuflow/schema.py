@@ -61,7 +61,8 @@ class Record:
         assert array.dtype == expected, f"{self.name} rows expected, got {array.dtype}"
 
 
-def _record(name: str, meaning: str, *fields: tuple[str, str, str, str]) -> Record:
+def make_record(name: str, meaning: str, *fields: tuple[str, str, str, str]) -> Record:
+    """A record from its name, its meaning and (name, type, unit, meaning) of each field."""
     return Record(name, meaning, tuple(Field(*f) for f in fields))
 
 
@@ -206,7 +207,7 @@ class MessageFlag(IntEnum):
     REORDERED = 16  # packets of it came out of order
 
 
-PACKET: Final = _record(
+PACKET: Final = make_record(
     "packet",
     "One row per record of a capture, in order of time within a block; ``frame`` tells the file order.",
     ("time_ns", "i8", "ns", "time stamp on the capture's own clock, since the epoch"),
@@ -230,7 +231,7 @@ PACKET: Final = _record(
     ("direction", "u1", "", "Direction"),
 )
 
-RETH = _record(
+RETH = make_record(
     "reth",
     "RDMA extended transport headers of a block, sparse, in packet order.",
     ("va", "u8", "B", "virtual address"),
@@ -239,7 +240,7 @@ RETH = _record(
     ("rkey", "u4", "", "remote key"),
 )
 
-AETH = _record(
+AETH = make_record(
     "aeth",
     "ACK extended transport headers of a block, sparse, in packet order.",
     ("packet", "u4", "row", "row of the block"),
@@ -247,14 +248,14 @@ AETH = _record(
     ("syndrome", "u4", "", "AETH syndrome, 8 bit"),
 )
 
-IMM = _record(
+IMM = make_record(
     "imm",
     "Immediate data, and the rkey of IETH (invalidate), sparse, in packet order.",
     ("packet", "u4", "row", "row of the block"),
     ("value", "u4", "", "the four bytes, read big endian"),
 )
 
-DETH = _record(
+DETH = make_record(
     "deth",
     "Datagram extended transport headers of a block, sparse, in packet order.",
     ("packet", "u4", "row", "row of the block"),
@@ -262,7 +263,7 @@ DETH = _record(
     ("src_qp", "u4", "", "source QP"),
 )
 
-ATOMIC = _record(
+ATOMIC = make_record(
     "atomic",
     "Atomic extended transport headers of a block, sparse, in packet order.",
     ("va", "u8", "B", "virtual address"),
@@ -272,7 +273,7 @@ ATOMIC = _record(
     ("rkey", "u4", "", "remote key"),
 )
 
-TCP = _record(
+TCP = make_record(
     "tcp",
     "TCP headers of a block, sparse, in packet order (RFC 9293, RFC 7323, RFC 2018).",
     ("packet", "u4", "row", "row of the block"),
@@ -287,7 +288,7 @@ TCP = _record(
     ("wscale", "u1", "", "window scale option of a SYN, 255 without"),
 )
 
-PAUSE = _record(
+PAUSE = make_record(
     "pause",
     "MAC control pause frames of a block (IEEE 802.3 annex 31B, 802.1Q priority flow control).",
     ("src_mac", "u8", "", "Ethernet address of the sender"),
@@ -297,7 +298,7 @@ PAUSE = _record(
     ("quanta", "(8,)u2", "512 bit times", "pause time per priority; plain pause in the first"),
 )
 
-ENDPOINT = _record(
+ENDPOINT = make_record(
     "endpoint",
     "An address seen in a capture.",
     ("addr_hi", "u8", "", "upper half of the IPv6 address or GID, big endian value"),
@@ -307,7 +308,7 @@ ENDPOINT = _record(
     ("packets_in", "u8", "packets", "packets sent to it"),
 )
 
-FLOW = _record(
+FLOW = make_record(
     "flow",
     "One direction of a conversation as one capture saw it.",
     ("packets", "u8", "packets", "packets seen"),
@@ -356,7 +357,7 @@ class Pairing(IntEnum):
     UDP_PORT = 5  # RoCE: both have the UDP source port that the kernel derives from the two QPs
 
 
-MESSAGE = _record(
+MESSAGE = make_record(
     "message",
     "One application transfer on one flow as one capture saw it, in order of completion.",
     ("first_ns", "i8", "ns", "first packet of it, first time sent"),
@@ -382,7 +383,7 @@ MESSAGE = _record(
     ("flags", "u1", "", "MessageFlag bits"),
 )
 
-TRANSFER = _record(
+TRANSFER = make_record(
     "transfer",
     "One message as all vantage points together saw it, on the reference clock, in order of sent_ns.",
     ("sent_ns", "i8", "ns", "first packet, at the vantage point nearest the sender"),
@@ -422,7 +423,7 @@ class Seen(IntEnum):
     AT_RECEIVER = 2  # arrived_ns is the receiver's own node's stamp
 
 
-EXCHANGE: Final = _record(
+EXCHANGE: Final = make_record(
     "exchange",
     "One transfer of data from src to dst with the hand-shake around it, in order of its first sign.",
     ("offer_ns", "i8", "ns", "sender announced the data; NEVER if it does not or it was not seen"),

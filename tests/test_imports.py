@@ -14,9 +14,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # From the bottom up: a module or subpackage imports only what stands above it here. Inside a subpackage
 # modules may import each other.
 ORDER = [
-    *("errors", "wire", "synth", "schema", "framing", "tables", "rankmap", "results"),
+    *("errors", "wire", "synth", "schema", "schema_ring", "schema_c"),
+    *("framing", "tables", "rankmap", "results"),
     *("kernels", "icrc", "capture", "blocks", "workers", "records"),
-    *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "sends", "roce", "ingest"),
+    *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "sends", "roce", "ingest", "live"),
     *("vantage", "sightings", "envelope", "clocks", "join"),
     *(
         "exchanges",

@@ -57,6 +57,12 @@ command -v tshark >/dev/null || apt_install "tshark, which tests and benchmarks 
 command -v cc >/dev/null || apt_install "a C compiler for the benchmark's peer" gcc libc6-dev || true
 [ -e /usr/include/pcap/pcap.h ] || apt_install "libpcap for the benchmark's peer" libpcap-dev || true
 
+# Live capture: libbpf loads the programs; clang makes them. bpftool shows what is attached, tcpdump checks.
+[ -e /usr/include/bpf/bpf_helpers.h ] || apt_install "libbpf for live capture" libbpf-dev || true
+command -v clang >/dev/null || apt_install "clang, which makes the eBPF programs" clang || true
+command -v tcpdump >/dev/null || apt_install "tcpdump, which tests of live capture compare with" tcpdump || true
+command -v ip >/dev/null || apt_install "ip, with which tests of live capture make networks" iproute2 || true
+
 if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     echo "setup: making .venv with $python"
     rm -rf .venv
@@ -66,5 +72,6 @@ echo "setup: installing dpuflow and what it needs into .venv"
 .venv/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 echo "setup: compiling the kernels (once)"
 .venv/bin/python -c 'from dpuflow.kernels import warm; warm()'
+sh tools/bpf.sh || echo "setup: without its programs, dpuflow capture does not work; the rest does" >&2
 touch .venv/.ready
 echo "setup: done; the command is .venv/bin/dpuflow"

@@ -18,5 +18,6 @@ i4, i8, f8 = source.i4, source.i8, source.f8
 le16, le32, le64 = source.le16, source.le32, source.le64
 be16, be32, be64 = source.be16, source.be32, source.be64
 put8, put16, put32, put64 = source.put8, source.put16, source.put32, source.put64
+acquire32, acquire64, release64 = source.acquire32, source.acquire64, source.release64
 copy32 = source.copy32
 prefetch, prefetch_far, prefetch_row = source.prefetch, source.prefetch_far, source.prefetch_row

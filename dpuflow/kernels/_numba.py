@@ -107,6 +107,45 @@ def _storer(bits: int) -> Callable[..., None]:
 put8, put16, put32, put64 = _storer(8), _storer(16), _storer(32), _storer(64)
 
 
+def _acquirer(bits: int) -> Callable[..., int]:
+    """A load at an aligned offset that nothing after it may overtake: another processor writes there."""
+
+    @intrinsic
+    def acquire(typing_context: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.gep(array.data, [args[1]])
+            number = ir.IntType(bits)
+            value = builder.load_atomic(builder.bitcast(place, number.as_pointer()), "acquire", bits // 8)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.int64(data, types.int64), generate
+
+    return acquire
+
+
+acquire32, acquire64 = _acquirer(32), _acquirer(64)
+
+
+def _releaser() -> Callable[..., None]:
+    """A store of 64 bits at an aligned offset, behind which nothing before it may be delayed."""
+
+    @intrinsic
+    def release(typing_context: Any, data: Any, at: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            place = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(64).as_pointer())
+            builder.store_atomic(args[2], place, "release", 8)
+            return context.get_dummy_value()
+
+        return types.void(data, types.int64, types.int64), generate
+
+    return release
+
+
+release64 = _releaser()
+
+
 def _copier(size: int) -> Callable[..., None]:
     """A copy of ``size`` bytes from one byte array to another, at any offsets, in one move."""
 

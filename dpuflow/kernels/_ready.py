@@ -39,7 +39,7 @@ def source_stamp() -> str:
     """A digest of everything that compiled code depends on besides the compiler and the processor."""
     package = _FOLDER.parent
     digest = hashlib.sha256()
-    for path in sorted([*_FOLDER.glob("*.py"), package / "wire.py", package / "schema.py"]):
+    for path in sorted([*_FOLDER.glob("*.py"), package / "wire.py", *package.glob("schema*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -146,4 +146,5 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 inlined = inner
 le16 = le32 = le64 = be16 = be32 = be64 = inner
+acquire32 = acquire64 = release64 = inner
 put8 = put16 = put32 = put64 = copy32 = prefetch = prefetch_far = prefetch_row = inner

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Made from dpuflow/schema_ring.py by `make headers`: change it there. */
+#ifndef DPUFLOW_SCHEMA_H
+#define DPUFLOW_SCHEMA_H
+
+#define DPUFLOW_SCHEMA 0xd5df58d1U
+#define DPUFLOW_ROCE_V2_PORT 4791
+#define DPUFLOW_CNP_OPCODE 0x81
+#define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
+#define DPUFLOW_TRANSPORTS 0x2fU
+#define DPUFLOW_ETHERTYPE_IPV4 0x0800
+#define DPUFLOW_ETHERTYPE_IPV6 0x86dd
+#define DPUFLOW_ETHERTYPE_VLAN 0x8100
+#define DPUFLOW_ETHERTYPE_QINQ 0x88a8
+#define DPUFLOW_ETHERTYPE_ROCE_V1 0x8915
+#define DPUFLOW_ETHERTYPE_MAC_CONTROL 0x8808
+#define DPUFLOW_MAX_HOSTS 8
+#define DPUFLOW_MAX_PORTS 8
+#define DPUFLOW_MAX_QPS 16
+#define DPUFLOW_MAX_VLANS 8
+#define DPUFLOW_CLASS_0 64
+#define DPUFLOW_CLASS_1 128
+#define DPUFLOW_CLASS_2 256
+#define DPUFLOW_CLASS_3 1024
+#define DPUFLOW_CLASS_4 4096
+#define DPUFLOW_CLASS_5 16384
+#define DPUFLOW_CLASS_6 65536
+#define DPUFLOW_CLASS_7 262144
+
+enum dpuflow_protocol {
+	DPUFLOW_PROTOCOL_ROCE_V2 = 1,
+	DPUFLOW_PROTOCOL_ROCE_V1 = 2,
+	DPUFLOW_PROTOCOL_TCP = 4,
+	DPUFLOW_PROTOCOL_PAUSE = 8,
+	DPUFLOW_PROTOCOL_OTHER = 16,
+};
+
+enum dpuflow_direction {
+	DPUFLOW_DIRECTION_UNKNOWN = 0,
+	DPUFLOW_DIRECTION_INBOUND = 1,
+	DPUFLOW_DIRECTION_OUTBOUND = 2,
+};
+
+/* What stands before a packet's bytes in the ring. */
+struct dpuflow_ring_packet {
+	__u64 time_ns; /* ns: the kernel's monotonic clock plus settings.clock_ns */
+	__u32 wire_len; /* B: length on the wire, VLAN tag included */
+	__u32 captured; /* B: bytes that follow */
+	__u32 flow_hash; /* hash of addresses and QP or ports, 0 for neither RoCE nor TCP */
+	__u8 iface; /* number of the interface, settings.iface */
+	__u8 direction; /* Direction */
+	__u8 ends; /* 1 where the packet ends a RoCE message */
+	__u8 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct dpuflow_ring_packet) == 24, "ring_packet");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, time_ns) == 0, "ring_packet.time_ns");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, wire_len) == 8, "ring_packet.wire_len");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, captured) == 12, "ring_packet.captured");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, flow_hash) == 16, "ring_packet.flow_hash");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, iface) == 20, "ring_packet.iface");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, direction) == 21, "ring_packet.direction");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, ends) == 22, "ring_packet.ends");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, reserved) == 23, "ring_packet.reserved");
+
+/* What became of the packets of one interface and direction, one such row per CPU. */
+struct dpuflow_counters {
+	__u64 seen; /* packets: handed to the program: the sum of all below */
+	__u64 captured; /* packets: put into the ring */
+	__u64 not_wanted; /* packets: left out by the filters */
+	__u64 sampled_out; /* packets: left out by sampling */
+	__u64 fragment; /* packets: later IP fragments, whose ports and QP are elsewhere; left out */
+	__u64 cut; /* packets: too short for the headers they claim to have; left out */
+	__u64 ring_full; /* packets: lost: the ring had no room */
+	__u64 unreadable; /* packets: lost: the kernel would not give their bytes */
+};
+_Static_assert(sizeof(struct dpuflow_counters) == 64, "counters");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, seen) == 0, "counters.seen");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, captured) == 8, "counters.captured");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, not_wanted) == 16, "counters.not_wanted");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, sampled_out) == 24, "counters.sampled_out");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, fragment) == 32, "counters.fragment");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, cut) == 40, "counters.cut");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, ring_full) == 48, "counters.ring_full");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, unreadable) == 56, "counters.unreadable");
+
+/* Read-only constants of a loaded program; the verifier removes the code that they rule out. */
+struct dpuflow_settings {
+	__u64 clock_ns; /* ns: added to the monotonic clock: wall time at the start of the capture */
+	__u64 host_hi[8]; /* hosts to capture, upper half as in ENDPOINT */
+	__u64 host_lo[8]; /* hosts to capture, lower half */
+	__u32 schema; /* the layout's number: a program made for another one is refused */
+	__u32 snaplen; /* B: bytes to keep of a packet */
+	__u32 protocols; /* Protocol bits */
+	__u32 hosts; /* how many hosts are listed; 0: all */
+	__u32 ports; /* how many TCP ports are listed; 0: all */
+	__u32 qps; /* how many QPs are listed; 0: all */
+	__u32 vlans; /* how many VLANs are listed; 0: all */
+	__u32 sample; /* of 2^32 flows, those whose hash is below are left out; 0: none */
+	__u32 qp[16]; /* destination QPs to capture */
+	__u16 port[8]; /* TCP ports to capture, either end */
+	__u16 vlan[8]; /* outer VLAN ids to capture */
+	__u32 iface; /* number of the interface in records */
+	__u32 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct dpuflow_settings) == 272, "settings");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, clock_ns) == 0, "settings.clock_ns");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, host_hi) == 8, "settings.host_hi");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, host_lo) == 72, "settings.host_lo");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, schema) == 136, "settings.schema");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, snaplen) == 140, "settings.snaplen");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, protocols) == 144, "settings.protocols");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, hosts) == 148, "settings.hosts");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, ports) == 152, "settings.ports");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, qps) == 156, "settings.qps");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, vlans) == 160, "settings.vlans");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, sample) == 164, "settings.sample");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, qp) == 168, "settings.qp");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, port) == 232, "settings.port");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, vlan) == 248, "settings.vlan");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, iface) == 264, "settings.iface");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, reserved) == 268, "settings.reserved");
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The same program for libbpf (an object made beforehand) and for bcc (compiled where it runs).
+ * Only the kernel's user API is touched, so an object fits kernels without BTF and all little-endian
+ * processors. bcc cannot set constants of a loaded program: user space writes them as text, in
+ * DPUFLOW_SETTINGS, before it compiles. */
+#ifndef DPUFLOW_FLAVOUR_H
+#define DPUFLOW_FLAVOUR_H
+
+#ifdef DPUFLOW_BCC
+#include <uapi/linux/bpf.h>
+#include <uapi/linux/pkt_cls.h>
+#else
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+#endif
+
+#include "dpuflow_schema.h"
+
+#ifdef DPUFLOW_BCC
+
+#define SECTION(name)
+static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
+BPF_RINGBUF_OUTPUT(ring, DPUFLOW_RING_PAGES);
+BPF_PERCPU_ARRAY(counters, struct dpuflow_counters, 1);
+#define RESERVE(size) ring.ringbuf_reserve(size)
+#define SUBMIT(record) ring.ringbuf_submit(record, BPF_RB_NO_WAKEUP)
+#define DISCARD(record) ring.ringbuf_discard(record, BPF_RB_NO_WAKEUP)
+#define COUNTERS(zero) counters.lookup(&zero)
+
+#else
+
+#define SECTION(name) SEC(name)
+char _license[] SEC("license") = "GPL";
+
+/* Set before loading. A map of its own, so that it holds this struct and nothing else. */
+const volatile struct dpuflow_settings settings SEC(".rodata.settings") = { .schema = DPUFLOW_SCHEMA };
+
+/* Packets on their way to user space, of all interfaces and CPUs in one order; user space sets the size
+ * and shares one ring between the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} ring SEC(".maps");
+
+/* 0 -> what became of the packets; per CPU, as several count at the same time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dpuflow_counters);
+} counters SEC(".maps");
+
+#define RESERVE(size) bpf_ringbuf_reserve(&ring, size, 0)
+#define SUBMIT(record) bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP)
+#define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
+#define COUNTERS(zero) bpf_map_lookup_elem(&counters, &zero)
+
+#endif
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Headers of one packet, and whether it is wanted. IBA volume 1 chapter 9 and annexes A16, A17. */
+#ifndef DPUFLOW_PARSE_H
+#define DPUFLOW_PARSE_H
+
+#include "flavour.h"
+
+#define HEAD 104 /* Ethernet, two VLAN tags, IPv4 with all options (60), UDP, BTH: 102, rounded up */
+#define ETHERNET 14
+#define BTH 12
+#define TAGGED 0x10000
+
+struct head {
+	__u8 byte[128]; /* HEAD rounded up to a power of two, for the verifier */
+};
+
+enum verdict { WANTED, NOT_WANTED, SAMPLED_OUT, FRAGMENT, CUT };
+
+struct found {
+	__u32 flow_hash;
+	__u8 ends;
+};
+
+static __always_inline __u16 be16(const __u8 *at)
+{
+	return (__u16)at[0] << 8 | at[1];
+}
+
+static __always_inline __u32 be32(const __u8 *at)
+{
+	return (__u32)be16(at) << 16 | be16(at + 2);
+}
+
+static __always_inline __u64 be64(const __u8 *at)
+{
+	return (__u64)be32(at) << 32 | be32(at + 4);
+}
+
+static __always_inline int host_listed(__u64 hi, __u64 lo)
+{
+#pragma unroll
+	for (int k = 0; k < DPUFLOW_MAX_HOSTS; k++)
+		if (k < settings.hosts && settings.host_hi[k] == hi && settings.host_lo[k] == lo)
+			return 1;
+	return 0;
+}
+
+static __always_inline int port_listed(__u16 port)
+{
+#pragma unroll
+	for (int k = 0; k < DPUFLOW_MAX_PORTS; k++)
+		if (k < settings.ports && settings.port[k] == port)
+			return 1;
+	return 0;
+}
+
+static __always_inline int qp_listed(__u32 qp)
+{
+#pragma unroll
+	for (int k = 0; k < DPUFLOW_MAX_QPS; k++)
+		if (k < settings.qps && settings.qp[k] == qp)
+			return 1;
+	return 0;
+}
+
+static __always_inline int vlan_listed(__u16 vlan)
+{
+#pragma unroll
+	for (int k = 0; k < DPUFLOW_MAX_VLANS; k++)
+		if (k < settings.vlans && settings.vlan[k] == vlan)
+			return 1;
+	return 0;
+}
+
+static __always_inline __u32 mixed(__u64 value)
+{
+	return (value ^ value >> 29) * 0x9e3779b97f4a7c15ULL >> 32;
+}
+
+/* What is not read further: wanted only where everything is. */
+static __always_inline enum verdict unless_other(enum verdict verdict)
+{
+	return settings.protocols & DPUFLOW_PROTOCOL_OTHER ? WANTED : verdict;
+}
+
+/* The BTH at `at`: filter by QP, and whether a message ends here. */
+static __always_inline enum verdict judge_bth(const struct head *head, __u32 at, __u32 len, __u64 hosts,
+					      struct found *found)
+{
+	__u32 qp, opcode;
+
+	if (at > HEAD - BTH || len < at + BTH)
+		return CUT;
+	opcode = head->byte[at];
+	qp = be32(&head->byte[at + 4]) & 0xffffff;
+	if (settings.qps && !qp_listed(qp))
+		return NOT_WANTED;
+	found->flow_hash = mixed(hosts + qp) | 1;
+	found->ends = opcode != DPUFLOW_CNP_OPCODE && DPUFLOW_MESSAGE_ENDS >> (opcode & 31) & 1;
+	/* The two directions of a connection have unlike QPs: what they share is the pair of hosts. */
+	if (settings.sample && mixed(hosts) < settings.sample)
+		return SAMPLED_OUT;
+	return WANTED;
+}
+
+/* `len` bytes of `head` are the packet's beginning; `tagged`: its VLAN tag where the kernel took it out,
+ * with TAGGED set. */
+static __always_inline enum verdict judge(const struct head *head, __u32 len, __u32 tagged, struct found *found)
+{
+	__u32 at = ETHERNET, next;
+	__u64 src_hi = 0, src_lo, dst_hi = 0, dst_lo, hosts;
+	__u16 type, protocol;
+
+	if (len < ETHERNET)
+		return CUT;
+	type = be16(&head->byte[12]);
+#pragma unroll
+	for (int k = 0; k < 2; k++) {
+		if (type != DPUFLOW_ETHERTYPE_VLAN && type != DPUFLOW_ETHERTYPE_QINQ)
+			break;
+		if (len < at + 4)
+			return CUT;
+		if (!tagged)
+			tagged = be16(&head->byte[at]) | TAGGED;
+		type = be16(&head->byte[at + 2]);
+		at += 4;
+	}
+	if (settings.vlans && !(tagged & TAGGED && vlan_listed(tagged & 0xfff)))
+		return NOT_WANTED;
+	if (type == DPUFLOW_ETHERTYPE_MAC_CONTROL)
+		return settings.protocols & DPUFLOW_PROTOCOL_PAUSE ? WANTED : unless_other(NOT_WANTED);
+
+	if (type == DPUFLOW_ETHERTYPE_IPV4) {
+		if (len < at + 20)
+			return unless_other(CUT);
+		next = at + (head->byte[at] & 15) * 4;
+		protocol = be16(&head->byte[at + 6]) & 0x1fff ? 256 : head->byte[at + 9];
+		src_lo = 0xffff00000000ULL | be32(&head->byte[at + 12]);
+		dst_lo = 0xffff00000000ULL | be32(&head->byte[at + 16]);
+	} else if (type == DPUFLOW_ETHERTYPE_IPV6 || type == DPUFLOW_ETHERTYPE_ROCE_V1) {
+		if (len < at + 40)
+			return unless_other(CUT);
+		next = at + 40;
+		protocol = head->byte[at + 6] == 44 ? 256 : head->byte[at + 6];
+		src_hi = be64(&head->byte[at + 8]);
+		src_lo = be64(&head->byte[at + 16]);
+		dst_hi = be64(&head->byte[at + 24]);
+		dst_lo = be64(&head->byte[at + 32]);
+	} else {
+		return unless_other(NOT_WANTED);
+	}
+	if (settings.hosts && !host_listed(src_hi, src_lo) && !host_listed(dst_hi, dst_lo))
+		return NOT_WANTED;
+	hosts = (src_hi ^ dst_hi) * 31 + (src_lo ^ dst_lo);
+
+	if (type == DPUFLOW_ETHERTYPE_ROCE_V1) {
+		if (!(settings.protocols & DPUFLOW_PROTOCOL_ROCE_V1))
+			return unless_other(NOT_WANTED);
+		return judge_bth(head, next, len, hosts, found);
+	}
+	if (protocol == 256)
+		return unless_other(FRAGMENT);
+	if (protocol != 6 && protocol != 17)
+		return unless_other(NOT_WANTED);
+	if (next > HEAD - 8 || len < next + 8)
+		return unless_other(CUT);
+	if (protocol == 17) {
+		if (be16(&head->byte[next + 2]) != DPUFLOW_ROCE_V2_PORT ||
+		    !(settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2))
+			return unless_other(NOT_WANTED);
+		return judge_bth(head, next + 8, len, hosts, found);
+	}
+	if (!(settings.protocols & DPUFLOW_PROTOCOL_TCP))
+		return unless_other(NOT_WANTED);
+	if (settings.ports && !port_listed(be16(&head->byte[next])) && !port_listed(be16(&head->byte[next + 2])))
+		return NOT_WANTED;
+	found->flow_hash = mixed(hosts + be32(&head->byte[next])) | 1;
+	if (settings.sample && mixed(hosts) < settings.sample)
+		return SAMPLED_OUT;
+	return WANTED;
+}
+
+#endif

@@ -1,0 +1,167 @@
+"""``dpuflow capture``: interfaces in, pcapng out."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+
+EPILOG = """\b
+Examples:
+  Until Ctrl-C, both directions of one port, RoCE and TCP:
+    dpuflow capture -i eth2 -w node0.pcapng
+  Who is late, from ten seconds of traffic:
+    dpuflow capture -i eth2 --duration 10 -w - | dpuflow analyze -
+  For days, the last 50 files of 1 GB, compressed:
+    dpuflow capture -i eth2 -w /data/node0.pcapng.zst --rotate-size 1G --files 50
+  What is on the wire, without a file:
+    dpuflow capture -i eth2
+
+Needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; dpuflow doctor tells what
+this machine allows. What was lost is counted, printed and written to the file."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Bytes, with k, M, G or Ki, Mi, Gi."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(value).strip().lower())
+        if not found:
+            self.fail(f"{value!r} is no size: write 64Mi, 1G or a number of bytes.", param, ctx)
+        return round(float(found[1]) * _UNITS[found[2] or ""])
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "-i",
+    "--interface",
+    "interfaces",
+    metavar="IF",
+    multiple=True,
+    required=True,
+    help="An interface to capture from, both directions; may be given several times.",
+)
+@click.option(
+    "-w",
+    "--write",
+    "path",
+    metavar="FILE",
+    help="pcapng file to write, compressed if it ends in .zst; - is standard output. Without it,"
+    " packets are counted only.",
+)
+@click.option(
+    "--duration", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds."
+)
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
+@click.option(
+    "--snaplen",
+    type=click.IntRange(min=0),
+    default=128,
+    show_default=True,
+    metavar="B",
+    help="Bytes to keep of a packet (64 at least); 0 keeps all.",
+)
+@click.option(
+    "--protocol",
+    "protocols",
+    type=click.Choice(["roce", "tcp", "any"]),
+    multiple=True,
+    default=("roce", "tcp"),
+    show_default=True,
+    help="roce: RoCEv1, RoCEv2 and pause frames; any: every packet.",
+)
+@click.option("--host", "hosts", metavar="ADDR", multiple=True, help="Only packets from or to this address.")
+@click.option("--port", "ports", type=int, metavar="P", multiple=True, help="Of TCP only this port.")
+@click.option(
+    "--qp",
+    "qps",
+    type=int,
+    metavar="QP",
+    multiple=True,
+    help="Of RoCE only packets to this QP; ACKs go to the other end's.",
+)
+@click.option("--vlan", "vlans", type=int, metavar="ID", multiple=True, help="Only this (outer) VLAN.")
+@click.option(
+    "--sample",
+    type=click.IntRange(0, 16),
+    default=0,
+    metavar="K",
+    help="Keep the traffic of one in 2^K pairs of hosts, all of it.",
+)
+@click.option(
+    "--buffer",
+    type=_Size(),
+    default="64Mi",
+    show_default=True,
+    metavar="SIZE",
+    help="Ring between kernel and dpuflow; rounded up to a power of two.",
+)
+@click.option(
+    "--hook",
+    type=click.Choice(["auto", "tcx", "clsact", "xdp", "xdp-generic"]),
+    default="auto",
+    show_default=True,
+    help="Where programs are attached: tcx (Linux 6.6), else clsact; xdp sees what"
+    " comes in only, earlier and at less cost.",
+)
+@click.option(
+    "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."
+)
+@click.option(
+    "--rotate-time",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="S",
+    help="Begin another file every S seconds.",
+)
+@click.option(
+    "--files",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Keep the last N files of a rotated capture.",
+)
+@click.option("--quiet", is_flag=True, help="No live line and no summary; warnings and errors only.")
+def capture(
+    interfaces: tuple[str, ...], path: str | None, duration: float | None, count: int | None, snaplen: int,
+    protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
+    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, rotate_size: int, rotate_time: float,
+    files: int, quiet: bool,
+) -> None:  # fmt: skip
+    """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
+
+    Packets are copied in the kernel, never held up, dropped or changed; other programs on the interface
+    stay as they are. Ctrl-C and SIGTERM end it with a whole file.
+    """
+    if path == "-" and sys.stdout.isatty():
+        raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
+    if files and not (rotate_size or rotate_time):
+        raise click.UsageError("--files needs --rotate-size or --rotate-time.")
+
+    from dpuflow.errors import DpuflowError
+    from dpuflow.live.options import LiveOptions
+    from dpuflow.live.output import Rotation
+    from dpuflow.live.record import record
+    from dpuflow.reports.live import LiveLine, summary_lines
+
+    options = LiveOptions(interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook)
+    with LiveLine(enabled=not quiet) as line:
+        summary = record(
+            options,
+            path,
+            rotation=Rotation(rotate_size, rotate_time, files),
+            duration_s=duration,
+            count=count,
+            every_second=line.show,
+            started=line.started,
+        )
+    for text in summary_lines(summary, warnings_only=quiet):
+        click.echo(text, err=True)
+    if summary.reason is not None:
+        raise DpuflowError(summary.reason)

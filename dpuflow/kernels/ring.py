@@ -1,0 +1,119 @@
+"""Records of the kernel's ring buffer to pcapng packet blocks, many in one call.
+
+The ring: Linux kernel/bpf/ringbuf.c. A record starts with a 32-bit length, of which bit 31 says that it is
+still being written and bit 30 that it was given up; the next one follows at a multiple of 8 bytes. The ring's
+pages are mapped twice in a row, so that no record is broken. Blocks: draft-ietf-opsawg-pcapng.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dpuflow import schema_ring
+from dpuflow.kernels._jit import (
+    acquire32,
+    acquire64,
+    copy32,
+    i8,
+    inlined,
+    kernel,
+    le32,
+    le64,
+    prefetch,
+    put32,
+    put64,
+    release64,
+    u1,
+)
+
+_AT: Final = {name: place[1] for name, place in (schema_ring.RING_PACKET.dtype.fields or {}).items()}
+_TIME, _WIRE, _CAPTURED = _AT["time_ns"], _AT["wire_len"], _AT["captured"]
+_HASH, _IFACE, _DIRECTION, _ENDS = _AT["flow_hash"], _AT["iface"], _AT["direction"], _AT["ends"]
+_DATA: Final = schema_ring.RING_PACKET.dtype.itemsize
+
+_BUSY: Final = 1 << 31
+_GIVEN_UP: Final = 1 << 30
+_LENGTH: Final = _GIVEN_UP - 1
+
+BLOCK_BYTES: Final = 44  # of an enhanced packet block with its flags, besides the packet
+SLACK: Final = 64  # bytes that a copy may write beyond a packet
+
+# -- state (int64 array) ------------------------------------------------------------------------
+D_PACKETS: Final = 0
+D_BYTES: Final = 1  # on the wire
+D_ENDS: Final = 2  # RoCE messages that ended
+D_LAST: Final = 3  # stamp of the last packet
+D_FLOWS: Final = 4  # bytes of ``seen`` that are set
+D_LEFT: Final = 5  # packets that may still be taken
+D_IFACES: Final = 8  # packets of each interface
+D_SIZE: Final = D_IFACES + 256
+
+
+@inlined
+def write_packet(out, at, data, start, captured, wire, time, iface, direction):  # type: ignore[no-untyped-def]
+    """An enhanced packet block at ``at``; where the next one goes."""
+    padded = captured + 3 & ~3
+    size = BLOCK_BYTES + padded
+    put64(out, at, size << 32 | 6)
+    put64(out, at + 8, time >> 32 << 32 | iface)
+    put64(out, at + 16, captured << 32 | time & 0xFFFFFFFF)
+    put32(out, at + 24, wire)
+    for k in range(0, captured, 32):
+        copy32(out, at + 28 + k, data, start + k)
+    put32(out, at + 28 + captured, 0)
+    end = at + 28 + padded
+    put64(out, end, direction << 32 | 4 << 16 | 2)
+    put64(out, end + 8, size << 32)
+    return at + size
+
+
+@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8[::1], u1[::1]))
+def drain(consumer, producer, size, out, at, state, seen):  # type: ignore[no-untyped-def]
+    """Move records to ``out`` from ``at`` on until the ring is empty or ``out`` full; where it ends.
+
+    ``consumer`` is the page with the reader's position; ``producer`` the page with the writer's, and after it
+    the ring of ``size`` bytes, twice. ``out`` has SLACK bytes more than it is to hold. ``seen``: one byte for
+    each value of the upper 16 bits of a flow's hash.
+    """
+    first = len(consumer)
+    here = le64(consumer, 0)
+    end = acquire64(producer, 0)
+    room = len(out) - SLACK
+    while here < end and state[D_LEFT] > 0:
+        record = first + (here & size - 1)
+        header = acquire32(producer, record)
+        if header & _BUSY:
+            break
+        length = header & _LENGTH
+        prefetch(producer, record + 8 * length)
+        if not header & _GIVEN_UP:
+            record += 8
+            captured = le32(producer, record + _CAPTURED)
+            if at + BLOCK_BYTES + captured + 3 > room:
+                break
+            time, wire = le64(producer, record + _TIME), le32(producer, record + _WIRE)
+            iface = i8(producer[record + _IFACE])
+            at = write_packet(
+                out,
+                at,
+                producer,
+                record + _DATA,
+                captured,
+                wire,
+                time,
+                iface,
+                i8(producer[record + _DIRECTION]),
+            )
+            state[D_IFACES + iface] += 1
+            state[D_PACKETS] += 1
+            state[D_LEFT] -= 1
+            state[D_BYTES] += wire
+            state[D_ENDS] += producer[record + _ENDS]
+            state[D_LAST] = time
+            flow = le32(producer, record + _HASH)
+            if flow and not seen[flow >> 16]:
+                seen[flow >> 16] = 1
+                state[D_FLOWS] += 1
+        here += length + 15 & ~7
+    release64(consumer, 0, here)
+    return at

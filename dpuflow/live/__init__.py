@@ -1,0 +1,1 @@
+"""Live capture: packets from interfaces of this machine, by eBPF, as pcapng blocks in memory."""

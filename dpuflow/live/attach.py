@@ -1,0 +1,118 @@
+"""Programs onto interfaces: by links, which end with the process, or as clsact filters with a handle of ours.
+
+What others have attached stays as it is. Links: bpf(2), BPF_LINK_CREATE; tcx needs Linux 6.6, XDP links 5.9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+from dpuflow.errors import DpuflowError, MissingError
+from dpuflow.live.libbpf import last_words, library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_XDP, _TCX_INGRESS, _TCX_EGRESS = 37, 46, 47  # enum bpf_attach_type
+_BEFORE: Final = 1 << 3  # BPF_F_BEFORE: ahead of programs that may redirect or drop
+_XDP_GENERIC, _XDP_NATIVE = 1 << 1, 1 << 2  # XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE
+
+HANDLE: Final = 0xD9F10001  # dpuflow's own filters are known by this and the priority
+PRIORITY: Final = 0xD9F1
+_INGRESS, _EGRESS = 1, 2  # enum bpf_tc_attach_point
+_REPLACE: Final = 1  # BPF_TC_F_REPLACE
+
+
+class _LinkOptions(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("flags", ctypes.c_uint32), ("reserved", ctypes.c_uint32))
+
+
+class _Hook(ctypes.Structure):
+    """struct bpf_tc_hook."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("ifindex", ctypes.c_int),
+        ("point", ctypes.c_int),
+        ("parent", ctypes.c_uint32),
+    )
+
+
+class _Filter(ctypes.Structure):
+    """struct bpf_tc_opts."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("program", ctypes.c_int),
+        ("flags", ctypes.c_uint32),
+        ("program_id", ctypes.c_uint32),
+        ("handle", ctypes.c_uint32),
+        ("priority", ctypes.c_uint32),
+    )
+
+
+def link(program: int, ifindex: int, name: str, hook: str) -> Callable[[], None]:
+    """Attach ``program`` by a link at ``hook`` (tcx-in, tcx-out, xdp, xdp-generic); what detaches it.
+
+    Raises MissingError where the kernel has no such link, DpuflowError where the hook is taken.
+    """
+    kind, flags = {
+        "tcx-in": (_TCX_INGRESS, _BEFORE),
+        "tcx-out": (_TCX_EGRESS, _BEFORE),
+        "xdp": (_XDP, _XDP_NATIVE),
+        "xdp-generic": (_XDP, _XDP_GENERIC),
+    }[hook]
+    options = _LinkOptions(ctypes.sizeof(_LinkOptions), flags, 0)
+    fd = int(library().bpf_link_create(program, ifindex, kind, ctypes.byref(options)))
+    if fd < 0:
+        raise _link_error(-fd, name, hook)
+    return lambda: os.close(fd)
+
+
+def _link_error(number: int, name: str, hook: str) -> DpuflowError:
+    last_words()
+    if number == errno.EBUSY or number == errno.EEXIST:
+        return DpuflowError(f"{name}: another XDP program is attached, which is left alone: take --hook tcx")
+    if number == errno.EOPNOTSUPP and hook == "xdp":
+        return MissingError(f"{name}: its driver has no native XDP: take --hook xdp-generic or tcx")
+    if number in (errno.EINVAL, errno.EOPNOTSUPP):
+        return MissingError(f"{name}: this kernel has no {hook.split('-')[0]} links: take --hook clsact")
+    if number == errno.ENODEV:
+        return DpuflowError(f"{name}: there is no such interface any more")
+    if number == errno.EPERM:
+        return MissingError(f"{name}: attaching needs CAP_NET_ADMIN")
+    return DpuflowError(f"{name}: the {hook} program cannot be attached ({os.strerror(number)})")
+
+
+def add_filter(program: int, ifindex: int, name: str, outbound: bool) -> Callable[[], None]:
+    """Attach ``program`` as a clsact filter of dpuflow's own handle; what removes it. Raises DpuflowError."""
+    lib = library()
+    hook = _Hook(ctypes.sizeof(_Hook), ifindex, _EGRESS if outbound else _INGRESS, 0)
+    made = lib.bpf_tc_hook_create(ctypes.byref(hook))
+    if made < 0 and made != -errno.EEXIST:
+        last_words()
+        raise DpuflowError(f"{name}: no clsact can be added ({os.strerror(-made)})")
+    remove_filter(ifindex, outbound)  # of a dpuflow that was killed
+    options = _Filter(ctypes.sizeof(_Filter), program, 0, 0, HANDLE, PRIORITY)
+    status = lib.bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options))
+    if status < 0:
+        last_words()
+        raise DpuflowError(f"{name}: the clsact filter cannot be added ({os.strerror(-status)})")
+
+    def detach() -> None:
+        remove_filter(ifindex, outbound)
+
+    return detach
+
+
+def remove_filter(ifindex: int, outbound: bool) -> bool:
+    """Remove dpuflow's filter; whether there was one. The clsact qdisc stays: others may use it."""
+    lib = library()
+    hook = _Hook(ctypes.sizeof(_Hook), ifindex, _EGRESS if outbound else _INGRESS, 0)
+    options = _Filter(ctypes.sizeof(_Filter), 0, 0, 0, HANDLE, PRIORITY)
+    removed: bool = lib.bpf_tc_detach(ctypes.byref(hook), ctypes.byref(options)) == 0
+    last_words()
+    return removed

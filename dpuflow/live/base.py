@@ -1,0 +1,101 @@
+"""What every live backend gives: interfaces, pcapng blocks of packets, and counters of what was lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dpuflow.errors import DpuflowError, OptionError
+from dpuflow.kernels.columns import MAX_CAPTURED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dpuflow.live.clock import StampClock
+
+    Bytes = NDArray[np.uint8]
+    Numbers = NDArray[np.int64]
+
+OUT_BYTES: Final = 1 << 20  # blocks are handed on in pieces of this size, which stay in the cache
+LARGEST_BLOCK: Final = MAX_CAPTURED + 256
+
+_ETHERNET_TYPES: Final = (1, 772)  # ARPHRD_ETHER, ARPHRD_LOOPBACK: both have Ethernet headers
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One interface to capture from."""
+
+    name: str
+    index: int
+    mac: bytes
+
+    def exists(self) -> bool:
+        """Whether it is still there, and still the same one."""
+        try:
+            return socket.if_nametoindex(self.name) == self.index
+        except OSError:
+            return False
+
+
+class Backend(Protocol):
+    """A running capture. Packets come out as whole enhanced packet blocks of pcapng, little endian, ns."""
+
+    name: str
+    interfaces: list[Interface]
+    clock: StampClock
+    hooks: str
+    """How it is attached, in words."""
+    tally: Numbers
+    """``kernels/ring``: D_PACKETS and what follows."""
+
+    def read(self, out: Bytes, at: int) -> int:
+        """Move what has come to ``out`` from ``at`` on, as much as fits; where it ends."""
+        ...
+
+    def counters(self) -> list[dict[str, int]]:
+        """The COUNTERS of each interface, by name, since the start."""
+        ...
+
+    def detach(self) -> None:
+        """Stop taking packets; what has been taken can still be read."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+def find_interface(name: str) -> Interface:
+    """The interface of that name. Raises OptionError, DpuflowError."""
+    try:
+        index = socket.if_nametoindex(name)
+    except OSError:
+        known = ", ".join(sorted(each for _, each in socket.if_nameindex()))
+        raise OptionError(f"{name}: there is no such interface; there are {known}") from None
+    kind, mac = _hardware(name)
+    if kind not in _ETHERNET_TYPES:
+        raise DpuflowError(
+            f"{name}: not an Ethernet interface (ARPHRD type {kind}); those alone are captured"
+        )
+    return Interface(name, index, mac)
+
+
+def _hardware(name: str) -> tuple[int, bytes]:
+    """ARPHRD type and address, from the interface itself (/sys may show another network namespace)."""
+    import fcntl
+
+    request = name.encode().ljust(16, b"\0") + bytes(24)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        answer = fcntl.ioctl(control, 0x8927, request)  # SIOCGIFHWADDR
+    return int.from_bytes(answer[16:18], "little"), bytes(answer[18:24])
+
+
+def object_path() -> Path:
+    """The programs made beforehand, `make bpf`; DPUFLOW_BPF names another file."""
+    named = os.environ.get("DPUFLOW_BPF")
+    return Path(named) if named else Path(__file__).resolve().parent / "packets.bpf.o"

@@ -1,0 +1,178 @@
+"""A running live capture as pieces of a pcapng file, with its counters: what files, pipes and readers get."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.errors import OptionError
+from dpuflow.kernels import ring as kernel
+from dpuflow.live import blocks
+from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES
+from dpuflow.schema_ring import LOSSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dpuflow.live.base import Backend, Bytes
+    from dpuflow.live.options import LiveOptions
+
+BACKENDS: Final = ("ebpf",)
+_PAUSE_S: Final = 0.01  # an idle look costs some 15 us
+_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a capture stands: counts since the start, and rates over the last second or so."""
+
+    seconds: float
+    packets: int
+    messages: int
+    flows: int
+    bytes: int
+    lost: int
+    packet_rate: float
+    message_rate: float
+    bit_rate: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a capture has come to. ``reason`` says why it ended, if not as asked."""
+
+    status: Status
+    counters: list[dict[str, int]]
+    interfaces: list[str]
+    hooks: str
+    warnings: list[str] = field(default_factory=list)
+    reason: str | None = None
+
+
+def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
+    """Attach to the interfaces. Raises OptionError, MissingError, DpuflowError."""
+    if backend == "ebpf":
+        from dpuflow.live.ebpf import EbpfCapture
+
+        return EbpfCapture(options)
+    raise OptionError(f"{backend!r} is no backend: {', '.join(BACKENDS)}")
+
+
+class LiveCapture:
+    """One capture. Iterate ``pieces`` to the end, then ``summary``; ``close`` in any case."""
+
+    def __init__(self, options: LiveOptions, backend: str = "ebpf") -> None:
+        self.options = options
+        self.backend = open_backend(options, backend)
+        self._start_s = time.monotonic()
+        self._counters = self.backend.counters()
+        self._warnings: list[str] = []
+        self._reason: str | None = None
+        self._before = (self._start_s, 0, 0, 0)
+        self._status = Status(0.0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+    def head(self) -> bytes:
+        """The blocks that a file of this capture begins with."""
+        options, backend = self.options, self.backend
+        comment = f"{backend.clock.text()}; backend {backend.name}, {backend.hooks}"
+        parts = [blocks.section_block(comment)]
+        parts += [
+            blocks.interface_block(interface, options.snaplen, options.filter_text())
+            for interface in backend.interfaces
+        ]
+        return b"".join(parts)
+
+    def statistics(self) -> bytes:
+        """The statistics blocks as things stand."""
+        start_ns = self.backend.clock.start.real_ns + round(self._start_s * 1e9)
+        now_ns = self.backend.clock.start.real_ns + time.monotonic_ns()
+        return b"".join(
+            blocks.statistics_block(
+                number, now_ns, start_ns, counters, int(self.backend.tally[kernel.D_IFACES + number])
+            )
+            for number, counters in enumerate(self._counters)
+        )
+
+    def pieces(
+        self,
+        duration_s: float | None = None,
+        count: int | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        every_second: Callable[[Status], None] | None = None,
+    ) -> Iterator[Bytes]:
+        """Packet blocks as they come until time, packets or ``stopped`` end it. A piece holds until the next.
+
+        The packets that were taken before the end are all there. Does not hold ``head`` and ``statistics``.
+        """
+        backend, tally = self.backend, self.backend.tally
+        out = np.empty(OUT_BYTES + LARGEST_BLOCK, np.uint8)
+        if count is not None:
+            tally[kernel.D_LEFT] = count
+        end_s = math.inf if duration_s is None else self._start_s + duration_s
+        next_s = self._start_s + _EVERY_S
+        while tally[kernel.D_LEFT] > 0 and not stopped():
+            filled = backend.read(out, 0)
+            if filled:
+                yield out[:filled]
+            now_s = time.monotonic()
+            if now_s >= end_s:
+                break
+            if now_s >= next_s:
+                next_s = now_s + _EVERY_S
+                self._look(now_s)
+                if every_second is not None:
+                    every_second(self._status)
+                if self._reason is not None:
+                    break
+            if filled < OUT_BYTES // 2:
+                time.sleep(min(_PAUSE_S, max(end_s - now_s, 0.0)))
+        backend.detach()
+        while filled := backend.read(out, 0):
+            yield out[:filled]
+        self._look(time.monotonic())
+
+    def _look(self, now_s: float) -> None:
+        """Counters, clock and interfaces as they are now."""
+        backend, tally = self.backend, self.backend.tally
+        self._counters = backend.counters()
+        packets, messages, size = (int(tally[k]) for k in (kernel.D_PACKETS, kernel.D_ENDS, kernel.D_BYTES))
+        before_s, *before = self._before
+        span = max(now_s - before_s, 1e-9)
+        rates = [(now - then) / span for now, then in zip((packets, messages, size), before, strict=True)]
+        self._before = (now_s, packets, messages, size)
+        lost = sum(counters[name] for counters in self._counters for name in LOSSES)
+        flows = int(tally[kernel.D_FLOWS])
+        self._status = Status(
+            now_s - self._start_s, packets, messages, _estimate(flows), size, lost,
+            rates[0], rates[1], 8 * rates[2],
+        )  # fmt: skip
+        step = backend.clock.check()
+        if step and not self._warnings:
+            self._warnings.append(
+                f"the wall clock was set by {step / 1e9:+.3f} s during the capture;"
+                " stamps follow it as it was before"
+            )
+        gone = [interface.name for interface in backend.interfaces if not interface.exists()]
+        if gone:
+            self._reason = f"{', '.join(gone)}: the interface is gone; what came before is kept"
+
+    def summary(self) -> Summary:
+        """What the capture has come to, after the last piece."""
+        names = [interface.name for interface in self.backend.interfaces]
+        return Summary(
+            self._status, self._counters, names, self.backend.hooks, list(self._warnings), self._reason
+        )
+
+    def close(self) -> None:
+        """Detach and give everything back."""
+        self.backend.close()
+
+
+def _estimate(used: int) -> int:
+    """Flows from used cells of 65536, by linear counting."""
+    cells = 1 << 16
+    return round(-cells * math.log(1 - min(used, cells - 1) / cells))

@@ -1,0 +1,107 @@
+"""The eBPF backend: programs on the interfaces write packets into one ring, which is read in bulk."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.errors import MissingError, OptionError
+from dpuflow.kernels import ring as kernel
+from dpuflow.live import attach, libbpf
+from dpuflow.live.base import find_interface, object_path
+from dpuflow.live.clock import StampClock
+from dpuflow.live.options import HOOKS
+from dpuflow.live.ring import Ring
+
+if TYPE_CHECKING:
+    from dpuflow.live.base import Bytes, Interface
+    from dpuflow.live.options import LiveOptions
+
+_IN, _OUT, _XDP = "dpuflow_in", "dpuflow_out", "dpuflow_xdp"
+
+
+class EbpfCapture:
+    """Programs loaded and attached as ``options`` ask, one set for each interface, with one ring."""
+
+    name = "ebpf"
+
+    def __init__(self, options: LiveOptions) -> None:
+        """Attach. Raises OptionError, MissingError, DpuflowError; nothing stays attached then."""
+        if options.hook not in HOOKS:
+            raise OptionError(f"{options.hook!r} is no hook: {', '.join(HOOKS)}")
+        self.interfaces = [find_interface(name) for name in options.interfaces]
+        path = object_path()
+        if not path.is_file():
+            raise MissingError(f"{path} is not there: make it with `make bpf` (needs clang and libbpf-dev)")
+        self.clock = StampClock()
+        self.tally = np.zeros(kernel.D_SIZE, np.int64)
+        self.tally[kernel.D_LEFT] = np.iinfo(np.int64).max
+        self._counters: list[int] = []
+        with ExitStack() as stack:
+            size = 1 << max(options.buffer - 1, 4095).bit_length()
+            self.ring = Ring(libbpf.create_ring(size), size)
+            stack.callback(self.ring.close)
+            detached = stack.enter_context(ExitStack())
+            hooks = [
+                self._attach(interface, number, options, stack, detached)
+                for number, interface in enumerate(self.interfaces)
+            ]
+            self.hooks = ", ".join(sorted(set(hooks)))
+            self._attached = detached.pop_all()
+            self._stack = stack.pop_all()
+
+    def _attach(
+        self, interface: Interface, number: int, options: LiveOptions, stack: ExitStack, detached: ExitStack
+    ) -> str:
+        """Load and attach one interface's programs; the hook they are at."""
+        xdp = options.hook.startswith("xdp")
+        settings = options.settings(number, self.clock.start.real_ns)
+        loaded = libbpf.Loaded(object_path(), (_XDP,) if xdp else (_IN, _OUT), settings, self.ring.fd)
+        stack.callback(loaded.close)
+        self._counters.append(loaded.counters_fd)
+        name, index = interface.name, interface.index
+        if xdp:
+            detached.callback(attach.link(loaded.fds[_XDP], index, name, options.hook))
+            return options.hook + " (inbound only)"
+        if options.hook != "clsact":
+            try:
+                detached.callback(attach.link(loaded.fds[_IN], index, name, "tcx-in"))
+                detached.callback(attach.link(loaded.fds[_OUT], index, name, "tcx-out"))
+                return "tcx"
+            except MissingError:
+                if options.hook == "tcx":
+                    raise
+        for program, outbound in ((_IN, False), (_OUT, True)):
+            detached.callback(attach.add_filter(loaded.fds[program], index, name, outbound))
+        return "clsact"
+
+    def read(self, out: Bytes, at: int) -> int:
+        """Move what is in the ring to ``out`` from ``at`` on, as much as fits; where it ends."""
+        return self.ring.drain(out, at, self.tally)
+
+    def counters(self) -> list[dict[str, int]]:
+        """The COUNTERS of each interface."""
+        return [libbpf.read_counters(fd) for fd in self._counters]
+
+    def detach(self) -> None:
+        """Take the programs off the interfaces; the ring can still be read."""
+        self._attached.close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.detach()
+        self._stack.close()
+
+
+def interfaces_with_leftovers() -> list[str]:
+    """Interfaces of this network namespace from which a clsact filter of dpuflow was removed."""
+    import socket
+
+    found = []
+    for index, name in socket.if_nameindex():
+        removed = [attach.remove_filter(index, outbound) for outbound in (False, True)]
+        if any(removed):
+            found.append(name)
+    return found

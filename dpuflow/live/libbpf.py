@@ -1,0 +1,195 @@
+"""The few calls of libbpf that load a program made beforehand, through ctypes: no compiler, no build.
+
+libbpf 1.x (libbpf.so.1; packages libbpf1 of Debian 12 and Ubuntu 24.04).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from dpuflow import schema_ring as ring
+from dpuflow.errors import DpuflowError, MissingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_Pointer = ctypes.c_void_p
+_PRINT: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, _Pointer)
+_said: list[str] = []
+
+
+def _listen(level: int, form: bytes | None, arguments: Any) -> int:
+    """Keep libbpf's warnings for the error text."""
+    if level == 0 and form is not None:
+        text = ctypes.create_string_buffer(4096)
+        _c().vsnprintf(text, 4096, form, ctypes.c_void_p(arguments))
+        _said.append(text.value.decode("utf-8", "replace").strip())
+        del _said[:-40]
+    return 0
+
+
+_LISTEN: Final = _PRINT(_listen)
+
+
+@cache
+def _c() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libbpf, its functions declared. Raises MissingError."""
+    try:
+        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    except OSError:
+        raise MissingError("libbpf.so.1 is not installed: apt-get install libbpf1") from None
+    for name, result, arguments in (
+        ("bpf_object__open_file", _Pointer, (ctypes.c_char_p, _Pointer)),
+        ("bpf_object__load", ctypes.c_int, (_Pointer,)),
+        ("bpf_object__close", None, (_Pointer,)),
+        ("bpf_object__find_map_by_name", _Pointer, (_Pointer, ctypes.c_char_p)),
+        ("bpf_object__next_map", _Pointer, (_Pointer, _Pointer)),
+        ("bpf_object__find_program_by_name", _Pointer, (_Pointer, ctypes.c_char_p)),
+        ("bpf_object__next_program", _Pointer, (_Pointer, _Pointer)),
+        ("bpf_map__name", ctypes.c_char_p, (_Pointer,)),
+        ("bpf_map__fd", ctypes.c_int, (_Pointer,)),
+        ("bpf_map__set_max_entries", ctypes.c_int, (_Pointer, ctypes.c_uint32)),
+        ("bpf_map__reuse_fd", ctypes.c_int, (_Pointer, ctypes.c_int)),
+        ("bpf_map__initial_value", _Pointer, (_Pointer, ctypes.POINTER(ctypes.c_size_t))),
+        ("bpf_program__name", ctypes.c_char_p, (_Pointer,)),
+        ("bpf_program__fd", ctypes.c_int, (_Pointer,)),
+        ("bpf_program__set_autoload", ctypes.c_int, (_Pointer, ctypes.c_bool)),
+        ("bpf_link_create", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int, _Pointer)),
+        ("bpf_map_lookup_elem", ctypes.c_int, (ctypes.c_int, _Pointer, _Pointer)),
+        ("bpf_map_create", ctypes.c_int, (ctypes.c_int, ctypes.c_char_p, *(ctypes.c_uint32,) * 3, _Pointer)),
+        ("bpf_tc_hook_create", ctypes.c_int, (_Pointer,)),
+        ("bpf_tc_attach", ctypes.c_int, (_Pointer, _Pointer)),
+        ("bpf_tc_detach", ctypes.c_int, (_Pointer, _Pointer)),
+        ("bpf_tc_query", ctypes.c_int, (_Pointer, _Pointer)),
+        ("libbpf_num_possible_cpus", ctypes.c_int, ()),
+        ("libbpf_set_print", _Pointer, (_PRINT,)),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    lib.libbpf_set_print(_LISTEN)
+    return lib
+
+
+def last_words() -> str:
+    """What libbpf and the kernel said last, on one line."""
+    words = "; ".join(line for line in _said[-3:] if line)
+    _said.clear()
+    return words
+
+
+class Loaded:
+    """The programs of one object file, loaded for one interface; ``close`` gives them back."""
+
+    def __init__(
+        self, path: Path, programs: tuple[str, ...], settings: NDArray[np.void], ring_fd: int
+    ) -> None:
+        """Load ``programs`` with ``settings``, to write to the ring ``ring_fd``.
+
+        Raises MissingError, DpuflowError.
+        """
+        lib = library()
+        self._object = lib.bpf_object__open_file(os.fsencode(path), None)
+        if not self._object:
+            raise DpuflowError(f"{path}: {last_words() or os.strerror(ctypes.get_errno())}")
+        try:
+            self._set(path, settings)
+            self._choose(programs)
+            lib.bpf_map__reuse_fd(self._map("ring"), ring_fd)
+            status = lib.bpf_object__load(self._object)
+            if status < 0:
+                raise load_error(-status)
+        except BaseException:
+            self.close()
+            raise
+        self.fds = {
+            name: lib.bpf_program__fd(lib.bpf_object__find_program_by_name(self._object, name.encode()))
+            for name in programs
+        }
+        self.counters_fd = int(lib.bpf_map__fd(self._map("counters")))
+
+    def _map(self, name: str) -> Any:
+        found = library().bpf_object__find_map_by_name(self._object, name.encode())
+        assert found, name
+        return found
+
+    def _set(self, path: Path, settings: NDArray[np.void]) -> None:
+        """Write the settings, if the object was made for this layout of them."""
+        lib, found = library(), None
+        while found := lib.bpf_object__next_map(self._object, found):
+            if lib.bpf_map__name(found).endswith(b".rodata.settings"):
+                break
+        size = ctypes.c_size_t()
+        place = lib.bpf_map__initial_value(found, ctypes.byref(size)) if found else None
+        expected = ring.SETTINGS.dtype
+        if place and size.value == expected.itemsize:
+            held = np.ctypeslib.as_array((ctypes.c_uint8 * size.value).from_address(place)).view(expected)
+            if int(held["schema"][0]) == ring.layout_number():
+                held[:] = settings
+                return
+        raise DpuflowError(f"{path}: made for another version of dpuflow; make it again with `make bpf`")
+
+    def _choose(self, programs: tuple[str, ...]) -> None:
+        lib, program = library(), None
+        while program := lib.bpf_object__next_program(self._object, program):
+            lib.bpf_program__set_autoload(program, lib.bpf_program__name(program).decode() in programs)
+
+    def close(self) -> None:
+        """Give the programs and maps back; what is attached by a link stays as long as the link."""
+        if self._object:
+            library().bpf_object__close(self._object)
+            self._object = None
+
+
+def load_error(number: int) -> DpuflowError:
+    """Why the kernel would not load a program or map, and what to do."""
+    words = last_words()
+    if number in (errno.EPERM, errno.EACCES) and "verifier" not in words and "invalid" not in words:
+        return MissingError(
+            "eBPF is not allowed: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
+            " (or take --backend afpacket, which needs CAP_NET_RAW alone)"
+        )
+    if number == errno.ENOMEM:
+        return DpuflowError(
+            "the kernel has no memory for the ring: choose a smaller --buffer, or raise ulimit -l"
+        )
+    if number == errno.ENOSYS:
+        return MissingError("this kernel has no eBPF: take --backend afpacket")
+    return DpuflowError(f"the kernel refused the eBPF program ({os.strerror(number)}): {words[-600:]}")
+
+
+def create_ring(size: int) -> int:
+    """The file descriptor of a new ring buffer of ``size`` bytes, a power of two.
+
+    Raises MissingError, DpuflowError.
+    """
+    fd = int(library().bpf_map_create(27, b"dpuflow_ring", 0, 0, size, None))  # BPF_MAP_TYPE_RINGBUF
+    if fd < 0:
+        if -fd == errno.EINVAL:
+            raise MissingError(
+                "this kernel has no eBPF ring buffer (Linux 5.8 and later): take --backend afpacket"
+            )
+        raise load_error(-fd)
+    return fd
+
+
+def read_counters(fd: int) -> dict[str, int]:
+    """A counters map, summed over the CPUs."""
+    lib = library()
+    rows = ring.COUNTERS.zeros(lib.libbpf_num_possible_cpus())
+    key = ctypes.c_uint32(0)
+    if lib.bpf_map_lookup_elem(fd, ctypes.byref(key), rows.ctypes.data) < 0:
+        raise DpuflowError(f"the counters cannot be read: {os.strerror(ctypes.get_errno())}")
+    return {field.name: int(rows[field.name].sum()) for field in ring.COUNTERS.fields}

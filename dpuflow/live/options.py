@@ -1,0 +1,121 @@
+"""What to capture and how: the options of a live capture, checked, and the programs' settings from them."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dpuflow import schema_ring as ring
+from dpuflow.errors import OptionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+DEFAULT_SNAPLEN: Final = 128
+DEFAULT_BUFFER: Final = 64 << 20
+MIN_SNAPLEN: Final = 64
+
+PROTOCOLS: Final = {
+    "roce": ring.Protocol.ROCE_V2 | ring.Protocol.ROCE_V1 | ring.Protocol.PAUSE,
+    "tcp": int(ring.Protocol.TCP),
+    "any": sum(ring.Protocol),
+}
+HOOKS: Final = ("auto", "tcx", "clsact", "xdp", "xdp-generic")
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """What to capture. ``sample``: of 2^k pairs of hosts one is kept."""
+
+    interfaces: tuple[str, ...]
+    snaplen: int = DEFAULT_SNAPLEN
+    protocols: tuple[str, ...] = ("roce", "tcp")
+    hosts: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    qps: tuple[int, ...] = ()
+    vlans: tuple[int, ...] = ()
+    sample: int = 0
+    buffer: int = DEFAULT_BUFFER
+    hook: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for what cannot be."""
+        if not self.interfaces:
+            raise OptionError("name at least one interface to capture from")
+        if len(set(self.interfaces)) < len(self.interfaces):
+            raise OptionError("an interface is named twice")
+        for what, values, most in (
+            ("interfaces", self.interfaces, 255),
+            ("hosts", self.hosts, ring.MAX_HOSTS),
+            ("ports", self.ports, ring.MAX_PORTS),
+            ("QPs", self.qps, ring.MAX_QPS),
+            ("VLANs", self.vlans, ring.MAX_VLANS),
+        ):
+            if len(values) > most:
+                raise OptionError(f"{len(values)} {what} are named, and at most {most} can be")
+        for host in self.hosts:
+            address_words(host)
+        self.protocol_bits()
+        for what, numbers, top in (
+            ("port", self.ports, 65535),
+            ("QP", self.qps, 0xFFFFFF),
+            ("VLAN", self.vlans, 4094),
+        ):
+            for number in numbers:
+                if not 0 <= number <= top:
+                    raise OptionError(f"{number} is no {what}: it lies between 0 and {top}")
+
+    def settings(self, iface: int, clock_ns: int) -> NDArray[np.void]:
+        """The SETTINGS row of the programs of interface number ``iface``."""
+        row = ring.SETTINGS.zeros(1)
+        row["clock_ns"], row["schema"], row["iface"] = clock_ns, ring.layout_number(), iface
+        row["snaplen"] = min(max(self.snaplen or ring.MAX_SNAPLEN, MIN_SNAPLEN), ring.MAX_SNAPLEN)
+        row["protocols"] = self.protocol_bits()
+        row["sample"] = 0 if self.sample == 0 else (1 << 32) - (1 << 32 >> self.sample)
+        for k, (high, low) in enumerate(map(address_words, self.hosts)):
+            row["host_hi"][0, k], row["host_lo"][0, k] = high, low
+        for name, count, values in (
+            ("qp", "qps", self.qps),
+            ("port", "ports", self.ports),
+            ("vlan", "vlans", self.vlans),
+        ):
+            row[name][0, : len(values)] = values
+            row[count] = len(values)
+        row["hosts"] = len(self.hosts)
+        return row
+
+    def protocol_bits(self) -> int:
+        """``Protocol`` bits."""
+        bits = 0
+        for name in self.protocols:
+            if name not in PROTOCOLS:
+                raise OptionError(f"{name!r} is no protocol: {', '.join(PROTOCOLS)}")
+            bits |= PROTOCOLS[name]
+        return bits
+
+    def filter_text(self) -> str:
+        """The filter in words, for the file."""
+        parts = [f"protocol {','.join(self.protocols)}"]
+        for word, values in (
+            ("host", self.hosts),
+            ("port", self.ports),
+            ("qp", self.qps),
+            ("vlan", self.vlans),
+        ):
+            if values:
+                parts.append(f"{word} {','.join(map(str, values))}")
+        if self.sample:
+            parts.append(f"sample 1 of {1 << self.sample} pairs of hosts")
+        return "; ".join(parts)
+
+
+def address_words(text: str) -> tuple[int, int]:
+    """An address as ENDPOINT has it: two 64-bit numbers, IPv4 as ::ffff:a.b.c.d. Raises OptionError."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise OptionError(f"{text!r} is no IPv4 or IPv6 address") from None
+    number = int(address) if address.version == 6 else 0xFFFF << 32 | int(address)
+    return number >> 64, number & (1 << 64) - 1

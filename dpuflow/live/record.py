@@ -1,0 +1,79 @@
+"""Run one live capture from start to end: packets to the output, signals to a clean stop."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from dpuflow.live.capture import LiveCapture, Summary
+from dpuflow.live.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from dpuflow.live.capture import Status
+    from dpuflow.live.options import LiveOptions
+    from dpuflow.live.output import Rotation
+
+
+class _Signals:
+    """SIGINT and SIGTERM end the capture instead of the process; the second one does as it always did."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in self._before:
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        self.restore()
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def record(
+    options: LiveOptions,
+    path: str | None,
+    *,
+    backend: str = "ebpf",
+    rotation: Rotation | None = None,
+    duration_s: float | None = None,
+    count: int | None = None,
+    every_second: Callable[[Status], None] | None = None,
+    started: Callable[[LiveCapture], None] | None = None,
+) -> Summary:
+    """Capture to ``path`` ("-": standard output; None: nowhere) until time, packets or a signal end it.
+
+    ``started`` is called once packets are being taken.
+    Raises OptionError, MissingError, DpuflowError, OSError.
+    """
+    capture = LiveCapture(options, backend)
+    signals = _Signals()
+    output: Output | None = None
+    try:
+        if path is not None:
+            output = Output(path, capture.head, capture.statistics, rotation)
+
+        def each(status: Status) -> None:
+            if output is not None:
+                output.note()
+            if every_second is not None:
+                every_second(status)
+
+        if started is not None:
+            started(capture)
+        for piece in capture.pieces(duration_s, count, lambda: signals.came, each):
+            if output is not None:
+                output.write(piece)
+    finally:
+        signals.restore()
+        try:
+            if output is not None:
+                output.close()
+        finally:
+            capture.close()
+    return capture.summary()

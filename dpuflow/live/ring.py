@@ -1,0 +1,59 @@
+"""The kernel's ring buffer, mapped, and read in bulk (``kernels/ring``): no call per packet."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.errors import DpuflowError
+from dpuflow.kernels import ring as kernel
+
+if TYPE_CHECKING:
+    from dpuflow.live.base import Bytes, Numbers
+
+
+class Ring:
+    """A mapped ring of ``size`` bytes; not to be used after ``close``."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        page = mmap.PAGESIZE
+        try:
+            self._consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._producer = mmap.mmap(fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        except OSError as error:
+            raise DpuflowError(
+                f"the ring cannot be mapped ({error.strerror}): choose a smaller --buffer"
+            ) from None
+        self._seen = np.zeros(1 << 16, np.uint8)
+
+    def drain(self, out: Bytes, at: int, tally: Numbers) -> int:
+        """Move records to ``out`` from ``at`` on as packet blocks, as many as fit; where they end."""
+        return int(
+            kernel.drain(
+                _bytes(self._consumer), _bytes(self._producer), self.size, out, at, tally, self._seen
+            )
+        )
+
+    def used(self) -> float:
+        """Share of the ring that waits to be read."""
+        written = int(np.frombuffer(self._producer, np.uint64, 1)[0])
+        read = int(np.frombuffer(self._consumer, np.uint64, 1)[0])
+        return (written - read) / self.size
+
+    def close(self) -> None:
+        """Give the ring back."""
+        self._consumer.close()
+        self._producer.close()
+        os.close(self.fd)
+
+
+def _bytes(area: mmap.mmap) -> Bytes:
+    """The mapping as an array. Kernels are compiled for arrays that may be written, which a mapping that
+    is only read is not for NumPy; nothing writes to it."""
+    address = np.frombuffer(area, np.uint8).ctypes.data
+    return np.ctypeslib.as_array((ctypes.c_uint8 * len(area)).from_address(address))

@@ -1,0 +1,95 @@
+"""What the eBPF programs and user space share: ring records, counters and settings, declared once.
+
+``schema_c`` prints them as the C header that the programs include. Little endian, natural alignment,
+largest fields first, padding named.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import IntEnum
+from typing import Final
+
+from dpuflow.schema import SCHEMA_ID, Record, make_record
+
+MAX_HOSTS: Final = 8
+MAX_PORTS: Final = 8
+MAX_QPS: Final = 16
+MAX_VLANS: Final = 8
+MAX_SNAPLEN: Final = 262_144  # as libpcap; the largest size class of the programs is smaller
+
+SIZE_CLASSES: Final = (64, 128, 256, 1024, 4096, 16384, 65536, MAX_SNAPLEN)
+"""Bytes of packet that a ring record has room for: the kernel wants constants, and an ACK of 62 bytes
+should not take the room of a jumbo frame."""
+
+
+class Protocol(IntEnum):
+    """Bits of settings.protocols: what is captured."""
+
+    ROCE_V2 = 1
+    ROCE_V1 = 2
+    TCP = 4
+    PAUSE = 8  # MAC control frames
+    OTHER = 16  # everything else
+
+
+RING_PACKET: Final = make_record(
+    "ring_packet",
+    "What stands before a packet's bytes in the ring.",
+    ("time_ns", "u8", "ns", "the kernel's monotonic clock plus settings.clock_ns"),
+    ("wire_len", "u4", "B", "length on the wire, VLAN tag included"),
+    ("captured", "u4", "B", "bytes that follow"),
+    ("flow_hash", "u4", "", "hash of addresses and QP or ports, 0 for neither RoCE nor TCP"),
+    ("iface", "u1", "", "number of the interface, settings.iface"),
+    ("direction", "u1", "", "Direction"),
+    ("ends", "u1", "", "1 where the packet ends a RoCE message"),
+    ("reserved", "u1", "", "0"),
+)
+
+COUNTERS: Final = make_record(
+    "counters",
+    "What became of the packets of one interface and direction, one such row per CPU.",
+    ("seen", "u8", "packets", "handed to the program: the sum of all below"),
+    ("captured", "u8", "packets", "put into the ring"),
+    ("not_wanted", "u8", "packets", "left out by the filters"),
+    ("sampled_out", "u8", "packets", "left out by sampling"),
+    ("fragment", "u8", "packets", "later IP fragments, whose ports and QP are elsewhere; left out"),
+    ("cut", "u8", "packets", "too short for the headers they claim to have; left out"),
+    ("ring_full", "u8", "packets", "lost: the ring had no room"),
+    ("unreadable", "u8", "packets", "lost: the kernel would not give their bytes"),
+)
+
+LOSSES: Final = ("ring_full", "unreadable")
+"""The counters of packets that were wanted and are missing from the capture."""
+
+SETTINGS: Final = make_record(
+    "settings",
+    "Read-only constants of a loaded program; the verifier removes the code that they rule out.",
+    ("clock_ns", "u8", "ns", "added to the monotonic clock: wall time at the start of the capture"),
+    ("host_hi", f"({MAX_HOSTS},)u8", "", "hosts to capture, upper half as in ENDPOINT"),
+    ("host_lo", f"({MAX_HOSTS},)u8", "", "hosts to capture, lower half"),
+    ("schema", "u4", "", "the layout's number: a program made for another one is refused"),
+    ("snaplen", "u4", "B", "bytes to keep of a packet"),
+    ("protocols", "u4", "", "Protocol bits"),
+    ("hosts", "u4", "", "how many hosts are listed; 0: all"),
+    ("ports", "u4", "", "how many TCP ports are listed; 0: all"),
+    ("qps", "u4", "", "how many QPs are listed; 0: all"),
+    ("vlans", "u4", "", "how many VLANs are listed; 0: all"),
+    ("sample", "u4", "", "of 2^32 flows, those whose hash is below are left out; 0: none"),
+    ("qp", f"({MAX_QPS},)u4", "", "destination QPs to capture"),
+    ("port", f"({MAX_PORTS},)u2", "", "TCP ports to capture, either end"),
+    ("vlan", f"({MAX_VLANS},)u2", "", "outer VLAN ids to capture"),
+    ("iface", "u4", "", "number of the interface in records"),
+    ("reserved", "u4", "", "0"),
+)
+
+RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, COUNTERS, SETTINGS)
+
+
+def layout_number() -> int:
+    """One number for the layout of all records here, which changes with any of them."""
+    layout = [
+        SCHEMA_ID,
+        *(f"{record.name} {field.name} {field.type}" for record in RECORDS for field in record.fields),
+    ]
+    return zlib.crc32("\n".join(layout).encode())

@@ -1,0 +1,123 @@
+"""Two network namespaces with a veth pair between them, and what is run in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parents[1]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(PROJECT)}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout
+
+
+class Pair:
+    """Namespaces ``a`` and ``b`` with interfaces ``west`` and ``east``.
+
+    They have no addresses until ``give_addresses``: what a test sends is all that is on the wire.
+    """
+
+    def __init__(self) -> None:
+        self.a, self.b = f"dpuflow-a{os.getpid()}", f"dpuflow-b{os.getpid()}"
+        run("ip", "netns", "add", self.a)
+        run("ip", "netns", "add", self.b)
+        run("ip", "-n", self.a, "link", "add", "west", "mtu", "9000", "type", "veth",
+            "peer", "name", "east", "mtu", "9000", "netns", self.b)  # fmt: skip
+        for space, device in ((self.a, "west"), (self.b, "east")):
+            run("ip", "netns", "exec", space, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+            run("ip", "-n", space, "link", "set", "lo", "up")
+            run("ip", "-n", space, "link", "set", device, "up")
+
+    def give_addresses(self) -> None:
+        """10.77.0.1 to west and 10.77.0.2 to east."""
+        run("ip", "-n", self.a, "addr", "add", "10.77.0.1/24", "dev", "west")
+        run("ip", "-n", self.b, "addr", "add", "10.77.0.2/24", "dev", "east")
+
+    def close(self) -> None:
+        for space in (self.a, self.b):
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+
+    def start(self, space: str, *command: str, **more: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", space, *command],
+            env=ENVIRONMENT,
+            stderr=subprocess.PIPE,
+            **more,  # type: ignore[call-overload]
+        )
+
+    def call(self, space: str, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["ip", "netns", "exec", space, *command],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def dpuflow(self, space: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.call(space, sys.executable, "-m", "dpuflow", *arguments)
+
+    @contextlib.contextmanager
+    def capturing(self, space: str, *options: str) -> Iterator[Capture]:
+        """``dpuflow capture`` while the block runs; ended by SIGTERM unless it has ended."""
+        process = self.start(space, sys.executable, "-m", "dpuflow", "capture", *options)
+        capture = Capture(process)
+        try:
+            assert process.stderr is not None
+            capture.first_line = process.stderr.readline().decode()
+            yield capture
+        finally:
+            capture.end()
+
+    @contextlib.contextmanager
+    def tcpdump(self, space: str, device: str, file: Path, *options: str) -> Iterator[None]:
+        """tcpdump into ``file`` while the block runs."""
+        process = self.start(space, "tcpdump", "-i", device, "-B", "65536", "-w", str(file), "-U", *options)
+        try:
+            assert process.stderr is not None
+            while b"listening" not in process.stderr.readline():
+                assert process.poll() is None
+            time.sleep(0.3)
+            yield
+            time.sleep(1.2)  # its ring's blocks are handed over once a second
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+
+    def send(self, space: str, device: str, *files: Path, rate: int = 0) -> int:
+        """Replay captures' packets at their full length; how many were sent."""
+        done = self.call(space, sys.executable, str(HERE / "send.py"), device, str(rate), *map(str, files))
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+
+class Capture:
+    """A running ``dpuflow capture``."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.first_line = ""
+        self.said = ""
+        self.status: int | None = None
+
+    def end(self, how: int = signal.SIGTERM, settle_s: float = 0.2) -> int:
+        """Stop it, once what was sent has arrived; the exit status."""
+        if self.status is None:
+            time.sleep(settle_s)
+            if self.process.poll() is None:
+                self.process.send_signal(how)
+            _, said = self.process.communicate(timeout=60)
+            self.said = self.first_line + said.decode()
+            self.status = self.process.returncode
+        return self.status

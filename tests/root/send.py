@@ -1,0 +1,47 @@
+"""Replay captures onto an interface: send.py DEVICE RATE FILE... Packets that were cut are filled up.
+
+RATE is in packets a second, 0 for as fast as it goes. Prints how many packets were sent.
+"""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+
+def frames(path: Path) -> list[bytes]:
+    """The packets of a classic pcap file at their length on the wire."""
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    order = "<" if data[0] in (0xD4, 0x4D) else ">"
+    at, found = 24, []
+    while at + 16 <= len(data):
+        _, _, captured, length = struct.unpack_from(order + "4I", data, at)
+        found.append(data[at + 16 : at + 16 + captured].ljust(length, b"\0"))
+        at += 16 + captured
+    return found
+
+
+def main() -> None:
+    device, rate, files = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    sent = 0
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as out:
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 20)
+        out.bind((device, 0))
+        start = time.monotonic()
+        for file in files:
+            for frame in frames(Path(file)):
+                if rate and sent % 64 == 0:
+                    time.sleep(max(start + sent / rate - time.monotonic(), 0))
+                out.send(frame)
+                sent += 1
+    print(sent)
+
+
+if __name__ == "__main__":
+    main()

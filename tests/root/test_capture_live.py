@@ -1,0 +1,176 @@
+"""``dpuflow capture`` on the real kernel: nothing is lost without being counted, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import dpkt
+import pytest
+from network import Pair, run
+from readings_live import counters_of, packets_of
+
+HOOKS = ("tcx", "clsact", "xdp", "xdp-generic")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_file_equals_tcpdumps(pair: Pair, nccl: list[Path], tmp_path: Path, hook: str) -> None:
+    ours, theirs = tmp_path / "ours.pcapng", tmp_path / "theirs.pcap"
+    with (
+        pair.tcpdump(pair.b, "east", theirs, "-s", "128", "--nano"),
+        pair.capturing(pair.b, "-i", "east", "-w", str(ours), "--hook", hook, "--protocol", "any") as capture,
+    ):
+        sent = pair.send(pair.a, "west", *nccl, rate=20000)
+    assert capture.status == 0, capture.said
+    with theirs.open("rb") as file:
+        expected = [bytes(data) for _, data in dpkt.pcap.Reader(file)]
+    found = packets_of(ours)
+    assert len(expected) == sent
+    assert [packet.data for packet in found] == expected
+    assert {packet.direction for packet in found} == {1}
+
+
+def test_both_directions_and_their_times(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "both.pcapng"
+    before = time.time_ns()
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any"):
+        there = pair.send(pair.a, "west", *nccl)
+        back = pair.send(pair.b, "east", *nccl)
+    after = time.time_ns()
+    packets = packets_of(file)
+    assert [packet.direction for packet in packets] == [1] * there + [2] * back
+    stamps = [packet.time_ns for packet in packets]
+    assert before < min(stamps)
+    assert max(stamps) < after
+    assert stamps == sorted(stamps)
+
+
+def test_whole_packets_and_their_lengths(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.pcapng", tmp_path / "cut.pcapng"
+    with (
+        pair.capturing(pair.b, "-i", "east", "-w", str(whole), "--snaplen", "0"),
+        pair.capturing(pair.b, "-i", "east", "-w", str(cut), "--snaplen", "80", "--hook", "xdp"),
+    ):
+        pair.send(pair.a, "west", *nccl)
+    packets, short = packets_of(whole), packets_of(cut)
+    assert all(len(packet.data) == packet.wire_len for packet in packets)
+    assert max(packet.wire_len for packet in packets) > 1000
+    assert [packet.data[:80] for packet in packets] == [packet.data for packet in short]
+    assert [packet.wire_len for packet in packets] == [packet.wire_len for packet in short]
+
+
+def test_what_is_left_out_is_counted(pair: Pair, nccl: list[Path], gloo: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "roce"):
+        roce = pair.send(pair.a, "west", *nccl)
+        tcp = pair.send(pair.a, "west", *gloo)
+    (counters,) = counters_of(file)
+    packets = packets_of(file)
+    assert counters["seen"] == roce + tcp
+    assert counters["captured"] == len(packets)
+    assert counters["captured"] + counters["not_wanted"] == counters["seen"]
+    assert counters["ring_full"] == counters["unreadable"] == counters["cut"] == 0
+
+
+def test_a_flood_beyond_capacity_ends_in_counted_loss(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(
+        pair.b, "-i", "east", "-w", str(file), "--protocol", "any", "--snaplen", "0", "--buffer", "64Ki"
+    ) as capture:
+        capture.process.send_signal(signal.SIGSTOP)
+        sent = pair.send(pair.a, "west", *nccl)
+        capture.process.send_signal(signal.SIGCONT)
+    (counters,) = counters_of(file)
+    assert counters["seen"] == sent
+    assert counters["ring_full"] > 0
+    assert counters["captured"] + counters["ring_full"] == sent
+    assert len(packets_of(file)) == counters["captured"]
+    assert "LOST because the ring was full" in capture.said
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_nothing_stays_attached_after_sigkill(pair: Pair, tmp_path: Path, hook: str) -> None:
+    if not shutil.which("bpftool"):
+        pytest.skip("no bpftool, which shows what is attached")
+
+    def ours() -> set[str]:
+        shown = run("bpftool", "prog", "show")
+        return {line.split(":")[0] for line in shown.splitlines() if " dpuflow_" in line}
+
+    before = ours()
+    with pair.capturing(pair.b, "-i", "east", "--hook", hook) as capture:
+        assert ours() - before
+        capture.end(signal.SIGKILL)
+    if hook == "clsact":  # no link: the next start removes it
+        with pair.capturing(pair.b, "-i", "east", "--hook", hook):
+            pass
+    deadline = time.monotonic() + 5
+    while ours() - before and time.monotonic() < deadline:
+        time.sleep(0.1)  # the kernel frees programs a little later
+    assert not ours() - before
+
+
+def test_what_others_have_attached_stays(pair: Pair, tmp_path: Path) -> None:
+    with pair.capturing(pair.b, "-i", "east", "--hook", "xdp") as first:
+        second = pair.dpuflow(pair.b, "capture", "-i", "east", "--hook", "xdp")
+        assert second.returncode == 1
+        assert (
+            second.stderr
+            == "dpuflow: east: another XDP program is attached, which is left alone: take --hook tcx\n"
+        )
+        assert first.process.poll() is None
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_with_a_whole_file(pair: Pair, nccl: list[Path], tmp_path: Path, how: int) -> None:
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file)) as capture:
+        sent = pair.send(pair.a, "west", *nccl)
+        assert capture.end(how) == 0
+    (counters,) = counters_of(file)
+    assert counters["seen"] == sent
+
+
+def test_a_pipe_to_analyze(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    result = tmp_path / "x.json"
+    line = (
+        f"{sys.executable} -m dpuflow capture -i east --duration 4 --protocol any -w - |"
+        f" {sys.executable} -m dpuflow analyze - --json {result} --quiet"
+    )
+    process = pair.start(pair.b, "sh", "-c", line)
+    assert process.stderr is not None
+    process.stderr.readline()
+    sent = pair.send(pair.a, "west", *nccl)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    (capture,) = json.loads(result.read_text())["captures"]
+    assert capture["packets"] == sent
+    assert capture["lost_packets"] == 0
+    assert capture["complete"]
+
+
+def test_count_and_duration(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--count", "100") as capture:
+        pair.send(pair.a, "west", *nccl)
+        capture.process.wait(timeout=20)
+    assert len(packets_of(file)) == 100
+    start = time.monotonic()
+    done = pair.dpuflow(pair.b, "capture", "-i", "east", "--duration", "1")
+    assert done.returncode == 0
+    assert 1 <= time.monotonic() - start < 5
+
+
+def test_a_vanishing_interface_ends_it_with_a_sentence(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any") as capture:
+        sent = pair.send(pair.a, "west", *nccl)
+        run("ip", "-n", pair.a, "link", "del", "west")
+        capture.process.wait(timeout=20)
+    assert capture.status == 1
+    assert capture.said.splitlines()[-1] == "dpuflow: east: the interface is gone; what came before is kept"
+    assert len(packets_of(file)) == sent

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Compile the eBPF programs of bpf/ into dpuflow/live/, for any kernel and any little-endian processor:
+# they touch nothing but the kernel's user API. Needs clang and the headers of libbpf-dev and linux-libc-dev.
+set -eu
+cd "$(dirname "$0")/.."
+
+if ! command -v clang >/dev/null; then
+    echo "bpf: clang is not installed (packages: clang libbpf-dev)" >&2
+    exit 1
+fi
+for source in bpf/*.bpf.c; do
+    object=dpuflow/live/$(basename "$source" .c).o
+    clang -target bpf -mcpu=v2 -g -O2 -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror \
+        -idirafter "/usr/include/$(uname -m)-linux-gnu" -Ibpf -c "$source" -o "$object.new"
+    mv "$object.new" "$object"
+    echo "bpf: $object"
+done
