@@ -6,11 +6,11 @@ ARGS ?=
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
 
-.PHONY: help setup demo test check lint types format bench score help-text headers bpf dist clean
+.PHONY: help setup demo test check lint types format bench bench-accuracy score help-text headers bpf dist clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
-		printf '  make %-10s %s\n' "$$name" "$$what"; done
+		printf '  make %-15s %s\n' "$$name" "$$what"; done
 
 $(READY): setup.cfg pyproject.toml tools/setup.sh
 	@sh tools/setup.sh
@@ -42,6 +42,9 @@ format: $(READY) ## rewrite the files as ruff formats them
 
 bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
 	$(PYTHON) -m bench $(ARGS)
+
+bench-accuracy: $(READY) ## accuracy on 200 scripted jobs drawn at random, and on the real captures (minutes)
+	$(PYTHON) -m bench.accuracy --count 200 $(ARGS)
 
 score: $(READY) ## analyse the captures with known truth (CASES="folders") and score the results
 	$(PYTHON) tools/score_cases.py $(CASES) $(ARGS)

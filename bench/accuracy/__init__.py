@@ -1,0 +1,1 @@
+"""How right dpuflow is: on scripted jobs drawn at random, and on real captures beside them."""

@@ -1,0 +1,161 @@
+"""``python -m bench.accuracy``: how right dpuflow is on scripted jobs, and on real captures beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import dpuflow
+from bench.accuracy.draw import draw
+from bench.accuracy.measure import Measured, measure
+from dpuflow.reports.layout import duration, table
+from dpuflow.score import Score, percentile, score_case
+from dpuflow.truth import read_case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+HEADER = (
+    "", "cases", "true", "found", "invent", "op", "alike", "algo", "bytes", "exact", "median", "p99", "prec",
+    "recall",
+    "bounds", "clock", "cause", "verdict",
+)  # fmt: skip
+
+
+def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
+    """Figures of scenario ``number``, or the error it ended with."""
+    try:
+        return number, measure(draw(number, profile))
+    except dpuflow.DpuflowError as error:
+        return number, f"{type(error).__name__}: {error}"
+
+
+@click.command()
+@click.option("--count", type=click.IntRange(min=1), default=200, show_default=True, help="Scenarios.")
+@click.option(
+    "--first", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the first."
+)
+@click.option("--profile", type=click.Choice(["fabric", "host"]), help="One profile only.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--cases", is_flag=True, help="One row for each scenario as well.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures of each scenario."
+)
+def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, json_file: Path | None) -> None:
+    """Draw scenarios, write their captures, analyse and score them; then the real captures, where they are.
+
+    The exit status says nothing about accuracy.
+    """
+    start = time.monotonic()
+    numbers = range(first, first + count)
+    run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
+    found: list[Measured] = []
+    failed: list[str] = []
+    with ProcessPoolExecutor(jobs) as pool:
+        every = pool.map if jobs > 1 else map
+        results: Iterable[tuple[int, Measured | str]] = every(run, numbers)
+        for number, result in results:
+            if isinstance(result, Measured):
+                found.append(result)
+            else:
+                failed.append(f"{number}: {result}")
+            if sys.stderr.isatty():
+                print(f"\r{number - first + 1}/{count}", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    rows: list[list[str]] = [_row(each.name, [each]) for each in found] if cases else []
+    for title, key in (
+        ("operation", lambda m: "-".join(m.name.split("-")[1:4])),
+        ("fault", lambda m: m.name.split("-")[5]),
+        ("profile", lambda m: m.name.split("-")[6]),
+        ("clocks", lambda m: "one clock" if not m.estimated else "clocks estimated"),
+    ):
+        rows += [[f"by {title}", *[""] * (len(HEADER) - 1)]]
+        groups: dict[str, list[Measured]] = {}
+        for each in found:
+            groups.setdefault(key(each), []).append(each)
+        rows += [_row(f"  {name}", group) for name, group in sorted(groups.items())]
+    rows.append(_row("simulated", found))
+    rows += _real()
+    print("\n".join(table(list(HEADER), rows)))
+    packets = sum(each.packets for each in found)
+    print(f"{len(found)} scenarios, {packets:,} packets, {time.monotonic() - start:.0f} s")
+    for line in failed:
+        print(f"failed: {line}")
+    if json_file is not None:
+        document = {each.name: _figures(each) for each in found}
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _together(group: list[Measured]) -> Measured:
+    total = Measured("")
+    for each in group:
+        total.add(each)
+    return total
+
+
+def _figures(measured: Measured) -> dict[str, object]:
+    return {
+        **measured.score.figures(),
+        "op_alike": measured.op_alike,
+        "lateness_error_p99_ns": percentile(measured.errors_ns, 0.99),
+        "bounds_violated": measured.violated,
+        "causes": measured.causes,
+        "causes_right": measured.causes_right,
+    }
+
+
+def _row(name: str, group: list[Measured]) -> list[str]:
+    total = _together(group)
+    figures = total.score.figures()
+
+    def percent(value: object) -> str:
+        return f"{100 * value:.1f}" if isinstance(value, float) else "-"
+
+    alike = total.op_alike / total.score.found if total.score.found else None
+    return [
+        name, str(len(group)), str(total.score.true),
+        *(percent(figures[key]) for key in ("found_share", "invented_share", "op_right")), percent(alike),
+        *(percent(figures[key]) for key in ("algorithm_right", "bytes_right", "exact_share")),
+        duration(percentile(total.errors_ns, 0.5)), duration(percentile(total.errors_ns, 0.99)),
+        *(percent(figures[key]) for key in ("late_precision", "late_recall")),
+        f"{total.violated}/{total.bounds}", duration(max(total.clock_ns, default=None)),
+        f"{total.causes_right}/{total.causes}", f"{total.score.verdicts_right}/{total.score.verdicts}",
+    ]  # fmt: skip
+
+
+def _real() -> list[list[str]]:
+    """The captures of real Soft-RoCE and of NCCL's own net_ib, where the checkout has them."""
+    root = Path(os.environ.get("DPUFLOW_SHARED", "../shared")) / "captures" / "roce"
+    rows = []
+    groups: dict[str, list[Measured]] = {}
+    for folder in sorted(root.glob("*")):
+        files = sorted(folder.glob("node*.pcap.gz"))
+        if not files or not (folder / "truth.json").exists() or folder.name.startswith("perftest"):
+            continue
+        result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+        from dpuflow.reports.json import json_lines
+
+        analysis = json.loads("\n".join(json_lines(result)))
+        score: Score = score_case(analysis, read_case(str(folder), analysis))
+        measured = Measured(folder.name, score, op_alike=round(score.op_right))
+        measured.errors_ns, measured.clock_ns = list(score.lateness_errors_ns), list(score.clock_errors_ns)
+        measured.bounds, measured.violated = score.bounds, score.bounds_violated
+        groups.setdefault("net_ib" if folder.name.startswith("nccl") else "Soft-RoCE, MPI", []).append(
+            measured
+        )
+    for name, group in groups.items():
+        rows.append(_row(f"real: {name}", group))
+    return rows or [["real: none found, set DPUFLOW_SHARED", *[""] * (len(HEADER) - 1)]]
+
+
+if __name__ == "__main__":
+    main()

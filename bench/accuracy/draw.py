@@ -1,0 +1,119 @@
+"""Scenarios drawn at random: sizes, operations, ranks, faults, clocks. The same number, the same scenario."""
+
+from __future__ import annotations
+
+from math import exp, log
+from random import Random
+from typing import TYPE_CHECKING
+
+from dpuflow.synth.scenario import (
+    Clocks,
+    Cluster,
+    GpuLate,
+    Loop,
+    Loss,
+    Machine,
+    Nccl,
+    Observation,
+    Operation,
+    Scenario,
+    SlowHost,
+    SlowLink,
+    SlowReceiver,
+)
+
+if TYPE_CHECKING:
+    from dpuflow.synth.scenario import Fault
+
+KIB, MIB = 1024, 1 << 20
+FAULTS = (
+    "none", "persistent", "persistent", "persistent", "rotating", "random", "onset", "transient", "slow_host",
+    "slow_receiver", "loss", "slow_link",
+)  # fmt: skip
+KINDS = (
+    ("all_reduce", "ring", "simple"), ("all_reduce", "ring", "simple"), ("all_reduce", "ring", "ll"),
+    ("all_reduce", "ring", "ll128"), ("all_reduce", "tree", "simple"), ("all_reduce", "tree", "ll"),
+    ("all_reduce", "tree", "ll128"), ("all_gather", "ring", "simple"), ("reduce_scatter", "ring", "simple"),
+    ("broadcast", "ring", "simple"), ("all_to_all", "ring", "simple"), ("decode", "ring", "ll"),
+)  # fmt: skip
+MOST_PACKETS = 400_000
+
+
+def draw(number: int, profile: str | None = None) -> Scenario:
+    """Scenario ``number``; every kind of operation and fault comes up in turn."""
+    random = Random(f"accuracy/{number}")
+    op, algorithm, protocol = KINDS[number % len(KINDS)]
+    fault = FAULTS[(number // len(KINDS) + number) % len(FAULTS)]
+    profile = profile or ("host" if random.random() < 0.2 else "fabric")
+    slow = 100.0 if profile == "host" else 1.0  # a loaded stack is so much slower, and faults larger
+    nodes = random.choice((2, 3, 4, 4, 5, 6, 8))
+    mtu = random.choice((1024, 4096, 4096))
+    decode = op == "decode"
+    iterations = 100 if decode else random.randrange(16, 31)
+    most = {"ll": 256 * KIB, "ll128": 4 * MIB}.get(protocol, 16 * MIB)
+    each = MOST_PACKETS * mtu // (iterations * nodes * (nodes if op in ("all_gather", "broadcast") else 2))
+    size = (
+        64 * KIB if decode else round(exp(random.uniform(log(8 * KIB), log(max(16 * KIB, min(most, each))))))
+    )
+    step = 4 * nodes
+    size = max(step, size // step * step)
+    operation = Operation(
+        op="all_reduce" if decode else op, bytes=size, algorithm=algorithm, protocol=protocol,
+        root=random.randrange(nodes) if op == "broadcast" else 0,
+    )  # fmt: skip
+    compute_us = slow * (20.0 if decode else random.choice((300.0, 1000.0, 3000.0)))
+    late_us = slow * (10.0 if decode else random.choice((20.0, 50.0, 200.0, 1000.0)))
+    one_clock = random.random() < 0.5
+    return Scenario(
+        name=f"{number:03d}-{op}-{algorithm}-{protocol}-n{nodes}-{fault}-{profile}",
+        seed=number,
+        cluster=Cluster(
+            nodes=nodes, mtu=mtu,
+            link_gbps=1.0 if profile == "host" else random.choice((25.0, 100.0, 400.0)),
+            latency_us=30.0 if profile == "host" else 1.5,
+        ),
+        nccl=Nccl(
+            version=random.choice(("2.20", "2.25", "2.29", "2.30")),
+            channels=random.choice((1, 2, 2, 4)),
+            qps_per_connection=random.choice((1, 1, 1, 2)),
+            adaptive_routing=random.random() < 0.1,
+            timeout=14,
+        ),
+        machine=Machine(profile=profile, ack_coalesce=random.choice((1, 1, 4))),
+        job=Loop(
+            ops=[operation], iterations=iterations, compute_us=compute_us,
+            jitter_us=slow * random.choice((0.5, 2.0, 5.0)),
+        ),
+        faults=_faults(fault, random, nodes, late_us, iterations),
+        observation=Observation(
+            clocks=Clocks(jitter_ns=20.0) if one_clock
+            else Clocks(offset_us=2e6, drift_ppm=20.0, jitter_ns=20.0),
+            compress=False,
+        ),
+    )  # fmt: skip
+
+
+def _faults(kind: str, random: Random, nodes: int, us: float, iterations: int) -> list[Fault]:
+    rank, third = random.randrange(nodes), iterations // 3
+    other = (rank + 1) % nodes
+    made: dict[str, list[Fault]] = {
+        "none": [],
+        "persistent": [GpuLate(rank=rank, us=us)],
+        "rotating": [GpuLate(mode="rotating", us=us)],
+        "random": [GpuLate(mode="random", us=us)],
+        "onset": [GpuLate(rank=rank, us=us, from_iteration=third)],
+        "transient": [GpuLate(rank=rank, us=us, mode="transient", from_iteration=third, iterations=third)],
+        "slow_host": [SlowHost(rank=rank, us=us)],
+        "slow_receiver": [SlowReceiver(rank=rank, us=us)],
+        "loss": [Loss(src=rank, dst=other, share=0.005)],
+        "slow_link": [SlowLink(node=rank, gbps=0.2 if us > 2000 else 5.0)],
+    }
+    return made[kind]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from dpuflow.synth.case import write_case
+
+    write_case(draw(int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,32 @@
+"""The accuracy benchmark: the same scenarios each time, and figures that say what the analysis got wrong."""
+
+from __future__ import annotations
+
+from bench.accuracy.draw import FAULTS, KINDS, draw
+from bench.accuracy.measure import Measured, measure
+
+
+def test_a_number_is_a_scenario_and_they_cover_all_kinds() -> None:
+    assert draw(17) == draw(17)
+    names = [draw(number).name for number in range(200)]
+    assert len(set(names)) == 200
+    for op, algorithm, protocol in KINDS:
+        assert any(f"-{op}-{algorithm}-{protocol}-" in name for name in names)
+    for fault in FAULTS:
+        assert any(f"-{fault}-" in name for name in names)
+
+
+def test_a_simple_ring_is_measured_right() -> None:
+    """Scenario 0 is a clean ring: what is found and asked for adds up."""
+    scenario = draw(0)
+    measured = measure(scenario)
+    figures = measured.score.figures()
+    assert measured.score.true == len(scenario.job.ops) * scenario.job.iterations
+    assert measured.packets > 0
+    assert figures["op_right"] in (None, 1.0)
+    assert measured.op_alike <= measured.score.found
+    total = Measured("all")
+    total.add(measured)
+    total.add(measured)
+    assert total.score.true == 2 * measured.score.true
+    assert len(total.errors_ns) == 2 * len(measured.errors_ns)
