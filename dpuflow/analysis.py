@@ -35,7 +35,7 @@ def analyze(
     from dpuflow.assemble import assemble
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.exchanges import build_exchanges
-    from dpuflow.identity import endpoint_ranks, rank_order
+    from dpuflow.identity import endpoint_ranks, rank_order, seen_whole
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
 
@@ -44,7 +44,7 @@ def analyze(
     joined = join(captures, clock=clock)
     known = endpoint_ranks(joined, ranks)
     exchanges = build_exchanges(joined.transfers)
-    instances = build_collectives(exchanges, rank_order(joined, known))
+    instances = build_collectives(exchanges, rank_order(joined, known), seen_whole(joined))
     entries = build_entries(exchanges, instances)
     return assemble(
         captures,

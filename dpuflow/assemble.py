@@ -10,7 +10,7 @@ from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import charge, judge
-from dpuflow.lateness import BOUNDS, RULES, Rule, doubt, relate, settle
+from dpuflow.lateness import BOUNDS, RULES, Rule, doubt, relate, settle, short_of_ranks
 from dpuflow.links import measure_links, slow_rows
 from dpuflow.phases import ring_phases
 from dpuflow.results import (
@@ -52,8 +52,8 @@ def assemble(
 ) -> Analysis:
     """Put the whole result together. ``untold``: messages that no collective was made of."""
     groups, group_of = _groups(instances)
-    entries = doubt(settle(entries, group_of), _partly_seen(joined))
-    relative = relate(entries)
+    entries = settle(doubt(entries, instances), group_of)
+    relative = relate(entries, short_of_ranks(entries, instances))
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
     causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
@@ -75,17 +75,6 @@ def assemble(
     )
     result.findings = build_findings(captures, joined, entries, charges, links, result)
     return result
-
-
-def _partly_seen(joined: Joined) -> NDArray[np.int64]:
-    """Endpoints that may have exchanged messages no capture saw: two or more without a capture of their own.
-
-    A capture at no endpoint (a switch, a mirror port) is taken to see all.
-    """
-    ends = np.unique(np.concatenate([joined.transfers["src"], joined.transfers["dst"]]))
-    own = {endpoint for rows in joined.local for endpoint in rows}
-    absent = np.array([end for end in ends.tolist() if end not in own], np.int64)
-    return absent if len(absent) > 1 and all(joined.local) else absent[:0]
 
 
 def _groups(instances: Sequence[Instance]) -> tuple[list[Group], NDArray[np.int64]]:
@@ -185,7 +174,7 @@ def _collectives(
                 op=cast("OpToken", instance.op.token),
                 algorithm=cast("Algorithm", instance.algorithm.name if instance.algorithm else "unknown"),
                 alternatives=cast("list[Algorithm]", instance.alternatives),
-                root=None if instance.root is None else instance.order[instance.root],
+                root=instance.root_endpoint,
                 bytes=instance.size,
                 wire_bytes=int(nbytes[instance.rows].sum()),
                 start_ns=start,

@@ -76,3 +76,14 @@ def rank_order(joined: Joined, ranks: Mapping[int, int]) -> NDArray[np.int64]:
     place = np.empty(len(endpoints), np.int64)
     place[order] = np.arange(len(endpoints))
     return place
+
+
+def seen_whole(joined: Joined) -> frozenset[int] | None:
+    """Endpoints all of whose messages were captured; None: everyone's.
+
+    Two endpoints without a capture of their own exchange messages that nobody sees; a single one does not.
+    A capture at no endpoint (a switch, a mirror port) is taken to see all.
+    """
+    ends = set(joined.transfers["src"].tolist()) | set(joined.transfers["dst"].tolist())
+    own = {endpoint for rows in joined.local for endpoint in rows}
+    return frozenset(own & ends) if len(ends - own) > 1 and all(joined.local) else None

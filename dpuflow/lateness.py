@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.schedules import free_ranks
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
 
 if TYPE_CHECKING:
@@ -93,10 +92,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     endpoint = np.fromiter((e for i in instances for e in i.order), np.int64, total)
     free = np.zeros(total, bool)
     for number, instance in enumerate(instances):
-        if instance.algorithm is not None:
-            places = free_ranks(instance.algorithm, len(instance.order), instance.root or 0)
-            places = places - instance.blind
-            free[offsets[number] + np.fromiter(places, np.int64, len(places))] = True
+        free[offsets[number] + np.array(instance.free_rows(), np.int64)] = True
 
     rows = np.concatenate([i.rows for i in instances]) if instances else np.zeros(0, np.int64)
     of = np.repeat(np.arange(len(instances)), [len(i.rows) for i in instances]) if instances else rows
@@ -271,13 +267,27 @@ def settle(entries: Entries, group: NDArray[np.int64]) -> Entries:
     return replace(entries, rule=rule)
 
 
-def doubt(entries: Entries, partly: NDArray[np.int64]) -> Entries:
-    """Make bounds of exact entries of endpoints not all of whose messages can have been captured.
+def doubt(entries: Entries, instances: Sequence[Instance]) -> Entries:
+    """Make bounds of entries of ranks that may have acted before the first act that was seen of them.
 
-    What such a rank is seen to send may have waited for an input that nobody saw, or not be its first.
+    What such a rank is seen to send may have waited for an input that nobody saw, or not be its first:
+    then how long after an input it came says nothing either.
     """
-    rule = np.where(entries.exact & np.isin(entries.endpoint, partly), Rule.AFTER_INPUT, entries.rule)
-    return replace(entries, rule=rule)
+    sends, grants = np.zeros((2, len(entries.rule)), bool)
+    for number, instance in enumerate(instances):
+        if instance.near is not None:
+            by_send, by_grant = instance.undated_rows()
+            sends[entries.offsets[number] + np.array(by_send, np.int64)] = True
+            grants[entries.offsets[number] + np.array(by_grant, np.int64)] = True
+    if not (sends.any() or grants.any()):
+        return entries
+    declared = np.isin(entries.rule, (Rule.READY, Rule.ANSWER))
+    undated = np.where(declared, grants, sends)
+    return replace(
+        entries,
+        rule=np.where(entries.exact & undated, Rule.AFTER_INPUT, entries.rule),
+        unmoved_ns=np.where(undated, NEVER, entries.unmoved_ns),
+    )
 
 
 BOUNDS = ("exact", "at_most", "at_least", "unobservable")
@@ -292,12 +302,22 @@ class Relative:
     bound: NDArray[np.int64]  # index into BOUNDS
 
 
-def relate(entries: Entries) -> Relative:
+def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Collectives of which some rank's entry cannot be told because its messages were not captured."""
+    short = np.array([i.near is not None for i in instances], bool)
+    for number in np.flatnonzero(short).tolist():
+        instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
+        short[number] = instance.ranks > len(instance.order) or not entries.exact[rows].all()
+    return short
+
+
+def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative:
     """Lateness against the earliest rank of each collective.
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
-    than it left its collective before; what follows for the others is a bound, not a value. Of a
-    collective that was seen only in part nothing follows.
+    than it left its collective before; what follows for the others is a bound, not a value. ``short``
+    marks collectives with ranks that no capture saw: any of these may have been the earliest, so what is
+    known of the others are lower bounds. Of a collective that was seen only in part nothing follows.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
@@ -314,10 +334,13 @@ def relate(entries: Entries) -> Relative:
     before = previous_leave(entries)
     floor = over(np.where(exact, entries.enter_ns, np.where(before <= entries.enter_ns, before, NEVER)))
     known = over(exact.astype(np.int64)) == 1
+    missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
+    known &= ~missing
+    floor = np.where(missing, NEVER, floor)
     lead = entries.enter_ns - earliest
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
-    bound = np.where(known, EXACT, np.where(exact & (lead > 0), AT_LEAST, AT_MOST))
+    bound = np.where(known, EXACT, np.where(exact & ((lead > 0) | missing), AT_LEAST, AT_MOST))
     lateness = np.where(bound == AT_MOST, most, lead)
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     return Relative(np.where(bound == UNOBSERVABLE, NEVER, lateness), bound)

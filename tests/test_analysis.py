@@ -15,7 +15,7 @@ import pytest
 from dpuflow.analysis import analyze
 from dpuflow.reports.json import json_lines
 from dpuflow.results import Analysis
-from dpuflow.score import score_case
+from dpuflow.score import match_collectives, score_case
 from dpuflow.tables import Vantage
 from dpuflow.truth import read_case
 
@@ -143,6 +143,34 @@ def test_one_node_alone_blames_nobody_wrongly(case: str, node: int) -> None:
         assert {result.endpoints[r.endpoint].address for r in collective.ranks if r.bound == "exact"} <= {
             f"10.77.0.{node + 1}"
         }
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_one_node_alone_ranks_itself_against_its_neighbours(node: int) -> None:
+    """In a ring of four a rank sees itself and two neighbours: if the last is among them it is named."""
+    result = parsed(analysed(GLOO, (node,)))
+    case = read_case(str(TRACES / GLOO), result)
+    ring = {n for n, c in enumerate(result["collectives"]) if c["op"] == "all_reduce"}
+    assert len(ring) == 24
+    address = {e["id"]: e["address"] for e in result["endpoints"]}
+    expected = {f"10.77.0.{n % 4 + 1}" for n in (node - 1, node, node + 1)}
+    asked = 0
+    for true, n in match_collectives(case.collectives, result["collectives"]).items():
+        found = result["collectives"][n]
+        if n not in ring:
+            continue
+        assert (found["algorithm"], found["bytes"], found["complete"]) == ("ring", 262144, True)
+        assert {address[r["endpoint"]] for r in found["ranks"]} == expected
+        assert {r["bound"] for r in found["ranks"]} == {"at_least"}  # a fourth rank was not seen
+        lateness = case.collectives[true].lateness_ns
+        for rank in found["ranks"]:
+            assert rank["lateness_ns"] <= lateness[rank["endpoint"]] + MS // 2
+        *_, second, last = sorted(lateness.values())
+        who = max(lateness, key=lambda e: lateness[e])
+        if last - second >= MS and address[who] in expected:
+            asked += 1
+            assert max(found["ranks"], key=lambda r: r["lateness_ns"])["endpoint"] == who
+    assert asked >= 23 or LATE[GLOO] not in expected
 
 
 @pytest.mark.skipif(shutil.which("tshark") is None, reason="needs tshark")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.model import Instance
+from dpuflow.collectives.partial import mark_at_once
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["Instance", "build_collectives", "count_untold"]
 
 
-def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> list[Instance]:
+def build_collectives(
+    exchanges: Rows, position: NDArray[np.int64], near: frozenset[int] | None = None
+) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
-    by the library or a rank map, else the order of addresses).
+    by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
+    messages were captured, None for everyone.
     """
     from dpuflow.collectives.sequenced import sequenced_instances
     from dpuflow.collectives.structured import structured_instances
@@ -35,13 +39,17 @@ def build_collectives(exchanges: Rows, position: NDArray[np.int64]) -> list[Inst
     op, wire = exchanges["op"], exchanges["wire"]
     told = (op != Op.UNKNOWN) & (op != Op.SEND_RECV)
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
-    instances = tagged_instances(exchanges, np.flatnonzero(gloo), position)
+    instances = tagged_instances(exchanges, np.flatnonzero(gloo), position, near)
     for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
-        instances.extend(sequenced_instances(exchanges, rows, position))
+        instances.extend(sequenced_instances(exchanges, rows, position, near))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (exchanges["data_ns"] != NEVER)
-    instances.extend(structured_instances(exchanges, np.flatnonzero(written & ~told), position))
+    instances.extend(structured_instances(exchanges, np.flatnonzero(written & ~told), position, near))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
+    if near is not None:
+        for instance in instances:
+            instance.near = near
+        mark_at_once(exchanges, instances, near)
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
 

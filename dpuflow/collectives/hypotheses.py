@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.partial import Contact, placements
 from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send
+from dpuflow.collectives.streams import HOLE
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -31,22 +33,27 @@ SAMPLE = 1024
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """How each collective of a run might look; ``cuts`` segments per message of the schedule."""
+    """How each collective of a run might look; ``cuts`` segments per message of the schedule.
+
+    ``near``: the endpoints all of whose messages were captured, None for everyone. In ``order`` negative
+    numbers stand for ranks that no capture saw (``partial``).
+    """
 
     algorithm: Algorithm
     order: tuple[int, ...]
     root: int
     cuts: int
+    near: frozenset[int] | None = None
 
     @property
     def plan(self) -> Plan:
         """The schedule as arrays, ranks by position."""
-        return plan(self.algorithm, len(self.order), self.root)
+        return _plan(self.algorithm, self.order, self.root, self.near)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         """(src, dst) endpoints, in the order of the plan's edges."""
-        return _edges(self.algorithm, self.order, self.root)
+        return _edges(self.algorithm, self.order, self.root, self.near)
 
     @property
     def messages(self) -> int:
@@ -54,22 +61,33 @@ class Hypothesis:
         return self.cuts * self.plan.messages
 
 
+def _plan(algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None) -> Plan:
+    captured = None if near is None else frozenset(at for at, end in enumerate(order) if end in near)
+    return plan(algorithm, len(order), root, captured)
+
+
 @lru_cache(maxsize=4096)
-def _edges(algorithm: Algorithm, order: tuple[int, ...], root: int) -> tuple[Edge, ...]:
-    return tuple((order[src], order[dst]) for src, dst in plan(algorithm, len(order), root).edges)
+def _edges(
+    algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None
+) -> tuple[Edge, ...]:
+    return tuple((order[src], order[dst]) for src, dst in _plan(algorithm, order, root, near).edges)
 
 
 class Proposer:
     """Names the hypotheses that streams might follow, and measures how far they do.
 
     ``op`` is the operation that the library names, UNKNOWN where it names none; ``endpoints`` the
-    ranks in the default numbering.
+    ranks in the default numbering; ``near`` as in Hypothesis.
     """
 
-    def __init__(self, columns: Columns, op: Op, endpoints: Sequence[int]) -> None:
+    def __init__(
+        self, columns: Columns, op: Op, endpoints: Sequence[int], near: frozenset[int] | None = None
+    ) -> None:
         from dpuflow.kernels import hypotheses
 
         self.op = op
+        self.near = near
+        self.arrivals = columns.arrivals
         self.endpoints = endpoints
         self.sizes, self.starts = columns.sizes, columns.starts
         self._kernels = hypotheses
@@ -101,18 +119,34 @@ class Proposer:
                     for order in tries
                     for algorithm in fixed
                     for root in (range(n) if algorithm.rooted else (0,))
-                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1)).edges)
+                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
+                    and base.edges
                     and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
                 ],
             )
+            if self.near is not None:
+                self._shapes[edges][1].extend(
+                    base
+                    for algorithm, order, root in placements(self.op, self._contacts(streams), self.near)
+                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
+                    and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
+                )
         tries, shapes = self._shapes[edges]
         phased = [
             base
             for algorithm in self._phased(streams)
             for order in tries
-            if edges.issuperset((base := Hypothesis(algorithm, order, 0, 1)).edges)
+            if edges.issuperset((base := Hypothesis(algorithm, order, 0, 1, self.near)).edges)
         ]
         return shapes + phased
+
+    def _contacts(self, streams: Streams) -> list[Contact]:
+        """The streams' edges in order of their first message, as the captured ends saw it."""
+        found = []
+        for (src, dst), rows in streams.left():
+            times = self.starts if self.near and src in self.near else self.arrivals
+            found.append((int(times[rows[int(np.argmax(rows != HOLE))]]), src, dst, len(rows)))
+        return [Contact(src, dst, count) for _, src, dst, count in sorted(found)]
 
     def _phased(self, streams: Streams) -> Iterator[Algorithm]:
         """The segmented ring that the sizes suggest: its reduce_scatter's messages are parts of a block."""

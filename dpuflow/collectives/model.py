@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from dpuflow.collectives.schedules import free_ranks, schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +21,10 @@ class Instance:
 
     ``order`` lists the endpoints by their position in the algorithm; ``root`` is a position.
     ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``blind`` are the
-    positions whose first message is known to be missing.
+    positions whose first message is known to be missing. Where ranks took part that no capture saw,
+    ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
+    endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
+    they will send and receive as soon as they enter.
     """
 
     rows: NDArray[np.int64]
@@ -32,3 +37,68 @@ class Instance:
     complete: bool = True
     confidence: float = 1.0
     blind: frozenset[int] = frozenset()
+    ranks: int = 0
+    seats: tuple[int, ...] = ()
+    near: frozenset[int] | None = None
+    at_once: bool = False
+
+    @property
+    def root_endpoint(self) -> int | None:
+        """The endpoint at the root, None without a root or where it was not seen."""
+        if self.root is None:
+            return None
+        seats = self.seats or tuple(range(len(self.order)))
+        return self.order[seats.index(self.root)] if self.root in seats else None
+
+    def free_rows(self) -> list[int]:
+        """Places in ``order`` whose first message needs no input, and was not missed."""
+        if self.algorithm is None:
+            return []
+        places = free_ranks(self.algorithm, self.ranks or len(self.order), self.root or 0) - self.blind
+        seats = self.seats or tuple(range(len(self.order)))
+        return [row for row, seat in enumerate(seats) if seat in places]
+
+    def undated_rows(self) -> tuple[list[int], list[int]]:
+        """Places in ``order`` whose first seen send, and whose first seen grant, need not be their first act.
+
+        Of an endpoint without a capture of its own only what it exchanged with captured ones was seen. Its
+        send dates its entry where the schedule has it as the first of all its sends, in its first step; its
+        grant where the data is of that step. Libraries that post everything at once (``at_once``) need
+        no such order.
+        """
+        if self.near is None:
+            return [], []
+        hidden = [row for row, end in enumerate(self.order) if end not in self.near]
+        if self.at_once:
+            return [], []
+        if self.algorithm is None:
+            return hidden, hidden
+        n, seats = self.ranks or len(self.order), self.seats or tuple(range(len(self.order)))
+        captured = {seats[row] for row, end in enumerate(self.order) if end in self.near}
+        first: dict[int, int] = {}
+        sends: dict[int, bool] = {}
+        grants: set[int] = set()
+        for send in schedule(self.algorithm, n, self.root or 0):
+            first.setdefault(send.dst, send.step)
+            if first.setdefault(send.src, send.step) == send.step:
+                sends.setdefault(send.src, send.dst in captured)
+            if first[send.dst] == send.step and send.src in captured:
+                grants.add(send.dst)
+        return (
+            [row for row in hidden if not sends.get(seats[row], False)],
+            [row for row in hidden if seats[row] not in grants],
+        )
+
+
+def placed(instance: Instance, near: frozenset[int] | None) -> Instance:
+    """The instance with ranks that nobody saw (negative in ``order``) taken out of ``order``."""
+    if near is None or min(instance.order) >= 0:
+        return replace(instance, near=near)
+    seats = tuple(place for place, end in enumerate(instance.order) if end >= 0)
+    return replace(
+        instance,
+        order=[instance.order[place] for place in seats],
+        seats=seats,
+        ranks=len(instance.order),
+        near=near,
+    )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class Plan:
     """One collective of an algorithm: its edges in the order of ``edge_sizes``, and what they carry.
 
-    Ranks are positions. Lists by rank have offsets: rank r's part is ``x[x_at[r]:x_at[r + 1]]``.
+    Where only the messages of the ranks ``captured`` are seen, it has their edges only, and asks of no
+    other rank when it sends. Ranks are positions. Lists by rank have offsets: rank r's part is
+    ``x[x_at[r]:x_at[r + 1]]``.
     """
 
     algorithm: Algorithm
@@ -31,6 +33,7 @@ class Plan:
     edges: tuple[tuple[int, int], ...]
     counts: NDArray[np.int64]  # messages of each edge
     shares: NDArray[np.float64]  # sizes of all edges' messages for a buffer of one byte
+    captured: frozenset[int] | None = None
 
     @cached_property
     def sends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -46,7 +49,9 @@ class Plan:
     def needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets by sending rank, and rows: edge and number of a send, and of the input it needs."""
         number = {edge: place for place, edge in enumerate(self.edges)}
-        pairs = dependencies(self.algorithm, self.ranks, self.root)
+        whole = self.captured is None
+        every = dependencies(self.algorithm, self.ranks, self.root)
+        pairs = [pair for pair in every if whole or pair[0][0][0] in (self.captured or ())]
         at, order = _by_rank(self.ranks, (send[0][0] for send, _ in pairs))
         rows = [(number[send[0]], send[1], number[got[0]], got[1]) for send, got in pairs]
         return at, np.array(rows, np.int64).reshape(-1, 4)[order]
@@ -54,7 +59,8 @@ class Plan:
     @cached_property
     def free(self) -> NDArray[np.int64]:
         """Ranks whose first message needs no input."""
-        return np.array(sorted(free_ranks(self.algorithm, self.ranks, self.root)), np.int64)
+        ranks = free_ranks(self.algorithm, self.ranks, self.root)
+        return np.array(sorted(ranks if self.captured is None else ranks & self.captured), np.int64)
 
     @cached_property
     def messages(self) -> int:
@@ -70,12 +76,14 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def plan(algorithm: Algorithm, ranks: int, root: int) -> Plan:
-    """The schedule's arrays; ``root`` is a position."""
+def plan(algorithm: Algorithm, ranks: int, root: int, captured: frozenset[int] | None = None) -> Plan:
+    """The schedule's arrays; ``root`` is a position, ``captured`` are positions (None: all)."""
     sizes = edge_sizes(algorithm, ranks, root)
+    if captured is not None:
+        sizes = {edge: each for edge, each in sizes.items() if not captured.isdisjoint(edge)}
     counts = np.array([len(each) for each in sizes.values()], np.int64)
     shares = np.array([share for each in sizes.values() for share in each], np.float64)
-    return Plan(algorithm, ranks, root, tuple(sizes), counts, shares)
+    return Plan(algorithm, ranks, root, tuple(sizes), counts, shares, captured)
 
 
 def _by_rank(ranks: int, whose: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

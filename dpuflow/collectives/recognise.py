@@ -7,9 +7,11 @@ size. Nothing here looks at names of libraries, only at edges and bytes (``sched
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes
+from dpuflow.collectives.partial import Contact, placements
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, free_sends
 from dpuflow.schema import Op
 
 ELEMENT_BYTES = 16
@@ -50,12 +52,22 @@ def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[t
     return tried
 
 
-def matches(edges: EdgeBytes, endpoints: Sequence[int], op: Op) -> list[Match]:
+def matches(
+    edges: EdgeBytes,
+    endpoints: Sequence[int],
+    op: Op,
+    near: frozenset[int] | None = None,
+    unasked: Mapping[int, int] | None = None,
+) -> list[Match]:
     """All algorithms of ``op`` whose edges and bytes agree with ``edges``, simplest first.
 
     A message may have been cut into any number of segments where the algorithm allows it. ``op``
-    UNKNOWN tries all operations.
+    UNKNOWN tries all operations. ``near``: the endpoints all of whose messages were captured, None for
+    everyone: edges between others are not asked for; then the best match in time comes first, by how many
+    messages each of ``near`` sends that need no input (``unasked``).
     """
+    if near is not None:
+        return _partly(edges, endpoints, op, near, unasked or {})
     n = len(endpoints)
     total = sum(size for _, size in edges.values())
     found: list[Match] = []
@@ -78,6 +90,63 @@ def matches(edges: EdgeBytes, endpoints: Sequence[int], op: Op) -> list[Match]:
                 found.append(Match(algorithm, order, root, round(size)))
                 break
     return found
+
+
+def _partly(
+    edges: EdgeBytes, endpoints: Sequence[int], op: Op, near: frozenset[int], unasked: Mapping[int, int]
+) -> list[Match]:
+    """``matches`` where edges between endpoints that were not captured are missing."""
+    n = len(endpoints)
+    found: list[tuple[int, int, Match]] = []
+    tries = [
+        (algorithm, order, root)
+        for order in orders(edges, endpoints)
+        for algorithm in ALGORITHMS
+        if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n)
+        for root in (range(n) if algorithm.rooted else (0,))
+    ]
+    contacts = [Contact(src, dst, count) for (src, dst), (count, _) in edges.items()]
+    total = sum(size for _, size in edges.values())
+    for algorithm, order, root in chain(tries, placements(op, contacts, near)):
+        if (algorithm.op == Op.BARRIER) != (total == 0):
+            continue
+        expected = {
+            (s, d): sizes
+            for (s, d), sizes in edge_sizes(algorithm, len(order), root).items()
+            if order[s] in near or order[d] in near
+        }
+        share = sum(sum(sizes) for sizes in expected.values())
+        size = total / share if share else 0.0
+        # Each edge must be cut alike: otherwise too many rings fit.
+        cuts = {edges.get((order[s], order[d]), (0, 0))[0] / len(z) for (s, d), z in expected.items()}
+        if len(cuts) != 1 or not cuts.pop().is_integer():
+            continue
+        if expected and _agree(edges, expected, order, size, cuts=algorithm.cuts):
+            match = Match(algorithm, order, root, round(size))
+            found.append((_untimely(match, edges, unasked), len(order), match))
+    found.sort(key=lambda f: f[:2])  # of equals the fewest ranks, then the simplest algorithm
+    best: dict[Algorithm, Match] = {}
+    for _, _, match in found:
+        best.setdefault(match.algorithm, match)
+    return list(best.values())
+
+
+def _untimely(match: Match, edges: EdgeBytes, unasked: Mapping[int, int]) -> int:
+    """By how many the messages that need no input differ from those that were sent without any."""
+    places = {end: place for place, end in enumerate(match.order)}
+    off = 0
+    for end, count in unasked.items():
+        place = places[end]
+        sends = free_sends(match.algorithm, len(match.order), match.root, place)
+        units = edge_sizes(match.algorithm, len(match.order), match.root)
+        off += abs(
+            count
+            - sum(
+                number * edges[end, match.order[dst]][0] // len(units[place, dst])
+                for dst, number in sends.items()
+            )
+        )
+    return off
 
 
 def _agree(

@@ -409,3 +409,15 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
         first_send.setdefault(send.src, send.step)
         first_input.setdefault(send.dst, send.step)
     return frozenset(r for r, step in first_send.items() if step <= first_input.get(r, step))
+
+
+@lru_cache(maxsize=4096)
+def free_sends(algorithm: Algorithm, n: int, root: int, rank: int) -> dict[int, int]:
+    """Whom a rank sends how many messages that need no input: those of steps before its first input."""
+    sends: dict[int, int] = {}
+    mine = schedule(algorithm, n, root)
+    first = min((s.step for s in mine if s.dst == rank), default=None)
+    for send in mine:
+        if send.src == rank and (first is None or send.step <= first):
+            sends[send.dst] = sends.get(send.dst, 0) + 1
+    return sends

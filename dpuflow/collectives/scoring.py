@@ -51,8 +51,12 @@ class Scorer:
         if len(equal) == 1:
             return equal[0]
 
-        # Of equal ones the finest: it assumes least about what belongs together.
-        return max(equal, key=lambda r: (round(self.score(streams, *r) * explained(*r) / most, 2), r[1]))
+        def worth(run: tuple[Hypothesis, int]) -> tuple[float, int, int]:
+            # Of equal ones the finest: it assumes least about what belongs together; then the fewest ranks.
+            score = round(self.score(streams, *run) * explained(*run) / most, 2)
+            return score, run[1], -len(run[0].order)
+
+        return max(equal, key=worth)
 
     def is_clear(self, streams: Streams, hypothesis: Hypothesis, count: int, contrast: float = CLEAR) -> bool:
         """Whether cuts fall on pauses and sends follow their inputs as well as one can wish."""

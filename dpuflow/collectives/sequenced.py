@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.hypotheses import SAMPLE, Proposer
-from dpuflow.collectives.model import Instance
+from dpuflow.collectives.model import Instance, placed
 from dpuflow.collectives.schedules import schedule
 from dpuflow.collectives.scoring import NO_CONTRAST, Scorer
 from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
@@ -39,11 +39,15 @@ NEAR = 0.9
 
 
 def sequenced_instances(
-    exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]
+    exchanges: Rows,
+    rows: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of one communicator.
 
-    ``position`` gives each endpoint's place in the default numbering of ranks. Messages that fit no
+    ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` the endpoints all
+    of whose messages were captured, None for everyone. Messages that fit no
     algorithm become incomplete collectives of their own.
     """
     found: list[Instance] = []
@@ -52,7 +56,7 @@ def sequenced_instances(
     whole = bool((has_numbers(exchanges, heads) & (exchanges["sub"][heads] <= 1)).all())
     columns = columns_of(exchanges)
     for op, streams in numbered_streams(exchanges, edge_streams(exchanges, rows)).items():
-        found.extend(cut_streams(columns, streams, op, position, settled=whole))
+        found.extend(cut_streams(columns, streams, op, position, settled=whole, near=near))
     return found
 
 
@@ -68,13 +72,14 @@ def cut_streams(
     *,
     settled: bool = False,
     habits: Habits | None = None,
+    near: frozenset[int] | None = None,
 ) -> list[Instance]:
     """The collectives of one communicator's streams; ``op`` UNKNOWN: of any operation.
 
     ``settled`` says that the streams begin where a collective begins. ``habits`` is what was found
-    on other channels of the same job; it is brought up to date.
+    on other channels of the same job; it is brought up to date. ``near`` as in ``sequenced_instances``.
     """
-    segmenter = _Segmenter(columns, streams, op, position)
+    segmenter = _Segmenter(columns, streams, op, position, near)
     segmenter.habits = {} if habits is None else habits
     return segmenter.run(settled=settled)
 
@@ -82,13 +87,20 @@ def cut_streams(
 class _Segmenter:
     """Cuts the streams of one communicator and operation into collectives, from the front."""
 
-    def __init__(self, columns: Columns, streams: Streams, op: Op, position: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        streams: Streams,
+        op: Op,
+        position: NDArray[np.int64],
+        near: frozenset[int] | None,
+    ) -> None:
         self.op = op
         self.streams = streams
         ends = {end for edge in streams.edges for end in edge}
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
-        self.proposer = Proposer(columns, op, self.endpoints)
+        self.proposer = Proposer(columns, op, self.endpoints, near)
         self.scorer = Scorer(columns)
         self.habits: Habits = {}
 
@@ -266,10 +278,9 @@ class _Segmenter:
                 size = float(self.sizes[block].sum()) / share[slot].sum() if share[slot].any() else 0.0
                 confidence = len(block) / len(slot)
             order = list(hypothesis.order)
-            found.append(
-                Instance(block, algorithm.op, order, algorithm, alternatives, root, round(size),
-                         confidence=confidence, blind=blind)
-            )  # fmt: skip
+            instance = Instance(block, algorithm.op, order, algorithm, alternatives, root, round(size),
+                                confidence=confidence, blind=blind)  # fmt: skip
+            found.append(placed(instance, hypothesis.near))
         return found
 
     def _opening(self, hypothesis: Hypothesis) -> NDArray[np.int64]:

@@ -33,11 +33,14 @@ EXPLAINED = 0.9
 
 
 def structured_instances(
-    exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]
+    exchanges: Rows,
+    rows: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
 
-    ``position`` gives each endpoint's place in the default numbering of ranks.
+    ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``.
     """
     channels: list[list[Instance]] = []
     habits: Habits = {}
@@ -48,7 +51,7 @@ def structured_instances(
         # NCCL's clear-to-send entries count from 1.
         whole = bool((exchanges["sub"][streams.rows[streams.at]] == 1).all())
         messages = streams.count
-        found = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits)
+        found = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits, near=near)
         named = [i for i in found if i.algorithm is not None and _is_evident(i)]
         if sum(len(i.rows) for i in named) >= EXPLAINED * messages:
             channels.append(named)

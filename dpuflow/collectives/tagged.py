@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.model import Instance
+from dpuflow.collectives.model import Instance, placed
 from dpuflow.collectives.recognise import matches
-from dpuflow.schema import Op
+from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from dpuflow.tables import Rows
@@ -38,10 +40,16 @@ class Cell(NamedTuple):
     backward: bool
 
 
-def tagged_instances(exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]) -> list[Instance]:
+def tagged_instances(
+    exchanges: Rows,
+    rows: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None = None,
+) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag.
 
-    ``position`` gives each endpoint's place in the order in which ranks are numbered by default.
+    ``position`` gives each endpoint's place in the order in which ranks are numbered by default; ``near``
+    the endpoints all of whose messages were captured, None for everyone.
     """
     cells = _cells(exchanges, rows)
     starts: dict[int, list[int]] = {}
@@ -50,15 +58,16 @@ def tagged_instances(exchanges: Rows, rows: NDArray[np.int64], position: NDArray
         starts.setdefault(cell.connection, []).append(cell.start_ns)
         by_tag.setdefault((cell.op, cell.tag), []).append(cell)
     instances: list[Instance] = []
-    for tagged in by_tag.values():
-        for component in _components(tagged, starts):
-            op = Op(component[0].op)
-            parts = _rings(component) if op in RING_OPS else [component]
-            found = [_instance(exchanges, part, op, position) for part in parts]
-            if len(found) > 1 and not all(i.algorithm and i.algorithm.name == "ring" for i in found):
-                whole = _instance(exchanges, component, op, position)
-                found = [whole] if whole.complete else found
-            instances.extend(found)
+    components = [c for tagged in by_tag.values() for c in _components(tagged, starts)]
+    habits = None if near is None else _habits(exchanges, components, near)
+    for component in components:
+        op = Op(component[0].op)
+        parts = _rings(component) if op in RING_OPS else [component]
+        found = [_instance(exchanges, part, op, position, near, habits) for part in parts]
+        if len(found) > 1 and not all(i.algorithm and i.algorithm.name == "ring" for i in found):
+            whole = _instance(exchanges, component, op, position, near, habits)
+            found = [whole] if whole.complete else found
+        instances.extend(found)
     return instances
 
 
@@ -188,29 +197,75 @@ def _overlap(a: Cell, b: Cell) -> int:
     return min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)
 
 
-def _instance(exchanges: Rows, cells: list[Cell], op: Op, position: NDArray[np.int64]) -> Instance:
+def _instance(
+    exchanges: Rows,
+    cells: list[Cell],
+    op: Op,
+    position: NDArray[np.int64],
+    near: frozenset[int] | None,
+    habits: Habits | None,
+) -> Instance:
     rows = np.sort(np.concatenate([cell.rows for cell in cells]))
     picked = exchanges[rows]
     endpoints = sorted({end for cell in cells for end in cell.ends}, key=lambda e: int(position[e]))
-    edges: dict[tuple[int, int], tuple[int, int]] = {}
-    for src, dst, size in zip(
-        picked["src"].tolist(), picked["dst"].tolist(), picked["bytes"].tolist(), strict=True
-    ):
-        count, total = edges.get((src, dst), (0, 0))
-        edges[src, dst] = (count + 1, total + size)
-    found = matches(edges, endpoints, op)
+    edges = _edges(picked)
+    found = matches(edges, endpoints, op, near, None if habits is None else habits.get(_shape(op, edges)))
     if not found:
         return Instance(rows, op, endpoints, complete=False, confidence=0.5)
     best = found[0]
     others = list(
         dict.fromkeys(m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name)
     )
-    return Instance(
-        rows,
-        best.algorithm.op,
-        list(best.order),
-        best.algorithm,
-        others,
-        best.root if best.algorithm.rooted else None,
-        best.size,
+    return placed(
+        Instance(
+            rows,
+            best.algorithm.op,
+            list(best.order),
+            best.algorithm,
+            others,
+            best.root if best.algorithm.rooted else None,
+            best.size,
+        ),
+        near,
     )
+
+
+def _edges(picked: Rows) -> dict[tuple[int, int], tuple[int, int]]:
+    """(src, dst) -> messages and bytes."""
+    edges: dict[tuple[int, int], tuple[int, int]] = {}
+    for src, dst, size in zip(
+        picked["src"].tolist(), picked["dst"].tolist(), picked["bytes"].tolist(), strict=True
+    ):
+        count, total = edges.get((src, dst), (0, 0))
+        edges[src, dst] = (count + 1, total + size)
+    return edges
+
+
+Shape = tuple[Op, frozenset[tuple[tuple[int, int], tuple[int, int]]]]
+Habits = dict[Shape, dict[int, int]]
+"""For collectives of one operation, edges and bytes: by how many each captured rank's sends (offers, or
+data without one) were usually ahead of the data that had reached it, at most."""
+
+
+def _shape(op: Op, edges: dict[tuple[int, int], tuple[int, int]]) -> Shape:
+    return op, frozenset(edges.items())
+
+
+def _habits(exchanges: Rows, components: Sequence[Sequence[Cell]], near: frozenset[int]) -> Habits:
+    """How far captured ranks run ahead of their inputs, by the median over collectives of one shape."""
+    counts: dict[Shape, dict[int, list[int]]] = {}
+    for component in components:
+        op = Op(component[0].op)
+        for cells in _rings(list(component)) if op in RING_OPS else [component]:
+            picked = exchanges[np.concatenate([cell.rows for cell in cells])]
+            began = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
+            of = counts.setdefault(_shape(op, _edges(picked)), {})
+            for end in near & {end for cell in cells for end in cell.ends}:
+                heard = picked["arrived_end_ns"][(picked["dst"] == end) & (picked["arrived_end_ns"] != NEVER)]
+                mine = np.sort(began[(picked["src"] == end) & (began != NEVER)])
+                ahead = np.arange(1, len(mine) + 1) - np.searchsorted(np.sort(heard), mine)
+                of.setdefault(end, []).append(int(ahead.max(initial=0)))
+    return {
+        shape: {end: round(float(np.median(numbers))) for end, numbers in of.items()}
+        for shape, of in counts.items()
+    }

@@ -1,0 +1,144 @@
+"""Collectives of which only one rank's own messages were captured: which algorithm, how many ranks.
+
+In: the edges between that rank and its peers in order of first contact. Out: algorithms with every seen
+endpoint at its position; ranks that nobody saw are negative numbers. Other edges of the schedule
+(``schedules``) cannot be checked; what they carried follows from the algorithm.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, schedule
+from dpuflow.schema import NEVER, Op, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dpuflow.collectives.model import Instance
+    from dpuflow.tables import Rows
+
+MOST_RANKS: Final = 64
+"""Ranks that a single rank's messages are explained by; each number is tried."""
+
+
+AT_ONCE: Final = 0.5
+"""A rank that is late itself has its inputs waiting, so not every collective shows how it posts."""
+
+
+class Contact(NamedTuple):
+    """An edge, with how many messages it carried; listed in order of the first of them."""
+
+    src: int
+    dst: int
+    messages: int
+
+
+def placements(
+    op: Op, contacts: Sequence[Contact], near: frozenset[int], *, every: bool = False
+) -> Iterator[tuple[Algorithm, tuple[int, ...], int]]:
+    """(algorithm, endpoints by position, root) of ``op`` that show the one captured rank these contacts.
+
+    Only with more ranks than endpoints seen, unless ``every``: the others are tried without this module.
+    """
+    seen = {end for c in contacts for end in c[:2]}
+    own = seen & near
+    if len(own) != 1:
+        return
+    (me,) = own
+    outward = [c.dst for c in contacts if c.src == me]
+    inward = [c.src for c in contacts if c.dst == me]
+    busiest = max(c.messages for c in contacts)
+    for n in range(len(seen) + (not every), MOST_RANKS + 1):
+        for algorithm in ALGORITHMS:
+            if op not in (Op.UNKNOWN, algorithm.op) or not algorithm.fits(n):
+                continue
+            if algorithm.rooted and op == Op.UNKNOWN:
+                continue  # a leaf's one message fits any tree
+            for seat, to, back in _views(algorithm, n):
+                if (len(to), len(back)) != (len(outward), len(inward)) or busiest < _busiest(algorithm, n):
+                    continue
+                order = _fill(n, seat, me, (*to, *back), (*outward, *inward))
+                if order is not None:
+                    yield algorithm, order, 0
+
+
+@lru_cache(maxsize=4096)
+def _busiest(algorithm: Algorithm, n: int) -> int:
+    return min(len(sizes) for sizes in edge_sizes(algorithm, n, 0).values())
+
+
+@lru_cache(maxsize=4096)
+def _views(algorithm: Algorithm, n: int) -> tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]:
+    """What each position sees: (position, whom it sends to, whom it hears from), by first contact.
+
+    Positions that see the same messages at the same steps are one.
+    """
+    if n > 8 and len(edge_sizes(algorithm, n, 0)) > 8 * n:
+        return ()  # everyone with everyone: then all endpoints were seen
+    views: dict[object, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
+    for seat in range(n):
+        mine = [s for s in schedule(algorithm, n, 0) if seat in (s.src, s.dst)]
+        to = tuple(dict.fromkeys(s.dst for s in mine if s.src == seat))
+        back = tuple(dict.fromkeys(s.src for s in mine if s.dst == seat))
+        names = {peer: number for number, peer in enumerate(dict.fromkeys((*to, *back)))}
+        shape = tuple(
+            (s.src == seat, names[s.dst if s.src == seat else s.src], round(s.size, 9)) for s in mine
+        )
+        views.setdefault(shape, (seat, to, back))
+    return tuple(views.values())
+
+
+def _fill(
+    n: int, seat: int, me: int, positions: Sequence[int], endpoints: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Endpoints by position, or None where one would sit twice."""
+    order = [-1 - place for place in range(n)]
+    order[seat] = me
+    taken = {me: seat}
+    for place, endpoint in zip(positions, endpoints, strict=True):
+        if taken.setdefault(endpoint, place) != place or order[place] not in (endpoint, -1 - place):
+            return None
+        order[place] = endpoint
+    return tuple(order)
+
+
+def mark_at_once(exchanges: Rows, instances: Sequence[Instance], near: frozenset[int]) -> None:
+    """Mark the collectives of operations whose captured ranks declare all of it before any data arrives.
+
+    The other ranks run the same program. Only declarations count (offers, ready-to-receive): data sent to
+    several peers at once still leaves one after the other.
+    """
+    shown: dict[object, list[tuple[Instance, bool]]] = {}
+    for instance in instances:
+        held = _declares_all(exchanges[instance.rows], near)
+        if held is not None:
+            name = instance.algorithm and instance.algorithm.name
+            shown.setdefault((instance.op, name, instance.ranks, tuple(instance.order)), []).append(
+                (instance, held)
+            )
+    for votes in shown.values():
+        if sum(held for _, held in votes) > AT_ONCE * len(votes):
+            for instance, _ in votes:
+                instance.at_once = True
+
+
+def _declares_all(rows: Rows, near: frozenset[int]) -> bool | None:
+    """Whether captured ranks contacted every peer before data reached them; None without declarations."""
+    gloo = (rows["wire"] >= Wire.GLOO_DATA) & (rows["wire"] <= Wire.GLOO_RECV_READY)
+    if not gloo.all():
+        return None
+    for end in near:
+        heard, sent = rows["dst"] == end, rows["src"] == end
+        data = rows["arrived_end_ns"][heard & (rows["arrived_end_ns"] != NEVER)]
+        if not len(data):
+            continue
+        contacts: dict[int, int] = {}
+        for mine, peer, time in ((heard, "src", "grant_ns"), (sent, "dst", "offer_ns")):
+            for other, when in zip(rows[peer][mine].tolist(), rows[time][mine].tolist(), strict=True):
+                if when != NEVER:
+                    contacts[other] = min(when, contacts.get(other, when))
+        if max(contacts.values(), default=0) > int(data.min()):
+            return False
+    return True
