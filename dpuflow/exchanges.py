@@ -33,6 +33,7 @@ def build_exchanges(transfers: Rows) -> Rows:
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
     keyed = np.flatnonzero(named & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
+    bursts = _unframed(transfers)
     pieces = [EXCHANGE.zeros(0)]
     if len(keyed):
         rows = transfers[keyed]
@@ -43,7 +44,21 @@ def build_exchanges(transfers: Rows) -> Rows:
         pieces.append(framed)
     if len(plain):
         pieces.append(_in_order(transfers, plain))
-    return _sorted(np.concatenate(pieces)) if len(pieces) == 3 else pieces[-1]
+    if len(bursts):
+        rows = transfers[bursts]
+        pieces.append(_fill(rows, rows["src"], np.arange(len(rows)), bursts))
+        pieces[-1]["order"], _ = _running_number(rows["connection"], rows["src"])
+    return _sorted(np.concatenate(pieces)) if len(pieces) > 2 else pieces[-1]
+
+
+def _unframed(transfers: Rows) -> NDArray[np.int64]:
+    """Bursts on connections of which nothing but bursts is known."""
+    burst = transfers["wire"] == Wire.TCP_BURST
+    if not burst.any():
+        return np.zeros(0, np.int64)
+    framed = np.zeros(int(transfers["connection"].max()) + 1, bool)
+    framed[transfers["connection"][~burst]] = True
+    return np.flatnonzero(burst & ~framed[transfers["connection"]])
 
 
 def _sorted(exchanges: Rows) -> Rows:

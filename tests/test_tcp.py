@@ -259,6 +259,32 @@ def test_bursts_end_at_a_reply_or_at_silence() -> None:
     assert rows["acked_ns"][rows["flow"] == 0][0] == 2000
 
 
+def test_bursts_end_where_a_write_ends_whatever_the_opposite_side_does() -> None:
+    push = TcpFlag.ACK | TcpFlag.PSH
+    segments = handshake()
+    segments += [Segment(100, 0, 0, b"a" * 48, ack=0, flags=push), Segment(110, 0, 48, b"b" * 1448, ack=0)]
+    segments += [Segment(120, 1, 0, b"!" * 48, ack=48, flags=push)]  # in the middle of a write
+    # Pushed, but full: the socket's buffer was full, and the write goes on.
+    segments += [Segment(130, 0, 1496, b"b" * 1448, ack=48, flags=push)]
+    segments += [Segment(140, 1, 48, b"!" * 48, ack=1496, flags=push)]
+    segments += [Segment(150, 0, 2944, b"b" * 100, ack=96, flags=push)]
+    segments += [Segment(160, 0, 3044, b"c" * 70, ack=96, flags=push)]
+    rows, _, _ = run(segments)
+    assert [int(r["bytes"]) for r in rows if r["flow"] == 0] == [48, 2996, 70]
+    assert [int(r["bytes"]) for r in rows if r["flow"] == 1] == [48, 48]
+    late = [replace(s, time_ns=s.time_ns + (1000 if s.way else 0)) for s in segments]
+    elsewhere, _, _ = run(sorted(late, key=lambda s: s.time_ns))
+    assert [int(r["bytes"]) for r in np.sort(elsewhere[elsewhere["flow"] == 0], order="seq")] == [
+        48,
+        2996,
+        70,
+    ]
+    # Overtaken segments keep their pushes.
+    swapped = [*segments[:3], segments[4], segments[3], *segments[5:]]
+    rows, _, _ = run([replace(s, time_ns=10 * k) for k, s in enumerate(swapped)])
+    assert [int(r["bytes"]) for r in np.sort(rows[rows["flow"] == 0], order="seq")] == [48, 2996, 70]
+
+
 def test_zeroed_payload_is_bursts_and_one_header_is_no_chain() -> None:
     blind = [*handshake(), *cut(1, bytes(5000), [1448], 100), Segment(9000, 0, 0, ack=5000)]
     rows, flows, _ = run(blind)

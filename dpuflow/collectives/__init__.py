@@ -31,6 +31,7 @@ def build_collectives(
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
     messages were captured, None for everyone.
     """
+    from dpuflow.collectives.repeated import repeated_instances
     from dpuflow.collectives.sequenced import sequenced_instances
     from dpuflow.collectives.structured import structured_instances
     from dpuflow.collectives.tagged import tagged_instances
@@ -45,6 +46,7 @@ def build_collectives(
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (exchanges["data_ns"] != NEVER)
     instances.extend(structured_instances(exchanges, np.flatnonzero(written & ~told), position, near))
+    instances.extend(repeated_instances(exchanges, np.flatnonzero(wire == Wire.TCP_BURST), position))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
     if near is not None:
         for instance in instances:

@@ -21,7 +21,8 @@ class Instance:
 
     ``order`` lists the endpoints by their position in the algorithm; ``root`` is a position.
     ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``blind`` are the
-    positions whose first message is known to be missing. Where ranks took part that no capture saw,
+    positions whose first message is known to be missing; ``free``, where the algorithm is not known, those
+    whose first message is known to need no input. Where ranks took part that no capture saw,
     ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
     endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
     they will send and receive as soon as they enter.
@@ -37,6 +38,7 @@ class Instance:
     complete: bool = True
     confidence: float = 1.0
     blind: frozenset[int] = frozenset()
+    free: frozenset[int] = frozenset()
     ranks: int = 0
     seats: tuple[int, ...] = ()
     near: frozenset[int] | None = None
@@ -53,7 +55,7 @@ class Instance:
     def free_rows(self) -> list[int]:
         """Places in ``order`` whose first message needs no input, and was not missed."""
         if self.algorithm is None:
-            return []
+            return sorted(self.free - self.blind)
         places = free_ranks(self.algorithm, self.ranks or len(self.order), self.root or 0) - self.blind
         seats = self.seats or tuple(range(len(self.order)))
         return [row for row, seat in enumerate(seats) if seat in places]

@@ -1,9 +1,13 @@
 """Bytes of one TCP stream in order -> messages by their headers, or bursts where there are none.
 
 A framing is entered, and found again when lost, only where a segment starts with a header: libraries
-write header by header, and CHAIN headers, each where the one before says, settle it. A burst is over
-when the opposite side sends data, or after a silence longer than RFC 6298 would wait for an ACK with
-the round trips seen from here to both sides (``idle_limit``).
+write header by header, and CHAIN headers, each where the one before says, settle it.
+
+A burst is what an application wrote at once, as far as TCP shows it: it ends with a pushed segment that
+is not full, for a sender with more to send fills its segments; every place sees that alike. But for
+senders that are in the middle of a write, a burst is also over when the opposite side sends data, or
+after a silence longer than RFC 6298 would wait for an ACK with the round trips seen from here to both
+sides (``idle_limit``).
 """
 
 from __future__ import annotations
@@ -22,9 +26,14 @@ from dpuflow.kernels.tcp_state import (
     FIRST_RTO_NS,
     FRAMED,
     FROM_SYN,
+    FULL_PUSH,
     LOST,
     MAX_PIECES,
+    NO_PUSH,
+    PUSHED,
     ROWS,
+    SMALLEST_FULL,
+    WRITING,
 )
 
 _GAP = int(schema.MessageFlag.GAP)
@@ -166,7 +175,7 @@ def consume(
         visible = flags & _GAP == 0 and seen >= GLOO_HELLO
         if st.mode == BURST and st.start >= 0:
             # A burst ends at silence, and before a header.
-            silent = time_ns - st.last_ns > idle_limit(st, peer_srtt, peer_rttvar)
+            silent = st.push != WRITING and time_ns - st.last_ns > idle_limit(st, peer_srtt, peer_rttvar)
             if silent or (visible and fk.recognise(data, at, seen) != 0):
                 st.end = pos
                 close_message(f, st, header, rows, links, counts, 0)
@@ -237,6 +246,28 @@ def consume(
             close_message(f, st, header, rows, links, counts, 0)
     if end > st.next:
         st.next = end
+
+
+@inner
+def note_push(
+    f: Any, st: Any, length: Any, push: Any, header: Any, rows: Any, links: Any, counts: Any
+) -> Any:
+    """A segment of ``length`` bytes was taken: end the burst where the sender's write ends.
+
+    What did not fit a socket's buffer is pushed as well, but in full segments: more may follow.
+    """
+    if not push:
+        st.push = WRITING if st.push != NO_PUSH else NO_PUSH
+        if length >= SMALLEST_FULL and (st.full == 0 or length < st.full):
+            st.full = length
+        return
+    if st.full != 0 and length % st.full == 0:
+        st.push = FULL_PUSH
+        return
+    st.push = PUSHED
+    if st.mode == BURST and st.start >= 0:
+        st.end = st.next
+        close_message(f, st, header, rows, links, counts, 0)
 
 
 @inner

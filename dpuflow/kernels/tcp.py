@@ -12,7 +12,7 @@ import numpy as np
 
 from dpuflow import schema
 from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4, void
-from dpuflow.kernels.stream import close_message, consume, cut, give_up_trial, time_round_trip
+from dpuflow.kernels.stream import close_message, consume, cut, give_up_trial, note_push, time_round_trip
 from dpuflow.kernels.tcp_state import (
     BURST,
     CHAIN,
@@ -30,19 +30,21 @@ from dpuflow.kernels.tcp_state import (
     MORE_ROWS,
     MORE_SLOTS,
     NEW,
+    NO_PUSH,
     REORDER,
     ROWS,
     SLOTS_USED,
     STREAM,
     WANT,
     WIDER_SLOTS,
+    WRITING,
 )
 
 _TWO_32 = 1 << 32
 _WINDOW = 1 << 30  # largest window there is (RFC 7323): older segments are no retransmissions
 _GAP = int(schema.MessageFlag.GAP)
 _REORDERED = int(schema.MessageFlag.REORDERED)
-_SYN, _FIN, _RST, _ACK = 2, 1, 4, 16
+_SYN, _FIN, _RST, _PSH, _ACK = 2, 1, 4, 8, 16
 
 
 @inner
@@ -66,6 +68,7 @@ def hold(
     frame: Any,
     ecn: Any,
     probe: Any,
+    push: Any,
     held: Any,
     held_data: Any,
     width: Any,
@@ -77,7 +80,7 @@ def hold(
     counts[SLOTS_USED] += 1
     h = held[slot]
     h.seq, h.end, h.time_ns, h.frame = seq, end, time_ns, frame
-    h.seen, h.ecn, h.probe = min(seen, width), ecn, probe
+    h.seen, h.ecn, h.probe, h.push = min(seen, width), ecn, probe, push
     base = np.int64(slot) * width
     for i in range(h.seen):
         held_data[base + i] = data[at + i]
@@ -162,6 +165,7 @@ def drain(
             consume(f, st, peer_srtt, peer_rttvar, np.int64(h.seq), np.int64(h.end), held_data,
                     np.int64(slot) * width, np.int64(h.seen), np.int64(h.time_ns), np.int64(h.frame),
                     np.int64(h.ecn), flags, header, rows, links, counts)  # fmt: skip
+            note_push(f, st, np.int64(h.end - h.seq), h.push != 0, header, rows, links, counts)
             if late:
                 deliver(st, np.int64(h.seq), rows, links)
         elif not h.probe:
@@ -209,7 +213,7 @@ def restart(f: Any, st: Any, seq: Any, state: Any, header: Any, rows: Any, links
     st.next = st.first = seq
     st.start, st.state, st.framing, st.chain, st.mode = -1, state, 0, 0, BURST
     st.max_ack = st.beyond = st.timed = st.fin = 0
-    st.whole = state == FROM_SYN
+    st.whole, st.push, st.full = state == FROM_SYN, NO_PUSH, 0
     st.pieces, st.window, st.unacked, st.last_row, st.trial = 0, -1, -1, -1, -1
 
 
@@ -297,7 +301,7 @@ def follow(
                 ):
                     drain(st.peer, ps, st.srtt, st.rttvar, not held[ps.held].probe, held, held_data, width,
                           header, rows, links, counts)  # fmt: skip
-            if length > 0 and ps.mode == BURST and ps.start >= 0:
+            if length > 0 and ps.mode == BURST and ps.start >= 0 and ps.push < WRITING:
                 ps.end = ps.next
                 close_message(st.peer, ps, header, rows, links, counts, 0)
         if tcp_flags & (_SYN | _RST | _FIN) == 0:
@@ -314,7 +318,8 @@ def follow(
             if seq < st.next:
                 count_retransmission(st, seq, rows, links)
             if probe or seq > st.next:
-                hold(st, seq, end, data, at, seen, now, frame, ecn, probe, held, held_data, width, counts)
+                hold(st, seq, end, data, at, seen, now, frame, ecn, probe, tcp_flags & _PSH, held, held_data,
+                     width, counts)  # fmt: skip
                 alone = st.peer < 0 or streams[st.peer].state == NEW
                 acked = st.max_ack >= held[st.held].seq and st.held_count >= REORDER
                 if not probe and (acked or st.held_count >= (MAX_HELD_ALONE if alone else MAX_HELD)):
@@ -323,6 +328,7 @@ def follow(
             elif end > st.next:
                 consume(f, st, peer_srtt, peer_rttvar, seq, end, data, at, seen, now, frame, ecn, 0,
                         header, rows, links, counts)  # fmt: skip
+                note_push(f, st, length, tcp_flags & _PSH != 0, header, rows, links, counts)
                 st.delivered_ns, st.delivered_frame = now, frame
                 if st.timed == 0:
                     st.timed, st.timed_ns = end, now

@@ -51,10 +51,12 @@ STREAM = np.dtype(
         ("total_missing", "i4"),
         ("total_zero_window", "i4"),
         ("total_ecn", "i4"),
+        ("full", "i4"),  # payload of a full segment: the smallest sent without PSH, 0: none yet
         ("state", "u1"),
         ("framing", "u1"),
         ("mode", "u1"),
         ("whole", "u1"),  # 1: its SYN was seen
+        ("push", "u1"),  # whether the sender marks where its writes end
     ],
     align=True,
 )
@@ -82,6 +84,7 @@ HELD = np.dtype(
         ("seen", "i4"),
         ("ecn", "u1"),
         ("probe", "u1"),
+        ("push", "u1"),
     ],
     align=True,
 )
@@ -90,6 +93,11 @@ HELD = np.dtype(
 NEW, MIDDLE, FROM_SYN, CLOSED = 0, 1, 2, 3
 # STREAM.mode: what the bytes at ``next`` are taken for
 BURST, FRAMED, LOST = 0, 1, 2
+
+# STREAM.push: no PSH was seen yet; the last segment had one, had none, had one and was full
+# (RFC 9293 section 3.9.1.2)
+NO_PUSH, PUSHED, WRITING, FULL_PUSH = 0, 1, 2, 3
+SMALLEST_FULL = 536  # RFC 9293 section 3.7.1: what a full segment holds at least
 
 # ``counts[WANT]``: all done, or what to enlarge.
 DONE, MORE_ROWS, MORE_SLOTS, WIDER_SLOTS = 0, 1, 2, 3
