@@ -10,7 +10,7 @@ from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import charge, judge
-from dpuflow.lateness import BOUNDS, RULES, Rule, doubt, relate, settle, short_of_ranks
+from dpuflow.lateness import BOUNDS, RULES, Rule, relate, short_of_ranks, weigh
 from dpuflow.links import measure_links, slow_rows
 from dpuflow.phases import ring_phases
 from dpuflow.results import (
@@ -52,7 +52,7 @@ def assemble(
 ) -> Analysis:
     """Put the whole result together. ``untold``: messages that no collective was made of."""
     groups, group_of = _groups(instances)
-    entries = settle(doubt(entries, instances), group_of)
+    entries = weigh(entries, exchanges, joined, instances, group_of)
     relative = relate(entries, short_of_ranks(entries, instances))
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
@@ -138,7 +138,7 @@ def _collectives(
 ) -> list[Collective]:
     enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
-    error, cause = charges.error_ns.tolist(), causes.cause.tolist()
+    error, cause = relative.error_ns.tolist(), causes.cause.tolist()
     why = _reasons(captures, joined, entries)
     offsets = entries.offsets.tolist()
     nbytes = exchanges["bytes"]
@@ -153,7 +153,7 @@ def _collectives(
                 enter_ns=_known(enter[row]) if bound[row] != 3 else None,
                 leave_ns=_known(leave[row]),
                 lateness_ns=_known(lateness[row]) if complete else None,
-                error_ns=error[row] if bound[row] != 3 and complete else None,
+                error_ns=_known(error[row]) if bound[row] != 3 and complete else None,
                 bound=cast("Bound", BOUNDS[bound[row]] if complete else "unobservable"),
                 cause=cast("Cause", CAUSES[cause[row]]),
                 why=why[row],
@@ -195,15 +195,27 @@ def _known(value: int) -> int | None:
 def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries) -> list[str]:
     """For each row of Entries the rule its entry rests on and the frame that shows it."""
     reasons = []
-    sentences = [RULES[rule][1] for rule in Rule]
-    for rule, act in zip(entries.rule.tolist(), entries.act.tolist(), strict=True):
+    sentences = {int(rule): sentence for rule, (_, sentence) in RULES.items()}
+    bounded = {int(rule) for rule, (bound, _) in RULES.items() if bound == "at_most"} | {Rule.LONG_AFTER}
+    columns = (entries.rule, entries.act, entries.after)
+    transfers = joined.transfers
+    for rule, act, after in zip(*(column.tolist() for column in columns), strict=True):
         if act == NONE32:
             reasons.append(sentences[rule])
             continue
-        capture, message = joined.transfers[["capture", "message"]][act].item()
-        frame = int(captures[capture].messages["first_frame"][message]) + 1
-        reasons.append(f"{sentences[rule]} (packet {frame} of {captures[capture].info.vantage})")
+        capture, message = int(transfers["capture"][act]), int(transfers["message"][act])
+        packets = f"packet {_frame(captures, capture, message)} of {captures[capture].info.vantage}"
+        if after != NONE32 and rule in bounded:
+            capture = int(transfers["arrival_capture"][after])
+            frame = _frame(captures, capture, int(transfers["arrival_message"][after]), "last_frame")
+            packets += f", after {frame} of {captures[capture].info.vantage}"
+        reasons.append(f"{sentences[rule]} ({packets})")
     return reasons
+
+
+def _frame(captures: Sequence[CaptureTables], capture: int, message: int, which: str = "first_frame") -> int:
+    """Number of a message's first or last packet in its capture, as Wireshark counts."""
+    return int(captures[capture].messages[which][message]) + 1
 
 
 def _lateness(j: Judgement) -> Lateness:

@@ -1,0 +1,39 @@
+"""Collectives in; enter, leave and lateness of every rank out, with the bound and error the packets justify.
+
+``entries`` dates each rank's entry by its first act, ``needs`` lays the algorithm's dependencies over the
+messages, ``handover`` measures how fast hosts react, ``doubts`` weighs what an act may have waited for,
+``relative`` turns entries into lateness.
+"""
+
+from dpuflow.lateness.doubts import weigh
+from dpuflow.lateness.entries import RULES, Entries, Rule, build_entries
+from dpuflow.lateness.relative import (
+    AT_LEAST,
+    AT_MOST,
+    BOUNDS,
+    EXACT,
+    UNOBSERVABLE,
+    Relative,
+    against_others,
+    previous_leave,
+    previous_row,
+    relate,
+)
+
+__all__ = [
+    "AT_LEAST",
+    "AT_MOST",
+    "BOUNDS",
+    "EXACT",
+    "RULES",
+    "UNOBSERVABLE",
+    "Entries",
+    "Relative",
+    "Rule",
+    "against_others",
+    "build_entries",
+    "previous_leave",
+    "previous_row",
+    "relate",
+    "weigh",
+]

@@ -1,0 +1,141 @@
+"""Entries in, entries out: what else the act that dates an entry may have waited for.
+
+A rule says what kind of act it was (``entries``). Here each act is weighed against what the capture shows
+of its host and its group: how fast its hosts react, whether calls queue, whether all messages can have been
+seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.lateness.entries import Entries, Rule
+from dpuflow.lateness.handover import receiving_ns, spreads, usual_reactions
+from dpuflow.lateness.queues import queued_rows
+from dpuflow.schema import NEVER, NONE32, Seen, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.lateness.handover import Usual
+    from dpuflow.tables import Joined, Rows
+
+_FAR = np.iinfo(np.int64).max
+
+FAR_BEYOND = 3.0
+"""Times the slowest usual reaction (95th percentile) after which a rank had not been waiting."""
+
+
+def weigh(
+    entries: Entries,
+    exchanges: Rows,
+    joined: Joined,
+    instances: Sequence[Instance],
+    group: NDArray[np.int64],
+    partly: NDArray[np.int64],
+) -> Entries:
+    """Entries with every doubt that the capture gives reason for, and with the error of each.
+
+    ``group`` numbers each collective's group; ``partly`` are the endpoints not all of whose messages can
+    have been captured: what such a rank is seen to send may have waited for an input that nobody saw, or
+    not be its first.
+    """
+    of_row = group[entries.collective]
+    transfers = joined.transfers
+    usual = usual_reactions(entries, of_row)
+    clock, clock_ns = _clocks(entries, joined)
+    entries = settle(replace(entries, clock=clock, clock_ns=clock_ns), usual)
+    entries = _first_on_connection(entries, transfers)
+    entries = _repeated(entries, transfers)
+    entries = _mark(entries, np.isin(entries.endpoint, partly), Rule.PARTLY, entries.after)
+    queued, behind, called = queued_rows(entries, exchanges, instances, usual)
+    entries = _mark(entries, queued, Rule.QUEUED, behind)
+    since = np.where(entries.rule == Rule.QUEUED, called, entries.since_ns)
+    # A rank cannot have been held up before it was there: not before it left its last collective.
+    there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
+    held = np.minimum(receiving_ns(exchanges, entries, usual), there)
+    entries = replace(
+        entries,
+        since_ns=since,
+        held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
+    )
+    # Two clocks may be off either way, by that much an input seems to come late.
+    wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
+    entries = replace(entries, rule=np.where(wrong, int(Rule.CONTRADICTED), entries.rule))
+    return replace(entries, spread_ns=spreads(exchanges, instances, entries, usual, of_row))
+
+
+def settle(entries: Entries, usual: Usual) -> Entries:
+    """Weigh what reached a rank before it acted against how fast its hosts usually react.
+
+    A rank that waits for an input or a credit acts on it within its host's usual reaction. One that
+    acts far later had not entered when the input came: its entry is exact. One that sends as soon as
+    its credit has come may have waited for that.
+    """
+    rule = entries.rule.copy()
+    waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
+    with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
+        rule[waiting & (entries.unmoved_ns > FAR_BEYOND * usual.slowest_ns)] = Rule.LONG_AFTER
+        gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
+        prompt = gated & (entries.credit_ns <= usual.most_ns)
+    return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
+
+
+def _mark(entries: Entries, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:
+    """Give exact entries among ``rows`` another rule, and what they may have waited for."""
+    rows = rows & entries.exact
+    return replace(
+        entries,
+        rule=np.where(rows, int(rule), entries.rule),
+        after=np.where(rows, after, entries.after),
+    )
+
+
+def _first_on_connection(entries: Entries, transfers: Rows) -> Entries:
+    """A rank's first message over a connection that was opened since it left the collective before.
+
+    Open MPI, UCX and libfabric connect when a rank first sends to another, and the message waits for that.
+    Gloo and NCCL connect before any collective. ob1's hello shows that the capture holds a connection's
+    beginning; over RoCE nothing does, so the first message that was captured counts.
+    """
+    wire, line = transfers["wire"], transfers["connection"].astype(np.int64)
+    lazy = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+    lazy |= wire == Wire.OB1_HELLO
+    acted = np.flatnonzero(entries.act != NONE32)
+    if not lazy.any() or not len(acted):
+        return entries
+    opened = np.full(int(line.max()) + 1, NEVER)
+    rows = np.flatnonzero(lazy)
+    lines, at = np.unique(line[rows], return_index=True)  # transfers are in order of time
+    opened[lines] = transfers["sent_ns"][rows[at]]
+    fresh = np.zeros(len(entries.act), bool)
+    when = opened[line[entries.act[acted]]]
+    started = np.full(int(entries.endpoint.max()) + 1, _FAR)
+    np.minimum.at(started, entries.endpoint[acted], entries.enter_ns[acted])
+    since, own = entries.since_ns[acted], entries.endpoint[acted]
+    first = entries.enter_ns[acted] == started[own]
+    fresh[acted] = (when != NEVER) & np.where(since != NEVER, when >= since, first)
+    return _mark(entries, fresh, Rule.CONNECTING, np.full(len(fresh), NONE32))
+
+
+def _repeated(entries: Entries, transfers: Rows) -> Entries:
+    """What was sent again and not captured at its sender may have been sent before it was first seen."""
+    again = np.zeros(len(transfers) + 1, bool)
+    again[:-1] = (transfers["retransmitted"] > 0) & ((transfers["seen"] & Seen.AT_SENDER) == 0)
+    act = np.where(entries.act == NONE32, len(transfers), entries.act)
+    return _mark(entries, again[act], Rule.REPEATED, np.full(len(act), NONE32))
+
+
+def _clocks(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The capture that stamped each act, and how far its clock may be off the reference."""
+    errors = np.array([clock.error_ns or 0 for clock in joined.clocks], np.int64)
+    acted = entries.act != NONE32
+    clock = np.zeros(len(entries.endpoint), np.int64)
+    clock[acted] = joined.transfers["capture"][entries.act[acted]]
+    return clock, errors[clock] if len(errors) else np.zeros_like(clock)

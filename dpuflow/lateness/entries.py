@@ -1,0 +1,261 @@
+"""Collectives in, enter and leave of every rank out, with the rule that dates each entry.
+
+A rank enters a collective when it first acts of its own accord: offers data, sends it, or declares
+itself ready to receive unasked. Such an act dates the entry exactly if nothing it could depend on
+had reached the rank before, or if the algorithm's first step needs no input. A later act may have
+waited for its input: the entry was then no later than that. An answer to a peer's offer bounds
+likewise. A rank that never acts cannot be seen. What else an act may have waited for is weighed in
+``doubts``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.lateness.handover import typical, waited_sends
+from dpuflow.lateness.needs import build_needs, started_ns
+from dpuflow.lateness.relative import previous_leave
+from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.tables import Rows
+
+_FAR = np.iinfo(np.int64).max
+
+
+class Rule(IntEnum):
+    """What an entry rests on; RULES has the sentences."""
+
+    UNSEEN = 0
+    READY = 1  # exact: declared itself ready to receive, unasked
+    NOTHING_BEFORE = 2  # exact: sent before anything had arrived
+    FREE_STEP = 3  # exact: the algorithm's first step of this rank needs no input
+    AFTER_INPUT = 4  # at most: its first message may have waited for an input
+    ANSWER = 5  # at most: it only answered an offer
+    LONG_AFTER = 6  # exact: its first message came so long after any input that it had not waited for one
+    CREDIT = 7  # at most: its first message left as soon as its credit had come
+    QUEUED = 8  # at most: it may have queued behind another collective of the same group
+    CONNECTING = 9  # at most: its first message opened a connection
+    REPEATED = 10  # at most: the first time it was sent may not have been seen
+    PARTLY = 11  # at most: not all messages of this rank can have been seen
+    CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
+
+
+RULES: dict[Rule, tuple[str, str]] = {
+    Rule.UNSEEN: ("unobservable", "sent nothing in this collective that was seen"),
+    Rule.READY: ("exact", "first ready-to-receive message, sent unasked"),
+    Rule.NOTHING_BEFORE: ("exact", "first message, sent before any input had arrived"),
+    Rule.FREE_STEP: ("exact", "first message of a step that needs no input"),
+    Rule.AFTER_INPUT: ("at_most", "first message, which may have waited for its input"),
+    Rule.ANSWER: ("at_most", "first answer to a peer's offer"),
+    Rule.LONG_AFTER: ("exact", "first message, long after its input had arrived"),
+    Rule.CREDIT: ("at_most", "first message, sent as soon as its credit had come"),
+    Rule.QUEUED: ("at_most", "first message, which may have queued behind the collective before"),
+    Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
+    Rule.REPEATED: ("at_most", "first message, of which only a repetition may have been seen"),
+    Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
+    Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
+}
+"""Rule -> (bound, why)."""
+
+EXACT_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "exact")
+
+
+@dataclass
+class Entries:
+    """One row per (collective, rank), as parallel arrays in order of collectives.
+
+    ``enter_ns`` NEVER where unobservable; ``act`` is the TRANSFER row of the message that fixed it and
+    ``after`` that of what it may have waited for, NONE32 for none.
+    ``offsets[i]:offsets[i + 1]`` are the rows of collective i.
+    """
+
+    collective: NDArray[np.int64]
+    endpoint: NDArray[np.int64]
+    enter_ns: NDArray[np.int64]
+    leave_ns: NDArray[np.int64]  # all it needed was there; for a rank without input: all was sent
+    idle_ns: NDArray[np.int64]  # besides, its last data had left the node, or was acknowledged if sent again
+    rule: NDArray[np.int64]
+    act: NDArray[np.int64]
+    after: NDArray[np.int64]
+    retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
+    reaction_ns: NDArray[np.int64]  # median time from an input to the send that had waited for it
+    unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
+    credit_ns: NDArray[np.int64]  # from the credit of its first message to that message; NEVER without one
+    whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
+    offsets: NDArray[np.int64]
+    fed: NDArray[np.bool_]  # the rank received data: leave_ns is when it had all of it ...
+    last: NDArray[np.int64]  # ... and this TRANSFER row brought the last of it; NONE32 for none
+    grant: NDArray[np.int64]  # TRANSFER row of the credit of credit_ns, NONE32 for none
+    waited: NDArray[np.int64]  # one element a send that had waited for its input: its rank's row here ...
+    waited_ns: NDArray[np.int64]  # ... and how long after that input it came
+    since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so
+    clock: NDArray[np.int64]  # number of the capture that stamped the act ...
+    clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
+    spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
+    held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
+    early_ns: NDArray[np.int64]  # a tenth of the collective's sends came more than this before their input
+
+    @property
+    def exact(self) -> NDArray[np.bool_]:
+        """Rows whose entry is exact."""
+        return np.isin(self.rule, EXACT_RULES)
+
+    @property
+    def told(self) -> NDArray[np.bool_]:
+        """Rows whose entry is exact or a bound."""
+        return np.isin(self.rule, (Rule.UNSEEN, Rule.CONTRADICTED), invert=True)
+
+
+def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
+    """Enter and leave of every rank of every collective, on the reference clock."""
+    offsets = np.zeros(len(instances) + 1, np.int64)
+    offsets[1:] = np.cumsum([len(instance.order) for instance in instances])
+    total = int(offsets[-1])
+    collective = np.repeat(np.arange(len(instances)), np.diff(offsets))
+    endpoint = np.fromiter((e for i in instances for e in i.order), np.int64, total)
+    free = np.zeros(total, bool)
+    for number, instance in enumerate(instances):
+        free[offsets[number] + np.array(instance.free_rows(), np.int64)] = True
+
+    needs = build_needs(exchanges, instances)
+    picked, of = exchanges[needs.rows], needs.collective
+    lookup = _Lookup(collective, endpoint)
+    sender, receiver = lookup(of, picked["src"]), lookup(of, picked["dst"])
+
+    offered = started_ns(picked)
+    unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
+    grant = picked["grant_ns"]
+    ready = np.where(unasked, grant, NEVER)
+    answer = np.where((picked["wire"] >= Wire.OB1_MATCH) & (picked["wire"] <= Wire.OB1_OTHER), grant, NEVER)
+    send_ns, send_at = _earliest(total, sender, offered)
+    ready_ns, ready_at = _earliest(total, receiver, ready)
+    answer_ns, answer_at = _earliest(total, receiver, answer)
+    input_ns, _ = _earliest(total, receiver, picked["arrived_end_ns"])
+
+    rule = np.full(total, Rule.UNSEEN, np.int64)
+    enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
+    act = np.full(total, NONE32, np.int64)
+    seen = enter != _FAR
+    by_send = seen & (send_ns == enter)
+    by_answer = seen & ~by_send & (answer_ns == enter)
+    by_ready = seen & (ready_ns == enter)
+    rule[by_send] = np.where(
+        free[by_send],
+        Rule.FREE_STEP,
+        np.where(
+            # An input that was never seen may have come before.
+            (send_ns[by_send] <= input_ns[by_send]) & (input_ns[by_send] != _FAR),
+            Rule.NOTHING_BEFORE,
+            Rule.AFTER_INPUT,
+        ),
+    )
+    rule[by_answer] = Rule.ANSWER
+    rule[by_ready] = Rule.READY
+    # Where data is not offered first, the grant is a credit that the first message may have waited for.
+    paid = np.where(picked["offer_ns"] == NEVER, picked["grant_arrived_ns"], NEVER)
+    credit = np.where(send_at >= 0, paid[send_at], NEVER) if len(picked) else send_at
+    granted = picked["grant"][send_at] if len(picked) else send_at
+    first = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
+    act[by_send] = first[send_at[by_send]]
+    act[by_answer] = picked["grant"][answer_at[by_answer]]
+    act[by_ready] = picked["grant"][ready_at[by_ready]]
+
+    reached = np.full(total, NEVER, np.int64)
+    for name in ("arrived_end_ns", "offer_arrived_ns"):
+        before = (picked[name] != NEVER) & (picked[name] <= enter[receiver])
+        np.maximum.at(reached, receiver[before], picked[name][before])
+    after = np.full(total, NONE32, np.int64)
+    for name, what in (("arrived_end_ns", "data"), ("offer_arrived_ns", "offer")):
+        latest = (picked[name] != NEVER) & (picked[name] == reached[receiver])
+        after[receiver[latest]] = picked[what][latest]
+
+    leave = np.full(total, NEVER, np.int64)
+    np.maximum.at(leave, receiver, picked["arrived_end_ns"])
+    last = np.full(total, NONE32, np.int64)
+    ends = (picked["arrived_end_ns"] != NEVER) & (picked["arrived_end_ns"] == leave[receiver])
+    last[receiver[ends]] = picked["data"][ends]
+    sent = np.full(total, NEVER, np.int64)
+    np.maximum.at(sent, sender, picked["data_end_ns"])
+    # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
+    resent = picked["retransmitted"] > 0
+    np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
+    again = np.zeros(total, np.int64)
+    np.add.at(again, sender, picked["retransmitted"].astype(np.int64))
+    np.add.at(again, receiver, picked["retransmitted"].astype(np.int64))
+    cut = (picked["flags"] & (MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER)) != 0
+    whole = np.fromiter((i.complete for i in instances), bool, len(instances))
+    whole[of[cut]] = False
+    entered = np.where(seen, enter, NEVER)
+    waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
+    entries = Entries(
+        collective=collective,
+        endpoint=endpoint,
+        enter_ns=entered,
+        leave_ns=np.maximum(np.where(leave == NEVER, sent, leave), entered),
+        idle_ns=np.maximum(np.maximum(leave, sent), entered),
+        rule=rule,
+        act=act,
+        after=after,
+        retransmitted=again,
+        reaction_ns=typical(total, waited, waited_ns),
+        unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        credit_ns=np.where(by_send & (credit != NEVER), enter - credit, NEVER),
+        whole=whole[collective],
+        offsets=offsets,
+        fed=leave != NEVER,
+        last=last,
+        grant=np.where(by_send & (credit != NEVER), granted, NONE32),
+        waited=waited,
+        waited_ns=waited_ns,
+        since_ns=np.full(total, NEVER),
+        spread_ns=np.full(total, NEVER),
+        held_ns=np.zeros(total, np.int64),
+        # Where another algorithm fits as well, it is that one.
+        early_ns=np.array(
+            [0 if i.alternatives else e for i, e in zip(instances, needs.early_ns.tolist(), strict=True)],
+            np.int64,
+        )[collective],
+        clock=np.zeros(total, np.int64),
+        clock_ns=np.zeros(total, np.int64),
+    )
+    before = previous_leave(entries)
+    return replace(entries, since_ns=np.where(before <= entered, before, NEVER))
+
+
+class _Lookup:
+    """Finds the row of (collective, endpoint)."""
+
+    def __init__(self, collective: NDArray[np.int64], endpoint: NDArray[np.int64]) -> None:
+        self.width = int(endpoint.max(initial=0)) + 1
+        key = collective * self.width + endpoint
+        self.order = np.argsort(key)
+        self.keys = key[self.order]
+
+    def __call__(self, collective: NDArray[np.int64], endpoint: NDArray[np.uint32]) -> NDArray[np.int64]:
+        key = collective * self.width + endpoint.astype(np.int64)
+        return np.asarray(self.order[np.searchsorted(self.keys, key)], np.int64)
+
+
+def _earliest(
+    total: int, rows: NDArray[np.int64], times: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each of ``total`` rows the earliest of its times (far future without), and which one it is."""
+    best = np.full(total, _FAR)
+    where = np.full(total, -1, np.int64)
+    seen = np.flatnonzero(times != NEVER)
+    order = seen[np.lexsort((times[seen], rows[seen]))]
+    if len(order):
+        first = np.r_[True, rows[order][1:] != rows[order][:-1]]
+        best[rows[order][first]] = times[order][first]
+        where[rows[order][first]] = order[first]
+    return best, where

@@ -1,0 +1,222 @@
+"""How quickly hosts hand messages on: sends that had waited for an input, and the scatter of entries.
+
+In: exchanges with their dependencies, entries. Out: the usual reaction of each group's hosts, and how far
+the packets of an entry may lie from the call (docs/inference.md, "Error").
+
+Between a call and its first packet lies the library's hand-over. It is common to all ranks and cancels in
+lateness; its scatter does not. Two things in a capture show that scatter. Ranks that had sent all they could
+and waited for an input send within their host's reaction once it is there. And entries of ranks that nothing
+made late scatter by it, and by how unevenly they compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.lateness.relative import against_others
+from dpuflow.schema import NEVER, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.lateness.entries import Entries
+    from dpuflow.lateness.needs import Needs
+    from dpuflow.tables import Rows
+
+FEWEST = 8
+"""Reactions it takes to know what is usual in a group."""
+NINETY_FIVE = 1.96
+"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
+QUARTER = 0.6745
+"""Median to quartile of a normal distribution, in standard deviations."""
+MEDIAN_COSTS = np.pi / 2
+"""Variance of the median of n normal values, times n, over theirs."""
+
+
+def waited_sends(
+    picked: Rows,
+    needs: Needs,
+    sender: NDArray[np.int64],
+    receiver: NDArray[np.int64],
+    enter: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sends whose rank had done all it could and waited for an input: (row of Entries, time since it came).
+
+    ``picked`` are the exchanges of ``needs``; ``sender``, ``receiver`` and ``enter`` refer to rows of
+    Entries. Where the algorithm is known the input is the one that the send needs; else the last thing
+    that happened before the send must be an input. What came before the rank had entered counts for
+    nothing: it waited for the rank.
+    """
+    start = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
+    ready = np.full(len(picked), NEVER)
+    np.maximum.at(ready, needs.send, picked["arrived_end_ns"][needs.input])
+    # Without an offer the data may have waited for its credit; that is as good as an input.
+    credit = np.where(picked["offer_ns"] == NEVER, picked["grant_arrived_ns"], NEVER)
+    ready = np.where(ready != NEVER, np.maximum(ready, credit), NEVER)
+
+    # What each rank got and did, in order of time.
+    count = len(picked)
+    who = np.concatenate([receiver, sender, sender])
+    when = np.concatenate([picked["arrived_end_ns"], picked["data_end_ns"], start])
+    kind = np.repeat([_INPUT, _DONE, _SEND], count)
+    which = np.tile(np.arange(count), 3)
+    seen = np.flatnonzero((when != NEVER) & (when >= enter[who]))
+    order = seen[np.lexsort((kind[seen], when[seen], who[seen]))]
+    who, when, kind, which = who[order], when[order], kind[order], which[order]
+    sends = np.flatnonzero(kind == _SEND)
+    if not len(sends):
+        return sends, sends
+    row, own = which[sends], who[sends]
+    begun = _last_before(sends, kind == _SEND, who, when)
+    done = _last_before(sends, kind == _DONE, who, when)
+    last_is_input = (kind[sends - 1] == _INPUT) & (who[sends - 1] == own) & (sends > 0)
+    since = np.where(needs.mapped[row], ready[row], np.where(last_is_input, when[sends - 1], NEVER))
+    good = (since != NEVER) & (since >= enter[own]) & (since >= begun) & (since <= start[row])
+    # A blocking exchange ends when both its halves have: the rank may have waited for its own send, too.
+    return own[good], (start[row] - np.maximum(since, done))[good]
+
+
+_INPUT, _SEND, _DONE = range(3)  # of one instant in this order
+
+
+def _last_before(
+    at: NDArray[np.int64], mark: NDArray[np.bool_], who: NDArray[np.int64], when: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Time of the latest marked event of the same rank before each of the events ``at``; NEVER if none."""
+    last = np.maximum.accumulate(np.where(mark, np.arange(len(mark)), -1))
+    last = np.r_[-1, last[:-1]][at]
+    return np.where((last >= 0) & (who[last] == who[at]), when[last], NEVER)
+
+
+def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The lower median of each row's values; NEVER for rows without."""
+    out = np.full(total, NEVER, np.int64)
+    if len(of):
+        order = np.lexsort((values, of))
+        of, values = of[order], values[order]
+        starts = np.flatnonzero(np.r_[True, of[1:] != of[:-1]])
+        counts = np.diff(np.r_[starts, len(of)])
+        out[of[starts]] = values[starts + (counts - 1) // 2]
+    return out
+
+
+@dataclass
+class Usual:
+    """Per row of Entries what its group's hosts usually need from an input to the send that waited for it.
+
+    NaN where nothing was measured in the whole capture.
+    """
+
+    median_ns: NDArray[np.float64]
+    most_ns: NDArray[np.float64]  # nine in ten stay below
+    slowest_ns: NDArray[np.float64]  # 95 %
+
+
+def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
+    """What is usual in each row's group (``of_row``); in all groups where the own one shows too little."""
+    shape = (3, len(entries.endpoint))
+    out = np.full(shape, np.nan)
+    levels = (50, 90, 95)
+    if len(entries.waited):
+        out[:] = np.percentile(entries.waited_ns, levels)[:, None]  # their ranks run on the same hosts
+    group = of_row[entries.waited]
+    for each in np.unique(group):
+        values = entries.waited_ns[group == each]
+        if len(values) >= FEWEST:
+            out[:, of_row == each] = np.percentile(values, levels)[:, None]
+    return Usual(*out)
+
+
+def receiving_ns(exchanges: Rows, entries: Entries, usual: Usual) -> NDArray[np.int64]:
+    """For each row how long its host had been receiving data without a break when the rank first acted.
+
+    A break is longer than the usual reaction. 0 where the host had been quiet for longer than even its
+    slow reactions.
+    """
+    held = np.zeros(len(entries.endpoint), np.int64)
+    data = exchanges[(exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)]
+    for endpoint in np.unique(entries.endpoint):
+        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+        mine = data[data["dst"] == endpoint]
+        if not len(mine) or not len(rows) or np.isnan(usual.median_ns[rows[0]]):
+            continue
+        order = np.argsort(mine["arrived_ns"], kind="stable")
+        begin, end = mine["arrived_ns"][order], np.maximum.accumulate(mine["arrived_end_ns"][order])
+        broken = np.r_[True, begin[1:] > end[:-1] + usual.median_ns[rows].min()]
+        first = np.flatnonzero(broken)
+        begin, end = begin[first], end[np.r_[first[1:] - 1, len(end) - 1]]
+        enter = entries.enter_ns[rows]
+        at = np.searchsorted(begin, enter) - 1
+        busy = (at >= 0) & (enter <= end[at] + usual.slowest_ns[rows])
+        held[rows] = np.where(busy, enter - begin[at], 0)
+    return held
+
+
+def spreads(
+    exchanges: Rows,
+    instances: Sequence[Instance],
+    entries: Entries,
+    usual: Usual,
+    of_row: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Per row how far two hand-overs of its group differ, in 95 of 100 cases, ns; NEVER where not known.
+
+    Entries scatter by the hand-over, but also by what ranks really differ by; so do the times from leaving
+    one collective to entering the next, less what a peer handed on. The smaller of the two counts.
+    Reactions bound it from above. Where the caller itself sends, as in Open MPI, an entry wakes nobody up,
+    and the median reaction, which does, is more than its scatter. In Gloo a call is handed to a thread of
+    the library and that wakes another: two hand-overs, each of which scatters as reactions do.
+    """
+    wires = exchanges["wire"]
+    gloo = np.array(
+        [len(i.rows) > 0 and Wire.GLOO_DATA <= wires[i.rows[0]] <= Wire.GLOO_RECV_READY for i in instances],
+        bool,
+    )
+    usable = entries.exact & entries.whole
+    work = usable & (entries.since_ns != NEVER)
+    worked = np.where(work, entries.enter_ns - entries.since_ns, NEVER)
+    offsets = (
+        (usable, against_others(entries, entries.enter_ns, usable)),
+        (work, against_others(entries, worked, work)),
+    )
+    out = np.full(len(entries.endpoint), NEVER)
+    for each in np.unique(of_row):
+        mine = of_row == each
+        found = [_scatter_ns(entries, offset, known & mine) for known, offset in offsets]
+        bound = float(np.fmin.reduce(found))
+        first = int(np.flatnonzero(mine)[0])
+        middle, most = float(usual.median_ns[first]), float(usual.most_ns[first])
+        if not np.isnan(middle):
+            threads = gloo[entries.collective[first]]
+            low, high = (2 * middle, 2 * most) if threads else (0.0, middle)
+            bound = high if np.isnan(bound) else min(max(bound, low), high)
+        if not np.isnan(bound):
+            out[mine] = round(bound)
+    return out
+
+
+def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: NDArray[np.bool_]) -> float:
+    """How far two entries of a group differ by chance, 95 %, from each rank's scatter about its own median.
+
+    On the quieter side, for a fault shows on one side only, and by quartiles; as the median over ranks. NaN
+    where no rank has enough entries.
+    """
+    sigma = []
+    for endpoint in np.unique(entries.endpoint[mine]):
+        own = mine & (entries.endpoint == endpoint)
+        quiet = own & (entries.held_ns == 0)
+        own = quiet if quiet.sum() >= FEWEST else own
+        if own.sum() >= FEWEST:
+            low, middle, high = np.percentile(offset[own], (25, 50, 75))
+            sigma.append(min(middle - low, high - middle) / QUARTER)
+    if not sigma:
+        return float("nan")
+    # An offset scatters by the rank's own hand-over and by that of the others' median; two ranks by two.
+    others = max(len(np.unique(entries.endpoint[mine])) - 1, 1)
+    return float(NINETY_FIVE * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * np.median(sigma))

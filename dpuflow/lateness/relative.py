@@ -1,0 +1,133 @@
+"""Entries in, lateness of every rank against the earliest of its collective out; helpers to compare ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import NEVER
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.lateness.entries import Entries
+
+_FAR = np.iinfo(np.int64).max
+
+BOUNDS = ("exact", "at_most", "at_least", "unobservable")
+EXACT, AT_MOST, AT_LEAST, UNOBSERVABLE = range(4)
+
+
+@dataclass
+class Relative:
+    """Lateness of each row of Entries: ``lateness_ns`` (NEVER where unobservable), its bound and error.
+
+    ``error_ns`` is half of a 95 % interval, NEVER where nothing in the capture tells it. Bounds are the wider
+    by what of it is hand-over.
+    """
+
+    lateness_ns: NDArray[np.int64]
+    bound: NDArray[np.int64]  # index into BOUNDS
+    error_ns: NDArray[np.int64]
+
+
+def relate(entries: Entries) -> Relative:
+    """Lateness against the earliest rank of each collective.
+
+    Where a rank's entry is not exact it may have been the earliest of all, though never earlier
+    than ``since_ns``; what follows for the others is a bound, not a value, unless both bounds are closer
+    than the error. Of a collective that was seen only in part nothing follows.
+    """
+    starts = entries.offsets[:-1]
+    count = np.diff(entries.offsets)
+    if not len(starts):
+        none = np.zeros(0, np.int64)
+        return Relative(none, none, none)
+
+    def over(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.repeat(np.minimum.reduceat(values, starts), count)
+
+    exact = entries.exact
+    seen = (entries.enter_ns != NEVER) & entries.told
+    when = np.where(seen, entries.enter_ns, _FAR)
+    earliest = over(when)
+    first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
+    floor = over(np.where(exact, entries.enter_ns, entries.since_ns))
+    known = over(exact.astype(np.int64)) == 1
+    slack, clocks = _errors(entries, first)
+    error = np.where(slack == NEVER, NEVER, slack + clocks)
+    slack = np.maximum(slack, 0)
+    lead = entries.enter_ns - earliest
+    most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
+
+    near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
+    least = exact & (lead > slack)
+    bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
+    widened = np.where(most != NEVER, most + slack, NEVER)
+    lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, lead - slack], widened)
+    bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
+    gone = bound == UNOBSERVABLE
+    return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error))
+
+
+def _errors(entries: Entries, first: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Errors of each entry's distance from its collective's earliest (row ``first``): hand-overs, clocks.
+
+    Clocks err steadily, not at random: their errors add to the rest.
+    """
+    first = np.minimum(first, len(entries.endpoint) - 1)
+    own = np.maximum(entries.spread_ns, entries.held_ns).astype(np.float64)
+    apart = np.where(first == np.arange(len(first)), 0, entries.held_ns[first]).astype(np.float64)
+    handed = np.where(entries.spread_ns == NEVER, NEVER, np.hypot(own, apart).round().astype(np.int64))
+    clocks = np.where(entries.clock != entries.clock[first], entries.clock_ns + entries.clock_ns[first], 0)
+    return handed, clocks
+
+
+def previous_row(entries: Entries) -> NDArray[np.int64]:
+    """For each row that of the same rank's collective before, -1 for its first.
+
+    In the order in which the rank entered them: where groups take turns, a peer may have begun a
+    collective before the rank had finished one of another group.
+    """
+    when = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)
+    order = np.lexsort((entries.collective, when, entries.endpoint))
+    before = np.full(len(order), -1, np.int64)
+    same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def previous_leave(entries: Entries) -> NDArray[np.int64]:
+    """When each rank left the collective it was in before this one; NEVER for its first."""
+    before = previous_row(entries)
+    return np.where(before >= 0, entries.leave_ns[before], NEVER)
+
+
+def against_others(
+    entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Each row's value less the median of the other ranks' values in its collective; 0 outside ``mine``."""
+    rows = np.flatnonzero(mine)
+    if not len(rows):
+        return np.zeros(len(mine))
+    collective = entries.collective[rows]
+    own = values[rows] - values[rows].min()  # a double holds no epoch to the nanosecond
+    order = np.lexsort((own, collective))
+    starts = np.flatnonzero(np.r_[True, collective[order][1:] != collective[order][:-1]])
+    count = np.diff(np.r_[starts, len(order)])
+    rank = np.arange(len(order)) - np.repeat(starts, count)
+    low = np.repeat(starts, count)
+    others = np.repeat(count, count) - 1
+    ordered = own[order].astype(np.float64)
+
+    def pick(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        # The place-th of the others: one further on where one's own place lies before it.
+        place = np.clip(place, 0, np.maximum(others - 1, 0))
+        return np.asarray(ordered[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)
+
+    median = (pick((others - 1) // 2) + pick(others // 2)) / 2
+    out = np.zeros(len(mine), np.float64)
+    out[rows[order]] = ordered - median
+    return out
