@@ -50,7 +50,7 @@ def weigh(
     transfers = joined.transfers
     usual = usual_reactions(entries, of_row)
     clock, clock_ns = _clocks(entries, joined)
-    entries = settle(replace(entries, clock=clock, clock_ns=clock_ns), usual)
+    entries = settle(replace(entries, clock=clock, clock_ns=clock_ns), usual, of_row)
     entries = _first_on_connection(entries, transfers)
     entries = _repeated(entries, transfers)
     entries = _mark(entries, np.isin(entries.endpoint, partly), Rule.PARTLY, entries.after)
@@ -71,7 +71,7 @@ def weigh(
     return replace(entries, spread_ns=spreads(exchanges, instances, entries, usual, of_row))
 
 
-def settle(entries: Entries, usual: Usual) -> Entries:
+def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries:
     """Weigh what reached a rank before it acted against how fast its hosts usually react.
 
     A rank that waits for an input or a credit acts on it within its host's usual reaction. One that
@@ -83,8 +83,22 @@ def settle(entries: Entries, usual: Usual) -> Entries:
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
         rule[waiting & (entries.unmoved_ns > FAR_BEYOND * usual.slowest_ns)] = Rule.LONG_AFTER
         gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
-        prompt = gated & (entries.credit_ns <= usual.most_ns)
+        prompt = gated & (entries.credit_ns <= usual.median_ns)
+        # Credits run ahead of their data, usually by much the same. One that hardly did was late.
+        late = gated & (entries.credit_ns < _half_usual(entries.credit_ns, gated, of_row))
+        prompt |= late & (entries.credit_ns <= usual.most_ns)
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
+
+
+def _half_usual(
+    values: NDArray[np.int64], mine: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Half of the median of each row's group, over the rows ``mine``; 0 for groups without."""
+    out = np.zeros(len(values))
+    for each in np.unique(of_row[mine]):
+        rows = of_row == each
+        out[rows] = float(np.median(values[rows & mine])) / 2
+    return out
 
 
 def _mark(entries: Entries, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:

@@ -76,7 +76,9 @@ def waited_sends(
     begun = _last_before(sends, kind == _SEND, who, when)
     done = _last_before(sends, kind == _DONE, who, when)
     last_is_input = (kind[sends - 1] == _INPUT) & (who[sends - 1] == own) & (sends > 0)
-    since = np.where(needs.mapped[row], ready[row], np.where(last_is_input, when[sends - 1], NEVER))
+    # Where connections run side by side, an input of one says nothing about a send of another.
+    guess = np.where(last_is_input & ~needs.split[row], when[sends - 1], NEVER)
+    since = np.where(needs.mapped[row], ready[row], guess)
     good = (since != NEVER) & (since >= enter[own]) & (since >= begun) & (since <= start[row])
     # A blocking exchange ends when both its halves have: the rank may have waited for its own send, too.
     return own[good], (start[row] - np.maximum(since, done))[good]

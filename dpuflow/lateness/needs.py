@@ -36,6 +36,7 @@ class Needs:
     rows: NDArray[np.int64]
     collective: NDArray[np.int64]  # of each row
     mapped: NDArray[np.bool_]  # the row's place in its algorithm is known
+    split: NDArray[np.bool_]  # its collective uses several connections an edge, side by side
     send: NDArray[np.int64]  # one element an arc: the place (in ``rows``) of the send ...
     input: NDArray[np.int64]  # ... and of the input that it needs
     early_ns: NDArray[np.int64]  # per collective: a tenth of its sends came more than this before their input
@@ -89,7 +90,7 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     early = _early_ns(picked, send, needed, of, len(instances))
     # Their algorithm is another, or their messages come in another order.
     keep = early[of[send]] <= 0
-    return Needs(rows, of, mapped & (early[of] <= 0), send[keep], needed[keep], early)
+    return Needs(rows, of, mapped & (early[of] <= 0), split[of], send[keep], needed[keep], early)
 
 
 def _early_ns(
