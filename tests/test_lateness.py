@@ -45,7 +45,7 @@ def weighed(world: World, exchanges: np.ndarray, instances: list[Instance]) -> t
     entries = build_entries(exchanges, instances)
     groups: dict[frozenset[int], int] = {}
     group = np.array([groups.setdefault(frozenset(i.order), len(groups)) for i in instances])
-    entries = weigh(entries, exchanges, joined, instances, group, np.zeros(0, np.int64))
+    entries = weigh(entries, exchanges, joined, instances, group)
     return entries, relate(entries)
 
 

@@ -18,6 +18,7 @@ from dpuflow.lateness.relative import (
     previous_leave,
     previous_row,
     relate,
+    short_of_ranks,
 )
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "previous_leave",
     "previous_row",
     "relate",
+    "short_of_ranks",
     "weigh",
 ]

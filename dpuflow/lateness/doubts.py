@@ -38,22 +38,19 @@ def weigh(
     joined: Joined,
     instances: Sequence[Instance],
     group: NDArray[np.int64],
-    partly: NDArray[np.int64],
 ) -> Entries:
     """Entries with every doubt that the capture gives reason for, and with the error of each.
 
-    ``group`` numbers each collective's group; ``partly`` are the endpoints not all of whose messages can
-    have been captured: what such a rank is seen to send may have waited for an input that nobody saw, or
-    not be its first.
+    ``group`` numbers each collective's group.
     """
     of_row = group[entries.collective]
     transfers = joined.transfers
     usual = usual_reactions(entries, of_row)
     clock, clock_ns = _clocks(entries, joined)
-    entries = settle(replace(entries, clock=clock, clock_ns=clock_ns), usual, of_row)
+    entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
+    entries = settle(entries, usual, of_row)
     entries = _first_on_connection(entries, transfers)
     entries = _repeated(entries, transfers)
-    entries = _mark(entries, np.isin(entries.endpoint, partly), Rule.PARTLY, entries.after)
     queued, behind, called = queued_rows(entries, exchanges, instances, usual)
     entries = _mark(entries, queued, Rule.QUEUED, behind)
     since = np.where(entries.rule == Rule.QUEUED, called, entries.since_ns)
@@ -88,6 +85,24 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
         late = gated & (entries.credit_ns < _half_usual(entries.credit_ns, gated, of_row))
         prompt |= late & (entries.credit_ns <= usual.most_ns)
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
+
+
+def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
+    """Make bounds of entries of ranks that may have acted before the first act that was seen of them.
+
+    What such a rank is seen to send may have waited for an input that nobody saw, or not be its first:
+    then how long after an input it came says nothing either.
+    """
+    sends, grants = np.zeros((2, len(entries.rule)), bool)
+    for number, instance in enumerate(instances):
+        if instance.near is not None:
+            by_send, by_grant = instance.undated_rows()
+            sends[entries.offsets[number] + np.array(by_send, np.int64)] = True
+            grants[entries.offsets[number] + np.array(by_grant, np.int64)] = True
+    declared = np.isin(entries.rule, (Rule.READY, Rule.ANSWER))
+    undated = np.where(declared, grants, sends)
+    entries = _mark(entries, undated, Rule.PARTLY, entries.after)
+    return replace(entries, unmoved_ns=np.where(undated, NEVER, entries.unmoved_ns))
 
 
 def _half_usual(

@@ -65,7 +65,8 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     mapped = np.zeros(len(rows), bool)
     alike: dict[tuple[Algorithm, int, int, int], list[tuple[int, Instance]]] = {}
     for number, instance in enumerate(instances):
-        if instance.algorithm is not None and not instance.blind and len(instance.rows):
+        whole = not instance.blind and not instance.seats
+        if instance.algorithm is not None and whole and len(instance.rows):
             key = (instance.algorithm, len(instance.order), instance.root or 0, len(instance.rows))
             alike.setdefault(key, []).append((number, instance))
     sends, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -10,8 +10,11 @@ import numpy as np
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from dpuflow.collectives import Instance
     from dpuflow.lateness.entries import Entries
 
 _FAR = np.iinfo(np.int64).max
@@ -33,12 +36,23 @@ class Relative:
     error_ns: NDArray[np.int64]
 
 
-def relate(entries: Entries) -> Relative:
+def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Collectives of which some rank's entry cannot be told because its messages were not captured."""
+    short = np.array([i.near is not None for i in instances], bool)
+    for number in np.flatnonzero(short).tolist():
+        instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
+        short[number] = instance.ranks > len(instance.order) or not entries.exact[rows].all()
+    return short
+
+
+def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative:
     """Lateness against the earliest rank of each collective.
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
     than ``since_ns``; what follows for the others is a bound, not a value, unless both bounds are closer
-    than the error. Of a collective that was seen only in part nothing follows.
+    than the error. ``short`` marks collectives with ranks that no capture saw: any of these may have been
+    the earliest, so what is known of the others are lower bounds. Of a collective that was seen only in
+    part nothing follows.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
@@ -56,6 +70,9 @@ def relate(entries: Entries) -> Relative:
     first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
     floor = over(np.where(exact, entries.enter_ns, entries.since_ns))
     known = over(exact.astype(np.int64)) == 1
+    missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
+    known &= ~missing
+    floor = np.where(missing, NEVER, floor)
     slack, clocks = _errors(entries, first)
     error = np.where(slack == NEVER, NEVER, slack + clocks)
     slack = np.maximum(slack, 0)
@@ -63,10 +80,10 @@ def relate(entries: Entries) -> Relative:
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
-    least = exact & (lead > slack)
+    least = exact & ((lead > slack) | missing)
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     widened = np.where(most != NEVER, most + slack, NEVER)
-    lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, lead - slack], widened)
+    lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(lead - slack, 0)], widened)
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error))
