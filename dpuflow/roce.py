@@ -84,9 +84,9 @@ class RoceMessages:
     """Messages of all RoCE flows of one capture; state grows with flows and messages, not with packets."""
 
     def __init__(self) -> None:
-        from dpuflow.kernels import acks, lanes, roce
+        from dpuflow.kernels import acks, grants, lanes, roce
 
-        self._scan, self._survey, self._at = roce.scan, roce.survey, lanes
+        self._scan, self._survey, self._at = roce.scan, grants.survey, lanes
         self._replay = acks.replay
         self._table = opcode_table()
         self._lanes = np.zeros(0, lanes.LANE)
@@ -95,19 +95,21 @@ class RoceMessages:
         self._log = _Growing(acks.LOG)
         self._messages = _Growing(MESSAGE.dtype)
         self._links = _Growing(lanes.LINK)
-        self._words = _Growing(np.dtype(np.uint32), roce.N_WORDS)
+        self._words = _Growing(np.dtype(np.uint32), grants.N_WORDS)
         self._mad = np.zeros(2, np.int64)
         self._counts = np.zeros(8, np.int64)
         self._pairs = Pairs()
         self._heads = SendHeads()
 
     def feed(self, block: Block, flows: Rows) -> None:
-        """Take in one block; ``flows`` holds at least the flows of its packets and is updated in place."""
+        """Take in one block; ``flows`` holds at least the flows of its packets and is updated in place.
+
+        Its counters of packets and bytes are complete only when ``finish`` has come.
+        """
         n = block.rows
         if n == 0:
             return
         self._welcome(flows)
-        self._heads.feed(block)
         k, counts, columns = self._at, self._counts, block.columns
         self._messages.reach(int(counts[k.ROWS]), 2 * n)
         self._links.reach(int(counts[k.ROWS]), 2 * n)
@@ -139,6 +141,7 @@ class RoceMessages:
                 self._table,
                 flows,
                 self._lanes,
+                self._lanes.view(np.uint8),
                 self._holes,
                 self._peers,
                 self._pairs.members,
@@ -157,11 +160,15 @@ class RoceMessages:
             if counts[k.MADS]:
                 counts[k.MADS] = 0
                 self._read_mad(block, flows, *self._mad.tolist())
+        if counts[k.SENDS]:
+            counts[k.SENDS] = 0
+            self._heads.feed(block)
 
     def finish(self, flows: Rows) -> Rows:
         """Close what is open, tell roles, and return the MESSAGE rows in order of completion."""
         self._welcome(flows)
         self._pair(flows, last=True)
+        self._count_rest(flows)
         self._close_open(flows)
         n = int(self._counts[self._at.ROWS])
         rows, links = self._messages.rows[:n], self._links.rows[:n]
@@ -197,7 +204,7 @@ class RoceMessages:
         fresh["peer"][roce] = NONE32
         fresh["rtt_min_ns"][roce] = NEVER
         lanes = np.zeros(2 * more, self._lanes.dtype)
-        for name in ("top", "acked", "head", "tail", "cursor"):
+        for name in ("top", "acked", "head", "tail", "cursor", "high"):
             lanes[name] = -1
         peers = np.zeros(more, self._peers.dtype)
         for name in ("peer", "log_head", "log_tail", "datagram_row"):
@@ -231,6 +238,15 @@ class RoceMessages:
                 )
             if a != b:
                 flows["cnp"][a], flows["cnp"][b] = int(flows["cnp"][b]), int(flows["cnp"][a])
+
+    def _count_rest(self, flows: Rows) -> None:
+        """Count in FLOW the packets that were taken in without it."""
+        lanes = self._lanes[::2]
+        at = np.flatnonzero(lanes["more_packets"])
+        flows["packets"][at] += lanes["more_packets"][at].astype(np.uint64)
+        flows["bytes"][at] += lanes["more_bytes"][at].astype(np.uint64)
+        flows["last_ns"][at] = np.maximum(flows["last_ns"][at], lanes["last_ns"][at])
+        lanes["more_packets"][at] = 0
 
     def _close_open(self, flows: Rows) -> None:
         """Write messages that the capture's end cut off."""

@@ -42,7 +42,7 @@ def assign_roles(
 
     ``with_imm`` says which flows carry WRITE WITH IMMEDIATE, ``writes`` how many other WRITEs each has.
     """
-    from dpuflow.kernels.roce import WORD_LENGTH, WORD_PLACES, WORD_ROW
+    from dpuflow.kernels.grants import WORD_LENGTH, WORD_PLACES, WORD_ROW
 
     if not len(words):
         return

@@ -50,7 +50,7 @@ def score(lanes, rows, links, peers, members, conflicts, echoes, flow, psn):  # 
         lane = 2 * other
         top = lanes[lane].top
         back = signed24(top - 1 - psn)
-        if top >= 0 and back < 0 and top - 1 - back < lanes[lane].soft:
+        if top >= 0 and back < 0 and -1 - back < lanes[lane].soft:
             echoes[base + k] += 1  # the answer to a READ whose PSNs are not known exactly
             continue
         if top < 0 or back < 0 or back > OUTSTANDING or top - 1 - back < lanes[lane].start:

@@ -23,42 +23,48 @@ STARTS_BEFORE, ENDS_AFTER, GAP, HIDDEN, REORDERED = 1, 2, 4, 8, 16  # MessageFla
 WIRE_SEND, WIRE_WRITE, WIRE_WRITE_IMM, WIRE_READ, WIRE_SEND_IMM = 1, 2, 3, 4, 6  # Wire
 GRANT = 2  # Role
 
-# 128 bytes: the first line is all that a packet in the middle of a message needs.
+# 192 bytes. The first cache line is all that a packet in the middle of a message needs, the second one
+# what ends a message or acknowledges it.
 LANE = np.dtype(
     [
         ("top", "i8"),  # next PSN expected, extended; -1 before the first packet
-        ("last_ns", "i8"),  # from here to `ecn`: the open message
-        ("bytes", "i8"),
-        ("seq", "i8"),
-        ("first_ns", "i8"),
-        ("va", "i8"),
+        ("until", "i8"),  # the open message is a WRITE of known length that ends before this PSN; else 0
+        ("more_bytes", "i8"),  # not yet counted in FLOW: payload
+        ("last_ns", "i8"),  # the last packet of the open message
+        ("seq", "i8"),  # from here to `first_frame`: the open message
         ("packets", "i4"),
         ("last_frame", "u4"),
-        ("expected", "i4"),  # its packets, from RETH length and MTU; 0 not known
+        ("ecn", "i4"),
+        ("more_packets", "i4"),  # not yet counted in FLOW: packets
         ("open", "u1"),
         ("wire", "u1"),
         ("flags", "u1"),
         ("status", "u1"),
         ("first_frame", "u4"),
-        ("retransmitted", "i4"),
-        ("ecn", "i4"),
-        ("mtu", "i4"),  # payload of the last FIRST packet
-        ("soft", "i8"),  # a READ request may have taken the PSNs up to here
-        ("start", "i8"),  # first PSN seen
+        ("bytes", "i8"),  # the open message again
+        ("first_ns", "i8"),
+        ("va", "i8"),
+        ("high", "i8"),  # no message in the list starts later; -1 before the first one
         ("acked", "i8"),  # PSNs before this one are acknowledged; -1 none seen
         ("acked_ns", "i8"),  # since then
         ("head", "i4"),  # oldest message not acknowledged, -1 none
         ("tail", "i4"),  # last message in PSN order, -1 none
-        ("cursor", "i4"),  # message that the last repeated packet belonged to
         ("holes", "i2"),  # how many there are, the older ones apart
         ("older", "i2"),  # 1: there are older ones
+        ("soft", "i4"),  # so many PSNs from `top` on a READ request may have taken
+        ("expected", "i8"),  # packets of the open message, from RETH length and MTU; 0 not known
+        ("start", "i8"),  # first PSN seen
+        ("retransmitted", "i4"),  # of the open message
+        ("mtu", "i4"),  # payload of the last FIRST packet
+        ("cursor", "i4"),  # message that the last repeated packet belonged to
+        ("spare", "i4", 9),
     ],
     align=True,
 )
 LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("status", "u1"), ("lane", "u1")], align=True)
 """Beside each MESSAGE row: its neighbours in PSN order in its lane."""
 
-ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS = range(6)  # places in `counts`
+ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS, SENDS = range(7)  # places in `counts`
 
 
 @inlined
@@ -73,9 +79,12 @@ def link(lanes, lane, rows, links, row):  # type: ignore[no-untyped-def]
     seq = np.int64(rows[row].seq)
     after = np.int64(-1)
     before = np.int64(lanes[lane].tail)
-    while before >= 0 and np.int64(rows[before].seq) > seq:
-        after = before
-        before = np.int64(links[before].prev)
+    if seq < lanes[lane].high:  # else it comes last, and nobody needs to read the row before it
+        while before >= 0 and np.int64(rows[before].seq) > seq:
+            after = before
+            before = np.int64(links[before].prev)
+    else:
+        lanes[lane].high = seq
     links[row].prev = before
     links[row].next = after
     links[row].lane = lane & 1
@@ -148,6 +157,7 @@ def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type
     lanes[lane].retransmitted = 0
     lanes[lane].ecn = 0
     lanes[lane].expected = 0
+    lanes[lane].until = 0
     lanes[lane].wire = wire
     lanes[lane].status = status
     lanes[lane].flags = flags
@@ -175,8 +185,18 @@ def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # ty
     links[row].status = lanes[lane].status
     link(lanes, lane, rows, links, row)
     lanes[lane].open = 0
+    lanes[lane].until = 0
     flows[flow].messages += 1
     return row
+
+
+@inlined
+def count_rest(lanes, lane, flows, flow):  # type: ignore[no-untyped-def]
+    """Count in FLOW what was taken in without it."""
+    flows[flow].packets += np.uint64(lanes[lane].more_packets)
+    flows[flow].bytes += np.uint64(lanes[lane].more_bytes)
+    lanes[lane].more_packets = 0
+    lanes[lane].more_bytes = 0
 
 
 @inner

@@ -16,15 +16,15 @@ from dpuflow.kernels._jit import (
     inlined,
     inner,
     kernel,
-    le16,
-    le32,
+    prefetch,
     prefetch_row,
     u1,
     u2,
     u4,
-    void,
 )
 from dpuflow.kernels.acks import LOG, PEER, on_ack
+from dpuflow.kernels.datagrams import datagram
+from dpuflow.kernels.grants import CTS_MAX, CTS_UNIT, keep_words
 from dpuflow.kernels.lanes import (
     GAP,
     GRANT,
@@ -33,10 +33,9 @@ from dpuflow.kernels.lanes import (
     LANE,
     LINK,
     MADS,
-    NEVER,
     PSNS,
     RIPE,
-    ROWS,
+    SENDS,
     SIZED,
     STARTS_BEFORE,
     WIRE_READ,
@@ -44,10 +43,9 @@ from dpuflow.kernels.lanes import (
     WIRE_SEND_IMM,
     WIRE_WRITE,
     WIRE_WRITE_IMM,
-    WORDS,
     add_hole,
-    blank,
     close_message,
+    count_rest,
     fill_hole,
     give_up,
     open_message,
@@ -75,41 +73,20 @@ from dpuflow.wire import (
 
 NONE32 = 0xFFFFFFFF
 ROCE_V2, ROCE_V1 = 1, 2  # Kind
-WIRE_UNKNOWN, WIRE_ATOMIC, WIRE_DATAGRAM, WIRE_CM = 0, 5, 7, 8  # Wire
-CONTROL = 4  # Role
+WIRE_UNKNOWN, WIRE_ATOMIC = 0, 5  # Wire
 CE = 3  # ECN field: congestion experienced (RFC 3168)
 
 # An opcode's entry in the table: operation in bits 0 to 3, place in bits 4 to 6, then:
 PLACE_SHIFT = 4
 HAS_IMM, DATAGRAM = 1 << 8, 1 << 9
 
-AHEAD = 10  # packets: their flows are asked for from memory while these are worked on
+WRITE_MIDDLE = 7  # opcode: most packets
+ACKNOWLEDGE = 17  # opcode: two packets a message
+FLOW_BYTES = 2 * LANE.itemsize  # two lanes
+AHEAD = 10  # packets: their flows are asked for from memory while these are worked on,
+NEAR = 5  # and then the flows that they acknowledge
 SMALLEST_MTU = 256
-REPEAT_NS = 100_000  # a datagram seen twice by the tap comes again within this time
 CM_QP = 1
-
-# NCCL's clear-to-send entries: 32 or 64 B each, at most eight in one WRITE (net_ib, common.h).
-CTS_UNIT, CTS_MAX = 32, 512
-WORD_PLACES = np.array([8, 16, 20, 24, 32, 36, 40, 48, 52, 56], np.int64)
-N_WORDS = 12  # the words at these places, the bytes captured, the row
-WORD_LENGTH, WORD_ROW = 10, 11
-
-
-@inlined
-def keep_words(data, at, length, words, counts, row):  # type: ignore[no-untyped-def]
-    """Keep the words of a payload that may be a clear-to-send entry, as far as captured."""
-    n = counts[WORDS]
-    counts[WORDS] = n + 1
-    for k in range(len(WORD_PLACES)):
-        place = WORD_PLACES[k]
-        if place + 4 <= length:
-            words[n, k] = le32(data, at + place)
-        elif place + 2 <= length:
-            words[n, k] = le16(data, at + place)
-        else:
-            words[n, k] = 0
-    words[n, WORD_LENGTH] = length
-    words[n, WORD_ROW] = row
 
 
 @inlined
@@ -148,34 +125,10 @@ def read_span(lanes, peers, flow, length):  # type: ignore[no-untyped-def]
     return max(1, (length + mtu - 1) // mtu)
 
 
-@inner
-def datagram(peers, flow, psn, src_qp, cm, payload, imm, ce, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
-    """One UD packet is one message. PSNs count per source QP, which several may share this flow."""
-    last = peers[flow]
-    again = last.datagram_row >= 0 and last.datagram_psn == psn and last.datagram_qp == src_qp
-    again = again and time_ns - last.datagram_ns < REPEAT_NS
-    peers[flow].datagram_psn = psn
-    peers[flow].datagram_qp = src_qp
-    peers[flow].datagram_ns = time_ns
-    if again:
-        flows[flow].retransmitted += 1
-        rows[last.datagram_row].retransmitted += 1
-        return np.int64(-1)
-    row = counts[ROWS]
-    counts[ROWS] = row + 1
-    blank(rows, row, flow, psn, psn + 1, time_ns, frame, WIRE_CM if cm else WIRE_DATAGRAM)
-    rows[row].bytes = payload
-    rows[row].sub = src_qp
-    rows[row].tag = max(imm, 0)
-    rows[row].role = CONTROL if cm else 0
-    rows[row].ecn_marked = ce
-    links[row].status = HAS_FIRST | HAS_LAST
-    links[row].next = -1
-    links[row].prev = -1
-    links[row].lane = 0
-    peers[flow].datagram_row = row
-    flows[flow].messages += 1
-    return row
+@inlined
+def ask_for(rows, row):  # type: ignore[no-untyped-def]
+    """Have the first line of a row fetched into the cache."""
+    prefetch_row(rows, row)  # type: ignore[call-arg]
 
 
 @inner
@@ -216,6 +169,7 @@ def first_of(headers, packet):  # type: ignore[no-untyped-def]
         i8[::1],
         from_dtype(schema.FLOW.dtype)[::1],
         from_dtype(LANE)[::1],
+        u1[::1],
         i8[:, :, ::1],
         from_dtype(PEER)[::1],
         i4[::1],
@@ -253,6 +207,7 @@ def scan(  # type: ignore[no-untyped-def]
     table,
     flows,
     lanes,
+    lane_bytes,
     holes,
     peers,
     members,
@@ -269,49 +224,63 @@ def scan(  # type: ignore[no-untyped-def]
 
     It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing, and after a datagram
     to QP 1, whose packet and message row are then in ``mads``. ``counts`` says how far each output is
-    filled. The caller provides room: two rows of ``rows`` and ``links`` and one of ``log`` and ``words``
-    per packet, and lanes for each flow.
+    filled; ``lane_bytes`` are the memory of ``lanes``. The caller provides room: two rows of ``rows``
+    and ``links`` and one of ``log`` and ``words`` per packet, and lanes for each flow.
     """
     i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
     i_deth, i_atomic = first_of(deth, start), first_of(atomic, start)
     for i in range(start, n):
+        # Unsigned: an index that might be negative costs three moves in each of a dozen columns.
+        k = np.uint64(i)
         if i + AHEAD < n:
-            coming = np.int64(flow_of[i + AHEAD])
-            prefetch_row(flows, coming)  # type: ignore[call-arg]
-            prefetch_row(lanes, 2 * coming)
-        flow = np.int64(flow_of[i])
-        kind = kinds[i]
-        if flow == NONE32 or (kind != ROCE_V2 and kind != ROCE_V1):
+            coming = np.uint64(flow_of[k + np.uint64(AHEAD)])
+            if opcodes[k + np.uint64(AHEAD)] != WRITE_MIDDLE:
+                ask_for(flows, coming)
+                ask_for(peers, coming)
+            ask_for(lanes, 2 * coming)
+            # What another protocol's packet has in its column of opcodes means nothing.
+            coming = np.uint64(flow_of[k + np.uint64(NEAR)])
+            if opcodes[k + np.uint64(NEAR)] == ACKNOWLEDGE and coming < np.uint64(peers.shape[0]):
+                asker = np.int64(peers[coming].peer)
+                prefetch(lane_bytes, FLOW_BYTES * asker)
+                prefetch(lane_bytes, FLOW_BYTES * asker + 64)
+        kind = kinds[k]
+        if flow_of[k] == NONE32 or (kind != ROCE_V2 and kind != ROCE_V1):
             continue
-        code = table[opcodes[i]]
+        code = table[np.uint64(opcodes[k])]
+        time_ns = times[k]
+        wire_psn = np.int64(psns[k])
+        if code == OP_WRITE:  # most packets: a WRITE's MIDDLE that goes on as expected
+            middle = 2 * np.uint64(flow_of[k])
+            top = lanes[middle].top
+            if top < lanes[middle].until and wire_psn == top & (PSNS - 1):
+                lanes[middle].top = top + 1
+                lanes[middle].packets += 1
+                lanes[middle].more_packets += 1
+                lanes[middle].more_bytes += np.int64(payloads[k])
+                lanes[middle].last_ns = time_ns
+                lanes[middle].last_frame = frames[k]
+                if tos[k] & 3 == CE:
+                    lanes[middle].ecn += 1
+                    flows[np.uint64(flow_of[k])].ecn_marked += 1
+                continue
+
+        flow = np.int64(flow_of[k])
         operation = code & 15
         place = (code >> PLACE_SHIFT) & 7
-        time_ns = times[i]
-        frame = np.int64(frames[i])
-        payload = np.int64(payloads[i])
-        wire_psn = np.int64(psns[i])
-        ce = 1 if tos[i] & 3 == CE else 0
+        if operation == OP_SEND:
+            counts[SENDS] += 1
+        frame = np.int64(frames[k])
+        payload = np.int64(payloads[k])
+        ce = 1 if tos[k] & 3 == CE else 0
         if flows[flow].packets == 0:
             flows[flow].first_ns = time_ns
+        count_rest(lanes, 2 * flow, flows, flow)
         flows[flow].packets += 1
         flows[flow].last_ns = time_ns
         flows[flow].bytes += np.uint64(payload)
         if ce:
             flows[flow].ecn_marked += 1
-
-        if code == OP_WRITE:  # most packets: a WRITE's MIDDLE that goes on as expected
-            lane = 2 * flow
-            top = lanes[lane].top
-            seq, sized = lanes[lane].seq, lanes[lane].status & SIZED
-            inside = lanes[lane].open and lanes[lane].wire == WIRE_WRITE and top < seq + lanes[lane].expected
-            if inside and sized and wire_psn == top & (PSNS - 1):
-                lanes[lane].top = top + 1
-                lanes[lane].packets += 1
-                lanes[lane].last_ns = time_ns
-                lanes[lane].last_frame = frame
-                if ce:
-                    lanes[lane].ecn += 1
-                continue
 
         if operation in (OP_ACK, OP_ATOMIC_ACK):
             while i_aeth < len(aeth) and aeth[i_aeth].packet < i:
@@ -416,8 +385,8 @@ def scan(  # type: ignore[no-untyped-def]
                 if place & FIRST:
                     low = psn  # other operations took the PSNs between two answers
             else:
-                if lanes[lane].soft > top:
-                    low = min(lanes[lane].soft, psn)
+                if lanes[lane].soft > 0:
+                    low = min(top + lanes[lane].soft, psn)
                     tail = np.int64(lanes[lane].tail)
                     read = tail >= 0 and rows[tail].wire == WIRE_READ
                     if read and np.int64(rows[tail].seq_end) == top:
@@ -446,6 +415,8 @@ def scan(  # type: ignore[no-untyped-def]
                     lanes[lane].mtu = payload
                     if length >= 0:
                         lanes[lane].expected = (length + payload - 1) // payload
+                        if wire == WIRE_WRITE:
+                            lanes[lane].until = psn + lanes[lane].expected
             else:
                 open_message(lanes, lane, psn, time_ns, frame, wire, 0, STARTS_BEFORE if began else GAP)
         lanes[lane].packets += 1
@@ -464,7 +435,7 @@ def scan(  # type: ignore[no-untyped-def]
                 end = psn + max(span, 1)
                 lanes[lane].bytes = 0
                 if span == 0:
-                    lanes[lane].soft = psn + max(1, (length + SMALLEST_MTU - 1) // SMALLEST_MTU)
+                    lanes[lane].soft = max(1, (length + SMALLEST_MTU - 1) // SMALLEST_MTU) - 1
                 top = end
             row = close_message(lanes, lane, flow, end, rows, links, flows, counts)
             if imm >= 0:
@@ -481,27 +452,3 @@ def scan(  # type: ignore[no-untyped-def]
         if lane & 1 and counts[RIPE] != 0:
             return i + 1
     return n
-
-
-READS, UNSORTED = range(2)  # places in `facts`
-
-
-@kernel(void(from_dtype(schema.MESSAGE.dtype)[::1], i8, i8[:, ::1], i8[::1]))
-def survey(rows, n, writes, facts):  # type: ignore[no-untyped-def]
-    """What the first ``n`` rows hold, in one pass over them.
-
-    Out: ``writes`` of each flow, without and with immediate; ``facts``: READs, and rows that end
-    before the one before them.
-    """
-    last = np.int64(NEVER)
-    for i in range(n):
-        wire = np.int64(rows[i].wire)
-        if wire == WIRE_WRITE:
-            writes[0, rows[i].flow] += 1
-        elif wire == WIRE_WRITE_IMM:
-            writes[1, rows[i].flow] += 1
-        elif wire == WIRE_READ:
-            facts[READS] += 1
-        if rows[i].last_ns < last:
-            facts[UNSORTED] += 1
-        last = rows[i].last_ns
