@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from synth_worlds import Row, messages_of, played, settings
 
+from dpuflow.synth.congestion import CNP_NS
 from dpuflow.synth.sizes import STEPS
-from dpuflow.synth.trace import CTS, WRITE_IMM
+from dpuflow.synth.trace import CNP, CTS, WRITE_IMM
 from dpuflow.synth.world import Played
 
 KINDS = {
@@ -144,3 +146,61 @@ def test_what_is_lost_is_sent_again(share: float) -> None:
     for flow in {int(f) for f in bursts["flow"][lost]}:
         assert (world.flows[flow].src.node, world.flows[flow].dst.node) == (1, 2)
     assert (replies["syndrome"] == 0x60).any()
+
+
+SLOW = {"kind": "slow_link", "node": 1, "gbps": 10}
+INCAST = "op: all_to_all, bytes: 8MiB"
+
+
+def rates(**cluster: object) -> Played:
+    return played(INCAST, settings(cluster=cluster, nccl={"timeout": 8}, faults=[SLOW]))
+
+
+def test_a_long_queue_marks_and_slows_its_senders() -> None:
+    calm, marked = rates(ecn_kib=None), rates()
+    bursts, replies = marked.trace.bursts.read(), marked.trace.replies.read()
+    assert not calm.trace.bursts.read()["marked"].any()
+    assert bursts["marked"].any()
+    slow = {int(flow) for flow in bursts["flow"][bursts["marked"] > 0]}
+    assert 1 in {marked.flows[flow].dst.node for flow in slow}
+    notices = replies["kind"] == CNP
+    assert {int(flow) for flow in replies["flow"][notices]} == slow
+    for flow in slow:
+        times = np.sort(replies["tx_ns"][notices & (replies["flow"] == flow)])
+        assert (np.diff(times) >= 0.9 * CNP_NS).all()
+        assert marked.flows[flow].rate is not None
+    assert longest_queue(marked) < longest_queue(calm)
+
+
+def longest_queue(world: Played) -> int:
+    """Longest time between a burst's leaving its sender and its arrival."""
+    bursts = world.trace.bursts.read()
+    return int((bursts["rx_ns"] - bursts["tx_ns"]).max())
+
+
+def test_a_full_queue_pauses_its_senders_and_loses_nothing() -> None:
+    world = rates(ecn_kib=None, queue_kib=1024)
+    pauses, bursts = world.trace.pauses.read(), world.trace.bursts.read()
+    assert len(pauses["port"])
+    assert (bursts["rx_end_ns"] >= 0).all()
+    for port, begin, end in zip(
+        *(pauses[name].tolist() for name in ("port", "from_ns", "until_ns")), strict=True
+    ):
+        mine = np.array([world.flows[flow].src.number == port for flow in bursts["flow"]])
+        assert not ((bursts["tx_ns"][mine] > begin + 2) & (bursts["tx_ns"][mine] < end - 2)).any()
+
+
+def test_without_pauses_a_full_queue_drops() -> None:
+    world = rates(ecn_kib=None, queue_kib=512, pfc=False)
+    assert (world.trace.bursts.read()["rx_end_ns"] < 0).any()
+    assert not len(world.trace.pauses)
+
+
+def test_nothing_passes_a_link_that_is_down() -> None:
+    down = {"kind": "flap", "node": 2, "at_us": 300, "us": 100, "times": 2, "every_us": 400}
+    world = played("op: all_reduce, bytes: 8MiB", settings(nccl={"timeout": 8}, faults=[down]))
+    bursts = world.trace.bursts.read()
+    lost = bursts["rx_end_ns"] < 0
+    ends = [{world.flows[flow].src.node, world.flows[flow].dst.node} for flow in bursts["flow"][lost]]
+    assert ends
+    assert all(2 in nodes for nodes in ends)

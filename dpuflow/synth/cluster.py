@@ -5,12 +5,13 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpuflow.synth.fabric import Flow, Losses, Port
-from dpuflow.synth.scenario import Loss, SlowLink
+from dpuflow.synth.fabric import Flow, Port
+from dpuflow.synth.losses import Losses
+from dpuflow.synth.scenario import Flap, Loss, SlowLink
 from dpuflow.synth.seeds import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dpuflow.synth.scenario import Scenario
 
@@ -77,6 +78,18 @@ class Network:
             random = stream(self.scenario.seed, "loss", *key)
             self._losses[key] = Losses(1.0 - kept, random) if kept < 1.0 else None
         return self._losses[key]
+
+    def down(self) -> Callable[[Port, float], bool] | None:
+        """Whether a port's link is down at a time; None where none ever is."""
+        spans: dict[int, list[tuple[float, float]]] = {}
+        for fault in self.scenario.faults:
+            if isinstance(fault, Flap):
+                for i in range(fault.times):
+                    begin = (fault.at_us + i * fault.every_us) * 1e3
+                    spans.setdefault(fault.node, []).append((begin, begin + fault.us * 1e3))
+        if not spans:
+            return None
+        return lambda port, now: any(begin <= now < end for begin, end in spans.get(port.node, ()))
 
     def ends(self, pairs: Sequence[tuple[Flow, Flow]]) -> list[Ends]:
         """Headers of all flows, by flow number. ``pairs``: the two directions of each queue pair."""

@@ -1,8 +1,8 @@
 """NICs, links and switch queues: reliable connections that carry messages as bursts of packets.
 
 A NIC serves its queue pairs in turn, some packets at a time; a burst then waits for the switch port
-towards its receiver. Loss, duplicates and retransmission (go-back-N after a NAK or a timeout) follow
-IBA volume 1, 9.7; the tables of ``trace`` keep what was on the wire and when.
+towards its receiver, where it may be marked, or stop the senders. Retransmission (go-back-N after a NAK or a
+timeout) follows IBA volume 1, 9.7; the tables of ``trace`` keep what was on the wire and when.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow.synth.trace import ACK
+from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
+from dpuflow.synth.trace import ACK, CNP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from dpuflow.synth.congestion import Marking
     from dpuflow.synth.engine import Engine
+    from dpuflow.synth.losses import Losses
     from dpuflow.synth.trace import Trace
 
 BURST: Final = 16
@@ -41,6 +44,7 @@ class Port:
         self.up_ns = self.down_ns = ns_per_byte
         self.busy = False
         self.waiting: deque[Flow] = deque()
+        self.paused_until = 0.0
         self.free_at = 0.0  # when the switch's queue towards this NIC will be empty
 
 
@@ -52,6 +56,14 @@ class Posted(NamedTuple):
     packets: int
     last_bytes: int  # of its last packet
     counts: bool  # whether its arrival and completion are told
+
+
+class Due:
+    """An ACK that will leave at ``at_ns``."""
+
+    def __init__(self, at_ns: float, psn: int, received: int) -> None:
+        self.at_ns, self.psn, self.received = at_ns, psn, received
+        self.messages = 1
 
 
 class Flow:
@@ -73,54 +85,37 @@ class Flow:
         self.expected_psn = 0  # at the receiver
         self.received = 0  # messages: the MSN
         self.nak_sent = False
-        self.ack_at = -1.0
+        self.due: Due | None = None
+        self.notified_ns = float("-inf")
+        self.rate: Rate | None = None
+        self.not_before = 0.0  # for its rate
         self.replied_ns = 0.0  # when its latest reply left
         self.watched = False  # whether its timer runs
         self.waits = False  # whether it stands in the port's queue
 
 
-class Losses:
-    """Which packets a link loses: the distance to the next one is drawn, not each packet's fate."""
+class Rules(NamedTuple):
+    """How the network behaves. ``None`` switches a mechanism off."""
 
-    def __init__(self, share: float, random: Random) -> None:
-        self._share, self._random = share, random
-        self.left = self._draw()
-
-    def _draw(self) -> int:
-        from math import log
-
-        if self._share >= 1.0:
-            return 0
-        return int(log(1.0 - self._random.random()) / log(1.0 - self._share))
-
-    def first_lost(self, count: int) -> int:
-        """Of ``count`` packets the place of the first that is lost; ``count`` if none is."""
-        if self.left >= count:
-            self.left -= count
-            return count
-        lost = self.left
-        self.left = self._draw()
-        return lost
+    mtu: int
+    latency_ns: Callable[[Port, Port], float]
+    losses: Callable[[Port, Port], Losses | None]
+    down: Callable[[Port, float], bool] | None  # whether a port's link is down at a time
+    ack_ns: Callable[[], float]
+    coalesce: int
+    timeout_ns: float
+    queue_bytes: float  # of one switch port
+    pause: tuple[float, float] | None  # PFC: queued bytes that stop the senders, and that let them go on
+    marking: Marking | None
+    random: Random
 
 
 class Fabric:
-    """The network. ``latency_ns`` gives the way from port to port; ``losses`` what is lost on it."""
+    """The network."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        trace: Trace,
-        mtu: int,
-        latency_ns: Callable[[Port, Port], float],
-        losses: Callable[[Port, Port], Losses | None],
-        ack_ns: Callable[[], float],
-        coalesce: int,
-        timeout_ns: float,
-        queue_bytes: float,
-    ) -> None:
-        self.engine, self.trace, self.mtu = engine, trace, mtu
-        self._latency_ns, self._losses, self._ack_ns = latency_ns, losses, ack_ns
-        self._coalesce, self._timeout_ns, self._queue_bytes = coalesce, timeout_ns, queue_bytes
+    def __init__(self, engine: Engine, trace: Trace, rules: Rules) -> None:
+        self.engine, self.trace, self.rules = engine, trace, rules
+        self.mtu = rules.mtu
         self.flows: list[Flow] = []
 
     def connect(
@@ -166,11 +161,20 @@ class Fabric:
         if not port.waiting:
             port.busy = False
             return
+        now = self.engine.now
+        if now < port.paused_until:
+            port.busy = True
+            self.engine.at(port.paused_until, self._serve, port)
+            return
         flow = port.waiting.popleft()
         if flow.next_psn >= flow.end_psn:  # acknowledged in the meantime
             flow.waits = False
             self._serve(port)
             return
+        if flow.not_before > now and not self._turn(port, flow):
+            return
+        if flow.not_before > now:
+            flow = port.waiting.popleft()
         message = flow.queue[flow.place]
         first = flow.next_psn - message.psn
         count = min(BURST, message.packets - first)
@@ -178,8 +182,10 @@ class Fabric:
         full = (self.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
         last = (message.last_bytes if ends else self.mtu) + HEADER_BYTES + FRAMING_BYTES
         step_bytes, total_bytes = full, full * (count - 1) + last
-        start = self.engine.now
+        start = now
         end = start + total_bytes * port.up_ns
+        if flow.rate is not None:
+            flow.not_before = start + total_bytes * port.up_ns / flow.rate.now
         flow.next_psn += count
         if ends:
             flow.place += 1
@@ -187,10 +193,25 @@ class Fabric:
             port.waiting.append(flow)
         else:
             flow.waits = False
-        arrival = start + self._latency_ns(port, flow.dst)
+        arrival = start + self.rules.latency_ns(port, flow.dst)
         self.engine.at(arrival, self._queue, flow, message, first, count, start, end, step_bytes, total_bytes)
         port.busy = True
         self.engine.at(end, self._serve, port)
+
+    def _turn(self, port: Port, flow: Flow) -> bool:
+        """Put ``flow``, which waits for its rate, back; whether one that need not is at the front now."""
+        port.waiting.append(flow)
+        now = self.engine.now
+        for _ in range(len(port.waiting)):
+            other = port.waiting[0]
+            if other.not_before <= now and other.next_psn < other.end_psn:
+                return True
+            port.waiting.rotate(-1)
+        port.busy = True
+        self.engine.at(
+            min(other.not_before for other in port.waiting if other.not_before > now), self._serve, port
+        )
+        return False
 
     def _queue(
         self, flow: Flow, message: Posted, first: int, count: int,
@@ -198,9 +219,19 @@ class Fabric:
     ) -> None:  # fmt: skip
         """A burst reaches the switch port towards its receiver."""
         port, now = flow.dst, self.engine.now
-        losses = self._losses(flow.src, port)
+        rules = self.rules
+        losses = self._lossy(flow.src, port)
         lost = count if losses is None else losses.first_lost(count)
-        if (port.free_at - now) > self._queue_bytes * port.down_ns:
+        queued = (port.free_at - now) / port.down_ns
+        marked = 0
+        if queued > 0:
+            if queued > rules.queue_bytes:
+                lost = 0
+            if rules.pause is not None and queued > rules.pause[0]:
+                self._pause(flow.src, now + (queued - rules.pause[1]) * port.down_ns)
+            if rules.marking is not None:
+                marked = rules.marking.marks(queued, count, rules.random)
+        if rules.down is not None and (rules.down(flow.src, now) or rules.down(port, now)):
             lost = 0
         up_ns, down_ns = flow.src.up_ns, port.down_ns
         step_ns = step_bytes * max(up_ns, down_ns)
@@ -208,7 +239,11 @@ class Fabric:
             begin = max(now, port.free_at)
             done = max(begin + total_bytes * down_ns, now + (end - start))
             port.free_at = done
-            self._log(flow, message, first, count, start, step_bytes * up_ns, end, begin, step_ns, done)
+            self._log(
+                flow, message, first, count, start, step_bytes * up_ns, end, begin, step_ns, done, marked
+            )
+            if marked:
+                self._notify(flow, done)
             self._receive(flow, message, first, count, done)
             return
         # Cut at the lost packet: what came before it, itself, what follows.
@@ -239,11 +274,11 @@ class Fabric:
 
     def _log(
         self, flow: Flow, message: Posted, first: int, count: int,
-        tx: float, tx_step: float, tx_end: float, rx: float, rx_step: float, rx_end: float,
+        tx: float, tx_step: float, tx_end: float, rx: float, rx_step: float, rx_end: float, marked: int = 0,
     ) -> None:  # fmt: skip
         self.trace.bursts.add(
             flow.number, message.row, first, count, int(tx), int(tx_step * 1000), int(tx_end),
-            int(rx), int(rx_step * 1000), int(rx_end), 0,
+            int(rx), int(rx_step * 1000), int(rx_end), marked,
         )  # fmt: skip
 
     def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
@@ -252,12 +287,14 @@ class Fabric:
         if psn > flow.expected_psn:
             if not flow.nak_sent:
                 flow.nak_sent = True
-                self._reply(flow, done + self._ack_ns(), flow.expected_psn, 0x60, self._rewind)
+                self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, 0x60, self._rewind)
             return
         ends = first + count == message.packets
         if end <= flow.expected_psn:
             if ends:
-                self._reply(flow, done + self._ack_ns(), flow.expected_psn - 1, ACK_NO_LIMIT, self._acked)
+                self._reply(
+                    flow, done + self.rules.ack_ns(), flow.expected_psn - 1, ACK_NO_LIMIT, self._acked
+                )
             return
         flow.expected_psn = end
         flow.nak_sent = False
@@ -265,31 +302,81 @@ class Fabric:
             flow.received += 1
             if message.counts:
                 self.engine.at(done, flow.arrived, flow)
-            if self._coalesce > 1 and flow.ack_at > done:
-                return  # the ACK that is due will cover it
-            when = done + self._ack_ns()
-            if self._coalesce > 1:
-                flow.ack_at = when
-                self.engine.at(when, self._late_reply, flow)
-            else:
-                self._reply(flow, when, end - 1, ACK_NO_LIMIT, self._acked)
+            self._acknowledge(flow, end - 1, done)
 
-    def _late_reply(self, flow: Flow) -> None:
-        self._reply(flow, self.engine.now, flow.expected_psn - 1, ACK_NO_LIMIT, self._acked)
+    def _acknowledge(self, flow: Flow, psn: int, done: float) -> None:
+        """Of a message that is whole at ``done``: an ACK of its own, or the one that is due anyway."""
+        due = flow.due
+        if due is not None and due.at_ns > done and due.messages < self.rules.coalesce:
+            due.psn, due.received = psn, flow.received
+            due.messages += 1
+            return
+        when = done + self.rules.ack_ns()
+        if self.rules.coalesce == 1:
+            self._reply(flow, when, psn, ACK_NO_LIMIT, self._acked)
+            return
+        flow.due = Due(when, psn, flow.received)
+        self.engine.at(when, self._reply_due, flow, flow.due)
+
+    def _reply_due(self, flow: Flow, due: Due) -> None:
+        self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
+
+    def _lossy(self, src: Port, dst: Port) -> Losses | None:
+        return self.rules.losses(src, dst)
+
+    def _pause(self, port: Port, until: float) -> None:
+        """The switch stops a NIC (IEEE 802.1Qbb); what is on its way still arrives."""
+        if until <= port.paused_until:
+            return
+        self.trace.pauses.add(port.number, int(self.engine.now), int(until))
+        port.paused_until = until
+
+    def _notify(self, flow: Flow, done: float) -> None:
+        """The receiver's NIC has seen marks: a CNP to the sender, unless one went just before."""
+        if done < flow.notified_ns + CNP_NS:
+            return
+        flow.notified_ns = done
+        when = done + self.rules.ack_ns()
+        arrival = when + self.rules.latency_ns(flow.dst, flow.src)
+        self.trace.replies.add(flow.number, CNP, int(when), int(arrival), 0, 0, 0)
+        self.engine.at(arrival, self._slow, flow)
+
+    def _slow(self, flow: Flow) -> None:
+        if flow.rate is None:
+            flow.rate = Rate()
+        flow.rate.cut()
+        if not flow.rate.rising:
+            flow.rate.rising = True
+            self.engine.at(self.engine.now + TIMER_NS, self._rise, flow)
+
+    def _rise(self, flow: Flow) -> None:
+        assert flow.rate is not None
+        flow.rate.rising = flow.rate.rise()
+        if flow.rate.rising:
+            self.engine.at(self.engine.now + TIMER_NS, self._rise, flow)
 
     def _reply(
-        self, flow: Flow, when: float, psn: int, syndrome: int, then: Callable[[Flow, int], None]
+        self,
+        flow: Flow,
+        when: float,
+        psn: int,
+        syndrome: int,
+        then: Callable[[Flow, int], None],
+        received: int = -1,
     ) -> None:
         """An ACK or NAK leaves the receiver at ``when``; it passes the NIC's queue, not the switch's."""
         when = max(when, flow.replied_ns + REPLY_NS)  # in order
         flow.replied_ns = when
-        losses = self._losses(flow.dst, flow.src)
-        if losses is not None and losses.first_lost(1) == 0:
-            self.trace.replies.add(flow.number, ACK, int(when), -1, psn, syndrome, flow.received)
+        msn = flow.received if received < 0 else received
+        losses = self._lossy(flow.dst, flow.src)
+        lost = losses is not None and losses.first_lost(1) == 0
+        down = self.rules.down
+        if lost or (down is not None and (down(flow.src, when) or down(flow.dst, when))):
+            self.trace.replies.add(flow.number, ACK, int(when), -1, psn, syndrome, msn)
             self._watch(flow)
             return
-        arrival = max(when + self._latency_ns(flow.dst, flow.src), flow.src.free_at)
-        self.trace.replies.add(flow.number, ACK, int(when), int(arrival), psn, syndrome, flow.received)
+        arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
+        self.trace.replies.add(flow.number, ACK, int(when), int(arrival), psn, syndrome, msn)
         self.engine.at(arrival, then, flow, psn)
 
     def _acked(self, flow: Flow, psn: int) -> None:
@@ -327,7 +414,7 @@ class Fabric:
         """Something of this flow was lost: it may take a timeout to notice."""
         if not flow.watched:
             flow.watched = True
-            self.engine.at(self.engine.now + self._timeout_ns, self._timeout, flow, flow.acked_psn)
+            self.engine.at(self.engine.now + self.rules.timeout_ns, self._timeout, flow, flow.acked_psn)
 
     def _timeout(self, flow: Flow, acked: int) -> None:
         """Send again if nothing was acknowledged for the length of a timeout."""

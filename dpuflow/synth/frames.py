@@ -31,6 +31,7 @@ EXTENDED_AT: Final = 54
 TTL: Final = 255
 ECT0: Final = 2
 CE: Final = 3
+CNP_CLASS: Final = 48 << 2 | ECT0  # as an adapter was seen to send them
 EXTENDED: Final = (wire.RETH, wire.AETH, wire.IMM, wire.CNP_PAD)  # in wire order
 
 
@@ -118,7 +119,8 @@ class Framer:
         head[:, IP_AT] = 0x45
         traffic = np.where(packets["back"] == 1, self._class & 0xFC, self._class)
         marked = (packets["marked"] == 1) & (packets["received"] == 1) & (packets["back"] == 0)
-        head[:, IP_AT + 1] = np.where(marked, traffic | CE, traffic)
+        notice = packets["code"] == wire.CNP_OPCODE
+        head[:, IP_AT + 1] = np.where(notice, CNP_CLASS, np.where(marked, traffic | CE, traffic))
         _put(head, IP_AT + 2, 2, length)
         _put(head, IP_AT + 4, 2, packets["psn"] + self._pairs[way] + packets["msn"] & 0xFFFF)
         head[:, IP_AT + 6] = 0x40  # don't fragment

@@ -31,7 +31,11 @@ class Cluster:
     nodes_per_leaf: int = setting(32, "nodes under one leaf switch; beyond it the spine adds hop_us", low=1)
     hop_us: float = setting(0.8, "what the way over the spine adds, us", low=0)
     mtu: int = setting(4096, "RoCE path MTU, bytes", choices=(256, 512, 1024, 2048, 4096))
-    queue_kib: float = setting(16384.0, "switch buffer of one port; frames beyond are dropped", low=8)
+    queue_kib: float = setting(4096.0, "switch buffer of one port; frames beyond are dropped", low=8)
+    pfc: bool = setting(True, "the switch pauses senders when a port's buffer is half full")
+    ecn_kib: float | None = setting(
+        400.0, "queue that begins to mark; from four times this all are; null: none", low=1
+    )
 
 
 @dataclass(kw_only=True)
@@ -171,12 +175,24 @@ class SlowLink(Fault):
     where: str = setting("both", "direction, as the node sees it", choices=("up", "down", "both"))
 
 
+@dataclass(kw_only=True)
+class Flap(Fault):
+    """A node's link goes down and up again: all frames of that time are lost."""
+
+    node: int = setting(MISSING, "which node", low=0)
+    at_us: float = setting(MISSING, "first time, us from the start", low=0)
+    us: float = setting(MISSING, "how long it is down, us", low=0)
+    times: int = setting(1, "how often", low=1)
+    every_us: float = setting(0.0, "from one time to the next, us", low=0)
+
+
 Fault.KINDS = {
     "gpu_late": GpuLate,
     "slow_host": SlowHost,
     "slow_receiver": SlowReceiver,
     "loss": Loss,
     "slow_link": SlowLink,
+    "flap": Flap,
 }
 
 

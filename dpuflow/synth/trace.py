@@ -48,6 +48,7 @@ REPLIES: Final = (
     "syndrome",
     "msn",
 )
+PAUSES: Final = ("port", "from_ns", "until_ns")
 CTS, WRITE, WRITE_IMM = range(3)
 ACK, CNP = range(3, 5)
 
@@ -81,3 +82,4 @@ class Trace:
         self.messages = Table(MESSAGES)
         self.bursts = Table(BURSTS)
         self.replies = Table(REPLIES)
+        self.pauses = Table(PAUSES)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpuflow.synth.cluster import Ends, Network
+from dpuflow.synth.congestion import Marking
 from dpuflow.synth.engine import Engine
-from dpuflow.synth.fabric import Fabric
+from dpuflow.synth.fabric import Fabric, Rules
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
 from dpuflow.synth.jobs import build_loop
@@ -44,17 +45,23 @@ def play(scenario: Scenario) -> Played:
     timing = Timing.of(machine)
     draw = stream(scenario.seed, "acks").random
     ack_ns = machine.ack_us * 1e3
-    fabric = Fabric(
-        engine,
-        trace,
-        scenario.cluster.mtu,
-        network.latency_ns,
-        network.losses,
-        lambda: ack_ns * (0.75 + 0.5 * draw()),
-        machine.ack_coalesce,
-        4096.0 * 2**nccl.timeout,
-        scenario.cluster.queue_kib * 1024,
+    cluster = scenario.cluster
+    ecn_bytes = (cluster.ecn_kib or 0.0) * 1024
+    queue_bytes = cluster.queue_kib * 1024
+    rules = Rules(
+        mtu=cluster.mtu,
+        latency_ns=network.latency_ns,
+        losses=network.losses,
+        down=network.down(),
+        ack_ns=lambda: ack_ns * (0.75 + 0.5 * draw()),
+        coalesce=machine.ack_coalesce,
+        timeout_ns=4096.0 * 2**nccl.timeout,
+        queue_bytes=queue_bytes,
+        pause=(queue_bytes / 2, queue_bytes / 4) if cluster.pfc else None,
+        marking=Marking(ecn_bytes, 4 * ecn_bytes, 0.1) if ecn_bytes and nccl.ecn else None,
+        random=stream(scenario.seed, "marks"),
     )
+    fabric = Fabric(engine, trace, rules)
     settings = Settings(
         LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.split_data_on_qps, nccl.adaptive_routing,
         nccl.registered,
