@@ -20,6 +20,7 @@ ORDER = [
     *("pairing", "roles", "stretches", "ob1", "hidden", "tcp", "sends", "roce", "ingest", "live"),
     *("vantage", "sightings", "envelope", "clocks", "join"),
     *(
+        "ordering",
         "exchanges",
         "identity",
         "collectives",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
+_TABLE = 32  # words a row that a table may take instead of a search
 
 
 class Rule(IntEnum):
@@ -128,7 +129,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         free[offsets[number] + np.array(instance.free_rows(), np.int64)] = True
 
     needs = build_needs(exchanges, instances)
-    picked, of = exchanges[needs.rows], needs.collective
+    picked, of = needs.picked, needs.collective
     lookup = _Lookup(collective, endpoint)
     sender, receiver = lookup(of, picked["src"]), lookup(of, picked["dst"])
 
@@ -240,9 +241,15 @@ class _Lookup:
         key = collective * self.width + endpoint
         self.order = np.argsort(key)
         self.keys = key[self.order]
+        self.rows: NDArray[np.int64] | None = None
+        if len(key) and self.keys[-1] < _TABLE * len(key):  # little room for what is quicker
+            self.rows = np.zeros(int(self.keys[-1]) + 1, np.int64)
+            self.rows[key] = np.arange(len(key))
 
     def __call__(self, collective: NDArray[np.int64], endpoint: NDArray[np.uint32]) -> NDArray[np.int64]:
         key = collective * self.width + endpoint.astype(np.int64)
+        if self.rows is not None:
+            return self.rows[key]
         return np.asarray(self.order[np.searchsorted(self.keys, key)], np.int64)
 
 
@@ -250,12 +257,9 @@ def _earliest(
     total: int, rows: NDArray[np.int64], times: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For each of ``total`` rows the earliest of its times (far future without), and which one it is."""
+    from dpuflow.kernels import ordering
+
     best = np.full(total, _FAR)
     where = np.full(total, -1, np.int64)
-    seen = np.flatnonzero(times != NEVER)
-    order = seen[np.lexsort((times[seen], rows[seen]))]
-    if len(order):
-        first = np.r_[True, rows[order][1:] != rows[order][:-1]]
-        best[rows[order][first]] = times[order][first]
-        where[rows[order][first]] = order[first]
+    ordering.earliest(times, rows, best, where)
     return best, where

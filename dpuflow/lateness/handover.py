@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.lateness.relative import against_others
+from dpuflow.ordering import Picked, lower_medians, order_within
 from dpuflow.schema import NEVER, Wire
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dpuflow.lateness.needs import Needs
     from dpuflow.tables import Rows
 
+_FAR = np.iinfo(np.int64).max
 FEWEST = 8
 """Reactions it takes to know what is usual in a group."""
 NINETY_FIVE = 1.96
@@ -40,7 +42,7 @@ MEDIAN_COSTS = np.pi / 2
 
 
 def waited_sends(
-    picked: Rows,
+    picked: Picked,
     needs: Needs,
     sender: NDArray[np.int64],
     receiver: NDArray[np.int64],
@@ -67,7 +69,8 @@ def waited_sends(
     kind = np.repeat([_INPUT, _DONE, _SEND], count)
     which = np.tile(np.arange(count), 3)
     seen = np.flatnonzero((when != NEVER) & (when >= enter[who]))
-    order = seen[np.lexsort((kind[seen], when[seen], who[seen]))]
+    # Of one instant in the order of their kinds.
+    order = seen[order_within((when[seen] - when[seen].min(initial=_FAR)) * 4 + kind[seen], who[seen])]
     who, when, kind, which = who[order], when[order], kind[order], which[order]
     sends = np.flatnonzero(kind == _SEND)
     if not len(sends):
@@ -99,12 +102,7 @@ def _last_before(
 def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The lower median of each row's values; NEVER for rows without."""
     out = np.full(total, NEVER, np.int64)
-    if len(of):
-        order = np.lexsort((values, of))
-        of, values = of[order], values[order]
-        starts = np.flatnonzero(np.r_[True, of[1:] != of[:-1]])
-        counts = np.diff(np.r_[starts, len(of)])
-        out[of[starts]] = values[starts + (counts - 1) // 2]
+    lower_medians(values, of, out)
     return out
 
 
@@ -142,14 +140,18 @@ def receiving_ns(exchanges: Rows, entries: Entries, usual: Usual) -> NDArray[np.
     slow reactions.
     """
     held = np.zeros(len(entries.endpoint), np.int64)
-    data = exchanges[(exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)]
+    data = Picked(
+        exchanges, np.flatnonzero((exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER))
+    )
+    to = data["dst"].astype(np.int64)
+    order = order_within(data["arrived_ns"], to)
+    to, begins, ends = to[order], data["arrived_ns"][order], data["arrived_end_ns"][order]
     for endpoint in np.unique(entries.endpoint):
         rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
-        mine = data[data["dst"] == endpoint]
-        if not len(mine) or not len(rows) or np.isnan(usual.median_ns[rows[0]]):
+        low, high = np.searchsorted(to, (endpoint, endpoint + 1))
+        if low == high or not len(rows) or np.isnan(usual.median_ns[rows[0]]):
             continue
-        order = np.argsort(mine["arrived_ns"], kind="stable")
-        begin, end = mine["arrived_ns"][order], np.maximum.accumulate(mine["arrived_end_ns"][order])
+        begin, end = begins[low:high], np.maximum.accumulate(ends[low:high])
         broken = np.r_[True, begin[1:] > end[:-1] + usual.median_ns[rows].min()]
         first = np.flatnonzero(broken)
         begin, end = begin[first], end[np.r_[first[1:] - 1, len(end) - 1]]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.schedules import dependencies, edge_sizes
+from dpuflow.ordering import Picked, order_within, packed
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Needs:
     """Parallel to ``rows``, the EXCHANGE rows of all collectives one after the other."""
 
     rows: NDArray[np.int64]
+    picked: Picked  # the columns of these rows
     collective: NDArray[np.int64]  # of each row
     mapped: NDArray[np.bool_]  # the row's place in its algorithm is known
     split: NDArray[np.bool_]  # its collective uses several connections an edge, side by side
@@ -55,8 +57,12 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     rows = np.concatenate([i.rows for i in instances]) if len(instances) else np.zeros(0, np.int64)
     of = np.repeat(np.arange(len(instances)), counts)
     base = np.r_[0, np.cumsum(counts)]
-    picked = exchanges[rows]
-    order = np.lexsort((picked["order"], picked["connection"], picked["dst"], picked["src"], of))
+    picked = Picked(exchanges, rows)
+    edges_in_order = packed(*(picked[name] for name in ("src", "dst", "connection", "order")))
+    if edges_in_order is None:
+        order = np.lexsort((picked["order"], picked["connection"], picked["dst"], picked["src"], of))
+    else:
+        order = order_within(edges_in_order, of)
     src, dst = picked["src"][order].astype(np.int64), picked["dst"][order].astype(np.int64)
     line = picked["connection"][order]
     split = np.zeros(len(instances), bool)  # an edge runs over several connections: their order is not known
@@ -91,18 +97,18 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     early = _early_ns(picked, send, needed, of, len(instances))
     # Their algorithm is another, or their messages come in another order.
     keep = early[of[send]] <= 0
-    return Needs(rows, of, mapped & (early[of] <= 0), split[of], send[keep], needed[keep], early)
+    return Needs(rows, picked, of, mapped & (early[of] <= 0), split[of], send[keep], needed[keep], early)
 
 
 def _early_ns(
-    picked: Rows, send: NDArray[np.int64], needed: NDArray[np.int64], of: NDArray[np.int64], count: int
+    picked: Picked, send: NDArray[np.int64], needed: NDArray[np.int64], of: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
     """For each collective how much too early the sends were that came before what they should need."""
     early = np.zeros(count, np.int64)
     start, arrived = started_ns(picked)[send], picked["arrived_end_ns"][needed]
     known = (start != NEVER) & (arrived != NEVER)
     lead, collective = (arrived - start)[known], of[send][known]
-    order = np.lexsort((-lead, collective))
+    order = order_within(-lead, collective)
     first = np.flatnonzero(np.r_[True, np.diff(collective[order]) != 0]) if len(order) else order
     size = np.diff(np.r_[first, len(order)])
     tenth = first + ((1 - EXPLAINED) * size).astype(np.int64)
@@ -110,7 +116,7 @@ def _early_ns(
     return early
 
 
-def started_ns(exchanges: Rows) -> NDArray[np.int64]:
+def started_ns(exchanges: Rows | Picked) -> NDArray[np.int64]:
     """When the sender of each exchange first acted: offered its data, or sent it."""
     return np.where(exchanges["offer_ns"] != NEVER, exchanges["offer_ns"], exchanges["data_ns"])
 

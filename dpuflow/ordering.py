@@ -1,0 +1,58 @@
+"""Columns in, what sorts them by class out: faster than NumPy's lexsort where classes are small numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+
+def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What sorts by class ``of`` (small numbers from 0), then by ``keys``, as lexsort((keys, of)) does."""
+    from dpuflow.kernels import ordering
+
+    order = np.empty(len(keys), np.int64)
+    count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
+    ordering.within(keys, of, np.cumsum(count) - count, np.empty_like(order), order)
+    return order
+
+
+def packed(*columns: NDArray[np.generic]) -> NDArray[np.int64] | None:
+    """Columns of numbers from 0, the first one leading, in one of 63 bits; None where they do not fit."""
+    widths = [int(column.max(initial=0)).bit_length() for column in columns]
+    if sum(widths) > 63:
+        return None
+    key = np.zeros(len(columns[0]), np.int64)
+    for column, width in zip(columns, widths, strict=True):
+        key <<= width
+        key |= column.astype(np.int64)
+    return key
+
+
+def lower_medians(values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """Write the lower median of each class's values to ``out``; classes without values keep theirs."""
+    from dpuflow.kernels import links
+
+    count = np.bincount(of, minlength=len(out)) if len(of) else np.zeros(len(out), np.int64)
+    links.medians(values, of, np.cumsum(count) - count, np.empty_like(values), out)
+
+
+class Picked:
+    """Some rows of a table, column by column: each is copied when it is first asked for."""
+
+    def __init__(self, table: Rows, rows: NDArray[np.int64]) -> None:
+        self._table, self._rows = table, rows
+        self._columns: dict[str, NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            self._columns[name] = self._table[name][self._rows]
+        return self._columns[name]

@@ -1,0 +1,71 @@
+"""Orders within classes against NumPy's own sorting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpuflow.kernels import ordering as kernels
+from dpuflow.ordering import Picked, lower_medians, order_within, packed
+from dpuflow.schema import EXCHANGE, NEVER
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_order_is_that_of_lexsort(seed: int) -> None:
+    """Runs, ties, negative keys, classes without elements."""
+    choice = np.random.default_rng(seed)
+    n = int(choice.integers(1, 700))
+    keys = choice.integers(-(1 << int(choice.integers(1, 62))), 1 << int(choice.integers(1, 62)), n)
+    if seed % 3 == 0:
+        keys = np.concatenate([np.sort(keys[: n // 2]), np.sort(keys[n // 2 :])])
+    if seed % 3 == 1:
+        keys //= 1 + (int(np.abs(keys).max()) >> 3)
+    of = choice.integers(0, 1 + int(choice.integers(1, 9)), n) * 2
+    assert order_within(keys, of).tolist() == np.lexsort((keys, of)).tolist()
+
+
+def test_nothing_is_in_order() -> None:
+    none = np.zeros(0, np.int64)
+    assert order_within(none, none).tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_earliest_times(seed: int) -> None:
+    choice = np.random.default_rng(seed)
+    times = np.where(choice.random(80) < 0.3, NEVER, choice.integers(-20, 20, 80))
+    of = choice.integers(0, 12, 80)
+    best, where = np.full(13, np.iinfo(np.int64).max), np.full(13, -1)
+    kernels.earliest(times, of, best, where)
+    for k in range(13):
+        mine = [(int(times[i]), i) for i in range(80) if of[i] == k and times[i] != NEVER]
+        assert (best[k], where[k]) == min(mine, default=(np.iinfo(np.int64).max, -1))
+
+
+def test_packed_columns_sort_as_the_columns_do() -> None:
+    choice = np.random.default_rng(1)
+    columns = [
+        choice.integers(0, limit, 500).astype(kind) for limit, kind in ((3, "u1"), (70, "u4"), (9, "i8"))
+    ]
+    key = packed(*columns)
+    assert key is not None
+    assert np.argsort(key, kind="stable").tolist() == np.lexsort(columns[::-1]).tolist()
+    wide = np.array([1 << 40])
+    assert packed(wide, wide) is None
+
+
+def test_medians_of_classes() -> None:
+    out = np.full(4, NEVER)
+    lower_medians(np.array([5, 1, 9, 4, 7]), np.array([0, 0, 0, 2, 2]), out)
+    assert out.tolist() == [5, NEVER, 4, NEVER]
+    lower_medians(np.zeros(0, np.int64), np.zeros(0, np.int64), out)
+    assert out.tolist() == [5, NEVER, 4, NEVER]
+
+
+def test_picked_columns() -> None:
+    table = EXCHANGE.zeros(5)
+    table["bytes"] = np.arange(5) * 10
+    picked = Picked(table, np.array([3, 1]))
+    assert len(picked) == 2
+    assert picked["bytes"].tolist() == [30, 10]
+    assert picked["bytes"] is picked["bytes"]
+    assert picked["bytes"].flags.c_contiguous
