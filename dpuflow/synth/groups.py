@@ -101,6 +101,7 @@ class Communicator:
             protocol.name,
             operation.channels,
             operation.root,
+            operation.peer,
         )
         if key not in self._plans:
             self._plans[key] = self._make(operation, protocol)
@@ -126,7 +127,7 @@ class Communicator:
             protocol = sizes.PROTOCOLS["simple"]
         elif op == "send_recv":
             name = "linear"
-            lanes = {**lanes, **algorithms.send_recv(0, 1, size)}
+            lanes = {**lanes, **algorithms.send_recv(operation.root, operation.peer, size)}
             protocol = sizes.PROTOCOLS["simple"]
         else:
             for channel, share in enumerate(shares):

@@ -1,15 +1,21 @@
-"""Jobs: what each rank's program is, with the faults of ranks put into it."""
+"""Jobs: what each rank's program is, with the faults of ranks put into it.
+
+A builder adds compute phases and operations rank by rank; a rank that is delayed in an iteration is delayed
+at its beginning, and the first operation after that carries the delay in the truth.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from dpuflow.synth.ranks import Compute, Launch, Program, Wait, Work
-from dpuflow.synth.scenario import GpuLate, Late, Loop, SlowHost, SlowReceiver
+from dpuflow.synth.scenario import Decode, GpuLate, Late, Loop, Operation, SlowHost, SlowReceiver, Training
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sizes import PROTOCOLS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from dpuflow.synth.groups import Communicator
     from dpuflow.synth.scenario import Scenario
 
@@ -54,31 +60,100 @@ class Delays:
         )
 
 
-def build_loop(scenario: Scenario, world: Communicator) -> tuple[list[Work], dict[int, Program]]:
-    """The job ``loop`` over all ranks."""
+class Builder:
+    """Programs of all ranks while they are written."""
+
+    def __init__(self, scenario: Scenario, group: Callable[[Sequence[int]], Communicator]) -> None:
+        self.scenario = scenario
+        self.works: list[Work] = []
+        self.programs: dict[int, Program] = {rank: [] for rank in range(scenario.ranks)}
+        self.iteration = 0
+        self._group = group
+        self._delays = Delays(scenario)
+        self._jitter = {rank: stream(scenario.seed, "compute", rank) for rank in self.programs}
+        self._late: dict[
+            int, float
+        ] = {}  # of ranks delayed in this iteration: told with their next operation
+        self._host: dict[int, float] = {}
+
+    def begin(self, iteration: int) -> None:
+        """A new iteration: its faults wait for each rank's next compute phase and operation."""
+        self.iteration = iteration
+        for rank in self.programs:
+            late = self._delays.of(rank, iteration, GpuLate)
+            host = self._delays.of(rank, iteration, SlowHost)
+            if late:
+                self.programs[rank].append(Compute(late))
+            if host:
+                self._host[rank] = host
+            if late or host:
+                self._late[rank] = late + host
+
+    def compute(self, ranks: Iterable[int], us: float, jitter_us: float = 0.0) -> None:
+        """A compute phase; its random part never makes it shorter."""
+        for rank in ranks:
+            jitter = abs(self._jitter[rank].gauss(0.0, jitter_us * 1e3)) if jitter_us else 0.0
+            if us or jitter:
+                self.programs[rank].append(Compute(us * 1e3 + jitter))
+
+    def launch(self, ranks: Sequence[int], operation: Operation, lane: int = 0, **extra: object) -> Work:
+        """An operation of the communicator of ``ranks`` on stream ``lane``; nobody waits for it yet."""
+        protocol = PROTOCOLS[operation.protocol or self.scenario.nccl.protocol]
+        plan = self._group(ranks).plan(operation, protocol)
+        work = Work(operation, plan, self.iteration, protocol.name, lane, dict(extra))
+        self.works.append(work)
+        for rank in plan.shares:
+            late = self._late.pop(rank, 0.0)
+            if late:
+                work.injected_ns[rank] = late
+            grant = self._delays.grant(rank, self.iteration)
+            self.programs[rank].append(Launch(work, self._host.pop(rank, None), grant))
+        return work
+
+    def wait(self, work: Work) -> None:
+        """Every rank of ``work`` waits for it."""
+        for rank in work.plan.shares:
+            self.programs[rank].append(Wait(work))
+
+    def run(self, ranks: Sequence[int], operation: Operation, **extra: object) -> None:
+        """Launch and wait."""
+        self.wait(self.launch(ranks, operation, 0, **extra))
+
+
+def build(scenario: Scenario, builder: Builder) -> None:
+    """Write the programs of the scenario's job."""
+    from dpuflow.synth.training import build_training
+
     job = scenario.job
-    assert isinstance(job, Loop)
-    delays = Delays(scenario)
-    ranks = [gpu.rank for gpu in world.gpus]
-    programs: dict[int, Program] = {rank: [] for rank in ranks}
-    jitters = {rank: stream(scenario.seed, "compute", rank) for rank in ranks}
-    works = []
+    if isinstance(job, Loop):
+        _loop(job, builder)
+    elif isinstance(job, Decode):
+        _decode(job, builder)
+    else:
+        assert isinstance(job, Training)
+        build_training(job, builder)
+
+
+def _loop(job: Loop, builder: Builder) -> None:
+    everybody = range(builder.scenario.ranks)
     for iteration in range(job.iterations):
-        for place, operation in enumerate(job.ops):
-            protocol = PROTOCOLS[operation.protocol or scenario.nccl.protocol]
-            work = Work(operation, world.plan(operation, protocol), iteration, protocol.name)
-            works.append(work)
-            for rank in work.plan.shares:
-                compute = operation.gap_us * 1e3
-                host = None
-                if place == 0:
-                    late = delays.of(rank, iteration, GpuLate)
-                    slow = delays.of(rank, iteration, SlowHost)
-                    if late + slow:
-                        work.injected_ns[rank] = late + slow
-                    host = slow or None
-                    jitter = abs(jitters[rank].gauss(0.0, job.jitter_us * 1e3))
-                    compute += job.compute_us * 1e3 + late + jitter
-                programs[rank] += [Compute(compute)] if compute else []
-                programs[rank] += [Launch(work, host, delays.grant(rank, iteration)), Wait(work)]
-    return works, programs
+        builder.compute(everybody, job.compute_us, job.jitter_us)
+        builder.begin(iteration)
+        for operation in job.ops:
+            builder.compute(everybody, operation.gap_us)
+            builder.run(everybody, operation)
+
+
+def _decode(job: Decode, builder: Builder) -> None:
+    """Tensor parallel decoding: an all_reduce after attention and one after the feed-forward part."""
+    tp = job.tp or builder.scenario.ranks
+    replicas = [range(first, first + tp) for first in range(0, builder.scenario.ranks, tp)]
+    reduce = Operation(op="all_reduce", bytes=job.bytes, algorithm=job.algorithm, protocol=job.protocol)
+    for token in range(job.tokens):
+        builder.begin(token)
+        for replica in replicas:
+            builder.compute(replica, job.token_us, job.jitter_us)
+            for layer in range(job.layers):
+                for part in ("attention", "mlp"):
+                    builder.compute(replica, job.layer_us / 2, job.jitter_us)
+                    builder.run(replica, reduce, layer=layer, part=part, group="tp")

@@ -91,7 +91,8 @@ class Operation:
     algorithm: str = setting("ring", "ring or tree (all_reduce)", choices=ALGORITHMS)
     protocol: str | None = setting(None, "default: nccl.protocol", choices=PROTOCOLS)
     channels: int | None = setting(None, "default: by size, at most nccl.channels", low=1, high=64)
-    root: int = setting(0, "of broadcast and reduce: position in the group", low=0)
+    root: int = setting(0, "of broadcast and reduce; the sender of send_recv: position in the group", low=0)
+    peer: int = setting(1, "the receiver of send_recv", low=0)
     gap_us: float = setting(0.0, "compute before it, us", low=0)
 
 
@@ -112,7 +113,50 @@ class Loop(Job):
     jitter_us: float = setting(5.0, "its random part: standard deviation per rank, us", low=0)
 
 
-Job.KINDS = {"loop": Loop}
+@dataclass(kw_only=True)
+class Decode(Job):
+    """Inference with tensor parallelism, token by token: two all_reduces a layer."""
+
+    tp: int | None = setting(
+        None, "ranks that share a model (default: all); more are further replicas", low=2
+    )
+    tokens: int = setting(10, "how many", low=1)
+    layers: int = setting(8, "of the model", low=1)
+    bytes: int = setting(64 * 1024, "of each all_reduce", low=1)
+    algorithm: str = setting("ring", "of the all_reduces", choices=ALGORITHMS)
+    protocol: str | None = setting("ll", "of the all_reduces", choices=PROTOCOLS)
+    layer_us: float = setting(60.0, "compute of one layer, us", low=0)
+    token_us: float = setting(100.0, "compute between two tokens, us", low=0)
+    jitter_us: float = setting(0.5, "random part of each compute phase: standard deviation, us", low=0)
+
+
+@dataclass(kw_only=True)
+class Training(Job):
+    """Training steps. What remains of the ranks after tp and pp is data parallel."""
+
+    tp: int = setting(1, "tensor parallel ranks: neighbours", low=1)
+    pp: int = setting(1, "pipeline stages", low=1)
+    steps: int = setting(8, "how many", low=1)
+    microbatches: int = setting(1, "of each step (GPipe: all forward, then all backward)", low=1)
+    layers: int = setting(4, "of each stage", low=1)
+    buckets: int = setting(2, "of gradients, of each stage", low=1)
+    bucket_bytes: int = setting(4 << 20, "of each", low=1)
+    overlap: bool = setting(True, "buckets are reduced while the backward pass goes on")
+    tp_bytes: int = setting(1 << 20, "tensor parallel all_reduce of each layer and direction; 0: none", low=0)
+    pp_bytes: int = setting(1 << 20, "activations between stages", low=1)
+    ep_bytes: int = setting(
+        0, "all_to_all among data parallel ranks, twice a layer (experts); 0: none", low=0
+    )
+    algorithm: str = setting("ring", "of the buckets", choices=ALGORITHMS)
+    protocol: str | None = setting(None, "of buckets and tensor parallel all_reduces", choices=PROTOCOLS)
+    forward_us: float = setting(
+        300.0, "compute of one layer forward, us; backward takes twice as long", low=0
+    )
+    optimizer_us: float = setting(500.0, "compute at the end of a step, us", low=0)
+    jitter_us: float = setting(5.0, "random part of each compute phase: standard deviation, us", low=0)
+
+
+Job.KINDS = {"loop": Loop, "decode": Decode, "training": Training}
 
 
 @dataclass(kw_only=True)
@@ -297,7 +341,13 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
     for i, node in enumerate(scenario.observation.only or ()):
         if node >= cluster.nodes:
             return f"observation.only[{i}]", f"{node} is not one of the {cluster.nodes} nodes"
-    for i, op in enumerate(getattr(scenario.job, "ops", ())):
+    job = scenario.job
+    tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
+    if scenario.ranks % (tp * pp):
+        return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
+    for i, op in enumerate(getattr(job, "ops", ())):
+        if op.op == "send_recv" and (op.peer >= scenario.ranks or op.peer == op.root):
+            return f"job.ops[{i}].peer", f"{op.peer} is the sender or not one of the ranks"
         if op.root >= scenario.ranks:
             return f"job.ops[{i}].root", f"{op.root} is not one of the {scenario.ranks} ranks"
         if op.algorithm == "tree" and op.op != "all_reduce":

@@ -11,7 +11,7 @@ from dpuflow.synth.engine import Engine
 from dpuflow.synth.fabric import Fabric, Rules
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
-from dpuflow.synth.jobs import build_loop
+from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.timing import Timing
@@ -19,6 +19,8 @@ from dpuflow.synth.trace import Trace
 from dpuflow.synth.transport import LAYOUTS, Connection, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpuflow.synth.fabric import Flow
     from dpuflow.synth.scenario import Scenario
 
@@ -70,8 +72,17 @@ def play(scenario: Scenario) -> Played:
         Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
         for rank, port in enumerate(network.ports)
     ]
-    everyone = Communicator(gpus, engine, fabric, settings, nccl.channels)
-    works, programs = build_loop(scenario, everyone)
+    groups: dict[tuple[int, ...], Communicator] = {}
+
+    def group(members: Sequence[int]) -> Communicator:
+        key = tuple(members)
+        if key not in groups:
+            groups[key] = Communicator([gpus[i] for i in key], engine, fabric, settings, nccl.channels)
+        return groups[key]
+
+    builder = Builder(scenario, group)
+    build(scenario, builder)
+    works, programs = builder.works, builder.programs
     ranks = [
         Rank(gpus[rank], program, engine, machine.run_ahead, stream(scenario.seed, "rank", rank))
         for rank, program in programs.items()
@@ -80,7 +91,7 @@ def play(scenario: Scenario) -> Played:
         engine.at(0.0, rank.start)
     engine.run()
     assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
-    connections = [link for link in everyone.links() if isinstance(link, Connection)]
+    connections = [link for each in groups.values() for link in each.links() if isinstance(link, Connection)]
     pairs: list[tuple[Flow, Flow]] = []
     tags = [0] * len(fabric.flows)
     for connection in connections:

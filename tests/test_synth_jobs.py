@@ -1,0 +1,81 @@
+"""Jobs: who takes part in what, what overlaps, and where a delay is felt."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from synth_worlds import settings
+
+from dpuflow.errors import OptionError
+from dpuflow.synth.scenario import parse_scenario
+from dpuflow.synth.world import Played, play
+
+
+def job(nodes: int = 4, faults: list[dict[str, object]] | None = None, **keys: object) -> Played:
+    text = settings(job=keys, cluster={"nodes": nodes}, faults=faults or [])
+    return play(parse_scenario(text, "test.yaml"))
+
+
+def groups(world: Played) -> Counter[tuple[object, tuple[int, ...]]]:
+    return Counter((work.extra.get("group"), tuple(sorted(work.plan.shares))) for work in world.works)
+
+
+def test_data_parallel_buckets_overlap_the_backward_pass() -> None:
+    for overlap in (True, False):
+        world = job(kind="training", steps=3, layers=6, buckets=3, overlap=overlap, bucket_bytes=1 << 20)
+        assert groups(world) == {("dp", (0, 1, 2, 3)): 9}
+        first, second, last = world.works[:3]
+        assert first.extra["bucket"] == 0
+        # 6 layers of 2 x 300 us backward: two between the first bucket and the second.
+        apart = second.enter_ns[0] - first.enter_ns[0]
+        assert (apart >= 1_200_000) == overlap
+        assert last.leave_ns[0] < world.works[3].enter_ns[0]
+
+
+def test_tensor_data_and_pipeline_ranks_are_megatron_s() -> None:
+    world = job(8, kind="training", tp=2, pp=2, steps=1, layers=1, microbatches=2, buckets=1)
+    assert groups(world) == {
+        ("tp", (0, 1)): 4, ("tp", (2, 3)): 4, ("tp", (4, 5)): 4, ("tp", (6, 7)): 4,
+        ("pp", (0, 4)): 4, ("pp", (1, 5)): 4, ("pp", (2, 6)): 4, ("pp", (3, 7)): 4,
+        ("dp", (0, 2)): 1, ("dp", (1, 3)): 1, ("dp", (4, 6)): 1, ("dp", (5, 7)): 1,
+    }  # fmt: skip
+
+
+def test_a_stage_waits_for_the_one_before_it() -> None:
+    world = job(2, kind="training", pp=2, steps=1, layers=1, microbatches=3, forward_us=400)
+    forward = [work for work in world.works if work.extra["phase"] == "forward"]
+    assert len(forward) == 3
+    for number, work in enumerate(forward):
+        assert work.enter_ns[0] >= 400e3 * (number + 1)
+        assert work.enter_ns[0] <= work.leave_ns[1]
+
+
+def test_experts_exchange_twice_a_layer_and_direction() -> None:
+    world = job(4, kind="training", steps=2, layers=3, ep_bytes=65536, buckets=1)
+    parts = Counter(work.extra.get("phase") for work in world.works if work.operation.op == "all_to_all")
+    assert parts == {"dispatch": 12, "combine": 12}
+
+
+def test_decoding_reduces_twice_a_layer_in_each_replica() -> None:
+    world = job(4, kind="decode", tp=2, tokens=3, layers=2)
+    assert groups(world) == {("tp", (0, 1)): 12, ("tp", (2, 3)): 12}
+    assert {work.protocol for work in world.works} == {"ll"}
+
+
+@pytest.mark.parametrize("kind", ["training", "decode"])
+def test_a_delay_is_told_with_the_first_operation_after_it(kind: str) -> None:
+    late = [{"kind": "gpu_late", "rank": 1, "us": 700}]
+    world = job(4, late, kind=kind)
+    told = [work for work in world.works if work.injected_ns]
+    rounds = {work.iteration for work in world.works}
+    assert [work.iteration for work in told] == sorted(rounds)
+    for work in told:
+        assert work.injected_ns == {1: 700e3}
+        assert work.enter_ns[1] - min(work.enter_ns.values()) > 600e3
+
+
+def test_ranks_must_divide() -> None:
+    text = settings(job={"kind": "training", "tp": 3})
+    with pytest.raises(OptionError, match=r"test.yaml:1: job.tp: 4 ranks cannot be divided by 3"):
+        parse_scenario(text, "test.yaml")
