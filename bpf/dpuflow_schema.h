@@ -3,7 +3,7 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0xd5df58d1U
+#define DPUFLOW_SCHEMA 0x29318bcbU
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
@@ -62,9 +62,8 @@ _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, direction) == 21, 
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, ends) == 22, "ring_packet.ends");
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, reserved) == 23, "ring_packet.reserved");
 
-/* What became of the packets of one interface and direction, one such row per CPU. */
+/* What became of each packet that an interface handed over, one such row per CPU; their sum was seen. */
 struct dpuflow_counters {
-	__u64 seen; /* packets: handed to the program: the sum of all below */
 	__u64 captured; /* packets: put into the ring */
 	__u64 not_wanted; /* packets: left out by the filters */
 	__u64 sampled_out; /* packets: left out by sampling */
@@ -72,16 +71,17 @@ struct dpuflow_counters {
 	__u64 cut; /* packets: too short for the headers they claim to have; left out */
 	__u64 ring_full; /* packets: lost: the ring had no room */
 	__u64 unreadable; /* packets: lost: the kernel would not give their bytes */
+	__u64 reserved; /* 0 */
 };
 _Static_assert(sizeof(struct dpuflow_counters) == 64, "counters");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, seen) == 0, "counters.seen");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, captured) == 8, "counters.captured");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, not_wanted) == 16, "counters.not_wanted");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, sampled_out) == 24, "counters.sampled_out");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, fragment) == 32, "counters.fragment");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, cut) == 40, "counters.cut");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, ring_full) == 48, "counters.ring_full");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, unreadable) == 56, "counters.unreadable");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, captured) == 0, "counters.captured");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, not_wanted) == 8, "counters.not_wanted");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, sampled_out) == 16, "counters.sampled_out");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, fragment) == 24, "counters.fragment");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, cut) == 32, "counters.cut");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, ring_full) == 40, "counters.ring_full");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, unreadable) == 48, "counters.unreadable");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, reserved) == 56, "counters.reserved");
 
 /* Read-only constants of a loaded program; the verifier removes the code that they rule out. */
 struct dpuflow_settings {

@@ -8,13 +8,15 @@
 #define HEAD 104 /* Ethernet, two VLAN tags, IPv4 with all options (60), UDP, BTH: 102, rounded up */
 #define ETHERNET 14
 #define BTH 12
+#define USUAL 54 /* Ethernet, IPv4, UDP, BTH; TCP's header is as long as the last two */
 #define TAGGED 0x10000
+#define LATER_FRAGMENT 256 /* in place of the protocol */
 
 struct head {
 	__u8 byte[128]; /* HEAD rounded up to a power of two, for the verifier */
 };
 
-enum verdict { WANTED, NOT_WANTED, SAMPLED_OUT, FRAGMENT, CUT };
+enum verdict { WANTED, NOT_WANTED, SAMPLED_OUT, FRAGMENT, CUT, UNUSUAL };
 
 struct found {
 	__u32 flow_hash;
@@ -83,16 +85,12 @@ static __always_inline enum verdict unless_other(enum verdict verdict)
 	return settings.protocols & DPUFLOW_PROTOCOL_OTHER ? WANTED : verdict;
 }
 
-/* The BTH at `at`: filter by QP, and whether a message ends here. */
-static __always_inline enum verdict judge_bth(const struct head *head, __u32 at, __u32 len, __u64 hosts,
-					      struct found *found)
+/* Filters on what a RoCE packet is for, and whether a message ends with it. `word`: destination QP, with
+ * the byte before it. */
+static __always_inline enum verdict judge_bth(__u8 opcode, __u32 word, __u64 hosts, struct found *found)
 {
-	__u32 qp, opcode;
+	__u32 qp = word & 0xffffff;
 
-	if (at > HEAD - BTH || len < at + BTH)
-		return CUT;
-	opcode = head->byte[at];
-	qp = be32(&head->byte[at + 4]) & 0xffffff;
 	if (settings.qps && !qp_listed(qp))
 		return NOT_WANTED;
 	found->flow_hash = mixed(hosts + qp) | 1;
@@ -103,6 +101,44 @@ static __always_inline enum verdict judge_bth(const struct head *head, __u32 at,
 	return WANTED;
 }
 
+/* `ports`: both ports of TCP. */
+static __always_inline enum verdict judge_tcp(__u32 ports, __u64 hosts, struct found *found)
+{
+	if (!(settings.protocols & DPUFLOW_PROTOCOL_TCP))
+		return unless_other(NOT_WANTED);
+	if (settings.ports && !port_listed(ports >> 16) && !port_listed(ports & 0xffff))
+		return NOT_WANTED;
+	found->flow_hash = mixed(hosts + ports) | 1;
+	if (settings.sample && mixed(hosts) < settings.sample)
+		return SAMPLED_OUT;
+	return WANTED;
+}
+
+static __always_inline __u64 host_pair(__u64 src_hi, __u64 src_lo, __u64 dst_hi, __u64 dst_lo)
+{
+	return (src_hi ^ dst_hi) * 31 + (src_lo ^ dst_lo);
+}
+
+/* The first USUAL bytes of a packet: RoCEv2 or TCP straight behind IPv4 without options, behind Ethernet.
+ * Most packets are that. Anything else is UNUSUAL, and left to judge(). */
+static __always_inline enum verdict judge_usual(const __u8 *at, struct found *found)
+{
+	__u64 src, dst, hosts;
+
+	if (be16(at + 12) != DPUFLOW_ETHERTYPE_IPV4 || at[14] != 0x45 || be16(at + 20) & 0x1fff || settings.vlans)
+		return UNUSUAL;
+	src = 0xffff00000000ULL | be32(at + 26);
+	dst = 0xffff00000000ULL | be32(at + 30);
+	if (settings.hosts && !host_listed(0, src) && !host_listed(0, dst))
+		return NOT_WANTED;
+	hosts = host_pair(0, src, 0, dst);
+	if (at[23] == 17 && be16(at + 36) == DPUFLOW_ROCE_V2_PORT && settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2)
+		return judge_bth(at[42], be32(at + 46), hosts, found);
+	if (at[23] == 6)
+		return judge_tcp(be32(at + 34), hosts, found);
+	return UNUSUAL;
+}
+
 /* `len` bytes of `head` are the packet's beginning; `tagged`: its VLAN tag where the kernel took it out,
  * with TAGGED set. */
 static __always_inline enum verdict judge(const struct head *head, __u32 len, __u32 tagged, struct found *found)
@@ -111,8 +147,6 @@ static __always_inline enum verdict judge(const struct head *head, __u32 len, __
 	__u64 src_hi = 0, src_lo, dst_hi = 0, dst_lo, hosts;
 	__u16 type, protocol;
 
-	if (len < ETHERNET)
-		return CUT;
 	type = be16(&head->byte[12]);
 #pragma unroll
 	for (int k = 0; k < 2; k++) {
@@ -134,14 +168,14 @@ static __always_inline enum verdict judge(const struct head *head, __u32 len, __
 		if (len < at + 20)
 			return unless_other(CUT);
 		next = at + (head->byte[at] & 15) * 4;
-		protocol = be16(&head->byte[at + 6]) & 0x1fff ? 256 : head->byte[at + 9];
+		protocol = be16(&head->byte[at + 6]) & 0x1fff ? LATER_FRAGMENT : head->byte[at + 9];
 		src_lo = 0xffff00000000ULL | be32(&head->byte[at + 12]);
 		dst_lo = 0xffff00000000ULL | be32(&head->byte[at + 16]);
 	} else if (type == DPUFLOW_ETHERTYPE_IPV6 || type == DPUFLOW_ETHERTYPE_ROCE_V1) {
 		if (len < at + 40)
 			return unless_other(CUT);
 		next = at + 40;
-		protocol = head->byte[at + 6] == 44 ? 256 : head->byte[at + 6];
+		protocol = head->byte[at + 6] == 44 ? LATER_FRAGMENT : head->byte[at + 6];
 		src_hi = be64(&head->byte[at + 8]);
 		src_lo = be64(&head->byte[at + 16]);
 		dst_hi = be64(&head->byte[at + 24]);
@@ -151,33 +185,28 @@ static __always_inline enum verdict judge(const struct head *head, __u32 len, __
 	}
 	if (settings.hosts && !host_listed(src_hi, src_lo) && !host_listed(dst_hi, dst_lo))
 		return NOT_WANTED;
-	hosts = (src_hi ^ dst_hi) * 31 + (src_lo ^ dst_lo);
+	hosts = host_pair(src_hi, src_lo, dst_hi, dst_lo);
 
 	if (type == DPUFLOW_ETHERTYPE_ROCE_V1) {
 		if (!(settings.protocols & DPUFLOW_PROTOCOL_ROCE_V1))
 			return unless_other(NOT_WANTED);
-		return judge_bth(head, next, len, hosts, found);
-	}
-	if (protocol == 256)
-		return unless_other(FRAGMENT);
-	if (protocol != 6 && protocol != 17)
-		return unless_other(NOT_WANTED);
-	if (next > HEAD - 8 || len < next + 8)
-		return unless_other(CUT);
-	if (protocol == 17) {
+	} else {
+		if (protocol == LATER_FRAGMENT)
+			return unless_other(FRAGMENT);
+		if (protocol != 6 && protocol != 17)
+			return unless_other(NOT_WANTED);
+		if (next > HEAD - 8 || len < next + 8)
+			return unless_other(CUT);
+		if (protocol == 6)
+			return judge_tcp(be32(&head->byte[next]), hosts, found);
 		if (be16(&head->byte[next + 2]) != DPUFLOW_ROCE_V2_PORT ||
 		    !(settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2))
 			return unless_other(NOT_WANTED);
-		return judge_bth(head, next + 8, len, hosts, found);
+		next += 8;
 	}
-	if (!(settings.protocols & DPUFLOW_PROTOCOL_TCP))
-		return unless_other(NOT_WANTED);
-	if (settings.ports && !port_listed(be16(&head->byte[next])) && !port_listed(be16(&head->byte[next + 2])))
-		return NOT_WANTED;
-	found->flow_hash = mixed(hosts + be32(&head->byte[next])) | 1;
-	if (settings.sample && mixed(hosts) < settings.sample)
-		return SAMPLED_OUT;
-	return WANTED;
+	if (next > HEAD - BTH || len < next + BTH)
+		return unless_other(CUT);
+	return judge_bth(head->byte[next], be32(&head->byte[next + 4]), hosts, found);
 }
 
 #endif

@@ -24,14 +24,11 @@ _TYPES: Final = {1: "__u8", 2: "__u16", 4: "__u32", 8: "__u64"}
 
 def header_text() -> str:
     """The whole header."""
-    last = sum(
-        1 << code for code, op in wire.OPCODES.items() if code < 32 and op.place & wire.LAST and _data(op)
-    )
     numbers = {
         "SCHEMA": f"0x{schema_ring.layout_number():08x}U",
         "ROCE_V2_PORT": wire.ROCE_V2_PORT,
         "CNP_OPCODE": f"0x{wire.CNP_OPCODE:02x}",
-        "MESSAGE_ENDS": f"0x{last:08x}U",
+        "MESSAGE_ENDS": f"0x{schema_ring.message_ends():08x}U",
         "TRANSPORTS": f"0x{sum(1 << (code >> 5) for code in wire.TRANSPORTS.values()):02x}U",
     }
     numbers |= {
@@ -56,11 +53,6 @@ def header_text() -> str:
     for record in schema_ring.RECORDS:
         parts += _structure(record)
     return "\n".join([*parts, "#endif", ""])
-
-
-def _data(opcode: wire.Opcode) -> bool:
-    """Whether the opcode carries a message: not a request, an acknowledgement or a notification."""
-    return opcode.operation in (wire.OP_SEND, wire.OP_WRITE, wire.OP_READ_RESPONSE)
 
 
 def _enumeration(name: str, values: type[IntEnum]) -> list[str]:

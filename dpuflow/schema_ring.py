@@ -10,6 +10,7 @@ import zlib
 from enum import IntEnum
 from typing import Final
 
+from dpuflow import wire
 from dpuflow.schema import SCHEMA_ID, Record, make_record
 
 MAX_HOSTS: Final = 8
@@ -48,8 +49,7 @@ RING_PACKET: Final = make_record(
 
 COUNTERS: Final = make_record(
     "counters",
-    "What became of the packets of one interface and direction, one such row per CPU.",
-    ("seen", "u8", "packets", "handed to the program: the sum of all below"),
+    "What became of each packet that an interface handed over, one such row per CPU; their sum was seen.",
     ("captured", "u8", "packets", "put into the ring"),
     ("not_wanted", "u8", "packets", "left out by the filters"),
     ("sampled_out", "u8", "packets", "left out by sampling"),
@@ -57,7 +57,11 @@ COUNTERS: Final = make_record(
     ("cut", "u8", "packets", "too short for the headers they claim to have; left out"),
     ("ring_full", "u8", "packets", "lost: the ring had no room"),
     ("unreadable", "u8", "packets", "lost: the kernel would not give their bytes"),
+    ("reserved", "u8", "", "0"),
 )
+
+COUNTER_NAMES: Final = ("seen", *(field.name for field in COUNTERS.fields if field.name != "reserved"))
+"""As user space has them."""
 
 LOSSES: Final = ("ring_full", "unreadable")
 """The counters of packets that were wanted and are missing from the capture."""
@@ -93,3 +97,13 @@ def layout_number() -> int:
         *(f"{record.name} {field.name} {field.type}" for record in RECORDS for field in record.fields),
     ]
     return zlib.crc32("\n".join(layout).encode())
+
+
+def message_ends() -> int:
+    """A bit for each operation, the low five bits of an opcode, that ends a message which carries data."""
+    carries = (wire.OP_SEND, wire.OP_WRITE, wire.OP_READ_RESPONSE)
+    return sum(
+        1 << code
+        for code, opcode in wire.OPCODES.items()
+        if code < 32 and opcode.place & wire.LAST and opcode.operation in carries
+    )

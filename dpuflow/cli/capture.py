@@ -111,6 +111,13 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     " comes in only, earlier and at less cost.",
 )
 @click.option(
+    "--backend",
+    type=click.Choice(["ebpf", "afpacket"]),
+    default="ebpf",
+    show_default=True,
+    help="afpacket: packet sockets, where eBPF is not allowed; slower, needs CAP_NET_RAW alone.",
+)
+@click.option(
     "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."
 )
 @click.option(
@@ -131,8 +138,8 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def capture(
     interfaces: tuple[str, ...], path: str | None, duration: float | None, count: int | None, snaplen: int,
     protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
-    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, rotate_size: int, rotate_time: float,
-    files: int, quiet: bool,
+    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, rotate_size: int,
+    rotate_time: float, files: int, quiet: bool,
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
 
@@ -155,6 +162,7 @@ def capture(
         summary = record(
             options,
             path,
+            backend=backend,
             rotation=Rotation(rotate_size, rotate_time, files),
             duration_s=duration,
             count=count,

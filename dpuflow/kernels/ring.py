@@ -58,8 +58,12 @@ def write_packet(out, at, data, start, captured, wire, time, iface, direction): 
     put64(out, at + 8, time >> 32 << 32 | iface)
     put64(out, at + 16, captured << 32 | time & 0xFFFFFFFF)
     put32(out, at + 24, wire)
-    for k in range(0, captured, 32):
-        copy32(out, at + 28 + k, data, start + k)
+    if start + captured + 32 <= len(data):
+        for k in range(0, captured, 32):
+            copy32(out, at + 28 + k, data, start + k)
+    else:  # at the very end of a mapping
+        for k in range(captured):
+            out[at + 28 + k] = data[start + k]
     put32(out, at + 28 + captured, 0)
     end = at + 28 + padded
     put64(out, end, direction << 32 | 4 << 16 | 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.errors import DpuflowError, MissingError
@@ -23,7 +24,6 @@ _XDP_GENERIC, _XDP_NATIVE = 1 << 1, 1 << 2  # XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_
 HANDLE: Final = 0xD9F10001  # dpuflow's own filters are known by this and the priority
 PRIORITY: Final = 0xD9F1
 _INGRESS, _EGRESS = 1, 2  # enum bpf_tc_attach_point
-_REPLACE: Final = 1  # BPF_TC_F_REPLACE
 
 
 class _LinkOptions(ctypes.Structure):
@@ -41,7 +41,7 @@ class _Hook(ctypes.Structure):
     )
 
 
-class _Filter(ctypes.Structure):
+class _Options(ctypes.Structure):
     """struct bpf_tc_opts."""
 
     _fields_ = (
@@ -87,32 +87,58 @@ def _link_error(number: int, name: str, hook: str) -> DpuflowError:
     return DpuflowError(f"{name}: the {hook} program cannot be attached ({os.strerror(number)})")
 
 
-def add_filter(program: int, ifindex: int, name: str, outbound: bool) -> Callable[[], None]:
-    """Attach ``program`` as a clsact filter of dpuflow's own handle; what removes it. Raises DpuflowError."""
+def add_filter(program: int, ifindex: int, name: str, outbound: bool) -> Filter:
+    """Attach ``program`` as a clsact filter of dpuflow's own handle. Raises DpuflowError."""
     lib = library()
-    hook = _Hook(ctypes.sizeof(_Hook), ifindex, _EGRESS if outbound else _INGRESS, 0)
+    hook = _hook(ifindex, outbound)
     made = lib.bpf_tc_hook_create(ctypes.byref(hook))
     if made < 0 and made != -errno.EEXIST:
         last_words()
         raise DpuflowError(f"{name}: no clsact can be added ({os.strerror(-made)})")
     remove_filter(ifindex, outbound)  # of a dpuflow that was killed
-    options = _Filter(ctypes.sizeof(_Filter), program, 0, 0, HANDLE, PRIORITY)
+    options = _Options(ctypes.sizeof(_Options), program, 0, 0, HANDLE, PRIORITY)
     status = lib.bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options))
     if status < 0:
         last_words()
         raise DpuflowError(f"{name}: the clsact filter cannot be added ({os.strerror(-status)})")
-
-    def detach() -> None:
-        remove_filter(ifindex, outbound)
-
-    return detach
+    return Filter(ifindex, outbound, options.program_id)
 
 
-def remove_filter(ifindex: int, outbound: bool) -> bool:
-    """Remove dpuflow's filter; whether there was one. The clsact qdisc stays: others may use it."""
+@dataclass(frozen=True)
+class Filter:
+    """A clsact filter that is attached: where, and which program."""
+
+    ifindex: int
+    outbound: bool
+    program_id: int
+
+    def remove(self) -> None:
+        """Take it off, unless another program has come in its place."""
+        remove_filter(self.ifindex, self.outbound, self.program_id)
+
+
+def remove_filter(ifindex: int, outbound: bool, program_id: int | None = None) -> bool:
+    """Remove dpuflow's filter (if it runs ``program_id``, where given); whether there was one.
+
+    The clsact qdisc stays: others may use it.
+    """
     lib = library()
-    hook = _Hook(ctypes.sizeof(_Hook), ifindex, _EGRESS if outbound else _INGRESS, 0)
-    options = _Filter(ctypes.sizeof(_Filter), 0, 0, 0, HANDLE, PRIORITY)
-    removed: bool = lib.bpf_tc_detach(ctypes.byref(hook), ctypes.byref(options)) == 0
+    hook, options = _hook(ifindex, outbound), _Options(ctypes.sizeof(_Options), 0, 0, 0, HANDLE, PRIORITY)
+    there = lib.bpf_tc_query(ctypes.byref(hook), ctypes.byref(options)) == 0
+    if there and program_id in (None, options.program_id):
+        options = _Options(ctypes.sizeof(_Options), 0, 0, 0, HANDLE, PRIORITY)
+        there = lib.bpf_tc_detach(ctypes.byref(hook), ctypes.byref(options)) == 0
     last_words()
-    return removed
+    return bool(there)
+
+
+def has_filter(ifindex: int, outbound: bool) -> bool:
+    """Whether dpuflow's filter is there."""
+    hook, options = _hook(ifindex, outbound), _Options(ctypes.sizeof(_Options), 0, 0, 0, HANDLE, PRIORITY)
+    there: bool = library().bpf_tc_query(ctypes.byref(hook), ctypes.byref(options)) == 0
+    last_words()
+    return there
+
+
+def _hook(ifindex: int, outbound: bool) -> _Hook:
+    return _Hook(ctypes.sizeof(_Hook), ifindex, _EGRESS if outbound else _INGRESS, 0)

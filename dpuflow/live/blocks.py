@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from dpuflow import __version__
-from dpuflow.schema_ring import COUNTERS, LOSSES
+from dpuflow.schema_ring import COUNTER_NAMES, LOSSES
 from dpuflow.wire import LINKTYPE_ETHERNET
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def statistics_block(
     ``delivered``: packets written so far, in all files of a rotated capture.
     """
     lost = sum(counters[name] for name in LOSSES)
-    named = ", ".join(f"{field.name} {counters[field.name]}" for field in COUNTERS.fields)
+    named = ", ".join(f"{name} {counters[name]}" for name in COUNTER_NAMES)
     options = [
         (_COMMENT, named.encode()),
         (2, _stamp(start_ns)),

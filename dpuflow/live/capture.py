@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.live.base import Backend, Bytes
     from dpuflow.live.options import LiveOptions
 
-BACKENDS: Final = ("ebpf",)
+BACKENDS: Final = ("ebpf", "afpacket")
 _PAUSE_S: Final = 0.01  # an idle look costs some 15 us
 _EVERY_S: Final = 1.0
 
@@ -59,6 +59,10 @@ def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
         from dpuflow.live.ebpf import EbpfCapture
 
         return EbpfCapture(options)
+    if backend == "afpacket":
+        from dpuflow.live.afpacket import PacketCapture
+
+        return PacketCapture(options)
     raise OptionError(f"{backend!r} is no backend: {', '.join(BACKENDS)}")
 
 
@@ -90,6 +94,7 @@ class LiveCapture:
         """The statistics blocks as things stand."""
         start_ns = self.backend.clock.start.real_ns + round(self._start_s * 1e9)
         now_ns = self.backend.clock.start.real_ns + time.monotonic_ns()
+        self._counters = self.backend.counters()
         return b"".join(
             blocks.statistics_block(
                 number, now_ns, start_ns, counters, int(self.backend.tally[kernel.D_IFACES + number])
@@ -153,8 +158,7 @@ class LiveCapture:
         step = backend.clock.check()
         if step and not self._warnings:
             self._warnings.append(
-                f"the wall clock was set by {step / 1e9:+.3f} s during the capture;"
-                " stamps follow it as it was before"
+                f"the wall clock was set by {step / 1e9:+.3f} s during the capture; {backend.clock.stepped}"
             )
         gone = [interface.name for interface in backend.interfaces if not interface.exists()]
         if gone:

@@ -42,6 +42,8 @@ def read_clocks() -> ClockReading:
 class StampClock:
     """The offset that stamps get, and whether the wall clock has been set since."""
 
+    stepped = "stamps follow it as it was before"
+
     def __init__(self) -> None:
         self.start = read_clocks()
         self.last = self.start
@@ -54,9 +56,21 @@ class StampClock:
 
     def text(self) -> str:
         """How stamps relate to wall time, for the file."""
-        leap = round((self.start.tai_ns - self.start.real_ns) / 1e9)
         return (
             f"clock: CLOCK_MONOTONIC + {self.start.real_ns} ns, which was CLOCK_REALTIME within"
-            f" {self.start.error_ns} ns at the start; TAI is {leap} s ahead of it"
-            f"{'' if leap else ' (nobody told the kernel)'}"
+            f" {self.start.error_ns} ns at the start; {self._ahead()}"
         )
+
+    def _ahead(self) -> str:
+        seconds = round((self.start.tai_ns - self.start.real_ns) / 1e9)
+        return f"TAI is {seconds} s ahead of it{'' if seconds else ' (nobody told the kernel)'}"
+
+
+class WallClock(StampClock):
+    """The same where the kernel stamps with CLOCK_REALTIME, which follows whoever sets it."""
+
+    stepped = "so were the stamps"
+
+    def text(self) -> str:
+        """How stamps relate to wall time, for the file."""
+        return f"clock: CLOCK_REALTIME, by the kernel; {self._ahead()}"

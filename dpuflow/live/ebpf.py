@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,14 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, libbpf
 from dpuflow.live.base import find_interface, object_path
 from dpuflow.live.clock import StampClock
-from dpuflow.live.options import HOOKS
+from dpuflow.live.options import HOOKS, LiveOptions
 from dpuflow.live.ring import Ring
+from dpuflow.live.watchdog import watch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dpuflow.live.base import Bytes, Interface
-    from dpuflow.live.options import LiveOptions
 
 _IN, _OUT, _XDP = "dpuflow_in", "dpuflow_out", "dpuflow_xdp"
 
@@ -32,33 +36,40 @@ class EbpfCapture:
         if options.hook not in HOOKS:
             raise OptionError(f"{options.hook!r} is no hook: {', '.join(HOOKS)}")
         self.interfaces = [find_interface(name) for name in options.interfaces]
-        path = object_path()
-        if not path.is_file():
-            raise MissingError(f"{path} is not there: make it with `make bpf` (needs clang and libbpf-dev)")
+        path = _programs()
         self.clock = StampClock()
         self.tally = np.zeros(kernel.D_SIZE, np.int64)
         self.tally[kernel.D_LEFT] = np.iinfo(np.int64).max
         self._counters: list[int] = []
+        self._filters: list[attach.Filter] = []
         with ExitStack() as stack:
             size = 1 << max(options.buffer - 1, 4095).bit_length()
             self.ring = Ring(libbpf.create_ring(size), size)
             stack.callback(self.ring.close)
             detached = stack.enter_context(ExitStack())
             hooks = [
-                self._attach(interface, number, options, stack, detached)
+                self._attach(path, interface, number, options, stack, detached)
                 for number, interface in enumerate(self.interfaces)
             ]
             self.hooks = ", ".join(sorted(set(hooks)))
+            if self._filters:
+                detached.callback(watch(self._filters))
             self._attached = detached.pop_all()
             self._stack = stack.pop_all()
 
     def _attach(
-        self, interface: Interface, number: int, options: LiveOptions, stack: ExitStack, detached: ExitStack
+        self,
+        path: Path,
+        interface: Interface,
+        number: int,
+        options: LiveOptions,
+        stack: ExitStack,
+        detached: ExitStack,
     ) -> str:
         """Load and attach one interface's programs; the hook they are at."""
         xdp = options.hook.startswith("xdp")
         settings = options.settings(number, self.clock.start.real_ns)
-        loaded = libbpf.Loaded(object_path(), (_XDP,) if xdp else (_IN, _OUT), settings, self.ring.fd)
+        loaded = libbpf.Loaded(path, (_XDP,) if xdp else (_IN, _OUT), settings, self.ring.fd)
         stack.callback(loaded.close)
         self._counters.append(loaded.counters_fd)
         name, index = interface.name, interface.index
@@ -74,7 +85,9 @@ class EbpfCapture:
                 if options.hook == "tcx":
                     raise
         for program, outbound in ((_IN, False), (_OUT, True)):
-            detached.callback(attach.add_filter(loaded.fds[program], index, name, outbound))
+            filter_ = attach.add_filter(loaded.fds[program], index, name, outbound)
+            detached.callback(filter_.remove)
+            self._filters.append(filter_)
         return "clsact"
 
     def read(self, out: Bytes, at: int) -> int:
@@ -95,13 +108,37 @@ class EbpfCapture:
         self._stack.close()
 
 
-def interfaces_with_leftovers() -> list[str]:
-    """Interfaces of this network namespace from which a clsact filter of dpuflow was removed."""
-    import socket
+def leftovers() -> list[str]:
+    """Interfaces of this network namespace that have a clsact filter of dpuflow's. Raises MissingError."""
+    return [
+        name
+        for index, name in socket.if_nameindex()
+        if any(attach.has_filter(index, outbound) for outbound in (False, True))
+    ]
 
-    found = []
-    for index, name in socket.if_nameindex():
-        removed = [attach.remove_filter(index, outbound) for outbound in (False, True)]
-        if any(removed):
-            found.append(name)
+
+def remove_leftovers() -> list[str]:
+    """Remove them; which there were. Raises MissingError."""
+    found = leftovers()
+    for name in found:
+        for outbound in (False, True):
+            attach.remove_filter(socket.if_nametoindex(name), outbound)
     return found
+
+
+def load_once() -> None:
+    """Load all programs and give them back. Raises MissingError, DpuflowError."""
+    path = _programs()
+    ring_fd = libbpf.create_ring(1 << 16)
+    try:
+        libbpf.Loaded(path, (_IN, _OUT, _XDP), LiveOptions(("lo",)).settings(0, 0), ring_fd).close()
+    finally:
+        os.close(ring_fd)
+
+
+def _programs() -> Path:
+    """The object file. Raises MissingError."""
+    path = object_path()
+    if not path.is_file():
+        raise MissingError(f"{path} is not there: make it with `make bpf` (needs clang and libbpf-dev)")
+    return path

@@ -186,10 +186,11 @@ def create_ring(size: int) -> int:
 
 
 def read_counters(fd: int) -> dict[str, int]:
-    """A counters map, summed over the CPUs."""
+    """A counters map, summed over the CPUs, and their sum as ``seen``."""
     lib = library()
     rows = ring.COUNTERS.zeros(lib.libbpf_num_possible_cpus())
     key = ctypes.c_uint32(0)
     if lib.bpf_map_lookup_elem(fd, ctypes.byref(key), rows.ctypes.data) < 0:
         raise DpuflowError(f"the counters cannot be read: {os.strerror(ctypes.get_errno())}")
-    return {field.name: int(rows[field.name].sum()) for field in ring.COUNTERS.fields}
+    named = {name: int(rows[name].sum()) for name in ring.COUNTER_NAMES[1:]}
+    return {"seen": sum(named.values())} | named

@@ -14,15 +14,18 @@ import pytest
 from network import Pair, run
 from readings_live import counters_of, packets_of
 
+from dpuflow.ingest import ingest
+
 HOOKS = ("tcx", "clsact", "xdp", "xdp-generic")
+WAYS = {hook: ("--hook", hook) for hook in HOOKS} | {"afpacket": ("--backend", "afpacket")}
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_the_file_equals_tcpdumps(pair: Pair, nccl: list[Path], tmp_path: Path, hook: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_file_equals_tcpdumps(pair: Pair, nccl: list[Path], tmp_path: Path, way: str) -> None:
     ours, theirs = tmp_path / "ours.pcapng", tmp_path / "theirs.pcap"
     with (
         pair.tcpdump(pair.b, "east", theirs, "-s", "128", "--nano"),
-        pair.capturing(pair.b, "-i", "east", "-w", str(ours), "--hook", hook, "--protocol", "any") as capture,
+        pair.capturing(pair.b, "-i", "east", "-w", str(ours), *WAYS[way], "--protocol", "any") as capture,
     ):
         sent = pair.send(pair.a, "west", *nccl, rate=20000)
     assert capture.status == 0, capture.said
@@ -105,9 +108,6 @@ def test_nothing_stays_attached_after_sigkill(pair: Pair, tmp_path: Path, hook: 
     with pair.capturing(pair.b, "-i", "east", "--hook", hook) as capture:
         assert ours() - before
         capture.end(signal.SIGKILL)
-    if hook == "clsact":  # no link: the next start removes it
-        with pair.capturing(pair.b, "-i", "east", "--hook", hook):
-            pass
     deadline = time.monotonic() + 5
     while ours() - before and time.monotonic() < deadline:
         time.sleep(0.1)  # the kernel frees programs a little later
@@ -174,3 +174,52 @@ def test_a_vanishing_interface_ends_it_with_a_sentence(pair: Pair, nccl: list[Pa
     assert capture.status == 1
     assert capture.said.splitlines()[-1] == "dpuflow: east: the interface is gone; what came before is kept"
     assert len(packets_of(file)) == sent
+
+
+def test_files_in_turn(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng.zst"
+    with pair.capturing(
+        pair.b,
+        "-i",
+        "east",
+        "-w",
+        str(file),
+        "--protocol",
+        "any",
+        "--rotate-size",
+        "20k",
+        "--rotate-time",
+        "1",
+    ):
+        sent = pair.send(pair.a, "west", *nccl, rate=6000)
+    files = sorted(tmp_path.glob("x-*.pcapng.zst"))
+    assert len(files) > 2
+    info = ingest([str(file) for file in files]).info
+    assert info.complete
+    assert info.packets == sent
+    assert info.lost_packets == 0
+
+
+def test_only_the_last_files_are_kept(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    with pair.capturing(
+        pair.b, "-i", "east", "-w", str(tmp_path / "x.pcapng"), "--rotate-size", "300k", "--files", "2"
+    ):
+        pair.send(pair.a, "west", *nccl, rate=20000)
+    left = sorted(tmp_path.glob("x-*.pcapng"))
+    assert len(left) == 2
+    assert left[0].name > "x-00001.pcapng"
+    assert all(packets_of(each) for each in left)
+
+
+def test_two_interfaces_at_once(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    run("ip", "-n", pair.a, "link", "add", "west2", "mtu", "9000", "type", "veth",
+        "peer", "name", "east2", "mtu", "9000", "netns", pair.b)  # fmt: skip
+    run("ip", "-n", pair.a, "link", "set", "west2", "up")
+    run("ip", "-n", pair.b, "link", "set", "east2", "up")
+    for way in (("--hook", "tcx"), ("--backend", "afpacket")):
+        file = tmp_path / f"{way[1]}.pcapng"
+        with pair.capturing(pair.b, "-i", "east", "-i", "east2", "-w", str(file), "--protocol", "any", *way):
+            first = pair.send(pair.a, "west", *nccl)
+            second = pair.send(pair.a, "west2", *nccl)
+        assert [counters["captured"] for counters in counters_of(file)] == [first, second]
+        assert [packet.interface for packet in packets_of(file)] == [0] * first + [1] * second

@@ -1,0 +1,34 @@
+"""``dpuflow doctor``: what this machine allows of live capture."""
+
+from __future__ import annotations
+
+import click
+
+EPILOG = """\b
+Examples:
+  dpuflow doctor
+  dpuflow doctor -i eth2
+  dpuflow doctor --clean
+
+The exit status is 0 where capture works in one way at least, else 1."""
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "-i", "--interface", "interfaces", metavar="IF", multiple=True, help="Look at this interface, too."
+)
+@click.option("--clean", is_flag=True, help="Remove filters that a killed capture has left behind.")
+def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
+    """Say what this machine allows of live capture, and what to do about the rest."""
+    from dpuflow.errors import MissingError
+    from dpuflow.live import doctor as live
+
+    if clean:
+        removed = live.clean()
+        click.echo(f"removed from {', '.join(removed)}" if removed else "nothing was left behind")
+        return
+    checks = live.examine(list(interfaces))
+    for check in checks:
+        click.echo(f"{'ok' if check.met else 'NO':3} {check.name:12} {check.text}")
+    if not all(check.met for check in checks if check.needed):
+        raise MissingError("live capture does not work here; the list above says why")

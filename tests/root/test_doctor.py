@@ -1,0 +1,103 @@
+"""``dpuflow doctor``, and errors that it would have foretold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from network import ENVIRONMENT, Pair, run
+
+ALONE = ["setpriv", "--reuid", "65534", "--clear-groups"]
+
+
+def dpuflow(
+    *arguments: str, before: list[str] | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*(before or []), sys.executable, "-m", "dpuflow", *arguments],
+        env=ENVIRONMENT | more, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_all_is_well_here(programs: None) -> None:
+    before = run("tc", "qdisc", "show", "dev", "lo")
+    done = dpuflow("doctor", "-i", "lo")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "ok  capture      works"
+    assert run("tc", "qdisc", "show", "dev", "lo") == before
+
+
+def test_without_privileges(programs: None) -> None:
+    done = dpuflow("doctor", before=ALONE)
+    assert done.returncode == 1
+    assert "NO  privileges   missing: CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF" in done.stdout
+    assert "run as root or with CAP_BPF" in done.stdout
+    for backend in ("ebpf", "afpacket"):
+        refused = dpuflow("capture", "-i", "lo", "--backend", backend, before=ALONE)
+        assert refused.returncode == 1
+        assert "run as root or with CAP_" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+
+
+def test_packet_sockets_need_one_capability(programs: None) -> None:
+    """The fallback of those who may not load eBPF."""
+    one = [*ALONE, "--inh-caps", "+net_raw", "--ambient-caps", "+net_raw"]
+    done = dpuflow("capture", "-i", "lo", "--backend", "afpacket", "--duration", "0.5", before=one)
+    assert done.returncode == 0, done.stderr
+    assert (
+        dpuflow("doctor", before=one).stdout.splitlines()[-1]
+        == "ok  capture      works with --backend afpacket"
+    )
+
+
+def test_without_programs_or_with_those_of_another_version(programs: None, tmp_path: Path) -> None:
+    missing = dpuflow("capture", "-i", "lo", DPUFLOW_BPF=str(tmp_path / "none.o"))
+    assert "make it with `make bpf`" in missing.stderr
+    (tmp_path / "broken.o").write_bytes(b"\x7fELF")
+    broken = dpuflow("capture", "-i", "lo", DPUFLOW_BPF=str(tmp_path / "broken.o"))
+    assert broken.returncode == 1
+    assert broken.stderr.count("\n") == 1
+    from dpuflow.live.base import object_path
+    from dpuflow.schema_ring import layout_number
+
+    number = layout_number().to_bytes(4, "little")
+    (tmp_path / "old.o").write_bytes(object_path().read_bytes().replace(number, b"1234"))
+    old = dpuflow("capture", "-i", "lo", DPUFLOW_BPF=str(tmp_path / "old.o"))
+    assert "made for another version of dpuflow" in old.stderr
+
+
+def test_a_filter_left_behind_is_told_and_removed(pair: Pair) -> None:
+    """As if process and watchdog had both been killed."""
+    code = (
+        "import os; from dpuflow.live import attach, libbpf; from dpuflow.live.base import object_path;"
+        "from dpuflow.live.options import LiveOptions; import socket; fd = libbpf.create_ring(4096);"
+        "l = libbpf.Loaded(object_path(), ('dpuflow_in',), LiveOptions(('lo',)).settings(0, 0), fd);"
+        "attach.add_filter(l.fds['dpuflow_in'], socket.if_nametoindex('east'), 'east', False)"
+    )
+    assert pair.call(pair.b, sys.executable, "-c", code).returncode == 0
+    told = pair.dpuflow(pair.b, "doctor")
+    assert "NO  leftovers    filters of dpuflow at east: dpuflow doctor --clean removes them" in told.stdout
+    assert pair.dpuflow(pair.b, "doctor", "--clean").stdout == "removed from east\n"
+    assert pair.dpuflow(pair.b, "doctor", "--clean").stdout == "nothing was left behind\n"
+
+
+def test_a_full_disk_leaves_a_whole_file(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    from readings_live import counters_of, packets_of
+
+    small = tmp_path / "small"
+    small.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small))
+    try:
+        file = small / "x.pcapng"
+        with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any") as capture:
+            sent = pair.send(pair.a, "west", *nccl)
+            capture.process.wait(timeout=20)
+        assert capture.status == 1
+        assert f"{file}: No space left on device" in capture.said.splitlines()[-1]
+        assert 1000 < len(packets_of(file)) < sent
+        assert counters_of(file)[0]["seen"] > 0
+        assert os.path.getsize(file) <= 1 << 20
+    finally:
+        run("umount", str(small))
