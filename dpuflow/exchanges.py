@@ -29,7 +29,8 @@ def build_exchanges(transfers: Rows) -> Rows:
     Returns the EXCHANGE rows in order of their first sign.
     """
     TRANSFER.check(transfers)
-    wire, role, named = transfers["wire"], transfers["role"], transfers["op"] != Op.UNKNOWN
+    wire, role = np.ascontiguousarray(transfers["wire"]), np.ascontiguousarray(transfers["role"])
+    named = transfers["op"] != Op.UNKNOWN
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
     keyed = np.flatnonzero(named & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))

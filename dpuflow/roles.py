@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import NONE32, Role, Transport
+from dpuflow.schema import NONE32, Transport
 from dpuflow.wire import PSN_MASK
 
 if TYPE_CHECKING:
@@ -42,21 +42,22 @@ def assign_roles(
 
     ``with_imm`` says which flows carry WRITE WITH IMMEDIATE, ``writes`` how many other WRITEs each has.
     """
-    from dpuflow.kernels.grants import WORD_LENGTH, WORD_PLACES, WORD_ROW
+    from dpuflow.kernels.grants import WORD_LENGTH, WORD_PLACES, WORD_ROW, read_entries, write_entries
 
     if not len(words):
         return
     column = {int(place): k for k, place in enumerate(WORD_PLACES)}
     row_of = np.ascontiguousarray(words[:, WORD_ROW])
-    # Rows are read and written in their own order, which memory likes; sorting is for what was read.
-    psn, size = rows["seq"][row_of].astype(np.int64), rows["bytes"][row_of]
-    order, flow_of, starts = _by_flow(rows["flow"][row_of].astype(np.int64), psn)
+    # Rows are read and written once, in their own order, which memory likes; sorting is for what was read.
+    flow, psn, size = np.empty((3, len(words)), np.int64)
+    read_entries(rows, row_of, flow, psn, size)
+    order, flow_of, starts = _by_flow(flow, psn)
     sizes = np.diff(np.append(starts, len(order)))
     granting = np.zeros(len(starts), bool)
-    for k, (flow, start, n) in enumerate(zip(flow_of.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
-        if not with_imm[flow]:
+    for k, (each, start, n) in enumerate(zip(flow_of.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
+        if not with_imm[each]:
             at = row_of[order[start : start + n]]
-            granting[k] = _granted(flow, flows, with_imm, n == writes[flow], rows, at)
+            granting[k] = _granted(each, flows, with_imm, n == writes[each], rows, at)
     if not granting.any():
         return
     order, sizes = order[np.repeat(granting, sizes)], sizes[granting]
@@ -86,15 +87,10 @@ def assign_roles(
         count = np.where(np.repeat(fits, sizes), whole, count)
         tagged = np.repeat(fits & (shortest >= entry.tag + 4), sizes)
         tag = np.where(tagged, word(column[entry.tag]), tag)
-    entries = np.zeros(len(words), bool)
-    entries[order] = True
-    at = row_of[entries]
-    rows["role"][at] = Role.GRANT
     capacity = np.where(length >= CAPACITY + 4, word(column[CAPACITY]), 0)
-    for name, values in (("announces", capacity), ("sub", count & NONE32), ("tag", tag)):
-        in_order = np.zeros(len(words), np.int64)
-        in_order[order] = values
-        rows[name][at] = in_order[entries]
+    number = np.full(len(words), -1)
+    number[order] = np.arange(len(order))
+    write_entries(rows, row_of, number, capacity, count, tag)
 
 
 def _by_flow(

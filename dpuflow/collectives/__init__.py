@@ -37,7 +37,7 @@ def build_collectives(
     from dpuflow.collectives.tagged import tagged_instances
 
     EXCHANGE.check(exchanges)
-    op, wire = exchanges["op"], exchanges["wire"]
+    op, wire = np.ascontiguousarray(exchanges["op"]), np.ascontiguousarray(exchanges["wire"])
     told = (op != Op.UNKNOWN) & (op != Op.SEND_RECV)
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     instances = tagged_instances(exchanges, np.flatnonzero(gloo), position, near)
@@ -58,17 +58,16 @@ def build_collectives(
 
 def count_untold(transfers: Rows, exchanges: Rows, instances: list[Instance]) -> int:
     """Data messages that are part of no collective."""
-    data = int(np.isin(transfers["role"], (Role.DATA, Role.BURST)).sum())
+    role = np.ascontiguousarray(transfers["role"])
+    data = (role == Role.DATA) | (role == Role.BURST)
     part = np.zeros(len(exchanges), bool)
     for instance in instances:
         part[instance.rows] = True
     seen = exchanges["data"] != NONE32
     # One transfer may have come in several frames; they all count as told.
-    frames = int(
-        (np.isin(transfers["role"], (Role.DATA, Role.BURST)) & (transfers["op"] != Op.UNKNOWN)).sum()
-    )
+    frames = int((data & (transfers["op"] != Op.UNKNOWN)).sum())
     unnamed = int((part & seen & (exchanges["op"] == Op.UNKNOWN)).sum())
-    return data - frames - unnamed
+    return int(data.sum()) - frames - unnamed
 
 
 def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -108,22 +108,10 @@ class Proposer:
 
         Of unknown operation, only what explains every edge is worth a try.
         """
-        edges, n = streams.present, len(self.endpoints)
+        edges = streams.present
         if edges not in self._shapes:
-            tries = orders(edges, self.endpoints)
-            fixed = [a for a in ALGORITHMS if self.op in (Op.UNKNOWN, a.op) and a.fits(n)]
-            self._shapes[edges] = (
-                tries,
-                [
-                    base
-                    for order in tries
-                    for algorithm in fixed
-                    for root in (range(n) if algorithm.rooted else (0,))
-                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
-                    and base.edges
-                    and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
-                ],
-            )
+            tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near)
+            self._shapes[edges] = tries, list(shapes)
             if self.near is not None:
                 self._shapes[edges][1].extend(
                     base
@@ -200,6 +188,25 @@ class Proposer:
             streams.count if most is None else max(4, most // hypothesis.messages),
         )  # fmt: skip
         return length
+
+
+@lru_cache(maxsize=256)
+def _shapes(
+    op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None
+) -> tuple[list[tuple[int, ...]], list[Hypothesis]]:
+    """Numberings of the endpoints, and what fits their edges. Channels of one group ask for the same."""
+    n = len(endpoints)
+    tries = orders(edges, endpoints)
+    fixed = [a for a in ALGORITHMS if op in (Op.UNKNOWN, a.op) and a.fits(n)]
+    return tries, [
+        base
+        for order in tries
+        for algorithm in fixed
+        for root in (range(n) if algorithm.rooted else (0,))
+        if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, near)).edges)
+        and base.edges
+        and (op != Op.UNKNOWN or len(base.edges) == len(edges))
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -94,7 +94,9 @@ class Instance:
 
 def placed(instance: Instance, near: frozenset[int] | None) -> Instance:
     """The instance with ranks that nobody saw (negative in ``order``) taken out of ``order``."""
-    if near is None or min(instance.order) >= 0:
+    if near is None:
+        return instance
+    if min(instance.order) >= 0:
         return replace(instance, near=near)
     seats = tuple(place for place, end in enumerate(instance.order) if end >= 0)
     return replace(

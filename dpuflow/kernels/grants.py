@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, le16, le32, void
-from dpuflow.kernels.lanes import NEVER, WIRE_READ, WIRE_WRITE, WIRE_WRITE_IMM, WORDS
+from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, le16, le32, u4, void
+from dpuflow.kernels.lanes import GRANT, NEVER, WIRE_READ, WIRE_WRITE, WIRE_WRITE_IMM, WORDS
 from dpuflow.schema import MESSAGE
 
 # NCCL's clear-to-send entries: 32 or 64 B each, at most eight in one WRITE (net_ib, common.h).
@@ -57,3 +57,27 @@ def survey(rows, n, writes, facts):  # type: ignore[no-untyped-def]
         if rows[i].last_ns < last:
             facts[UNSORTED] += 1
         last = rows[i].last_ns
+
+
+@kernel(void(from_dtype(MESSAGE.dtype)[::1], u4[::1], i8[::1], i8[::1], i8[::1]))
+def read_entries(rows, row_of, flow, psn, size):  # type: ignore[no-untyped-def]
+    """Flow, first PSN and bytes of the rows ``row_of``."""
+    for i in range(row_of.shape[0]):
+        row = rows[row_of[i]]
+        flow[i] = row.flow
+        psn[i] = np.int64(row.seq)
+        size[i] = np.int64(row.bytes)
+
+
+@kernel(void(from_dtype(MESSAGE.dtype)[::1], u4[::1], i8[::1], i8[::1], i8[::1], i8[::1]))
+def write_entries(rows, row_of, number, capacity, count, tag):  # type: ignore[no-untyped-def]
+    """Mark the rows ``row_of`` as grants; ``number`` is each one's place in the columns, -1 for no grant."""
+    for i in range(row_of.shape[0]):
+        k = number[i]
+        if k < 0:
+            continue
+        row = rows[row_of[i]]
+        row.role = GRANT
+        row.announces = capacity[k]
+        row.sub = np.uint32(count[k])
+        row.tag = np.uint32(tag[k])
