@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from dpuflow.errors import DpuflowError
 from dpuflow.kernels import columns as c
+from dpuflow.kernels._ready import bound
 from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, PACKET
 from dpuflow.tables import Block
 
@@ -34,7 +36,6 @@ class Buffers:
         }
         self.sparse: list[Rows] = [self._view(r.dtype, c.TABLE_AT[r.name]) for r in c.SPARSE]
         self.times = self.columns["time_ns"]
-        self._frame = self.columns["frame"]
         self._count = np.arange(c.ROWS, dtype=np.uint32)
 
     def _view(self, dtype: np.dtype[Any], at: int) -> NDArray[Any]:
@@ -42,13 +43,17 @@ class Buffers:
 
     def block(self, first_frame: int, rows: int, counts: list[int], data: Bytes, ordered: bool) -> Block:
         """The first ``rows`` rows as a Block, sorted by time if they are not ``ordered``."""
-        np.add(self._count[:rows], first_frame & NONE32, out=self._frame[:rows], casting="unsafe")
         if not ordered:
             self._sort(rows, counts)
         reth, aeth, imm, deth, atomic, tcp, pause = (
             table[:n] for table, n in zip(self.sparse, counts, strict=True)
         )
         return Block(first_frame, rows, self.columns, data, reth, aeth, imm, deth, atomic, tcp, pause)
+
+    def number(self, first_frame: int, rows: int) -> None:
+        """Number the frames of the first ``rows`` rows from ``first_frame`` on."""
+        first = np.uint32(first_frame & NONE32)
+        np.add(self._count[:rows], first, out=self.columns["frame"][:rows], casting="unsafe")
 
     def _sort(self, rows: int, counts: list[int]) -> None:
         """Bring rows into order of time, equal stamps in file order, sparse rows along with them."""
@@ -126,6 +131,7 @@ class Parser:
         from dpuflow.kernels.parse import parse
 
         self._parse = parse
+        self._bound_to: tuple[object, ...] = ()
         self.state: Numbers = np.zeros(c.S_SIZE, np.int64)
         self.state[c.S_PREVIOUS] = NEVER
         self.state[c.S_DROPS] = -1
@@ -138,21 +144,23 @@ class Parser:
     def run(self, form: Format, data: Bytes, buffers: Buffers) -> int:
         """Parse on from the state's position until something has to be done; what (``columns``)."""
         known = self.known
-        return int(
-            self._parse(
-                self.state, form.form, form.interfaces, data, buffers.bytes,
-                known.slots, known.flows, known.ends, known.keys, known.endpoints, known.index,
-                self.skipped, self.comments, self._scratch,
-            )
+        arrays = (
+            form.form, form.interfaces, data, buffers.bytes,
+            known.slots, known.flows, known.ends, known.keys, known.endpoints, known.index,
         )  # fmt: skip
+        if len(self._bound_to) != len(arrays) or any(map(is_not, self._bound_to, arrays)):
+            self._call = bound(self._parse, self.state, *arrays, self.skipped, self.comments, self._scratch)
+            self._bound_to = arrays
+        return int(self._call())
 
     def grow(self) -> None:
         """Make room for more flows and endpoints."""
         self.known.grow(int(self.state[c.S_FLOWS]), int(self.state[c.S_ENDPOINTS]))
 
-    def start_block(self) -> None:
-        """Begin an empty block."""
+    def start_block(self, first_frame: int = 0) -> None:
+        """Begin an empty block, whose first row is that frame."""
         self.state[c.S_ROW] = 0
+        self.state[c.S_FRAME] = first_frame
         self.state[c.S_DISORDERED] = 0
         self.state[c.S_BYTES] = 0
         self.state[c.S_SPARSE : c.S_SPARSE + len(c.SPARSE)] = 0

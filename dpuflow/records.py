@@ -155,6 +155,7 @@ class BlockReader:
             state[c.S_DROPS] = max(int(state[c.S_DROPS]), 0) + int(part.state[c.S_DROPS])
         self._packet_comments(part.data, int(part.state[c.S_COMMENTS]), part.comments)
         part.state[c.S_DISORDERED] += late
+        part.buffers.number(self.info.packets, rows)
         return self._deliver(part.buffers, part.state, part.data)
 
     def _window(
@@ -174,7 +175,7 @@ class BlockReader:
             return None
         state[c.S_POS], state[c.S_END] = done, len(data)
         state[c.S_LIMIT] = min(limit - pos, len(data))
-        self._parser.start_block()
+        self._parser.start_block(self.info.packets)
         reason = yield from self._blocks(file, data)
         pos += int(state[c.S_POS])
         if reason is not None:
@@ -193,7 +194,7 @@ class BlockReader:
                 state[c.S_COMMENTS] = 0
             if status == c.FULL:
                 yield self._deliver(self._buffers, state, data)
-                parser.start_block()
+                parser.start_block(self.info.packets)
             elif status == c.GROW:
                 parser.grow()
             elif status == c.BLOCK:
@@ -220,15 +221,15 @@ class BlockReader:
 
     def _deliver(self, buffers: Buffers, state: Numbers, data: Bytes) -> Block:
         """The rows of ``buffers`` as a Block, counted into the info."""
-        info = self.info
-        rows, disordered = int(state[c.S_ROW]), int(state[c.S_DISORDERED])
-        counts = [int(n) for n in state[c.S_SPARSE : c.S_SPARSE + len(c.SPARSE)]]
+        info, told = self.info, state.tolist()
+        rows, disordered = told[c.S_ROW], told[c.S_DISORDERED]
+        counts = told[c.S_SPARSE : c.S_SPARSE + len(c.SPARSE)]
         block = buffers.block(info.packets, rows, counts, data, disordered == 0)
         first, last = int(buffers.times[0]), int(buffers.times[rows - 1])
         info.first_ns = first if info.first_ns is None else min(first, info.first_ns)
         info.last_ns = last if info.last_ns is None else max(last, info.last_ns)
         info.packets += rows
-        info.bytes += int(state[c.S_BYTES])
+        info.bytes += told[c.S_BYTES]
         info.disordered += disordered
         return block
 

@@ -42,3 +42,15 @@ def test_more_flows_than_the_first_tables_hold(form) -> None:  # type: ignore[no
 @pytest.mark.parametrize("count", [columns.CHUNK - 1, columns.CHUNK, columns.CHUNK + 1, columns.ROWS + 9])
 def test_runs_as_long_as_a_chunk_and_a_block(count: int) -> None:
     check(runs.pcap(runs.frames(Random(count), count, oddity=0)))
+
+
+@pytest.mark.parametrize("field", [17, 39, 43], ids=["total length", "UDP length", "BTH version"])
+@pytest.mark.parametrize("place", [0, 1, 31, 62, 63, 64])
+def test_one_packet_that_proves_odd_after_the_walk(place: int, field: int) -> None:
+    packets = runs.frames(Random(place), 3 * columns.CHUNK, oddity=0)
+    data, length, stamp = packets[place]
+    changed = bytearray(data)
+    changed[field] ^= 4
+    packets[place] = bytes(changed), length, stamp
+    check(runs.pcap(packets))
+    check(runs.pcapng(packets, 2))

@@ -94,3 +94,13 @@ def test_numbers_go_over_as_words(folder: Path) -> None:
     index = np.full(16, -1, np.int32)
     kernel(endpoints, 0, index)
     assert (index == -1).all()
+
+
+def test_bound_arguments_are_checked_once_and_read_at_each_call(refill_index: _ready.Kernel) -> None:
+    endpoints, index = ENDPOINT.zeros(8), np.full(16, -1, np.int32)
+    call = _ready.bound(refill_index, endpoints, 3, index)
+    endpoints["addr_lo"] = np.arange(8)
+    call()
+    assert np.sort(index).tolist() == [-1] * 13 + [0, 1, 2]
+    with pytest.raises(TypeError, match="argument 2"):
+        _ready.bound(refill_index, endpoints, 3, index.astype(np.int64))

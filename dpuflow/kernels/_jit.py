@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpuflow.kernels import _ready
 
@@ -19,5 +19,9 @@ le16, le32, le64 = source.le16, source.le32, source.le64
 be16, be32, be64 = source.be16, source.be32, source.be64
 put8, put16, put32, put64 = source.put8, source.put16, source.put32, source.put64
 acquire32, acquire64, release64 = source.acquire32, source.acquire64, source.release64
-copy32 = source.copy32
+copy32, arranger, DEALT = source.copy32, source.arranger, source.DEALT
+deal: Any = source.deal
+which: Any = source.which
+lowest: Any = source.lowest
+least32: Any = source.least32
 prefetch, prefetch_far, prefetch_row = source.prefetch, source.prefetch_far, source.prefetch_row

@@ -168,6 +168,99 @@ def _copier(size: int) -> Callable[..., None]:
 copy32 = _copier(32)
 
 
+def arranger(*words: tuple[int, ...]) -> Callable[..., None]:
+    """A copy of 16 bytes at any offsets in another order: ``words`` names each byte's place, -1 for zero."""
+    order = [16 if place < 0 else place for word in words for place in word]
+
+    @intrinsic
+    def arrange(typing_context: Any, target: Any, to: Any, data: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vector = ir.VectorType(ir.IntType(8), 16)
+            to, source = (
+                builder.bitcast(_place(context, builder, signature, args, k), vector.as_pointer())
+                for k in (0, 2)
+            )
+            places = ir.Constant(ir.VectorType(ir.IntType(32), 16), order)
+            value = builder.shuffle_vector(builder.load(source, align=1), ir.Constant(vector, None), places)
+            builder.store(value, to, align=1)
+            return context.get_dummy_value()
+
+        return types.void(target, types.int64, data, types.int64), generate
+
+    return arrange
+
+
+def _place(context: Any, builder: Any, signature: Any, args: Any, k: int) -> Any:
+    """The address in array argument ``k`` at the offset that follows it."""
+    array = context.make_array(signature.args[k])(context, builder, args[k])
+    return builder.gep(array.data, [args[k + 1]])
+
+
+DEALT: Final = 16
+"""Rows that ``deal`` takes."""
+
+
+@intrinsic
+def deal(typing_context: Any, data: Any, a: Any, b: Any, c: Any, d: Any, at: Any) -> Any:
+    """``DEALT`` rows of four 32-bit numbers at ``at`` to four columns, at ``a``, ``b``, ``c`` and ``d``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        word = ir.IntType(32)
+
+        def address(offset: Any, count: int) -> Any:
+            return builder.bitcast(builder.gep(array.data, [offset]), ir.VectorType(word, count).as_pointer())
+
+        rows = builder.load(address(args[5], 4 * DEALT), align=1)
+        nothing = ir.Constant(rows.type, ir.Undefined)
+        for k in range(4):
+            places = ir.Constant(ir.VectorType(word, DEALT), [4 * row + k for row in range(DEALT)])
+            column = builder.shuffle_vector(rows, nothing, places)
+            builder.store(column, address(args[1 + k], DEALT), align=1)
+        return context.get_dummy_value()
+
+    return types.void(data, *[types.int64] * 5), generate
+
+
+@intrinsic
+def which(typing_context: Any, data: Any, at: Any, bits: Any) -> Any:
+    """Of 64 32-bit numbers at ``at`` those that have any of ``bits``, as one bit each."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(32), 64)
+        place = builder.bitcast(_place(context, builder, signature, args, 0), vector.as_pointer())
+        wanted = builder.trunc(args[2], ir.IntType(32))
+        single = builder.insert_element(ir.Constant(vector, ir.Undefined), wanted, ir.IntType(32)(0))
+        every = builder.shuffle_vector(
+            single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), 64), None)
+        )
+        found = builder.and_(builder.load(place, align=1), every)
+        return builder.bitcast(builder.icmp_unsigned("!=", found, ir.Constant(vector, None)), ir.IntType(64))
+
+    return types.int64(data, types.int64, types.int64), generate
+
+
+@intrinsic
+def lowest(typing_context: Any, bits: Any) -> Any:
+    """The number of the lowest bit that is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def least32(typing_context: Any, a: Any, b: Any) -> Any:
+    """The lesser of two numbers as 32-bit integers; the compiler then need not take them for longer ones."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, y = (builder.trunc(arg, ir.IntType(32)) for arg in args)
+        return builder.sext(builder.select(builder.icmp_signed("<", x, y), x, y), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), generate
+
+
 def _prefetcher(nearness: int) -> Callable[..., None]:
     """Ask for the cache line at an offset, which may lie outside the array."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,6 +115,21 @@ class Kernel:
         )
 
     def __call__(self, *arguments: Any) -> Any:
+        return self._enter(self._words_of(arguments))
+
+    def bound(self, *arguments: Any) -> Callable[[], Any]:
+        """The kernel with these arguments, checked once; arrays may change in content only."""
+        words = self._words_of(arguments)
+        kept = arguments  # the words are addresses of these
+
+        def call() -> Any:
+            assert kept
+            return self._enter(words)
+
+        return call
+
+    def _words_of(self, arguments: tuple[Any, ...]) -> Any:
+        """The row of words, after a look at the arguments' types."""
         if len(arguments) != self.count:
             raise TypeError(f"{self.name} takes {self.count} arguments, not {len(arguments)}")
         for k, dtype, dimensions in self.arrays:
@@ -125,11 +140,19 @@ class Kernel:
         words = list(map(id, arguments))
         for k in self.numbers:
             words[k] = int(arguments[k])
+        return self.words(*words)
+
+    def _enter(self, words: Any) -> Any:
         result, error = ctypes.c_int64(), ctypes.c_void_p()
-        status = self.entry(ctypes.byref(result), ctypes.byref(error), self.words(*words))
+        status = self.entry(ctypes.byref(result), ctypes.byref(error), words)
         if status:
             raise RuntimeError(f"{self.name} failed with status {status}")
         return None if self.void else result.value
+
+
+def bound(kernel: Any, *arguments: Any) -> Callable[[], Any]:
+    """A kernel of either kind with its arguments, for many calls with the same arrays."""
+    return kernel.bound(*arguments) if isinstance(kernel, Kernel) else partial(kernel, *arguments)
 
 
 def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -148,3 +171,10 @@ inlined = inner
 le16 = le32 = le64 = be16 = be32 = be64 = inner
 acquire32 = acquire64 = release64 = inner
 put8 = put16 = put32 = put64 = copy32 = prefetch = prefetch_far = prefetch_row = inner
+deal = which = lowest = least32 = inner
+DEALT: Final = 16
+
+
+def arranger(*words: tuple[int, ...]) -> Callable[..., Any]:
+    """What makes ``_numba.arranger``'s copies: here nobody calls them."""
+    return inner

@@ -25,7 +25,7 @@ SPARSE: Final = (
 )
 
 _LINE: Final = 64  # a cache line
-_STAGGER: Final = 5 * _LINE  # columns one row apart by this much more, lest all share one cache set
+_STAGGER: Final = 9 * _LINE  # columns one row apart by this much more, lest all share one cache set
 
 
 def _layout() -> tuple[dict[str, int], dict[str, int], int]:
@@ -43,8 +43,9 @@ def _layout() -> tuple[dict[str, int], dict[str, int], int]:
 
 COLUMN_AT, TABLE_AT, STAGE_AT = _layout()
 
-CHUNK: Final = 512  # packets decoded together (kernels/usual)
-STAGE_BYTES: Final = 72 * CHUNK + 16 * _STAGGER
+CHUNK: Final = 64  # packets decoded together (kernels/usual)
+assert _STAGGER >= 8 * CHUNK  # which writes whole chunks, wherever a block ends
+STAGE_BYTES: Final = 64 * CHUNK + 16 * _STAGGER
 BLOCK_BYTES: Final = STAGE_AT + STAGE_BYTES  # the last part is scratch of kernels/usual
 
 TIME: Final = COLUMN_AT["time_ns"]
@@ -56,6 +57,7 @@ PAYLOAD: Final = COLUMN_AT["payload"]
 DATA_AT: Final = COLUMN_AT["data_at"]
 DEST_QP: Final = COLUMN_AT["dest_qp"]
 PSN: Final = COLUMN_AT["psn"]
+FRAME: Final = COLUMN_AT["frame"]
 SPORT: Final = COLUMN_AT["sport"]
 DPORT: Final = COLUMN_AT["dport"]
 DATA_LEN: Final = COLUMN_AT["data_len"]
@@ -81,6 +83,7 @@ S_DROPS: Final = 10  # packets lost, from the options of enhanced packets; -1 if
 S_COMMENTS: Final = 11  # comments seen; the first COMMENTS of them are located
 S_SPARSE: Final = 12  # seven counts of rows, in the order of SPARSE
 S_REASON: Final = 19  # why the walk stopped: DAMAGED's reason
+S_FRAME: Final = 20  # frame number of row 0
 S_SIZE: Final = 24
 
 N_RETH: Final = S_SPARSE + 0

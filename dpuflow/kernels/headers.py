@@ -74,7 +74,7 @@ _PAUSE_ROW, _PAUSE_PACKET, _PAUSE_MAC, _PAUSE_OPCODE, _PAUSE_CLASSES, _PAUSE_QUA
 
 def _opcode_table() -> np.ndarray:
     """For each opcode: header bits (low 16), their bytes (next 12), RARE; UNKNOWN where there is none."""
-    table = np.full(256, UNKNOWN, np.int64)
+    table = np.full(256, UNKNOWN, np.uint32)
     for opcode in wire.OPCODES.values():
         size = sum(n for bit, n in wire.HEADER_BYTES.items() if opcode.headers & bit)
         rare = RARE if opcode.headers & ~_USUAL else 0
@@ -109,7 +109,7 @@ def roce(data, p, i, block):  # type: ignore[no-untyped-def]
     first = be16(data, at)
     if first & 15:
         return _UNSUPPORTED_BTH_VERSION
-    entry = OPCODE_TABLE[first >> 8]
+    entry = np.int64(OPCODE_TABLE[first >> 8])
     if entry == UNKNOWN:
         return _UNSUPPORTED_OPCODE
     extension = (entry >> 16) & 0xFFF

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import inlined, inner, le32, le64, put32, put64
+from dpuflow.kernels._jit import inlined, inner, le64, put32, put64
 from dpuflow.kernels.columns import DST, S_ENDPOINTS, S_FLOWS, SRC
 
 SLOT_BITS = 4  # a slot is 16 bytes
@@ -111,9 +111,16 @@ def new_flow(s, slots, at, flows, ends, keys, k1, k2, src, dst, dest_qp, sport, 
 
 
 @inlined
-def ends_of(ends, flow, i, block):  # type: ignore[no-untyped-def]
-    """Count a packet of the flow; its source and destination to row ``i``."""
+def counted(ends, flow):  # type: ignore[no-untyped-def]
+    """Count a packet of the flow; its source and, in the upper half, its destination."""
     at = flow << ENDS_BITS
     put64(ends, at + END_PACKETS, le64(ends, at + END_PACKETS) + 1)
-    put32(block, SRC + 4 * i, le32(ends, at + END_SRC))
-    put32(block, DST + 4 * i, le32(ends, at + END_DST))
+    return le64(ends, at + END_SRC)
+
+
+@inlined
+def ends_of(ends, flow, i, block):  # type: ignore[no-untyped-def]
+    """Count a packet of the flow; its source and destination to row ``i``."""
+    both = counted(ends, flow)
+    put32(block, SRC + 4 * i, both)
+    put32(block, DST + 4 * i, both >> 32)

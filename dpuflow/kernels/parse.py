@@ -70,6 +70,7 @@ from dpuflow.kernels.usual import (
     record_at,
     sizes,
     sparse,
+    stamps,
     tally,
 )
 from dpuflow.schema import NEVER, NONE32, Kind, Transport
@@ -141,7 +142,7 @@ def _decode(data, at, captured, wire_len, link, i, s, block, slots, flows, ends,
     if result == _TCP:
         tcp_row(data, p, i, s, block)
     else:
-        headers = OPCODE_TABLE[np.int64(block[c.OPCODE + i])] & 0xFFFF
+        headers = np.int64(OPCODE_TABLE[np.int64(block[c.OPCODE + i])]) & 0xFFFF
         extensions(data, p[P_AT] + wire.BTH_BYTES, p[P_CAPTURED], headers, i, s, block)
     return result
 
@@ -153,8 +154,8 @@ def _flow(i, transport, s, block, slots, flows, ends, keys, endpoints, index, p)
     dest_qp = le32(block, c.DEST_QP + 4 * i)
     if transport == _TCP_FLOW:
         key = (TCP_TAG << TAG_SHIFT) | (sport << 16) | dport
-    else:  # the QP as its bytes lie in the header, as in ``usual``
-        key = ((dest_qp & 0xFF) << 16) | (dest_qp & 0xFF00) | (dest_qp >> 16)
+    else:
+        key = dest_qp
     src, dst = np.int64(0), np.int64(0)
     first = p[P_KEY]
     if p[P_FAMILY] == 6:
@@ -230,7 +231,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
     header, known_interfaces = form[c.F_HEADER], form[c.F_INTERFACES]
     pos, end, limit = s[c.S_POS], s[c.S_END], s[c.S_LIMIT]
     i, max_rows, previous = s[c.S_ROW], s[c.S_MAX_ROWS], s[c.S_PREVIOUS]
-    disordered, total = s[c.S_DISORDERED], s[c.S_BYTES]
+    disordered, total, frames = s[c.S_DISORDERED], s[c.S_BYTES], s[c.S_FRAME]
     link, multiply = interfaces[0, c.I_LINK], interfaces[0, c.I_MULTIPLY]
     offset = interfaces[0, c.I_OFFSET]
     interface = np.int64(0)
@@ -248,13 +249,15 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
                 known = known_interfaces
                 stop, found = gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block)
             else:
-                stop, found = gather(data, pos, end, limit, interfaces, i, most, block)
+                stop, found = gather(data, pos, end, limit, i, most, block)
             n = sizes(i, found, block)
             reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
             if n >= _SHORT:
                 n = flows_of(data, stop, i, n, s, block, slots, flows, ends, keys, endpoints, index)
                 if n > 0:
-                    fields(i, n, pcapng, block)
+                    if not pcapng:
+                        stamps(i, multiply, offset, block)
+                    fields(i, frames + i, pcapng, block)
                     sparse(data, i, n, s, block)
                     more, late, previous = tally(i, n, previous, block)
                     total += more
@@ -355,6 +358,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
         put16(block, c.IFACE + 2 * i, interface)
         put8(block, c.DIRECTION + i, direction)
         put64(block, c.TIME + 8 * i, time)
+        put32(block, c.FRAME + 4 * i, frames + i)
         if time < previous:
             disordered += 1
         previous = time

@@ -1,9 +1,10 @@
-"""The usual packet, some hundred at a time: Ethernet, IPv4 without options, UDP to 4791, nothing cut.
+"""The usual packet, 64 at a time: Ethernet, IPv4 without options, UDP to 4791, nothing cut.
 
-``gather`` walks the records and copies the raw header words of a run of such packets aside; then
-short loops over the run, most of which the compiler turns into vector code, make the columns. One
-loop that does it all for each packet takes twice as long: it has more values than registers and
-waits for the flow table. What is not usual ends the run and is left to ``parse``.
+``gather`` walks the records and copies the header words of a run of such packets aside, the BTH with
+its bytes put in order; then short loops over the run, which the compiler turns into vector code, make
+the columns. The memory is busy all the time only if bytes ahead are fetched while flows are looked up.
+A single loop in C that does it all for each packet is no faster. What is not usual ends the run and is
+left to ``parse``.
 """
 
 from __future__ import annotations
@@ -14,27 +15,33 @@ from dpuflow import wire
 from dpuflow.kernels import columns as c
 from dpuflow.kernels import headers as h
 from dpuflow.kernels._jit import (
+    DEALT,
+    arranger,
     be16,
     be32,
     be64,
+    deal,
     inlined,
     inner,
     le16,
     le32,
     le64,
+    least32,
+    lowest,
     prefetch,
     prefetch_far,
     put8,
     put16,
     put32,
     put64,
+    which,
 )
 from dpuflow.kernels.bytes import mac
 from dpuflow.kernels.intern import (
     EMPTY,
     SLOT_BITS,
+    counted,
     endpoint_of,
-    ends_of,
     find_slot,
     flow_in,
     has_room,
@@ -48,50 +55,69 @@ _V2 = int(Kind.ROCE_V2)
 _ROCE_FLOW = int(Transport.ROCE)
 ENHANCED = 6
 
-_AHEAD = 1536  # bytes to prefetch ahead of the walk
-_FAR = 128  # bytes to prefetch a packet while flows are looked up
+_NEAR = 1024  # how far ahead the walk fetches bytes into the first-level cache
+_LEAD = 4096  # how far ahead of it they are fetched into the second while flows are looked up
+_FAR = 112  # bytes to fetch a packet while flows are looked up
 HEADERS = 14 + 20 + 8 + wire.BTH_BYTES
 _REST = 8 + wire.BTH_BYTES + wire.ICRC_BYTES  # of the UDP length, besides extensions, pad and payload
 MARGIN = 128  # bytes from a record's start that must lie in the window for its headers to be looked at
 
-# Scratch, one entry per packet of the run: header words as they lie in the packet.
+# Scratch, one entry per packet of the run.
 _GAP = 320  # lest all parts start in one set of the cache
-_AT = c.STAGE_AT  # offset of the frame
-_LENGTHS = _AT + 8 * c.CHUNK + _GAP  # captured and wire length
-_FRAME_12 = _LENGTHS + 8 * c.CHUNK + _GAP  # EtherType, version, TOS, total length, identification
-_ENTRY = _FRAME_12 + 8 * c.CHUNK + _GAP  # of the opcode table
-_ADDRESSES = _ENTRY + 4 * c.CHUNK + _GAP
-_UDP = _ADDRESSES + 8 * c.CHUNK + _GAP  # source port, destination port, length, checksum
-_BTH = _UDP + 8 * c.CHUNK + _GAP  # opcode to destination QP
-_PSN = _BTH + 8 * c.CHUNK + _GAP  # AckReq and PSN; then four bytes of no interest
-_RETHS = _PSN + 8 * c.CHUNK + _GAP  # numbers of the packets that have a RETH
-_AETHS = _RETHS + 2 * c.CHUNK + _GAP
-_IMMS = _AETHS + 2 * c.CHUNK + _GAP  # immediate data or IETH
 
-_RETH_BIT = wire.RETH.bit_length() - 1
-_AETH_BIT = wire.AETH.bit_length() - 1
-_IMM_BIT = wire.IMM.bit_length() - 1
-_IETH_BIT = wire.IETH.bit_length() - 1
+
+def _scratch(*sizes: int) -> tuple[int, ...]:
+    """Offsets of parts with so many bytes a packet."""
+    starts, at = [], c.STAGE_AT
+    for size in sizes:
+        starts.append(at)
+        at += size * c.CHUNK + _GAP
+    assert at <= c.BLOCK_BYTES
+    return tuple(starts)
+
+
+_KEYS, _ENDS, _AT, _CAPTURED, _FRAME_14, _FIRST, _UDP_LENGTH, _ENTRY, _SLOT, _STRANGE, _BTH = _scratch(
+    8,  # addresses, as they lie in the header
+    8,  # source and destination endpoint
+    4,  # offset of the frame
+    4,  # captured bytes
+    4,  # version, TOS, total length, as they lie in the header
+    4,  # bytes 0, 1, 4 and 8 of the BTH
+    4,
+    4,  # of the opcode table
+    4,  # offset of the flow's slot
+    4,  # bit 31: not usual after all
+    16,  # what ``_numbers`` makes of a BTH
+)
+
+# From the UDP length to the end of the BTH, as four numbers: bytes 0, 1, 4 and 8 of the BTH; destination
+# QP; PSN; the UDP length.
+_numbers = arranger((4, 5, 8, 12), (11, 10, 9, -1), (15, 14, 13, -1), (1, 0, -1, -1))
+
+_SIGN = 1 << 31
+_EXTENDED = wire.RETH | wire.AETH | wire.IMM | wire.IETH
 
 
 @inlined
-def gather(data, pos, end, limit, interfaces, i, most, block):  # type: ignore[no-untyped-def]
-    """Copy header words of usual packets from ``pos`` on, ``most`` at most; where it stopped, how many."""
+def gather(data, pos, end, limit, i, most, block):  # type: ignore[no-untyped-def]
+    """Copy header words of usual packets from ``pos`` on, ``most`` at most; where it stopped, how many.
+
+    TIME gets the stamps as they lie in the record; see ``stamps``.
+    """
     n = 0
     safe = min(limit, end - MARGIN)
-    multiply, offset = interfaces[0, c.I_MULTIPLY], interfaces[0, c.I_OFFSET]
     while pos < safe and n < most:
-        prefetch(data, pos + _AHEAD)
+        prefetch(data, pos + _NEAR)
         at = pos + 16
-        lengths = le64(data, pos + 8)
-        captured = lengths & 0xFFFFFFFF
+        captured = le32(data, pos + 8)
         following = at + captured
         if captured < HEADERS or captured > c.MAX_CAPTURED or following > end:
             break
-        if not _copy(data, at, lengths, n, block):
+        if not _copy(data, at, captured, n, block):
             break
-        time = le32(data, pos) * 1_000_000_000 + le32(data, pos + 4) * multiply + offset
-        put64(block, c.TIME + 8 * (i + n), time)
+        put64(block, c.TIME + 8 * (i + n), le64(data, pos))
+        put32(block, c.WIRE_LEN + 4 * (i + n), le32(data, pos + 12))
+        put16(block, c.SPORT + 2 * (i + n), le16(data, at + 34))
         pos = following
         n += 1
     return pos, n
@@ -99,14 +125,13 @@ def gather(data, pos, end, limit, interfaces, i, most, block):  # type: ignore[n
 
 @inlined
 def gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block):  # type: ignore[no-untyped-def]
-    """The same for enhanced packet blocks without options."""
+    """The same for enhanced packet blocks without options; TIME gets the time."""
     n = 0
     safe = min(limit, end - MARGIN)
     while pos < safe and n < most:
-        prefetch(data, pos + _AHEAD)
+        prefetch(data, pos + _NEAR)
         at = pos + 28
-        lengths = le64(data, pos + 20)
-        captured = lengths & 0xFFFFFFFF
+        captured = le32(data, pos + 20)
         size, interface = le32(data, pos + 4), le32(data, pos + 8)
         following = pos + size
         differs = (le32(data, pos) ^ ENHANCED) | (size ^ (32 + ((captured + 3) & ~3)))
@@ -117,10 +142,12 @@ def gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block):  # 
         multiply = interfaces[interface, c.I_MULTIPLY]
         if multiply == 0 or interfaces[interface, c.I_LINK] != wire.LINKTYPE_ETHERNET:
             break
-        if not _copy(data, at, lengths, n, block):
+        if not _copy(data, at, captured, n, block):
             break
         ticks = (le32(data, pos + 12) << 32) | le32(data, pos + 16)
         put64(block, c.TIME + 8 * (i + n), ticks * multiply + interfaces[interface, c.I_OFFSET])
+        put32(block, c.WIRE_LEN + 4 * (i + n), le32(data, pos + 24))
+        put16(block, c.SPORT + 2 * (i + n), le16(data, at + 34))
         put16(block, c.IFACE + 2 * (i + n), interface)
         pos = following
         n += 1
@@ -128,21 +155,19 @@ def gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block):  # 
 
 
 @inlined
-def _copy(data, at, lengths, n, block):  # type: ignore[no-untyped-def]
+def _copy(data, at, captured, n, block):  # type: ignore[no-untyped-def]
     """Header words of the frame at ``at``, if it looks like a usual packet."""
-    frame_12 = le64(data, at + 12)
-    strange = (frame_12 & 0xFFFFFF) ^ 0x450008  # IPv4, no options
+    strange = (le32(data, at + 12) & 0xFFFFFF) ^ 0x450008  # IPv4, no options
     strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
     strange |= le16(data, at + 36) ^ 0xB712  # to 4791
     if strange != 0:
         return False
-    put64(block, _AT + 8 * n, at)
-    put64(block, _LENGTHS + 8 * n, lengths)
-    put64(block, _FRAME_12 + 8 * n, frame_12)
-    put64(block, _ADDRESSES + 8 * n, le64(data, at + 26))
-    put64(block, _UDP + 8 * n, le64(data, at + 34))
-    put64(block, _BTH + 8 * n, le64(data, at + 42))
-    put64(block, _PSN + 8 * n, le64(data, at + 50))
+    put32(block, _AT + 4 * n, at)
+    put32(block, _CAPTURED + 4 * n, captured)
+    put32(block, _FRAME_14 + 4 * n, le32(data, at + 14))
+    put64(block, _KEYS + 8 * n, le64(data, at + 26))
+    put32(block, _ENTRY + 4 * n, np.int64(h.OPCODE_TABLE[le16(data, at + 42) & 255]))
+    _numbers(block, _BTH + 16 * n, data, at + 38)
     return True
 
 
@@ -153,30 +178,33 @@ def _swap16(value):  # type: ignore[no-untyped-def]
 
 @inlined
 def sizes(i, n, block):  # type: ignore[no-untyped-def]
-    """Payload columns; how many packets of the run are usual in their lengths and opcodes as well.
+    """Queue pairs, PSNs, payloads; for how many packets lengths and opcodes are usual as well.
 
-    Short loops with one output each: the compiler turns no others into vector code.
+    Here and below loops run over the whole chunk, whatever ``n``: what lies behind is not looked at. Each
+    has one output: the compiler turns no others into vector code.
     """
-    for k in range(n):
-        put32(block, _ENTRY + 4 * k, h.OPCODE_TABLE[le16(block, _BTH + 8 * k) & 255])
-    for k in range(n):
-        pad = (le64(block, _BTH + 8 * k) >> 12) & 3
-        udp_bytes = _swap16(le64(block, _UDP + 8 * k) >> 32)
-        put32(block, c.PAYLOAD + 4 * (i + k), udp_bytes - _REST - pad - _extension(k, block))
-    for k in range(n):
-        put32(block, c.DATA_AT + 4 * (i + k), le64(block, _AT + 8 * k) + HEADERS + _extension(k, block))
-    for k in range(n):
-        kept = le32(block, _LENGTHS + 8 * k) - HEADERS - _extension(k, block)
-        put16(block, c.DATA_LEN + 2 * (i + k), min(le32(block, c.PAYLOAD + 4 * (i + k)), kept))
-    strange = np.int64(0)
-    for k in range(n):
-        strange |= _strange(i, k, block)
-    if strange >= 0:
-        return n
-    for k in range(n):
-        if _strange(i, k, block) < 0:
-            return k
-    return n
+    for k in range(0, c.CHUNK, DEALT):
+        deal(
+            block, _FIRST + 4 * k, c.DEST_QP + 4 * (i + k), c.PSN + 4 * (i + k), _UDP_LENGTH + 4 * k,
+            _BTH + 16 * k,
+        )  # fmt: skip
+    for k in range(c.CHUNK):
+        put32(block, c.PAYLOAD + 4 * (i + k), _payload(k, block))
+    for k in range(c.CHUNK):
+        put32(block, c.DATA_AT + 4 * (i + k), le32(block, _AT + 4 * k) + HEADERS + _extension(k, block))
+    for k in range(c.CHUNK):
+        kept = le32(block, _CAPTURED + 4 * k) - HEADERS - _extension(k, block)
+        put16(block, c.DATA_LEN + 2 * (i + k), least32(_payload(k, block), kept))
+    for k in range(c.CHUNK):
+        put32(block, _STRANGE + 4 * k, _strange(k, block))
+    strange = which(block, _STRANGE, _SIGN)
+    return min(lowest(strange), n) if strange != 0 else n
+
+
+@inlined
+def _payload(k, block):  # type: ignore[no-untyped-def]
+    pad = (le32(block, _FIRST + 4 * k) >> 12) & 3
+    return le32(block, _UDP_LENGTH + 4 * k) - _REST - pad - _extension(k, block)
 
 
 @inlined
@@ -185,15 +213,14 @@ def _extension(k, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _strange(i, k, block):  # type: ignore[no-untyped-def]
-    """Negative if lengths or opcode of a packet are not usual."""
-    total = _swap16(le64(block, _FRAME_12 + 8 * k) >> 32)
-    udp_bytes = _swap16(le64(block, _UDP + 8 * k) >> 32)
-    version = (le64(block, _BTH + 8 * k) >> 8) & 15
-    payload = le32(block, c.PAYLOAD + 4 * (i + k)) << 32  # its sign where the others have theirs
-    kept = le32(block, _LENGTHS + 8 * k) - HEADERS - _extension(k, block)
+def _strange(k, block):  # type: ignore[no-untyped-def]
+    """Bit 31 is set if lengths or opcode of a packet are not usual."""
+    total = _swap16(le32(block, _FRAME_14 + 4 * k) >> 16)
+    udp_bytes = le32(block, _UDP_LENGTH + 4 * k)
+    version = (le32(block, _FIRST + 4 * k) >> 8) & 15
+    kept = le32(block, _CAPTURED + 4 * k) - HEADERS - _extension(k, block)
     differs = (total ^ (udp_bytes + 20)) | version | (le32(block, _ENTRY + 4 * k) & h.RARE)
-    return payload | kept | -differs
+    return _payload(k, block) | kept | -differs
 
 
 @inlined
@@ -203,23 +230,29 @@ def flows_of(data, ahead, i, n, s, block, slots, flows, ends, keys, endpoints, i
     Meanwhile the bytes from ``ahead`` on are fetched for the next run.
     """
     mask = len(slots) - 1
+    for k in range(c.CHUNK):
+        hashed = hash_of(le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k)))
+        put32(block, _SLOT + 4 * k, (hashed << SLOT_BITS) & mask)
     for k in range(n):
-        key = le64(block, _ADDRESSES + 8 * k)
-        qp_key = (le64(block, _BTH + 8 * k) >> 40) & 0xFFFFFF  # as it lies in the header
-        slot = (hash_of(key, qp_key) << SLOT_BITS) & mask
-        prefetch_far(data, ahead + _FAR * k)
-        prefetch_far(data, ahead + _FAR * k + 64)
-        if not holds(slots, slot, key, qp_key):
-            slot = find_slot(slots, key, qp_key)
+        key, qp = le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k))
+        slot = le32(block, _SLOT + 4 * k)
+        prefetch_far(data, ahead + _LEAD + _FAR * k)
+        prefetch_far(data, ahead + _LEAD + _FAR * k + 64)
+        if not holds(slots, slot, key, qp):
+            slot = find_slot(slots, key, qp)
             if le64(slots, slot + 8) == EMPTY:
                 if not has_room(s, flows, endpoints):
                     n = k
                     break
-                at = le64(block, _AT + 8 * k)
-                _add(data, at, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index)
-        put32(block, c.FLOW + 4 * (i + k), flow_in(slots, slot))
-    for k in range(n):
-        ends_of(ends, le32(block, c.FLOW + 4 * (i + k)), i + k, block)
+                at = le32(block, _AT + 4 * k)
+                _add(data, at, key, qp, slot, s, slots, flows, ends, keys, endpoints, index)
+        flow = flow_in(slots, slot)
+        put32(block, c.FLOW + 4 * (i + k), flow)
+        put64(block, _ENDS + 8 * k, counted(ends, flow))
+    for k in range(c.CHUNK):
+        put32(block, c.SRC + 4 * (i + k), le64(block, _ENDS + 8 * k))
+    for k in range(c.CHUNK):
+        put32(block, c.DST + 4 * (i + k), le64(block, _ENDS + 8 * k) >> 32)
     return n
 
 
@@ -235,74 +268,73 @@ def _add(data, at, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, in
 
 
 @inlined
-def fields(i, n, pcapng, block):  # type: ignore[no-untyped-def]
-    """The columns that only need their bytes put in order."""
-    for k in range(n):
-        put32(block, c.WIRE_LEN + 4 * (i + k), le64(block, _LENGTHS + 8 * k) >> 32)
-    for k in range(n):
-        put32(block, c.DEST_QP + 4 * (i + k), be32(block, _BTH + 8 * k + 4) & 0xFFFFFF)
-    for k in range(n):
-        put32(block, c.PSN + 4 * (i + k), be32(block, _PSN + 8 * k) & 0xFFFFFF)
-    for k in range(n):
-        put16(block, c.SPORT + 2 * (i + k), _swap16(le64(block, _UDP + 8 * k)))
-    for k in range(n):
-        put8(block, c.OPCODE + i + k, le64(block, _BTH + 8 * k))
-    for k in range(n):
-        put8(block, c.TOS + i + k, le64(block, _FRAME_12 + 8 * k) >> 24)
-    for k in range(n):
-        bth = le64(block, _BTH + 8 * k)
-        last = le32(block, _PSN + 8 * k)
-        put8(block, c.FLAGS + i + k, h.bth_flags((bth >> 8) & 255, (bth >> 32) & 255, last & 255))
-    for k in range(n):
+def stamps(i, multiply, offset, block):  # type: ignore[no-untyped-def]
+    """Times from the classic records' seconds and fractions."""
+    multiply &= 0xFFFFFFFF  # as it is, but the compiler knows so
+    for k in range(c.CHUNK):
+        stamp = le64(block, c.TIME + 8 * (i + k))
+        time = (stamp & 0xFFFFFFFF) * 1_000_000_000 + ((stamp >> 32) & 0xFFFFFFFF) * multiply + offset
+        put64(block, c.TIME + 8 * (i + k), time)
+
+
+@inlined
+def fields(i, frame, pcapng, block):  # type: ignore[no-untyped-def]
+    """The columns that only need their bytes put in order; ``frame`` is the number of row ``i``."""
+    for k in range(c.CHUNK):
+        put32(block, c.FRAME + 4 * (i + k), frame + k)
+    for k in range(c.CHUNK):
+        put16(block, c.SPORT + 2 * (i + k), _swap16(le16(block, c.SPORT + 2 * (i + k))))
+    for k in range(c.CHUNK):
+        put8(block, c.OPCODE + i + k, le32(block, _FIRST + 4 * k))
+    for k in range(c.CHUNK):
+        put8(block, c.TOS + i + k, le32(block, _FRAME_14 + 4 * k) >> 8)
+    for k in range(c.CHUNK):
+        first = le32(block, _FIRST + 4 * k)
+        put8(block, c.FLAGS + i + k, h.bth_flags((first >> 8) & 255, (first >> 16) & 255, first >> 24))
+    for k in range(c.CHUNK):
         put16(block, c.DPORT + 2 * (i + k), wire.ROCE_V2_PORT)
-    for k in range(n):
+    for k in range(c.CHUNK):
         put8(block, c.KIND + i + k, _V2)
-    for k in range(n):
+    for k in range(c.CHUNK):
         put8(block, c.DIRECTION + i + k, 0)
     if not pcapng:
-        for k in range(n):
+        for k in range(c.CHUNK):
             put16(block, c.IFACE + 2 * (i + k), 0)
 
 
 @inlined
 def sparse(data, i, n, s, block):  # type: ignore[no-untyped-def]
-    """Rows of the extended headers: first which packets have them, without branches, then what."""
-    reths, aeths, imms = np.int64(0), np.int64(0), np.int64(0)
-    for k in range(n):
+    """Rows of the extended headers, of those packets that have any."""
+    reth, aeth, imm = s[c.N_RETH] * h.RETH_ROW, s[c.N_AETH] * h.AETH_ROW, s[c.N_IMM] * h.IMM_ROW
+    having = which(block, _ENTRY, _EXTENDED)
+    if n < c.CHUNK:
+        having &= (1 << n) - 1
+    while having != 0:
+        k = lowest(having)
+        having &= having - 1
         entry = le32(block, _ENTRY + 4 * k)
-        put16(block, _RETHS + 2 * reths, k)
-        put16(block, _AETHS + 2 * aeths, k)
-        put16(block, _IMMS + 2 * imms, k)
-        reths += (entry >> _RETH_BIT) & 1
-        aeths += (entry >> _AETH_BIT) & 1
-        imms += ((entry >> _IMM_BIT) | (entry >> _IETH_BIT)) & 1
-    row = s[c.N_RETH] * h.RETH_ROW
-    for j in range(reths):
-        k = le16(block, _RETHS + 2 * j)
-        at = le64(block, _AT + 8 * k) + HEADERS
-        put32(block, h.RETH_PACKET + row, i + k)
-        put64(block, h.RETH_VA + row, be64(data, at))
-        put32(block, h.RETH_RKEY + row, be32(data, at + 8))
-        put32(block, h.RETH_LENGTH + row, be32(data, at + 12))
-        row += h.RETH_ROW
-    row = s[c.N_AETH] * h.AETH_ROW
-    for j in range(aeths):
-        k = le16(block, _AETHS + 2 * j)
-        value = be32(data, le64(block, _AT + 8 * k) + HEADERS)
-        put32(block, h.AETH_PACKET + row, i + k)
-        put32(block, h.AETH_SYNDROME + row, value >> 24)
-        put32(block, h.AETH_MSN + row, value & 0xFFFFFF)
-        row += h.AETH_ROW
-    row = s[c.N_IMM] * h.IMM_ROW
-    for j in range(imms):
-        k = le16(block, _IMMS + 2 * j)
-        before = ((le32(block, _ENTRY + 4 * k) >> _RETH_BIT) & 1) * 16
-        put32(block, h.IMM_PACKET + row, i + k)
-        put32(block, h.IMM_VALUE + row, be32(data, le64(block, _AT + 8 * k) + HEADERS + before))
-        row += h.IMM_ROW
-    s[c.N_RETH] += reths
-    s[c.N_AETH] += aeths
-    s[c.N_IMM] += imms
+        at = le32(block, _AT + 4 * k) + HEADERS
+        if entry & wire.RETH:
+            put32(block, h.RETH_PACKET + reth, i + k)
+            put64(block, h.RETH_VA + reth, be64(data, at))
+            put32(block, h.RETH_RKEY + reth, be32(data, at + 8))
+            put32(block, h.RETH_LENGTH + reth, be32(data, at + 12))
+            reth += h.RETH_ROW
+            at += 16
+        if entry & wire.AETH:
+            value = be32(data, at)
+            put32(block, h.AETH_PACKET + aeth, i + k)
+            put32(block, h.AETH_SYNDROME + aeth, value >> 24)
+            put32(block, h.AETH_MSN + aeth, value & 0xFFFFFF)
+            aeth += h.AETH_ROW
+            at += 4
+        if entry & (wire.IMM | wire.IETH):
+            put32(block, h.IMM_PACKET + imm, i + k)
+            put32(block, h.IMM_VALUE + imm, be32(data, at))
+            imm += h.IMM_ROW
+    s[c.N_RETH] = reth // h.RETH_ROW
+    s[c.N_AETH] = aeth // h.AETH_ROW
+    s[c.N_IMM] = imm // h.IMM_ROW
 
 
 @inlined
@@ -321,4 +353,4 @@ def tally(i, n, previous, block):  # type: ignore[no-untyped-def]
 @inlined
 def record_at(n, header, block):  # type: ignore[no-untyped-def]
     """Where the record of the run's packet ``n`` starts, ``header`` bytes before its frame."""
-    return le64(block, _AT + 8 * n) - header
+    return le32(block, _AT + 4 * n) - header
