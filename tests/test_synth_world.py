@@ -204,3 +204,14 @@ def test_nothing_passes_a_link_that_is_down() -> None:
     ends = [{world.flows[flow].src.node, world.flows[flow].dst.node} for flow in bursts["flow"][lost]]
     assert ends
     assert all(2 in nodes for nodes in ends)
+
+
+def test_a_loaded_stack_repeats_messages_that_were_not_lost() -> None:
+    stack = settings(machine={"profile": "host", "repeat_share": 0.2}, cluster={"link_gbps": 1})
+    world = played("op: all_reduce, bytes: 256KiB", stack)
+    bursts, replies = world.trace.bursts.read(), world.trace.replies.read()
+    assert (bursts["rx_end_ns"] >= 0).all()
+    assert int(bursts["count"].sum()) > 1.1 * sum(
+        max(1, -(-row.size // world.scenario.cluster.mtu)) for row in messages_of(world)
+    )
+    assert (replies["syndrome"] != 0x60).all()

@@ -69,7 +69,7 @@ def draw(number: int, profile: str | None = None) -> Scenario:
         seed=number,
         cluster=Cluster(
             nodes=nodes, mtu=mtu,
-            link_gbps=1.0 if profile == "host" else random.choice((25.0, 100.0, 400.0)),
+            link_gbps=0.1 if profile == "host" else random.choice((25.0, 100.0, 400.0)),
             latency_us=30.0 if profile == "host" else 1.5,
         ),
         nccl=Nccl(

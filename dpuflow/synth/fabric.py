@@ -102,6 +102,7 @@ class Rules(NamedTuple):
     losses: Callable[[Port, Port], Losses | None]
     down: Callable[[Port, float], bool] | None  # whether a port's link is down at a time
     ack_ns: Callable[[], float]
+    repeat_share: float  # of messages sent again for nothing
     coalesce: int
     timeout_ns: float
     queue_bytes: float  # of one switch port
@@ -303,6 +304,8 @@ class Fabric:
             if message.counts:
                 self.engine.at(done, flow.arrived, flow)
             self._acknowledge(flow, end - 1, done)
+            if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
+                self.engine.at(done, self._again, flow, message.psn)
 
     def _acknowledge(self, flow: Flow, psn: int, done: float) -> None:
         """Of a message that is whole at ``done``: an ACK of its own, or the one that is due anyway."""

@@ -77,8 +77,12 @@ class Machine:
     proxy_us: float | None = setting(None, "cost of one action of the proxy thread, us", low=0)
     stall_share: float | None = setting(None, "share of hand-overs that stall", low=0, high=1)
     stall_us: float | None = setting(None, "mean length of a stall, us", low=0)
-    ack_us: float = setting(0.4, "from a message's end to its ACK, us", low=0)
-    ack_coalesce: int = setting(1, "messages one ACK may cover if they end within ack_us", low=1, high=64)
+    ack_us: float | None = setting(None, "median from a message's end to its ACK, us", low=0)
+    ack_spread: float | None = setting(None, "its spread: sigma of the logarithm", low=0, high=3)
+    repeat_share: float | None = setting(
+        None, "share of messages sent again though nothing was lost", low=0, high=1
+    )
+    ack_coalesce: int = setting(1, "messages one ACK may cover if they end before it leaves", low=1, high=64)
     run_ahead: int = setting(8, "operations that the host launches ahead of the GPU", low=1)
 
 

@@ -26,16 +26,22 @@ PROFILES: Final[dict[str, dict[str, float]]] = {
         "proxy_us": 0.4,
         "stall_share": 0.0,
         "stall_us": 0.0,
+        "ack_us": 0.4,
+        "ack_spread": 0.15,
+        "repeat_share": 0.0,
     },
     "host": {
         "copy_gbyte_s": 0.5,
         "step_us": 20.0,
         "launch_us": 50.0,
-        "handover_us": 300.0,
-        "handover_spread": 0.6,
+        "handover_us": 450.0,
+        "handover_spread": 1.0,
         "proxy_us": 40.0,
-        "stall_share": 0.01,
-        "stall_us": 4000.0,
+        "stall_share": 0.03,
+        "stall_us": 5000.0,
+        "ack_us": 170.0,
+        "ack_spread": 1.0,
+        "repeat_share": 0.005,
     },
 }
 
@@ -52,6 +58,9 @@ class Timing:
     proxy_ns: float
     stall_share: float
     stall_ns: float
+    ack_ns: float
+    ack_spread: float
+    repeat_share: float
 
     @classmethod
     def of(cls, machine: Machine) -> Timing:
@@ -71,10 +80,19 @@ class Timing:
             proxy_ns=value("proxy_us") * 1e3,
             stall_share=value("stall_share"),
             stall_ns=value("stall_us") * 1e3,
+            ack_ns=value("ack_us") * 1e3,
+            ack_spread=value("ack_spread"),
+            repeat_share=value("repeat_share"),
         )
 
     def draw_handover(self, random: Random) -> float:
         """One hand-over, ns: log-normal around the median."""
-        if self.handover_ns <= 0:
-            return 0.0
-        return random.lognormvariate(log(self.handover_ns), self.spread)
+        return _lognormal(random, self.handover_ns, self.spread)
+
+    def draw_ack(self, random: Random) -> float:
+        """From a message's end to its ACK, ns."""
+        return _lognormal(random, self.ack_ns, self.ack_spread)
+
+
+def _lognormal(random: Random, median: float, spread: float) -> float:
+    return random.lognormvariate(log(median), spread) if median > 0 else 0.0

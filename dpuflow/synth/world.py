@@ -45,8 +45,7 @@ def play(scenario: Scenario) -> Played:
     engine, trace, network = Engine(), Trace(), Network(scenario)
     machine, nccl = scenario.machine, scenario.nccl
     timing = Timing.of(machine)
-    draw = stream(scenario.seed, "acks").random
-    ack_ns = machine.ack_us * 1e3
+    acks = stream(scenario.seed, "acks")
     cluster = scenario.cluster
     ecn_bytes = (cluster.ecn_kib or 0.0) * 1024
     queue_bytes = cluster.queue_kib * 1024
@@ -55,7 +54,8 @@ def play(scenario: Scenario) -> Played:
         latency_ns=network.latency_ns,
         losses=network.losses,
         down=network.down(),
-        ack_ns=lambda: ack_ns * (0.75 + 0.5 * draw()),
+        ack_ns=lambda: timing.draw_ack(acks),
+        repeat_share=timing.repeat_share,
         coalesce=machine.ack_coalesce,
         timeout_ns=4096.0 * 2**nccl.timeout,
         queue_bytes=queue_bytes,
