@@ -8,6 +8,7 @@ import pytest
 
 from dpuflow.synth import algorithms
 from dpuflow.synth.algorithms import Lane, double_tree
+from dpuflow.synth.pat import _gather, _scatter, depth_first, gather_messages
 from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks
 
 KIB, MIB = 1024, 1 << 20
@@ -110,3 +111,35 @@ def test_channels_carry_all_and_small_operations_use_fewer() -> None:
             assert len(shares) <= channels
     assert channels_for(PROTOCOLS["simple"], 32 * KIB, 4, 8, ring=True) == 1
     assert channels_for(PROTOCOLS["simple"], 64 * MIB, 4, 8, ring=True) == 8
+
+
+def test_pat_s_order_of_branches() -> None:
+    assert list(depth_first(8)) == [4, 6, 7, 5, 2, 3, 1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 12, 16, 33])
+@pytest.mark.parametrize("block", [1, 1000, 100_000, 512 * KIB])
+@pytest.mark.parametrize("scatter", [False, True])
+def test_pat_brings_every_block_to_everybody(ranks: int, block: int, scatter: bool) -> None:
+    """Played rank by rank: whoever sends a block has it, or has all the parts of the sum below it."""
+    messages = gather_messages(ranks, block)
+    assert sorted(s for m in messages for s in m.blocks) == list(range(1, ranks))
+    assert max(len(m.blocks) for m in messages) * block <= max(block, 512 * KIB)
+    held: set[int] = {0} if not scatter else set()
+    came: set[int] = set()
+    for sends, message in _scatter(messages) if scatter else _gather(messages):
+        if not sends:
+            came |= set(message.blocks)
+        elif scatter:
+            for s in message.blocks:
+                below = {s | 1 << bit for bit in range(message.dimension) if s | 1 << bit < ranks}
+                assert below <= came
+        else:
+            assert {s - (1 << message.dimension) for s in message.blocks} <= held | came
+    assert came == set(range(1, ranks))
+
+
+def test_pat_aggregates_small_blocks() -> None:
+    """Eight ranks and small blocks: a message a dimension, of 1, 2 and 4 blocks (Bruck's pattern)."""
+    assert sorted((m.dimension, len(m.blocks)) for m in gather_messages(8, 1024)) == [(0, 4), (1, 2), (2, 1)]
+    assert len(gather_messages(8, 512 * KIB)) == 7

@@ -21,6 +21,8 @@ KINDS = {
     "tree": ("op: all_reduce, bytes: 9MiB, algorithm: tree", settings(cluster={"nodes": 7})),
     "all_gather": ("op: all_gather, bytes: 2MB", ""),
     "reduce_scatter": ("op: reduce_scatter, bytes: 8MiB", ""),
+    "pat": ("op: all_gather, bytes: 700KB, algorithm: pat", settings(cluster={"nodes": 7})),
+    "pat back": ("op: reduce_scatter, bytes: 1MB, algorithm: pat", settings(cluster={"nodes": 12})),
     "broadcast": ("op: broadcast, bytes: 5MiB, root: 2", ""),
     "reduce": ("op: reduce, bytes: 5MiB, root: 1", ""),
     "all_to_all": ("op: all_to_all, bytes: 4MiB", ""),

@@ -35,15 +35,15 @@ class Lane(NamedTuple):
     point_to_point: bool = False
 
 
-def _lane(channel: int, stretches: Iterable[Stretch], point_to_point: bool = False) -> Lane:
-    """Put equal stretches that follow each other into one."""
-    merged: list[Stretch] = []
+def merged(channel: int, stretches: Iterable[Stretch], point_to_point: bool = False) -> Lane:
+    """A lane of these stretches: put equal stretches that follow each other into one."""
+    found: list[Stretch] = []
     for stretch in stretches:
-        if merged and merged[-1][:3] == stretch[:3]:
-            merged[-1] = merged[-1]._replace(times=merged[-1].times + stretch.times)
+        if found and found[-1][:3] == stretch[:3]:
+            found[-1] = found[-1]._replace(times=found[-1].times + stretch.times)
         else:
-            merged.append(stretch)
-    return Lane(channel, tuple(merged), point_to_point)
+            found.append(stretch)
+    return Lane(channel, tuple(found), point_to_point)
 
 
 def ring_all_reduce(channel: int, ring: Sequence[int], size: int, protocol: Protocol) -> dict[int, Lane]:
@@ -60,7 +60,7 @@ def ring_all_reduce(channel: int, ring: Sequence[int], size: int, protocol: Prot
             stretches += [Stretch(before, after, cut[(place - j) % n]) for j in range(2, n + 1)]
             stretches += [Stretch(before, after, cut[(place - j) % n]) for j in range(1, n - 1)]
             stretches.append(Stretch(before, (), cut[(place + 1) % n]))
-        lanes[rank] = _lane(channel, stretches)
+        lanes[rank] = merged(channel, stretches)
     return lanes
 
 
@@ -78,7 +78,7 @@ def ring_blocks(channel: int, ring: Sequence[int], size: int, protocol: Protocol
                 Stretch(before, after, cut, n - 2),
                 Stretch(before, (), cut),
             ]
-        lanes[rank] = _lane(channel, (s for s in stretches if s.times))
+        lanes[rank] = merged(channel, (s for s in stretches if s.times))
     return lanes
 
 
@@ -89,7 +89,7 @@ def chain(channel: int, order: Sequence[int], size: int, protocol: Protocol) -> 
         recv = (order[place - 1],) if place else ()
         send = (order[place + 1],) if place + 1 < len(order) else ()
         chunks = sizes.block_chunks(size, protocol, 1)
-        lanes[rank] = _lane(channel, (Stretch(recv, send, sizes.slices(c, protocol, 1, 1)) for c in chunks))
+        lanes[rank] = merged(channel, (Stretch(recv, send, sizes.slices(c, protocol, 1, 1)) for c in chunks))
     return lanes
 
 
@@ -107,10 +107,10 @@ def tree_all_reduce(
     for rank, parent in parents.items():
         below = tuple(children[rank])
         if parent is None:
-            lanes[rank] = [_lane(channel, (Stretch(below, below, c) for c in cut))]
+            lanes[rank] = [merged(channel, (Stretch(below, below, c) for c in cut))]
         else:
-            up = _lane(channel, (Stretch(below, (parent,), c) for c in cut))
-            down = _lane(channel, (Stretch((parent,), below, c) for c in cut))
+            up = merged(channel, (Stretch(below, (parent,), c) for c in cut))
+            down = merged(channel, (Stretch((parent,), below, c) for c in cut))
             lanes[rank] = [up, down]
     return lanes
 
@@ -161,8 +161,8 @@ def all_to_all(order: Sequence[int], size: int, channels: int) -> dict[int, list
         for delta in range(1, n):
             channel = (delta - 1) % channels
             to, source = order[(place + delta) % n], order[(place - delta) % n]
-            lanes[rank].append(_lane(channel, (Stretch((), (to,), (c,)) for c in cut), True))
-            lanes[rank].append(_lane(channel, (Stretch((source,), (), (c,)) for c in cut), True))
+            lanes[rank].append(merged(channel, (Stretch((), (to,), (c,)) for c in cut), True))
+            lanes[rank].append(merged(channel, (Stretch((source,), (), (c,)) for c in cut), True))
     return lanes
 
 
@@ -170,6 +170,6 @@ def send_recv(src: int, dst: int, size: int) -> dict[int, list[Lane]]:
     """One send and its receive."""
     cut = sizes.p2p_chunks(size)
     return {
-        src: [_lane(0, (Stretch((), (dst,), (c,)) for c in cut), True)],
-        dst: [_lane(0, (Stretch((src,), (), (c,)) for c in cut), True)],
+        src: [merged(0, (Stretch((), (dst,), (c,)) for c in cut), True)],
+        dst: [merged(0, (Stretch((src,), (), (c,)) for c in cut), True)],
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dpuflow.synth import algorithms, sizes
 from dpuflow.synth.gpu import Part
+from dpuflow.synth.pat import pat as pat_lanes
 from dpuflow.synth.transport import Connection, Grain, Link, Local
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dpuflow.synth.gpu import Gpu
     from dpuflow.synth.scenario import Operation
     from dpuflow.synth.sizes import Protocol
-    from dpuflow.synth.transport import Settings
+from dpuflow.synth.transport import Settings
 
 
 class Share(NamedTuple):
@@ -113,6 +114,9 @@ class Communicator:
         most = min(self._most, operation.channels or self._most)
         tree = op == "all_reduce" and operation.algorithm == "tree"
         name = "tree" if tree else "ring"
+        pat = operation.algorithm == "pat"
+        if pat:
+            protocol = sizes.PROTOCOLS["simple"]
         # What one channel carries: all_gather counts a rank's block, reduce_scatter the whole buffer.
         own = -(-size // n) if op == "reduce_scatter" else size
         whole = own * n if op in ("all_gather", "reduce_scatter") else size
@@ -140,6 +144,9 @@ class Communicator:
                 ring = self.ring(channel)
                 if op == "all_reduce":
                     found = algorithms.ring_all_reduce(channel, ring, share, protocol)
+                elif pat:
+                    name = "pat"
+                    found = pat_lanes(channel, range(n), share, op == "reduce_scatter")
                 elif op in ("all_gather", "reduce_scatter"):
                     found = algorithms.ring_blocks(channel, ring, share, protocol)
                 else:
@@ -151,7 +158,9 @@ class Communicator:
         if op in ("all_to_all", "send_recv"):
             grain = Grain(3, sizes.P2P_CHUNK, 1, sizes.STEPS)
         else:
-            grain = Grain.of(protocol, op in ("all_reduce", "all_gather", "reduce_scatter") and not tree)
+            grain = Grain.of(
+                protocol, op in ("all_reduce", "all_gather", "reduce_scatter") and not tree and not pat
+            )
         return Plan(
             {
                 self.gpus[place].rank: self._share(place, mine, protocol, grain)

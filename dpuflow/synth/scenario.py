@@ -15,8 +15,9 @@ from dpuflow.errors import OptionError
 from dpuflow.synth.yamlread import Reader, setting
 
 PROTOCOLS = ("simple", "ll", "ll128")
-ALGORITHMS = ("ring", "tree")
+ALGORITHMS = ("ring", "tree", "pat")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+ALGORITHM_OF = {"tree": ("all_reduce",), "pat": ("all_gather", "reduce_scatter")}
 VERSIONS = ("2.18", "2.20", "2.25", "2.29", "2.30")
 
 
@@ -92,7 +93,7 @@ class Operation:
 
     op: str = setting(MISSING, "what", choices=OPS)
     bytes: int = setting(MISSING, "as the result format counts them (docs/analysis.md)", low=1)
-    algorithm: str = setting("ring", "ring or tree (all_reduce)", choices=ALGORITHMS)
+    algorithm: str = setting("ring", "tree: all_reduce; pat: all_gather, reduce_scatter", choices=ALGORITHMS)
     protocol: str | None = setting(None, "default: nccl.protocol", choices=PROTOCOLS)
     channels: int | None = setting(None, "default: by size, at most nccl.channels", low=1, high=64)
     root: int = setting(0, "of broadcast and reduce; the sender of send_recv: position in the group", low=0)
@@ -127,7 +128,7 @@ class Decode(Job):
     tokens: int = setting(10, "how many", low=1)
     layers: int = setting(8, "of the model", low=1)
     bytes: int = setting(64 * 1024, "of each all_reduce", low=1)
-    algorithm: str = setting("ring", "of the all_reduces", choices=ALGORITHMS)
+    algorithm: str = setting("ring", "of the all_reduces", choices=ALGORITHMS[:2])
     protocol: str | None = setting("ll", "of the all_reduces", choices=PROTOCOLS)
     layer_us: float = setting(60.0, "compute of one layer, us", low=0)
     token_us: float = setting(100.0, "compute between two tokens, us", low=0)
@@ -151,7 +152,7 @@ class Training(Job):
     ep_bytes: int = setting(
         0, "all_to_all among data parallel ranks, twice a layer (experts); 0: none", low=0
     )
-    algorithm: str = setting("ring", "of the buckets", choices=ALGORITHMS)
+    algorithm: str = setting("ring", "of the buckets", choices=ALGORITHMS[:2])
     protocol: str | None = setting(None, "of buckets and tensor parallel all_reduces", choices=PROTOCOLS)
     forward_us: float = setting(
         300.0, "compute of one layer forward, us; backward takes twice as long", low=0
@@ -354,8 +355,8 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
             return f"job.ops[{i}].peer", f"{op.peer} is the sender or not one of the ranks"
         if op.root >= scenario.ranks:
             return f"job.ops[{i}].root", f"{op.root} is not one of the {scenario.ranks} ranks"
-        if op.algorithm == "tree" and op.op != "all_reduce":
-            return f"job.ops[{i}].algorithm", f"NCCL has no tree for {op.op}"
+        if op.op not in ALGORITHM_OF.get(op.algorithm, OPS):
+            return f"job.ops[{i}].algorithm", f"NCCL has no {op.algorithm} for {op.op}"
     return None
 
 

@@ -1,0 +1,126 @@
+"""PAT, parallel aggregated trees: all_gather and reduce_scatter in a logarithmic number of hops.
+
+Every rank passes the same sequence of messages, told by distance: the block of the rank ``s`` further on
+comes to it over the dimension of the lowest bit of ``s``, from the rank that much further on. The trees of all
+blocks run in depth-first order, far branches first, and blocks that lie ``delta`` apart share messages as
+long as a slot holds them. reduce_scatter is the same backwards. Source: NCCL 2.23 src/include/collectives.h
+(PatAGAlgorithm, PatRSAlgorithm). What differs: a slot is given back at its first use, not at its last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpuflow.synth.algorithms import Lane, Stretch, merged
+from dpuflow.synth.sizes import PROTOCOLS, STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Message(NamedTuple):
+    """Blocks that travel together, over one dimension: at their receiver they are of the ranks so far on."""
+
+    dimension: int
+    blocks: tuple[int, ...]
+
+
+def lowest(value: int) -> int:
+    """Number of the lowest bit set."""
+    return (value & -value).bit_length() - 1
+
+
+def depth_first(width: int) -> Iterator[int]:
+    """1 ... width - 1 (a power of two) with far branches first: 4 6 7 5 2 3 1 of 8."""
+
+    def below(value: int, bit: int) -> Iterator[int]:
+        while bit:
+            yield value | bit
+            yield from below(value | bit, bit >> 1)
+            bit >>= 1
+
+    return below(0, width >> 1)
+
+
+def gather_messages(ranks: int, block: int) -> list[Message]:
+    """The messages of an all_gather of ``block`` bytes a rank, in order of their sending."""
+    delta = 1 << (ranks - 1).bit_length()
+    share, slot = 1, PROTOCOLS["simple"].slot
+    while slot // (block * share) >= 2 and share < ranks // 2:
+        share, delta = 2 * share, delta // 2
+    factor, depth = share, STEPS
+    while depth > 1 and factor < ranks // 2:
+        factor, delta, depth = 2 * factor, delta // 2, depth // 2
+    found: list[Message] = []
+
+    def add(distances: list[int]) -> None:
+        there = [s for s in distances if s < ranks]
+        for i in range(0, len(there), share):
+            found.append(Message(lowest(there[i]), tuple(there[i : i + share])))
+
+    scale = factor // 2
+    while scale:
+        add([(2 * a + 1) * scale * delta for a in range(factor // (2 * scale))])
+        scale //= 2
+    for step in depth_first(delta):
+        add([a * delta + step for a in range(factor)])
+    return found
+
+
+def pat(channel: int, order: Sequence[int], size: int, scatter: bool) -> dict[int, Lane]:
+    """Lanes of all ranks; ``size`` bytes a rank on this channel, in rounds of one slot."""
+    slot = PROTOCOLS["simple"].slot
+    ranks = len(order)
+    lanes: dict[int, list[Stretch]] = {rank: [] for rank in order}
+    for at in range(0, size, slot):
+        block = min(slot, size - at)
+        messages = gather_messages(ranks, block)
+        steps = list(_scatter(messages)) if scatter else list(_gather(messages))
+        for place, rank in enumerate(order):
+            for sends, message in steps:
+                # all_gather sends down, towards lower ranks; reduce_scatter the other way.
+                away = (1 << message.dimension) * (1 if sends == scatter else -1)
+                other = (order[(place + away) % ranks],)
+                bytes_ = (len(message.blocks) * block,)
+                lanes[rank].append(Stretch(() if sends else other, other if sends else (), bytes_))
+    return {rank: merged(channel, stretches) for rank, stretches in lanes.items()}
+
+
+def _gather(messages: list[Message]) -> Iterator[tuple[bool, Message]]:
+    """(sends, message) in a rank's order: each message is received when a send needs it, or at the end."""
+    source = {block: i for i, message in enumerate(messages) for block in message.blocks}
+    taken: set[int] = set()
+    for message in messages:
+        for block in message.blocks:
+            needed = source.get(block - (1 << message.dimension))
+            if needed is not None and needed not in taken:
+                yield from _take(messages, needed, taken)
+        yield True, message
+    for i in range(len(messages)):
+        if i not in taken:
+            yield from _take(messages, i, taken)
+
+
+def _scatter(messages: list[Message]) -> Iterator[tuple[bool, Message]]:
+    """The same backwards: a partial sum is sent when those of all branches below it are there."""
+    backwards = messages[::-1]
+    source = {block: i for i, message in enumerate(backwards) for block in message.blocks}
+    taken: set[int] = set()
+    for message in backwards:
+        for block in message.blocks:
+            for bit in range(message.dimension):
+                needed = source.get(block | 1 << bit)
+                if needed is not None and needed not in taken:
+                    yield from _take(backwards, needed, taken)
+        yield True, message
+    for i in range(len(backwards)):
+        if i not in taken:
+            yield from _take(backwards, i, taken)
+
+
+def _take(messages: list[Message], wanted: int, taken: set[int]) -> Iterator[tuple[bool, Message]]:
+    """Receive up to ``wanted``: messages of one dimension come in order."""
+    for i in range(wanted + 1):
+        if messages[i].dimension == messages[wanted].dimension and i not in taken:
+            taken.add(i)
+            yield False, messages[i]
