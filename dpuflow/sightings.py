@@ -100,6 +100,25 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
     )
 
 
+def find_copies(captures: Sequence[CaptureTables]) -> dict[int, int]:
+    """Captures that hold the same packets with the same stamps as an earlier one, which they map to.
+
+    Two places never stamp all packets alike, so these are one file given twice.
+    """
+    copies: dict[int, int] = {}
+    seen: dict[tuple[object, ...], list[int]] = {}
+    for number, tables in enumerate(captures):
+        info = tables.info
+        earlier = seen.setdefault((info.packets, info.bytes, info.first_ns, info.last_ns), [])
+        for other in earlier if len(tables.messages) else ():
+            if np.array_equal(tables.messages, captures[other].messages):
+                copies[number] = other
+                break
+        else:
+            earlier.append(number)
+    return copies
+
+
 @dataclass
 class Ties:
     """Pairs of sightings of one message: rows of Sightings, ``a`` in the lower-numbered capture."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from worlds import START, Sent, World
@@ -92,13 +94,16 @@ def test_auto_estimates_where_packets_would_arrive_before_they_were_sent() -> No
     assert joined.limits == []
 
 
-def test_a_clock_that_steps_is_reported() -> None:
+def test_a_clock_that_steps_is_followed_and_reported() -> None:
     captures = World(2).ring(400).captures("node0", "node1")
-    after = captures[1].messages["first_ns"] > START + 200_000_000
+    true = captures[1].messages["first_ns"].copy()
+    after = true > START + 200_000_000
     for name in ("first_ns", "last_ns", "acked_ns"):
         captures[1].messages[name][after] += 300_000_000
     joined = join(captures, clock="estimate")
-    assert any("straight line" in line for line in joined.limits)
+    assert "it was set by +300" in joined.clocks[1].why
+    rows = joined.transfers[joined.transfers["capture"] == 1]
+    assert np.abs(rows["sent_ns"] - true[rows["message"]]).max() < 5_000
 
 
 def test_a_few_mismatched_packets_do_not_matter() -> None:
@@ -144,3 +149,71 @@ def test_clock_map() -> None:
     local = true + 40_000_000_000 + np.array([0, 0, 180_000_000])
     assert place.to_reference(local).tolist() == true.tolist()
     assert place.to_reference(np.array([NEVER])).tolist() == [NEVER]
+
+
+def test_a_drift_that_changes_is_followed() -> None:
+    captures = (
+        World(2, clocks={"node1": (50_000_000, 40e-6)}).ring(2000, 5_000_000).captures("node0", "node1")
+    )
+    true = captures[1].messages["first_ns"].copy()
+    for name in ("first_ns", "last_ns", "acked_ns"):
+        time = captures[1].messages[name]
+        late = np.maximum(time - (START + 5_050_000_000), 0)
+        time -= np.where(time == NEVER, 0, np.rint(late * 80e-6).astype("i8"))
+    moved = captures[1].messages["first_ns"] - true
+    joined = join(captures, clock="estimate")
+    assert "2 pieces" in joined.clocks[1].why
+    place = joined.transfers["capture"] == 1
+    message = joined.transfers["message"][place]
+    expected = true[message] - 50_000_000 - np.rint((true[message] - START) * (40e-6 / (1 + 40e-6)))
+    assert moved.min() < -300_000
+    assert np.abs(joined.transfers["sent_ns"][place] - expected).max() < 10_000
+
+
+def test_the_error_covers_a_late_beginning() -> None:
+    """Traffic begins 20 s into the capture: how the clocks stood before is known from their rates alone."""
+    world = World(2, clocks={"node1": (3_000_000, 20e-6)}).ring(30, 5_000_000)
+    captures = world.captures("node0", "node1")
+    for tables in captures:
+        assert tables.info.first_ns is not None
+        tables.info.first_ns -= 20_000_000_000
+    near, far = join(world.captures("node0", "node1")), join(captures)
+    true = 3_000_000 - 20_000_000_000 * 20e-6
+    assert abs((far.clocks[1].offset_ns or 0) - true) <= (far.clocks[1].error_ns or 0)
+    assert (far.clocks[1].error_ns or 0) > 10 * (near.clocks[1].error_ns or 0)
+
+
+def test_auto_says_why_it_estimates() -> None:
+    joined = join(World(2, clocks={"node1": (-400_000, 0.0)}).ring(100).captures("node0", "node1"))
+    assert "300 of 600 packets of two captures would arrive before they were sent" in joined.clocks[1].why
+
+
+def test_a_capture_given_twice_counts_once() -> None:
+    world = World(2, clocks={"node1": (1_000_000, 0.0)}).ring(100)
+    captures = world.captures("node0", "node1")
+    copy = replace(captures[1], info=replace(captures[1].info, id=2, vantage="again"))
+    once, twice = join(captures), join([*captures, copy])
+    assert np.array_equal(once.transfers, twice.transfers)
+    assert twice.clocks[2].offset_ns == twice.clocks[1].offset_ns
+    assert any(line.startswith("again is a copy of node1") for line in twice.limits)
+    assert not any("shares no packets" in line for line in twice.limits)
+    alone = join([captures[0], replace(captures[0], info=replace(captures[0].info, id=1, vantage="again"))])
+    assert [(c.reference, c.method) for c in alone.clocks] == [(True, "reference"), (False, "trusted")]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mode", ["auto", "trust", "estimate"])
+def test_stamps_centuries_apart(mode: str) -> None:
+    captures = World(2).ring(100).captures("node0", "node1")
+    for tables, shift in zip(captures, (-START, 9_200_000_000_000_000_000 - START), strict=True):
+        for name in ("first_ns", "last_ns", "acked_ns"):
+            tables.messages[name] += np.where(tables.messages[name] == NEVER, 0, shift)
+        for name in ("first_ns", "last_ns"):
+            tables.flows[name] += np.where(tables.flows[name] == NEVER, 0, shift)
+        assert tables.info.first_ns is not None
+        assert tables.info.last_ns is not None
+        tables.info.first_ns += shift
+        tables.info.last_ns += shift
+    joined = join(captures, clock=mode)
+    if mode != "trust":
+        assert joined.clocks[1].offset_ns == pytest.approx(9_200_000_000_000_000_000, abs=10_000)
