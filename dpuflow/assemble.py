@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -9,10 +10,13 @@ import numpy as np
 from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
-from dpuflow.judgement import charge, judge
+from dpuflow.judgement import add_stages, charge, judge, own_lateness
+from dpuflow.kinds import find_tokens, group_kinds
 from dpuflow.lateness import BOUNDS, RULES, Rule, relate, short_of_ranks, weigh
 from dpuflow.links import measure_links, slow_rows
+from dpuflow.outline import list_pipelines, list_steps, list_what_if
 from dpuflow.phases import ring_phases
+from dpuflow.pipelines import find_pipelines
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -25,6 +29,7 @@ from dpuflow.results import (
     RankEntry,
 )
 from dpuflow.schema import NEVER, NONE32, Op, Transport
+from dpuflow.stages import compare_stages
 from dpuflow.steps import find_steps
 
 if TYPE_CHECKING:
@@ -35,8 +40,10 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.judgement import Charges, Judgement
     from dpuflow.lateness import Entries, Relative
+    from dpuflow.pipelines import Pipeline
     from dpuflow.rankmap import Place
     from dpuflow.results import Algorithm, OpToken, Steadiness, Verdict
+    from dpuflow.stages import Stage
     from dpuflow.tables import CaptureTables, Joined, Rows
 
 
@@ -57,8 +64,18 @@ def assemble(
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
     causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
-    _steps, step = find_steps(instances, entries, group_of)
-    judgements = judge(instances, entries, relative, charges, causes, group_of, step)
+    own = own_lateness(instances, entries, relative, causes, group_of)
+    steps, step = find_steps(instances, entries, group_of)
+    pipelines = find_pipelines(instances, entries, step)
+    span_ns = joined.end_ns - joined.start_ns
+    stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
+    judgements = judge(instances, entries, relative, charges, causes, own, group_of, step)
+    judgements = add_stages(judgements, stages)
+    tokens = [find_tokens(each, step, instances, entries) for each in steps]
+    decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
+    kinds = group_kinds([g.endpoints for g in groups], group_of, instances, steps, pipelines, decoding)
+    for group, kind in zip(groups, kinds, strict=True):
+        group.kind = kind
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
@@ -69,7 +86,10 @@ def assemble(
             captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
         ),
         lateness=[_lateness(j) for j in judgements],
-        limits=_limits(joined, untold, sum(i.op == Op.SEND_RECV for i in instances)),
+        what_if=list(list_what_if(judgements, stages, own, steps, instances, entries)),
+        steps=list(list_steps(steps, tokens, entries)),
+        pipelines=list(list_pipelines(pipelines, entries)),
+        limits=[*_limits(joined, untold), *_limits_of_transfers(instances, pipelines, stages)],
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
@@ -235,20 +255,36 @@ def _lateness(j: Judgement) -> Lateness:
     )
 
 
-def _limits(joined: Joined, untold: int, transfers: int) -> list[str]:
+def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
             f"{untold} data messages belong to no collective that was recognised: their framing is not read,"
             " or their pattern fits no collective."
         )
-    if transfers:
-        limits.append(
-            f"{transfers} point-to-point transfers are listed but judge nobody: which stage of a pipeline is"
-            " slow is not told."
-        )
     for capture in joined.captures:
         limits.extend(capture.warnings)
         if capture.lost_packets:
             limits.append(f"{capture.vantage}: the capture itself lost {capture.lost_packets} packets.")
+    return limits
+
+
+def _limits_of_transfers(
+    instances: Sequence[Instance], pipelines: Sequence[Pipeline], stages: Sequence[Stage]
+) -> list[str]:
+    """What is not told of point-to-point transfers."""
+    linked = {frozenset(pair) for each in pipelines for pair in pairwise(each.stages)}
+    outside = sum(i.op == Op.SEND_RECV and frozenset(i.order) not in linked for i in instances)
+    limits = []
+    if outside:
+        limits.append(
+            f"{outside} point-to-point transfers belong to no chain of pipeline stages: they are listed but"
+            " judge nobody."
+        )
+    alone = sum(stage.verdict == "unknown" for stage in stages)
+    if alone:
+        limits.append(
+            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: what a stage computes"
+            " without sending shows in no packet."
+        )
     return limits

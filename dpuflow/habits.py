@@ -20,6 +20,11 @@ USUAL_SHARE = 0.8
 """An endpoint that works longer than its peers in this share of units does so as a rule."""
 MATERIAL_SHARE = 0.01
 """An endpoint that costs its group less than this share of its time is not worth a verdict."""
+SIGMAS = 3.0
+"""How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
+Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""
+QUARTER_IN_SIGMAS = 0.6745
+"""Median to quartile of a normal distribution, in standard deviations."""
 MEAN_IN_SIGMAS = 0.8
 """Mean distance from the middle of a normal distribution, in standard deviations."""
 
@@ -38,16 +43,16 @@ def is_material(amount_ns: int, span_ns: int) -> bool:
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
 
 
-def usual_excess(excess_ns: NDArray[np.int64], sigma_ns: float) -> int:
-    """How much longer than its peers a rank works as a rule, ns a collective; 0 where there is no such rule.
+def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64], sigma_ns: float) -> int:
+    """By how much a rank is late as a rule because it works longer, ns a time; 0 where there is no such rule.
 
-    An excess below the threshold of a single collective is no accident if it comes every time.
-    ``sigma_ns`` is one standard deviation of the noise. Not summed over steps: when a rank leaves is told
-    differently for different operations, which is no more than a bias, yet a steady one.
+    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. What
+    is below the threshold of a single collective is no accident if it comes every time. ``sigma_ns`` is
+    one standard deviation of the noise.
     """
-    if not len(excess_ns) or np.percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
+    if len(excess_ns) < FEWEST or np.percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
-    usual = float(np.median(excess_ns))
+    usual = float(np.median(later_ns))
     return round(usual) if usual > sigma_ns else 0
 
 
@@ -71,9 +76,10 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
 
     The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
     the amounts. It must hold for how often as well: the same ratio for the share of units that exceed
-    their peers by more than half of what is usual after the cut (a Bernoulli sequence). Both must beat
-    "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), with at most
-    one of three such units before the cut, two of three after it, and that half beyond the noise.
+    their peers by more than half of what is usual after the cut (a Bernoulli sequence). The first must
+    beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
+    by log n; with at most one of three such units before the cut, two of three after it, and that half
+    beyond the noise.
     ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. 0 is
     never returned: late from the start has no onset.
     """
@@ -90,7 +96,7 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
     best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
     half = float(np.median(values[best:])) / 2
     more = values > half
-    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - price[at]
+    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n)
     rises = gain > 0 and often > 0 and half > sigma_ns
     rises &= more[:best].mean() <= 1 - LATE_SHARE and more[best:].mean() >= LATE_SHARE
     return best if rises else None

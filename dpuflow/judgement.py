@@ -7,7 +7,7 @@ noise, never against a fixed time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,8 @@ from dpuflow.causes import CAUSES, COMPUTE, NONE, Causes
 from dpuflow.habits import (
     LATE_SHARE,
     MATERIAL_SHARE,
+    QUARTER_IN_SIGMAS,
+    SIGMAS,
     is_habit,
     is_material,
     is_regular,
@@ -26,20 +28,16 @@ from dpuflow.lateness import AT_LEAST, EXACT, against_others
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
     from dpuflow.lateness import Entries, Relative
+    from dpuflow.stages import Stage
 
 INTERVAL_IN_SIGMAS = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
-SIGMAS = 3.0
-"""How many standard deviations of the group's noise make an entry late. Lateness counts from the
-earliest rank, so entries pass it more often than one normal value in 700 would."""
-QUARTER_IN_SIGMAS = 0.6745
-"""Median to quartile of a normal distribution, in standard deviations."""
 
 
 @dataclass
@@ -57,6 +55,8 @@ class Judgement:
     cause: str
     steadiness: str | None
     since_ns: int | None
+    # Rows of Entries at which it works longer than its peers as a rule, and by how much.
+    usual_ns: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -142,21 +142,20 @@ def judge(
     relative: Relative,
     charges: Charges,
     causes: Causes,
+    own: Own,
     group: NDArray[np.int64],
     step: NDArray[np.int64],
 ) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective.
 
-    ``causes`` as of ``causes_of``, ``group`` numbers each collective's group, ``step`` is each row's
-    step (-1: in none), as of ``find_steps``.
+    ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
+    group, ``step`` is each row's step (-1: in none), as of ``find_steps``.
     """
-    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
-    row_tied = tied[entries.collective] if len(instances) else np.zeros(0, bool)
+    row_tied = _tied(instances, entries)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    own = own_lateness(entries, relative, causes, usable, group)
     peers = np.diff(entries.offsets)[entries.collective] - 1
     blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
-    seen = row_tied & (entries.enter_ns != NEVER)
+    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     span = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
     kinds: dict[tuple[object, ...], int] = {}
     kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
@@ -164,7 +163,7 @@ def judge(
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
     units = {e: _units(rows[e], entries, own, blame, step, np.array(kind, np.int64)) for e in endpoints}
     world = World(span, int(blame.sum()), sum(is_habit(u.amount_ns, span) for u in units.values()))
-    return [_judge_one(e, rows[e], units[e], relative, charges, causes, world) for e in endpoints]
+    return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
 
 @dataclass
@@ -173,14 +172,21 @@ class Own:
 
     amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
     excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
+    later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
     sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
 
 
+def _tied(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:
+    """Rows of collectives that tie ranks together: not of point-to-point transfers."""
+    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
+    return tied[entries.collective] if len(instances) else np.zeros(0, bool)
+
+
 def own_lateness(
+    instances: Sequence[Instance],
     entries: Entries,
     relative: Relative,
     causes: Causes,
-    usable: NDArray[np.bool_],
     group: NDArray[np.int64],
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
@@ -188,26 +194,27 @@ def own_lateness(
     The noise is that of the work itself. Entries scatter by what peers of other groups handed on, too,
     and would hide a rank that is late once a step.
     """
-    known = usable & (causes.excess_ns != NEVER)
+    known = _tied(instances, entries) & np.isin(relative.bound, (EXACT, AT_LEAST))
+    known &= causes.excess_ns != NEVER
     excess = np.where(known, causes.excess_ns, NEVER)
     sigma, floor = _sigmas(entries, excess.astype(np.float64), known, group[entries.collective])
     amount, beyond = np.minimum(excess, relative.lateness_ns), np.maximum(SIGMAS * sigma, floor)
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
     mine = known & (relative.lateness_ns > beyond) & told[causes.cause]
     mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
-    return Own(np.where(mine, amount, 0), excess, sigma)
+    return Own(np.where(mine, amount, 0), excess, amount, sigma)
 
 
 @dataclass
 class Units:
     """One endpoint's sequence of steps, or of collectives where it has no steps."""
 
-    excess_ns: NDArray[np.int64]  # how much longer the rank worked than its peers
-    amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
-    blame_ns: NDArray[np.int64]  # waits charged for it, rank-nanoseconds
-    sigma_ns: NDArray[np.float64]  # one standard deviation of the noise of its work
-    begin_ns: NDArray[np.int64]
-    kind: NDArray[np.int64]  # what the unit begins with: operation, size and group
+    rows: NDArray[np.int64]  # of Entries, in order of time
+    place: NDArray[np.int64]  # of each row in its unit
+    amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
+    blame_ns: NDArray[np.int64]  # of each unit: waits charged for that, rank-nanoseconds
+    enter_ns: NDArray[np.int64]  # of each row
+    kind: NDArray[np.int64]  # of each row: operation, size and group
 
 
 def _units(
@@ -229,16 +236,16 @@ def _units(
         starts = np.arange(len(rows))
     if not len(rows):
         none = np.zeros(0, np.int64)
-        return Units(none, none, none, np.zeros(0), none, none)
+        return Units(rows, none, none, none, none, none)
     sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
     amount = np.add.reduceat(own.amount_ns[rows], starts)
     return Units(
-        np.add.reduceat(own.excess_ns[rows], starts),
+        rows,
+        np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
         np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
         np.add.reduceat(blame[rows], starts),
-        sigma,
-        entries.enter_ns[rows[starts]],
-        kind[entries.collective[rows[starts]]],
+        entries.enter_ns[rows],
+        kind[entries.collective[rows]],
     )
 
 
@@ -251,10 +258,42 @@ class World:
     late_ranks: int  # ranks that were late of their own doing as a habit
 
 
+def _usual(units: Units, own: Own) -> dict[int, int]:
+    """Rows at whose place in the step the rank works longer than its peers as a rule, and by how much.
+
+    The same work comes at the same place of every step. What makes the rank no later (it left its
+    last collective sooner, say) does not count.
+    """
+    found: dict[int, int] = {}
+    for place in range(int(units.place.max(initial=-1)) + 1):
+        rows = units.rows[units.place == place]
+        sigma = float(np.median(own.sigma_ns[rows]))
+        usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma)
+        found.update(dict.fromkeys(rows.tolist() if usual else [], usual))
+    return found
+
+
+def _onset(units: Units, own: Own) -> int | None:
+    """From which of its rows on the rank worked longer, None without an onset.
+
+    Told at the place of the step where it was later than anywhere else, and from collectives of a kind
+    to which it was ever late: others are no evidence that it was on time before.
+    """
+    amount = own.amount_ns[units.rows]
+    if not amount.any():
+        return None
+    worst = np.argmax(np.bincount(units.place, amount))
+    alike = np.isin(units.kind, units.kind[amount > 0]) & (units.place == worst)
+    rows = units.rows[alike]
+    turned = onset_of(own.excess_ns[rows], float(np.median(own.sigma_ns[rows])))
+    return None if turned is None else int(np.flatnonzero(alike)[turned])
+
+
 def _judge_one(
     endpoint: int,
     rows: NDArray[np.int64],
     units: Units,
+    own: Own,
     relative: Relative,
     charges: Charges,
     causes: Causes,
@@ -266,24 +305,19 @@ def _judge_one(
     charged = int(charges.wait_ns[rows].sum())
     mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.
-    usual = 0
-    if charged >= MATERIAL_SHARE * world.span_ns:
-        excess = causes.excess_ns[rows]
-        usual = usual_excess(excess[excess != NEVER], float(np.median(charges.noise_ns[rows])) / SIGMAS)
+    usual = _usual(units, own) if charged >= MATERIAL_SHARE * world.span_ns else {}
     verdict, steadiness, since = "on_time", None, None
-    if is_habit(units.amount_ns, world.span_ns) or is_material(usual * len(rows), world.span_ns):
+    if is_habit(units.amount_ns, world.span_ns) or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
-        # Only units of a kind in which the rank was ever late tell when that began.
-        alike = np.flatnonzero(np.isin(units.kind, units.kind[mine]))
-        turned = onset_of(units.excess_ns[alike], float(np.median(units.sigma_ns)))
-        onset = int(alike[turned]) if turned is not None else None
+        onset = _onset(units, own)
+        begin = int(units.enter_ns[onset]) if onset is not None else None
+        after = mine[int((units.place[: onset or 0] == 0).sum()) :]
         if (
-            float(mine[onset or 0 :].mean()) >= LATE_SHARE
+            float(after.mean()) >= LATE_SHARE
             or usual
             or (2 * int(units.blame_ns.sum()) > world.blame_ns and is_regular(mine))
         ):
-            verdict, steadiness = "late", "persistent"
-            since = int(units.begin_ns[onset]) if onset is not None else None
+            verdict, steadiness, since = "late", "persistent", begin
         elif not charged:
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
     told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES)) if late.any() else None
@@ -299,4 +333,30 @@ def _judge_one(
         CAUSES[COMPUTE if verdict != "on_time" else NONE if told is None else int(np.argmax(told))],
         steadiness,
         since,
+        usual,
     )
+
+
+def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list[Judgement]:
+    """Judgements, with those of pipeline stages where the collectives alone say nothing against a rank.
+
+    A stage that no other can be compared with stays as it was.
+    """
+    found = {judgement.endpoint: judgement for judgement in judgements}
+    for stage in stages:
+        late = stage.verdict in ("late", "intermittent")
+        said = found.get(stage.endpoint)
+        if said is None:
+            said = Judgement(stage.endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
+        if late and said.verdict != "late":
+            said = replace(
+                said,
+                verdict=stage.verdict,
+                cause=CAUSES[COMPUTE],
+                steadiness=stage.steadiness,
+                since_ns=stage.since_ns,
+            )
+        elif stage.verdict == "on_time" and said.verdict == "unknown":
+            said = replace(said, verdict="on_time", cause=CAUSES[NONE])
+        found[stage.endpoint] = said
+    return [found[endpoint] for endpoint in sorted(found)]

@@ -182,6 +182,41 @@ class WhatIf:
 
 
 @dataclass(slots=True)
+class Steps:
+    """What a job repeats: a training step, a generated token. Times are medians over ``count`` of them.
+
+    ``collectives``: how many operations of one endpoint make a step. ``kind`` is decode or prefill where
+    the structure shows it, else None; ``layers`` and ``tokens_per_s`` are told of decode alone.
+    """
+
+    endpoints: list[int]
+    count: int
+    collectives: int
+    step_ns: int
+    p99_ns: int
+    start_ns: int
+    end_ns: int
+    kind: Literal["decode", "prefill"] | None = None
+    layers: int | None = None
+    tokens_per_s: float | None = None
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """A chain of stages, the first one first; per stage how long it works for one microbatch, in the median.
+
+    None where no packet shows it: what a stage computes without sending.
+    """
+
+    stages: list[int]
+    schedule: Literal["gpipe", "1f1b", "forward"] | None
+    microbatches: int | None
+    forward_ns: list[int | None]
+    backward_ns: list[int | None]
+    idle_share: list[float | None]
+
+
+@dataclass(slots=True)
 class Evidence:
     """Frames ``packets`` (first and last, counted from 1 as Wireshark does) of a capture."""
 
@@ -221,6 +256,8 @@ class Analysis:
     lateness: list[Lateness] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     what_if: list[WhatIf] = field(default_factory=list)
+    steps: list[Steps] = field(default_factory=list)
+    pipelines: list[Pipeline] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     start_ns: int | None = None

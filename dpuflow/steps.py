@@ -61,6 +61,7 @@ def find_steps(
     step = np.full(len(entries.endpoint), -1, np.int64)
     found = []
     coarse, fine = _classes(instances, group)
+    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     pause = _pauses(entries)
     for members in jobs(instances):
         best: tuple[int, Steps] | None = None
@@ -68,9 +69,12 @@ def find_steps(
             rows = own_rows(entries, endpoint)
             if len(rows) < REPEATS:
                 continue
-            one = _steps_of(fine[entries.collective[rows]], pause[rows])
+            which = entries.collective[rows]
+            one = _steps_of(fine[which], pause[rows], tied[which])
             if one is None:
-                one = _steps_of(coarse[entries.collective[rows]], pause[rows])
+                one = _steps_of(coarse[which], pause[rows], tied[which])
+            if one is None:
+                one = _steps_between(fine[which], pause[rows], tied[which])
             if one is None:
                 continue
             period, by_pause, numbers = one
@@ -142,7 +146,7 @@ def _pauses(entries: Entries) -> NDArray[np.float64]:
 
 
 def _steps_of(
-    classes: NDArray[np.int64], pause: NDArray[np.float64]
+    classes: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_]
 ) -> tuple[int, bool, NDArray[np.int64]] | None:
     """Period, whether pauses told it, and each place's step (-1 outside), for one endpoint's sequence."""
     found = _pattern(classes)
@@ -152,7 +156,7 @@ def _steps_of(
     places = np.flatnonzero(covered)
     by_pause = False
     numbers = np.full(len(classes), -1, np.int64)
-    phase = _phase(places, pause, period)
+    phase = _phase(places, pause, tied, period)
     longer = _recurring(pause[places][phase::period])
     if longer is not None:
         phase, period, by_pause = phase + longer[1] * period, longer[0] * period, True
@@ -168,6 +172,25 @@ def _steps_of(
             numbers[taken] = number + 1 + np.arange(len(taken)) // period
             number += whole
     return (period, by_pause, numbers) if number + 1 >= REPEATS else None
+
+
+def _steps_between(
+    classes: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_]
+) -> tuple[int, bool, NDArray[np.int64]] | None:
+    """The steps of the collectives alone, where transfers between them come in no fixed order.
+
+    What comes before a step's collectives, since those of the step before, belongs to it.
+    """
+    at = np.flatnonzero(tied)
+    found = _steps_of(classes[at], pause[at], tied[at]) if 0 < len(at) < len(tied) else None
+    if found is None:
+        return None
+    _, by_pause, of_tied = found
+    following = np.searchsorted(at, np.arange(len(classes)), "left")
+    numbers = np.where(following < len(at), of_tied[np.minimum(following, len(at) - 1)], -1)
+    numbers[: at[0]] = -1  # how long before the first it began is not known
+    counts = np.bincount(numbers[numbers >= 0])
+    return int(np.median(counts)), by_pause, numbers
 
 
 def _pattern(classes: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]] | None:
@@ -214,11 +237,21 @@ def _covered(classes: NDArray[np.int64], period: int) -> NDArray[np.bool_]:
     return out
 
 
-def _phase(places: NDArray[np.int64], pause: NDArray[np.float64], period: int) -> int:
-    """Where in the pattern the longest pause lies: a step begins after it."""
+def _phase(
+    places: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_], period: int
+) -> int:
+    """Where in the pattern a step begins: after the longest pause.
+
+    Among transfers of a pipeline a collective is where its stages meet: there it begins after the
+    last of those that follow one another.
+    """
     whole = len(places) // period * period
     if period == 1 or whole == 0:
         return 0
+    meets = tied[places[:period]]
+    if meets.any() and not meets.all():
+        after = np.flatnonzero(~meets & np.roll(meets, 1))
+        return int(after[0])
     return int(np.argmax(np.median(pause[places[:whole]].reshape(-1, period), axis=0)))
 
 

@@ -13,7 +13,7 @@ from dpuflow.causes import causes_of
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.habits import onset_of
-from dpuflow.judgement import Charges, Judgement, charge, judge
+from dpuflow.judgement import Charges, Judgement, charge, judge, own_lateness
 from dpuflow.lateness import Entries, build_entries, relate
 from dpuflow.links import measure_links, slow_rows
 from dpuflow.schema import Op
@@ -41,7 +41,8 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     slow = slow_rows(measure_links(exchanges, instances), entries)
     causes = causes_of(instances, entries, relative, charges, slow)
     step = find_steps(instances, entries, of)[1]
-    return instances, entries, charges, judge(instances, entries, relative, charges, causes, of, step)
+    own = own_lateness(instances, entries, relative, causes, of)
+    return instances, entries, charges, judge(instances, entries, relative, charges, causes, own, of, step)
 
 
 def judged(
@@ -176,7 +177,8 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
     charges = charge(entries, relative, group)
     causes = causes_of(instances, entries, relative, charges, np.zeros(len(entries.rule), bool))
     step = np.full(len(entries.rule), -1)
-    assert judge(instances, entries, relative, charges, causes, group, step) == []
+    own = own_lateness(instances, entries, relative, causes, group)
+    assert judge(instances, entries, relative, charges, causes, own, group, step) == []
 
 
 def test_a_rank_never_seen_is_unknown() -> None:

@@ -1,0 +1,107 @@
+"""Steps, pipelines and what-if as the result format lists them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow import results
+from dpuflow.pipelines import BACKWARD, FORWARD
+from dpuflow.stages import idle_shares, typical_ns
+from dpuflow.whatif import step_without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.judgement import Judgement, Own
+    from dpuflow.kinds import Tokens
+    from dpuflow.lateness import Entries
+    from dpuflow.pipelines import Pipeline
+    from dpuflow.results import WhatIf
+    from dpuflow.stages import Stage
+    from dpuflow.steps import Steps
+
+
+def list_steps(
+    steps: Sequence[Steps], tokens: Sequence[Tokens | None], entries: Entries
+) -> Iterator[results.Steps]:
+    """One row for each job's steps; where they are tokens one for decode and one for prefill."""
+    for each, told in zip(steps, tokens, strict=True):
+        end_ns = entries.leave_ns[each.ends]
+        took_ns = np.diff(end_ns)
+        if told is None:
+            yield _steps(each, took_ns, end_ns[:-1], end_ns[1:])
+            continue
+        for kind, numbers in (("prefill", told.prefill), ("decode", told.decode)):
+            chosen = numbers[numbers > 0] - 1  # the first began before anything was left
+            if len(chosen):
+                row = _steps(each, took_ns[chosen], end_ns[chosen], end_ns[chosen + 1])
+                row.kind = "decode" if kind == "decode" else "prefill"
+                if kind == "decode":
+                    row.layers = each.period // 2
+                    row.tokens_per_s = round(1e9 / row.step_ns, 3) if row.step_ns else None
+                yield row
+
+
+def _steps(
+    each: Steps, took_ns: NDArray[np.int64], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> results.Steps:
+    return results.Steps(
+        endpoints=each.endpoints,
+        count=len(took_ns),
+        collectives=each.period,
+        step_ns=round(float(np.median(took_ns))),
+        p99_ns=round(float(np.percentile(took_ns, 99))),
+        start_ns=int(begin_ns.min()),
+        end_ns=int(end_ns.max()),
+    )
+
+
+def list_pipelines(pipelines: Sequence[Pipeline], entries: Entries) -> Iterator[results.Pipeline]:
+    """One row a pipeline."""
+    for each in pipelines:
+        yield results.Pipeline(
+            stages=each.stages,
+            schedule=each.schedule,
+            microbatches=each.microbatches,
+            forward_ns=[typical_ns(row[FORWARD]) for row in each.work],
+            backward_ns=[typical_ns(row[BACKWARD]) for row in each.work],
+            idle_share=idle_shares(each, entries),
+        )
+
+
+def list_what_if(
+    judgements: Iterable[Judgement],
+    stages: Sequence[Stage],
+    own: Own,
+    steps: Sequence[Steps],
+    instances: Sequence[Instance],
+    entries: Entries,
+) -> Iterator[WhatIf]:
+    """For each endpoint that is late, and whose job has steps, what a step would take without that."""
+    for judgement in judgements:
+        if judgement.verdict not in ("late", "intermittent"):
+            continue
+        each = next((s for s in steps if judgement.endpoint in s.endpoints), None)
+        sooner = _sooner(judgement, own, entries)
+        for stage in stages:
+            if stage.endpoint == judgement.endpoint:
+                sooner.update(stage.sooner_ns)
+        if each is None or not sooner:
+            continue
+        saving = step_without(instances, entries, each, sooner, judgement.since_ns)
+        if saving is not None:
+            yield results.WhatIf(judgement.endpoint, saving.step_ns, saving.without_ns)
+
+
+def _sooner(judgement: Judgement, own: Own, entries: Entries) -> dict[int, int]:
+    """By how much the rank would enter sooner if it worked like its peers, for each row where it did not."""
+    rows = np.flatnonzero((entries.endpoint == judgement.endpoint) & (own.amount_ns > 0))
+    sooner = dict(zip(rows.tolist(), own.amount_ns[rows].tolist(), strict=True))
+    for row, usual in judgement.usual_ns.items():
+        sooner.setdefault(row, min(max(int(own.excess_ns[row]), 0), usual))
+    return sooner

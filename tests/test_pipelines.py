@@ -1,0 +1,195 @@
+"""Pipelines played stage by stage: schedule, work for each microbatch, the slow stage, and nobody else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from collective_worlds import TIME_0, World, algorithm_of, captured
+
+from dpuflow.assemble import assemble
+from dpuflow.collectives import Instance
+from dpuflow.exchanges import build_exchanges
+from dpuflow.lateness import build_entries
+from dpuflow.results import Analysis
+from dpuflow.schema import Op
+
+MS = 1_000_000
+BARRIER = algorithm_of(Op.BARRIER, "dissemination")
+PAIR = algorithm_of(Op.BROADCAST, "linear")
+Work = Callable[[int, str, int], int]
+
+
+def order_of(schedule: str, stage: int, stages: int, batches: int) -> list[tuple[str, int]]:
+    """What a stage does in a step: ("f" or "b", microbatch)."""
+    forward, backward = [("f", k) for k in range(batches)], [("b", k) for k in range(batches)]
+    if schedule == "forward":
+        return forward
+    if schedule == "gpipe":
+        return forward + backward
+    ahead = min(stages - 1 - stage, batches)
+    mixed = [each for k in range(batches - ahead) for each in (forward[ahead + k], backward[k])]
+    return forward[:ahead] + mixed + backward[batches - ahead :]
+
+
+def play(
+    schedule: str, stages: int, batches: int, steps: int, work: Work, *, sync: bool = True, seed: int = 0
+) -> World:
+    """Every stage works its list off in order, each as soon as its input is there; then all meet."""
+    world, noise = World("gloo"), random.Random(seed)
+    free = dict.fromkeys(range(stages), MS)
+    transfers: list[tuple[int, int, int, int]] = []  # offered, src, dst, when the receiver asked
+    for step in range(steps):
+        lists = {s: order_of(schedule, s, stages, batches) for s in range(stages)}
+        offered: dict[tuple[int, str, int], int] = {}
+        while any(lists.values()):
+            for stage in range(stages):
+                while lists[stage]:
+                    way, batch = lists[stage][0]
+                    source, target = (stage - 1, stage + 1) if way == "f" else (stage + 1, stage - 1)
+                    if 0 <= source < stages:
+                        if (source, way, batch) not in offered:
+                            break
+                        asked, offer = free[stage], offered[source, way, batch]
+                        transfers.append((offer, source, stage, asked))
+                        free[stage] = max(asked, offer) + 100_000
+                    free[stage] += work(stage, way, step) + noise.randrange(100_000)
+                    if 0 <= target < stages:
+                        offered[stage, way, batch] = free[stage]
+                    lists[stage].pop(0)
+        if sync:
+            free = world.play(BARRIER, 0, dict(free)).leave_ns
+    for offer, src, dst, asked in sorted(transfers):
+        world.play(PAIR, 65536, {src: offer, dst: asked}, context=src + 10 * dst + 100)
+    return world
+
+
+def analysed(world: World, stages: int) -> Analysis:
+    transfers = world.transfers()
+    exchanges = build_exchanges(transfers)
+    instances = [
+        Instance(i.rows, Op.SEND_RECV, i.order, None, size=65536) if i.algorithm is PAIR else i
+        for i in world.instances(exchanges)
+    ]
+    instances.sort(key=lambda instance: int(instance.rows[0]))
+    captures, joined = captured(transfers, stages)
+    entries = build_entries(exchanges, instances)
+    return assemble(captures, joined, {}, exchanges, instances, entries, 0, None)
+
+
+def even(stage: int, way: str, step: int) -> int:
+    return 3 * MS if way == "f" else 5 * MS
+
+
+def slow(guilty: int, ways: str = "fb", more: int = 2 * MS, first: int = 0) -> Work:
+    return lambda stage, way, step: (
+        even(stage, way, step) + more * (stage == guilty and way in ways and step >= first)
+    )
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "batches"), [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 6, 12)]
+)
+def test_even_stages(schedule: str, stages: int, batches: int, sync: bool) -> None:
+    result = analysed(play(schedule, stages, batches, 6, even, sync=sync), stages)
+    (found,) = result.pipelines
+    assert (found.stages, found.schedule, found.microbatches) == (list(range(stages)), schedule, batches)
+    assert not {row.verdict for row in result.lateness} & {"late", "intermittent"}
+    assert found.forward_ns[1] == pytest.approx(3 * MS, abs=MS // 5)
+    assert found.backward_ns[1] == pytest.approx(5 * MS, abs=MS // 5)
+    assert (found.forward_ns[-1], found.backward_ns[0]) == (None, None)
+    assert {g.kind for g in result.groups if len(g.endpoints) == 2} == {"pp"}
+    # The classic bubble: of a step of (batches + stages - 1) turns a stage works batches.
+    assert found.idle_share[1] == pytest.approx(1 - batches / (batches + stages - 1), abs=0.08)
+    assert found.idle_share[0] is None
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "guilty"), [(3, 1), (4, 2), (5, 1)])
+def test_a_slow_stage_in_the_middle(schedule: str, stages: int, guilty: int, sync: bool) -> None:
+    result = analysed(play(schedule, stages, 8, 6, slow(guilty), sync=sync), stages)
+    late = [row for row in result.lateness if row.verdict in ("late", "intermittent")]
+    assert [row.endpoint for row in late] == [guilty]
+    assert (late[0].verdict, late[0].cause, late[0].steadiness) == ("late", "compute", "persistent")
+    assert late[0].since_ns is None
+    (finding,) = [f for f in result.findings if f.condition == "straggler"]
+    assert finding.endpoints == [guilty]
+    assert any("stage" in each for each in finding.alternatives)
+
+
+@pytest.mark.parametrize(("schedule", "guilty", "ways"), [
+    ("gpipe", 0, "f"), ("gpipe", 3, "b"), ("1f1b", 0, "fb"), ("1f1b", 3, "fb"), ("1f1b", 3, "f"),
+])  # fmt: skip
+def test_a_slow_end(schedule: str, guilty: int, ways: str) -> None:
+    result = analysed(play(schedule, 4, 10, 6, slow(guilty, ways)), 4)
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [guilty]
+
+
+def test_what_the_last_stage_computes_forward_shows_in_no_packet_of_gpipe() -> None:
+    result = analysed(play("gpipe", 4, 8, 6, slow(3, "f")), 4)
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == []
+
+
+def test_two_stages_of_gpipe_cannot_be_compared() -> None:
+    result = analysed(play("gpipe", 2, 8, 6, slow(1, "b")), 2)
+    assert "late" not in {row.verdict for row in result.lateness}
+    assert any("2 of 2 pipeline stages cannot be compared" in limit for limit in result.limits)
+
+
+def test_forward_only() -> None:
+    result = analysed(play("forward", 5, 16, 6, slow(2, "f", MS)), 5)
+    assert result.pipelines[0].schedule == "forward"
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [2]
+
+
+def test_onset() -> None:
+    result = analysed(play("1f1b", 4, 8, 16, slow(2, first=7)), 4)
+    (late,) = [row for row in result.lateness if row.verdict == "late"]
+    assert late.endpoint == 2
+    ends = [c.end_ns for c in result.collectives if c.op == "barrier"]
+    assert late.since_ns is not None
+    assert ends[6] <= late.since_ns <= ends[7]
+
+
+@pytest.mark.parametrize(("schedule", "guilty"), [("gpipe", 2), ("1f1b", 1), ("1f1b", 2)])
+def test_what_a_step_would_take(schedule: str, guilty: int) -> None:
+    """The replay against the same job played again without the fault."""
+    (found,) = analysed(play(schedule, 4, 8, 8, slow(guilty)), 4).what_if
+    without = analysed(play(schedule, 4, 8, 8, even), 4).steps[0].step_ns
+    assert found.endpoint == guilty
+    assert found.step_ns > 1.1 * without
+    assert found.step_without_ns == pytest.approx(without, rel=0.05)
+
+
+def test_rings_and_stars_are_no_pipelines() -> None:
+    for pairs in ([(0, 1), (1, 2), (2, 0)], [(0, 1), (0, 2), (0, 3)]):
+        world = World("gloo")
+        for turn in range(8):
+            for src, dst in pairs:
+                at = MS * (turn + 1)
+                world.play(PAIR, 4096, {src: at, dst: at}, context=src + 10 * dst + 100)
+        result = analysed(world, 4)
+        assert result.pipelines == []
+        assert any("no chain of pipeline stages" in limit for limit in result.limits)
+
+
+def test_reversed_numbering_finds_the_same_first_stage() -> None:
+    world = play("1f1b", 4, 8, 6, slow(1))
+    for row in world.rows:
+        row["src"], row["dst"] = 3 - row["src"], 3 - row["dst"]
+    for played in world.played:
+        played.ranks = [3 - rank for rank in played.ranks]
+    result = analysed(world, 4)
+    assert result.pipelines[0].stages == [3, 2, 1, 0]
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [2]
+
+
+def test_times_are_on_the_reference_clock() -> None:
+    (steps,) = analysed(play("gpipe", 4, 8, 6, even), 4).steps
+    assert steps.start_ns > TIME_0
+    assert steps.count >= 4
+    assert np.isclose(steps.step_ns, (8 + 3) * 8.1 * MS, rtol=0.1)
