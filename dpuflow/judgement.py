@@ -162,7 +162,12 @@ def judge(
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
     units = {e: _units(rows[e], entries, own, blame, step, np.array(kind, np.int64)) for e in endpoints}
-    world = World(span, int(blame.sum()), sum(is_habit(u.amount_ns, span) for u in units.values()))
+    world = World(span, int(blame.sum()), 0, False)
+    # While the network is in trouble, single incidents may well be its doing.
+    trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
+    if units and not trouble:
+        world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in units.values()]), span)
+    world.late_ranks = sum(_comes_again(u, world) for u in units.values())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
 
@@ -256,6 +261,18 @@ class World:
     span_ns: int  # first entry to last leave
     blame_ns: int  # waits charged to ranks for their own lateness
     late_ranks: int  # ranks that were late of their own doing as a habit
+    among_ranks: bool  # all ranks together were late as a habit, whoever it was
+
+
+def _comes_again(units: Units, world: World) -> bool:
+    """Whether the rank is late as a habit, or has its share in a habit of the whole group.
+
+    What goes round may hit each rank once or twice only.
+    """
+    total = int(units.amount_ns.sum())
+    return is_habit(units.amount_ns, world.span_ns) or (
+        world.among_ranks and is_material(total, world.span_ns)
+    )
 
 
 def _usual(units: Units, own: Own) -> dict[int, int]:
@@ -307,7 +324,9 @@ def _judge_one(
     # Who is always a little later than its peers yet never the last costs nobody anything.
     usual = _usual(units, own) if charged >= MATERIAL_SHARE * world.span_ns else {}
     verdict, steadiness, since = "on_time", None, None
-    if is_habit(units.amount_ns, world.span_ns) or is_material(sum(usual.values()), world.span_ns):
+    # One rank's incidents alone are none; the same among several ranks go round.
+    habit = is_habit(units.amount_ns, world.span_ns) or (_comes_again(units, world) and world.late_ranks > 1)
+    if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         onset = _onset(units, own)
         begin = int(units.enter_ns[onset]) if onset is not None else None

@@ -300,3 +300,9 @@ def test_worse_from_a_certain_collective_on() -> None:
     guilty = stages(world)[3][1]
     assert guilty.since_ns is not None
     assert abs(guilty.since_ns - TIME_0 - played[15].enter_ns[1]) < MS
+
+
+def test_two_incidents_each_that_go_round_are_a_habit_of_the_group() -> None:
+    """Every fourth collective another rank: twice each in thirty, which for one rank alone were incidents."""
+    found = judged(lambda rank, turn: 9 * MS * (turn % 4 == 1 and rank == turn // 4 % 4), times=30)
+    assert {(j.verdict, j.steadiness) for j in found} == {("intermittent", "rotating")}
