@@ -15,6 +15,7 @@ import dpuflow
 from dpuflow.icrc import icrc_of
 from dpuflow.score import score_files
 from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
 
 WHOLE = settings(observation={"snaplen": 0, "compress": False})
 OPS = {
@@ -25,6 +26,8 @@ OPS = {
     "routed": ("op: all_reduce, bytes: 1MB", settings(nccl={"adaptive_routing": True})),
     "congestion": ("op: all_to_all, bytes: 16MiB",
                    settings(cluster={"ecn_kib": 64}, faults=[{"kind": "slow_link", "node": 1, "gbps": 10}])),
+    "reads": ("", settings(job={"kind": "prefill_decode", "mode": "read", "requests": 2,
+                                  "kv_bytes": 100_001})),
     "loss": ("op: all_reduce, bytes: 1MiB",
              settings(nccl={"timeout": 8}, faults=[{"kind": "loss", "share": 0.01}])),
 }  # fmt: skip
@@ -33,7 +36,9 @@ OPS = {
 @pytest.fixture(scope="module", params=sorted(OPS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("case")
-    write_case(loop(*OPS[request.param][:1], OPS[request.param][1] + WHOLE), str(folder))
+    op, more = OPS[request.param]
+    scenario = loop(op, more + WHOLE) if op else parse_scenario(more + WHOLE, "test.yaml")
+    write_case(scenario, str(folder))
     return folder
 
 

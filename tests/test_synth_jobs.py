@@ -9,6 +9,7 @@ from synth_worlds import settings
 
 from dpuflow.errors import OptionError
 from dpuflow.synth.scenario import parse_scenario
+from dpuflow.synth.trace import READ, RESPONSE, WRITE
 from dpuflow.synth.world import Played, play
 
 
@@ -60,7 +61,7 @@ def test_experts_exchange_twice_a_layer_and_direction() -> None:
 def test_decoding_reduces_twice_a_layer_in_each_replica() -> None:
     world = job(4, kind="decode", tp=2, tokens=3, layers=2)
     assert groups(world) == {("tp", (0, 1)): 12, ("tp", (2, 3)): 12}
-    assert {work.protocol for work in world.works} == {"ll"}
+    assert {work.plan.protocol for work in world.works} == {"ll"}
 
 
 @pytest.mark.parametrize("kind", ["training", "decode"])
@@ -78,4 +79,44 @@ def test_a_delay_is_told_with_the_first_operation_after_it(kind: str) -> None:
 def test_ranks_must_divide() -> None:
     text = settings(job={"kind": "training", "tp": 3})
     with pytest.raises(OptionError, match=r"test.yaml:1: job.tp: 4 ranks cannot be divided by 3"):
+        parse_scenario(text, "test.yaml")
+
+
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_caches_are_moved_before_they_are_decoded(mode: str) -> None:
+    world = job(4, kind="prefill_decode", mode=mode, requests=3, kv_bytes=1_000_000, tokens=2, layers=1)
+    assert [(t.endpoint.src.rank, t.endpoint.dst.rank) for t in world.transfers] == [(0, 2), (1, 3)] * 3
+    decoding = [work for work in world.works if work.extra.get("phase") != "prefill"]
+    for transfer in world.transfers:
+        first = next(work for work in decoding if work.iteration == transfer.iteration)
+        assert transfer.offered_ns <= transfer.start_ns < transfer.end_ns
+        assert transfer.end_ns <= first.enter_ns[transfer.endpoint.dst.rank]
+    messages, bursts = world.trace.messages.read(), world.trace.bursts.read()
+    carried = messages["kind"] == (WRITE if mode == "write" else RESPONSE)
+    assert int(messages["bytes"][carried].sum()) == 6 * 1_000_000
+    assert (messages["kind"] == READ).sum() == (0 if mode == "write" else carried.sum())
+    for row in messages["flow"][carried]:
+        ends = world.flows[row]
+        assert ends.src.number < 2 <= ends.dst.number
+    assert (bursts["rx_end_ns"] >= 0).all()
+
+
+def test_a_read_s_answer_has_the_psns_that_the_request_took() -> None:
+    world = job(2, kind="prefill_decode", mode="read", requests=2, kv_bytes=300_000, tokens=1)
+    messages = world.trace.messages.read()
+    for flow in world.flows:
+        if flow.answer is None:
+            continue
+        asked, answered = (
+            messages["psn"][messages["flow"] == f.number].tolist() for f in (flow, flow.answer)
+        )
+        assert asked == answered
+        assert len(asked) > 2
+    replied = set(world.trace.replies.read()["flow"].tolist())
+    assert not replied & {flow.number for flow in world.flows if flow.asked or flow.answer}
+
+
+def test_reads_and_loss_do_not_go_together() -> None:
+    text = settings(job={"kind": "prefill_decode", "mode": "read"}, faults=[{"kind": "loss", "share": 0.1}])
+    with pytest.raises(OptionError, match=r"test.yaml:1: job.mode: READs that are lost are not simulated"):
         parse_scenario(text, "test.yaml")

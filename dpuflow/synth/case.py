@@ -11,6 +11,7 @@ from dpuflow.synth.scenario import GpuLate, Late, Scenario, SlowHost
 from dpuflow.synth.world import Played, play
 
 if TYPE_CHECKING:
+    from dpuflow.synth.onesided import Transfer
     from dpuflow.synth.ranks import Work
 
 
@@ -38,7 +39,27 @@ def _truth(played: Played) -> dict[str, Any]:
         "collectives": [
             _collective(number, work, played.scenario.ranks) for number, work in enumerate(works)
         ],
+        "transfers": [_transfer(transfer) for transfer in played.transfers],
     }
+
+
+def _transfer(transfer: Transfer) -> dict[str, Any]:
+    ends = transfer.endpoint
+    return {
+        "iter": transfer.iteration,
+        "op": "read" if ends.read else "write",
+        "from": ends.src.rank,
+        "to": ends.dst.rank,
+        "bytes": transfer.size,
+        "offered_ns": _stamp(transfer.offered_ns),
+        "start_ns": _stamp(transfer.start_ns),
+        "end_ns": _stamp(transfer.end_ns),
+    }
+
+
+def _stamp(time_ns: float | None) -> int:
+    assert time_ns is not None, "a transfer never happened"
+    return EPOCH_NS + round(time_ns)
 
 
 def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
@@ -58,7 +79,7 @@ def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
         "leave_ns": by_rank(work.leave_ns, None),
         "injected_ns": by_rank(work.injected_ns, 0),
         "ranks": sorted(work.plan.shares),
-        "protocol": work.protocol,
+        "protocol": work.plan.protocol,
         **work.extra,
     }
     if work.operation.op in ("broadcast", "reduce"):

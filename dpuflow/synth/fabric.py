@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
-from dpuflow.synth.trace import ACK, CNP
+from dpuflow.synth.trace import ACK, CNP, READ, RESPONSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class Posted(NamedTuple):
     packets: int
     last_bytes: int  # of its last packet
     counts: bool  # whether its arrival and completion are told
+    read: int = 0  # bytes that a READ asks for
 
 
 class Due:
@@ -85,6 +86,8 @@ class Flow:
         self.expected_psn = 0  # at the receiver
         self.received = 0  # messages: the MSN
         self.nak_sent = False
+        self.answer: Flow | None = None  # of READs: the responses' flow, and of that the requests'
+        self.asked: Flow | None = None
         self.due: Due | None = None
         self.notified_ns = float("-inf")
         self.rate: Rate | None = None
@@ -150,6 +153,35 @@ class Fabric:
         flow.end_psn += packets
         self._wake(flow)
 
+    def answers(self, flow: Flow) -> Flow:
+        """The way back for what READs on ``flow`` bring: its packets have the requests' PSNs."""
+        back = self.connect(flow.dst, flow.src, self._answered, self._answered)
+        back.asked, flow.answer = flow, back
+        return back
+
+    def read(self, flow: Flow, size: int, va: int, rkey: int) -> None:
+        """Post an RDMA READ: one packet that takes the PSNs of its response."""
+        packets = max(1, -(-size // self.mtu))
+        row = self.trace.messages.add(flow.number, READ, size, flow.end_psn, va, rkey, 0, 0, 0, 0)
+        flow.queue.append(Posted(row, flow.end_psn, packets, 16, True, size))
+        flow.end_psn += packets
+        self._wake(flow)
+
+    def _answer(self, flow: Flow, message: Posted) -> None:
+        """The responder's NIC has a READ request."""
+        assert flow.answer is not None
+        flow.received += 1
+        self.post(flow.answer, RESPONSE, message.read, 0, 0, flow.received)
+
+    def _answered(self, back: Flow) -> None:
+        """A response is whole: the request is done, and nobody acknowledges it."""
+        back.acked_psn = back.expected_psn
+        while back.queue and back.queue[0].psn < back.acked_psn:
+            back.queue.popleft()
+            back.place -= 1
+        assert back.asked is not None
+        self._acked(back.asked, back.expected_psn - 1)
+
     def _wake(self, flow: Flow) -> None:
         if not flow.waits:
             flow.waits = True
@@ -178,6 +210,9 @@ class Fabric:
             flow = port.waiting.popleft()
         message = flow.queue[flow.place]
         first = flow.next_psn - message.psn
+        if message.read:
+            self._request(port, flow, message)
+            return
         count = min(BURST, message.packets - first)
         ends = first + count == message.packets
         full = (self.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
@@ -196,6 +231,24 @@ class Fabric:
             flow.waits = False
         arrival = start + self.rules.latency_ns(port, flow.dst)
         self.engine.at(arrival, self._queue, flow, message, first, count, start, end, step_bytes, total_bytes)
+        port.busy = True
+        self.engine.at(end, self._serve, port)
+
+    def _request(self, port: Port, flow: Flow, message: Posted) -> None:
+        """Send a READ request."""
+        now, size = self.engine.now, message.last_bytes + HEADER_BYTES + FRAMING_BYTES
+        end = now + size * port.up_ns
+        flow.next_psn += message.packets
+        flow.place += 1
+        if flow.next_psn < flow.end_psn:
+            port.waiting.append(flow)
+        else:
+            flow.waits = False
+        arrival = max(now + self.rules.latency_ns(port, flow.dst), flow.dst.free_at)
+        done = arrival + size * flow.dst.down_ns
+        self._log(flow, message, 0, 1, now, end - now, end, arrival, done - arrival, done)
+        flow.expected_psn = message.psn + message.packets
+        self.engine.at(done, self._answer, flow, message)
         port.busy = True
         self.engine.at(end, self._serve, port)
 
@@ -303,6 +356,8 @@ class Fabric:
             flow.received += 1
             if message.counts:
                 self.engine.at(done, flow.arrived, flow)
+            if flow.asked is not None:
+                return  # a response needs no ACK
             self._acknowledge(flow, end - 1, done)
             if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
                 self.engine.at(done, self._again, flow, message.psn)

@@ -36,6 +36,7 @@ class Plan(NamedTuple):
 
     shares: dict[int, Share]  # by rank of the job
     algorithm: str
+    protocol: str
 
 
 class Communicator:
@@ -168,6 +169,7 @@ class Communicator:
                 if mine
             },
             name,
+            protocol.name,
         )
 
     def _share(self, place: int, lanes: list[Lane], protocol: Protocol, grain: Grain) -> Share:

@@ -8,8 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.ranks import Compute, Launch, Program, Wait, Work
-from dpuflow.synth.scenario import Decode, GpuLate, Late, Loop, Operation, SlowHost, SlowReceiver, Training
+from dpuflow.synth.onesided import Transfer
+from dpuflow.synth.ranks import Compute, Launch, Offer, Program, Wait, Want, Work
+from dpuflow.synth.scenario import (
+    Decode,
+    GpuLate,
+    Late,
+    Loop,
+    Operation,
+    PrefillDecode,
+    SlowHost,
+    SlowReceiver,
+    Training,
+)
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sizes import PROTOCOLS
 
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dpuflow.synth.groups import Communicator
+    from dpuflow.synth.onesided import Endpoint
     from dpuflow.synth.scenario import Scenario
 
 
@@ -63,8 +75,15 @@ class Delays:
 class Builder:
     """Programs of all ranks while they are written."""
 
-    def __init__(self, scenario: Scenario, group: Callable[[Sequence[int]], Communicator]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        group: Callable[[Sequence[int]], Communicator],
+        endpoint: Callable[[int, int, bool], Endpoint],
+    ) -> None:
         self.scenario = scenario
+        self.transfers: list[Transfer] = []
+        self._endpoint = endpoint
         self.works: list[Work] = []
         self.programs: dict[int, Program] = {rank: [] for rank in range(scenario.ranks)}
         self.iteration = 0
@@ -100,7 +119,7 @@ class Builder:
         """An operation of the communicator of ``ranks`` on stream ``lane``; nobody waits for it yet."""
         protocol = PROTOCOLS[operation.protocol or self.scenario.nccl.protocol]
         plan = self._group(ranks).plan(operation, protocol)
-        work = Work(operation, plan, self.iteration, protocol.name, lane, dict(extra))
+        work = Work(operation, plan, self.iteration, lane, dict(extra))
         self.works.append(work)
         for rank in plan.shares:
             late = self._late.pop(rank, 0.0)
@@ -115,6 +134,13 @@ class Builder:
         for rank in work.plan.shares:
             self.programs[rank].append(Wait(work))
 
+    def transfer(self, src: int, dst: int, size: int, read: bool) -> None:
+        """``dst`` waits for a cache that ``src`` has now."""
+        transfer = Transfer(self._endpoint(src, dst, read), size, self.iteration)
+        self.transfers.append(transfer)
+        self.programs[src].append(Offer(transfer))
+        self.programs[dst].append(Want(transfer))
+
     def run(self, ranks: Sequence[int], operation: Operation, **extra: object) -> None:
         """Launch and wait."""
         self.wait(self.launch(ranks, operation, 0, **extra))
@@ -127,6 +153,8 @@ def build(scenario: Scenario, builder: Builder) -> None:
     job = scenario.job
     if isinstance(job, Loop):
         _loop(job, builder)
+    elif isinstance(job, PrefillDecode):
+        _prefill_decode(job, builder)
     elif isinstance(job, Decode):
         _decode(job, builder)
     else:
@@ -153,7 +181,34 @@ def _decode(job: Decode, builder: Builder) -> None:
         builder.begin(token)
         for replica in replicas:
             builder.compute(replica, job.token_us, job.jitter_us)
-            for layer in range(job.layers):
-                for part in ("attention", "mlp"):
-                    builder.compute(replica, job.layer_us / 2, job.jitter_us)
-                    builder.run(replica, reduce, layer=layer, part=part, group="tp")
+            _token(builder, replica, job.layers, job.layer_us, job.jitter_us, reduce)
+
+
+def _token(
+    builder: Builder, ranks: range, layers: int, layer_us: float, jitter_us: float, reduce: Operation
+) -> None:
+    for layer in range(layers):
+        for part in ("attention", "mlp"):
+            builder.compute(ranks, layer_us / 2, jitter_us)
+            builder.run(ranks, reduce, layer=layer, part=part, group="tp")
+
+
+def _prefill_decode(job: PrefillDecode, builder: Builder) -> None:
+    """Request by request; while one is decoded the next is prefilled."""
+    count = job.prefill or builder.scenario.ranks // 2
+    first, second = range(count), range(count, builder.scenario.ranks)
+    large = Operation(op="all_reduce", bytes=job.prefill_bytes)
+    small = Operation(op="all_reduce", bytes=job.bytes, protocol="ll")
+    for request in range(job.requests):
+        builder.begin(request)
+        for layer in range(job.prefill_layers):
+            builder.compute(first, job.prefill_us / job.prefill_layers, job.jitter_us)
+            if len(first) > 1:
+                builder.run(first, large, group="tp", phase="prefill", layer=layer)
+        for src in first:
+            builder.transfer(src, second[src % len(second)], job.kv_bytes, job.mode == "read")
+        for _ in range(job.tokens):
+            if len(second) > 1:
+                _token(builder, second, job.layers, job.layer_us, job.jitter_us, small)
+            else:
+                builder.compute(second, job.layers * job.layer_us, job.jitter_us)

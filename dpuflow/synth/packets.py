@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.synth.trace import ACK, CNP, WRITE_IMM
+from dpuflow.synth.trace import ACK, CNP, CTS, READ, RESPONSE, WRITE, WRITE_IMM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +23,21 @@ if TYPE_CHECKING:
     Columns = dict[str, NDArray[np.int64]]
 
 CODE: Final = {opcode.name: opcode.code for opcode in wire.OPCODES.values()}
-WRITE_CODES: Final = np.array(
-    [  # by immediate, first, last
-        [["RC_WRITE_MIDDLE", "RC_WRITE_LAST"], ["RC_WRITE_FIRST", "RC_WRITE_ONLY"]],
-        [["RC_WRITE_MIDDLE", "RC_WRITE_LAST_IMM"], ["RC_WRITE_FIRST", "RC_WRITE_ONLY_IMM"]],
-    ]
-)
-WRITES: Final = np.array([CODE[name] for name in WRITE_CODES.ravel()]).reshape(WRITE_CODES.shape)
+_PLAIN: Final = ("RC_WRITE_MIDDLE", "RC_WRITE_LAST", "RC_WRITE_FIRST", "RC_WRITE_ONLY")
+_NAMES: Final = {  # of a kind of message: its middle, last, first and only packet
+    CTS: _PLAIN,
+    WRITE: _PLAIN,
+    WRITE_IMM: ("RC_WRITE_MIDDLE", "RC_WRITE_LAST_IMM", "RC_WRITE_FIRST", "RC_WRITE_ONLY_IMM"),
+    READ: ("RC_READ_REQUEST",) * 4,
+    RESPONSE: (
+        "RC_READ_RESPONSE_MIDDLE",
+        "RC_READ_RESPONSE_LAST",
+        "RC_READ_RESPONSE_FIRST",
+        "RC_READ_RESPONSE_ONLY",
+    ),
+}
+CODES: Final = np.array([[CODE[name] for name in _NAMES[kind]] for kind in sorted(_NAMES)])
+ACK_NO_LIMIT: Final = 0x1F
 FIELDS: Final = (
     "stamp_ns",  # true time
     "code",
@@ -123,12 +131,13 @@ def _expand(events: Columns, messages: Columns, replies: Columns, mtu: int) -> C
     row = events["row"][of]
     message = np.where(reply, 0, row)
     answer = np.where(reply, row, 0)
-    size = messages["bytes"][message]
+    sort = messages["kind"][message]
+    size = np.where(sort == READ, 0, messages["bytes"][message])  # a request carries nothing
     packets = np.maximum(1, -(-size // mtu))
     at = events["first"][of] + place
     last = at + 1 == packets
-    immediate = (messages["kind"][message] == WRITE_IMM).astype(np.int64)
-    code = WRITES[immediate, (at == 0).astype(np.int64), last.astype(np.int64)]
+    code = CODES[sort, 2 * (at == 0) + last]
+    answered = (sort == RESPONSE) & ~reply
     none = np.zeros(len(of), np.int64)
 
     def replied(name: str) -> NDArray[np.int64]:
@@ -145,8 +154,8 @@ def _expand(events: Columns, messages: Columns, replies: Columns, mtu: int) -> C
         "psn": np.where(reply, replied("psn"), messages["psn"][message] + at) & wire.PSN_MASK,
         "payload": np.where(reply, 0, np.where(last, size - (packets - 1) * mtu, mtu)),
         "message": np.where(reply, -1, row),
-        "syndrome": replied("syndrome"),
-        "msn": replied("msn") & wire.PSN_MASK,
-        "ask": (last & ~reply).astype(np.int64),
+        "syndrome": np.where(answered, ACK_NO_LIMIT, replied("syndrome")),
+        "msn": np.where(answered, messages["value"][message], replied("msn")) & wire.PSN_MASK,
+        "ask": (last & ~reply & ~answered).astype(np.int64),
         "marked": (place >= count[of] - events["marked"][of]).astype(np.int64),
     }

@@ -1,9 +1,9 @@
 """PAT, parallel aggregated trees: all_gather and reduce_scatter in a logarithmic number of hops.
 
 Every rank passes the same sequence of messages, told by distance: the block of the rank ``s`` further on
-comes to it over the dimension of the lowest bit of ``s``, from the rank that much further on. The trees of all
-blocks run in depth-first order, far branches first, and blocks that lie ``delta`` apart share messages as
-long as a slot holds them. reduce_scatter is the same backwards. Source: NCCL 2.23 src/include/collectives.h
+comes to it over the dimension of the lowest bit of ``s``, from the rank that much further on. The trees of
+all blocks run in depth-first order, far branches first, and blocks ``delta`` apart share messages as long as
+a slot holds them. reduce_scatter is the same backwards. Source: NCCL 2.23 src/include/collectives.h
 (PatAGAlgorithm, PatRSAlgorithm). What differs: a slot is given back at its first use, not at its last.
 """
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.gpu import Gpu
     from dpuflow.synth.groups import Plan
+    from dpuflow.synth.onesided import Transfer
     from dpuflow.synth.scenario import Operation
 
 HOST_NS: Final = 3_000.0
@@ -33,7 +34,6 @@ class Work:
     operation: Operation
     plan: Plan
     iteration: int
-    protocol: str
     stream: int = 0
     extra: dict[str, object] = field(default_factory=dict)  # for truth.json
     enter_ns: dict[int, float] = field(default_factory=dict)
@@ -64,7 +64,21 @@ class Wait:
     work: Work
 
 
-Program = list["Compute | Launch | Wait"]
+@dataclass
+class Offer:
+    """A cache is ready to be transferred; the program goes on."""
+
+    transfer: Transfer
+
+
+@dataclass
+class Want:
+    """Until a cache is there."""
+
+    transfer: Transfer
+
+
+Program = list["Compute | Launch | Wait | Offer | Want"]
 
 
 class Rank:
@@ -95,6 +109,13 @@ class Rank:
                     self._waits = item.work
                     return
                 self._place += 1
+            elif isinstance(item, Offer):
+                self._place += 1
+                item.transfer.offer()
+            elif isinstance(item, Want):
+                self._place += 1
+                item.transfer.want(self.proceed)
+                return
             elif isinstance(item, Compute):
                 self._place += 1
                 self._engine.at(self._engine.now + item.ns, self.proceed)

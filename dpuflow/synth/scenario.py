@@ -161,7 +161,29 @@ class Training(Job):
     jitter_us: float = setting(5.0, "random part of each compute phase: standard deviation, us", low=0)
 
 
-Job.KINDS = {"loop": Loop, "decode": Decode, "training": Training}
+@dataclass(kw_only=True)
+class PrefillDecode(Job):
+    """Disaggregated inference: prefill ranks hand each request's KV cache to decode ranks over RDMA."""
+
+    prefill: int | None = setting(
+        None, "ranks that prefill (default: half of them); the others decode", low=1
+    )
+    requests: int = setting(10, "how many, one after the other", low=1)
+    mode: str = setting("write", "who moves the cache: the sender or the receiver", choices=("write", "read"))
+    kv_bytes: int = setting(8 << 20, "cache that each prefill rank hands on, for each request", low=1)
+    prefill_us: float = setting(3000.0, "compute of a prefill, us", low=0)
+    prefill_layers: int = setting(
+        4, "of the model: all_reduces of a prefill, half as many as layers have", low=1
+    )
+    prefill_bytes: int = setting(2 << 20, "of each of them", low=1)
+    tokens: int = setting(6, "decoded of each request", low=1)
+    layers: int = setting(4, "of the model: two all_reduces each", low=1)
+    bytes: int = setting(32 * 1024, "of each of them", low=1)
+    layer_us: float = setting(60.0, "compute of one layer of one token, us", low=0)
+    jitter_us: float = setting(2.0, "random part of each compute phase: standard deviation, us", low=0)
+
+
+Job.KINDS = {"loop": Loop, "decode": Decode, "training": Training, "prefill_decode": PrefillDecode}
 
 
 @dataclass(kw_only=True)
@@ -350,6 +372,12 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
     tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
     if scenario.ranks % (tp * pp):
         return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
+    if isinstance(job, PrefillDecode):
+        prefill = job.prefill or scenario.ranks // 2
+        if prefill >= scenario.ranks:
+            return "job.prefill", f"{prefill} of {scenario.ranks} ranks leave none to decode"
+        if job.mode == "read" and any(isinstance(fault, (Loss, Flap)) for fault in scenario.faults):
+            return "job.mode", "READs that are lost are not simulated: take write, or no loss"
     for i, op in enumerate(getattr(job, "ops", ())):
         if op.op == "send_recv" and (op.peer >= scenario.ranks or op.peer == op.root):
             return f"job.ops[{i}].peer", f"{op.peer} is the sender or not one of the ranks"

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = (
     "flow",
-    "kind",  # CTS, WRITE, WRITE_IMM
+    "kind",  # CTS, WRITE, WRITE_IMM, READ, RESPONSE
     "bytes",
     "psn",  # of its first packet, not yet modulo 2^24
     "va",
     "rkey",
-    "value",  # immediate as the four bytes on the wire, big endian; of a CTS its number from 1
+    "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN
     "target",  # of a CTS: where the data shall go
     "room",  # of a CTS: how much may come
     "key",  # of a CTS: the key for it
@@ -49,8 +49,8 @@ REPLIES: Final = (
     "msn",
 )
 PAUSES: Final = ("port", "from_ns", "until_ns")
-CTS, WRITE, WRITE_IMM = range(3)
-ACK, CNP = range(3, 5)
+CTS, WRITE, WRITE_IMM, READ, RESPONSE = range(5)
+ACK, CNP = range(5, 7)
 
 
 class Table:

@@ -12,6 +12,7 @@ from dpuflow.synth.fabric import Fabric, Rules
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
 from dpuflow.synth.jobs import Builder, build
+from dpuflow.synth.onesided import Endpoint
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.timing import Timing
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpuflow.synth.fabric import Flow
+    from dpuflow.synth.onesided import Transfer
     from dpuflow.synth.scenario import Scenario
 
 
@@ -37,6 +39,7 @@ class Played:
     tags: list[int]  # by flow: rank of the sender of the data its clear-to-send entries ask for
     connections: list[Connection]
     works: list[Work]
+    transfers: list[Transfer]
     end_ns: float
 
 
@@ -80,7 +83,16 @@ def play(scenario: Scenario) -> Played:
             groups[key] = Communicator([gpus[i] for i in key], engine, fabric, settings, nccl.channels)
         return groups[key]
 
-    builder = Builder(scenario, group)
+    endpoints: dict[tuple[int, int, bool], Endpoint] = {}
+
+    def endpoint(src: int, dst: int, read: bool) -> Endpoint:
+        key = (src, dst, read)
+        if key not in endpoints:
+            draw = stream(scenario.seed, "cache", *key)
+            endpoints[key] = Endpoint(gpus[src], gpus[dst], read, engine, fabric, draw)
+        return endpoints[key]
+
+    builder = Builder(scenario, group, endpoint)
     build(scenario, builder)
     works, programs = builder.works, builder.programs
     ranks = [
@@ -100,5 +112,9 @@ def play(scenario: Scenario) -> Played:
         for flow in connection.data[1:]:
             pairs.append((flow, fabric.connect(flow.dst, flow.src, connection.ignore, connection.ignore)))
             tags.append(0)
+    for each in endpoints.values():
+        pairs += zip(each.flows, each.backs, strict=True)
     ends = network.ends(pairs)
-    return Played(scenario, network, trace, ends, fabric.flows, tags, connections, works, engine.now)
+    return Played(
+        scenario, network, trace, ends, fabric.flows, tags, connections, works, builder.transfers, engine.now
+    )
