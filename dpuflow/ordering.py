@@ -56,3 +56,16 @@ class Picked:
         if name not in self._columns:
             self._columns[name] = self._table[name][self._rows]
         return self._columns[name]
+
+    @classmethod
+    def exchanges(cls, table: Rows, rows: NDArray[np.int64]) -> Picked:
+        """Some EXCHANGE rows: what dating entries needs is copied at once, in one pass."""
+        from dpuflow.kernels import streams
+
+        picked = cls(table, rows)
+        groups = ((streams.TIMES, np.int64), (streams.NUMBERS, np.uint32), (streams.KINDS, np.uint8))
+        columns = [np.empty((len(names), len(rows)), kind) for names, kind in groups]
+        streams.pick(table, rows, *columns)
+        for (names, _), values in zip(groups, columns, strict=True):
+            picked._columns.update(zip(names, values, strict=True))
+        return picked

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, u4, void
+from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, u1, u4, void
 from dpuflow.schema import EXCHANGE
 
 NEVER = np.int64(-(1 << 63))
@@ -72,3 +72,34 @@ def deal(exchanges, rows, key, at, out, last):  # type: ignore[no-untyped-def]
         out[at[k]] = rows[i]
         at[k] += 1
     return rising
+
+
+TIMES = ("offer_ns", "offer_arrived_ns", "grant_ns", "grant_arrived_ns", "data_ns", "data_end_ns",
+         "arrived_end_ns", "acked_ns")  # fmt: skip
+NUMBERS = ("src", "dst", "connection", "order", "offer", "grant", "data", "retransmitted")
+KINDS = ("wire", "flags")
+
+
+@kernel(void(_EXCHANGES, _I8, i8[:, ::1], u4[:, ::1], u1[:, ::1]))
+def pick(exchanges, rows, times, numbers, kinds):  # type: ignore[no-untyped-def]
+    """Copy the columns TIMES, NUMBERS and KINDS of some rows, all in one pass over them."""
+    for i in range(rows.shape[0]):
+        e = exchanges[rows[i]]
+        times[0, i] = e.offer_ns
+        times[1, i] = e.offer_arrived_ns
+        times[2, i] = e.grant_ns
+        times[3, i] = e.grant_arrived_ns
+        times[4, i] = e.data_ns
+        times[5, i] = e.data_end_ns
+        times[6, i] = e.arrived_end_ns
+        times[7, i] = e.acked_ns
+        numbers[0, i] = e.src
+        numbers[1, i] = e.dst
+        numbers[2, i] = e.connection
+        numbers[3, i] = e.order
+        numbers[4, i] = e.offer
+        numbers[5, i] = e.grant
+        numbers[6, i] = e.data
+        numbers[7, i] = e.retransmitted
+        kinds[0, i] = e.wire
+        kinds[1, i] = e.flags

@@ -55,6 +55,8 @@ def waited_sends(
     that happened before the send must be an input. What came before the rank had entered counts for
     nothing: it waited for the rank.
     """
+    from dpuflow.kernels import waits
+
     start = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
     ready = np.full(len(picked), NEVER)
     np.maximum.at(ready, needs.send, picked["arrived_end_ns"][needs.input])
@@ -62,41 +64,17 @@ def waited_sends(
     credit = np.where(picked["offer_ns"] == NEVER, picked["grant_arrived_ns"], NEVER)
     ready = np.where(ready != NEVER, np.maximum(ready, credit), NEVER)
 
-    # What each rank got and did, in order of time.
     count = len(picked)
-    who = np.concatenate([receiver, sender, sender])
-    when = np.concatenate([picked["arrived_end_ns"], picked["data_end_ns"], start])
-    kind = np.repeat([_INPUT, _DONE, _SEND], count)
-    which = np.tile(np.arange(count), 3)
-    seen = np.flatnonzero((when != NEVER) & (when >= enter[who]))
-    # Of one instant in the order of their kinds.
-    order = seen[order_within((when[seen] - when[seen].min(initial=_FAR)) * 4 + kind[seen], who[seen])]
-    who, when, kind, which = who[order], when[order], kind[order], which[order]
-    sends = np.flatnonzero(kind == _SEND)
-    if not len(sends):
-        return sends, sends
-    row, own = which[sends], who[sends]
-    begun = _last_before(sends, kind == _SEND, who, when)
-    done = _last_before(sends, kind == _DONE, who, when)
-    last_is_input = (kind[sends - 1] == _INPUT) & (who[sends - 1] == own) & (sends > 0)
-    # Where connections run side by side, an input of one says nothing about a send of another.
-    guess = np.where(last_is_input & ~needs.split[row], when[sends - 1], NEVER)
-    since = np.where(needs.mapped[row], ready[row], guess)
-    good = (since != NEVER) & (since >= enter[own]) & (since >= begun) & (since <= start[row])
+    times = (picked["arrived_end_ns"], picked["data_end_ns"], start)
+    seen = [int(t[t != NEVER].min(initial=_FAR)) for t in times]
+    own, after = np.empty((2, count), np.int64)
+    keys, order, room = np.empty((3, 3 * count), np.int64)
+    found = waits.waited(
+        sender, receiver, *times, ready, needs.mapped.view(np.uint8), needs.split.view(np.uint8),
+        enter, min(seen), np.empty(len(enter) + 1, np.int64), keys, order, room, own, after,
+    )  # fmt: skip
     # A blocking exchange ends when both its halves have: the rank may have waited for its own send, too.
-    return own[good], (start[row] - np.maximum(since, done))[good]
-
-
-_INPUT, _SEND, _DONE = range(3)  # of one instant in this order
-
-
-def _last_before(
-    at: NDArray[np.int64], mark: NDArray[np.bool_], who: NDArray[np.int64], when: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Time of the latest marked event of the same rank before each of the events ``at``; NEVER if none."""
-    last = np.maximum.accumulate(np.where(mark, np.arange(len(mark)), -1))
-    last = np.r_[-1, last[:-1]][at]
-    return np.where((last >= 0) & (who[last] == who[at]), when[last], NEVER)
+    return own[:found], after[:found]
 
 
 def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -57,7 +57,7 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     rows = np.concatenate([i.rows for i in instances]) if len(instances) else np.zeros(0, np.int64)
     of = np.repeat(np.arange(len(instances)), counts)
     base = np.r_[0, np.cumsum(counts)]
-    picked = Picked(exchanges, rows)
+    picked = Picked.exchanges(exchanges, rows)
     edges_in_order = packed(*(picked[name] for name in ("src", "dst", "connection", "order")))
     if edges_in_order is None:
         order = np.lexsort((picked["order"], picked["connection"], picked["dst"], picked["src"], of))
