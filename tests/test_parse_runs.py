@@ -54,3 +54,17 @@ def test_one_packet_that_proves_odd_after_the_walk(place: int, field: int) -> No
     packets[place] = bytes(changed), length, stamp
     check(runs.pcap(packets))
     check(runs.pcapng(packets, 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stretch", [1, 7, 100, 10_000])
+def test_runs_with_a_vlan_tag(seed: int, stretch: int) -> None:
+    rng = Random(seed)
+    packets = []
+    for k, (data, length, stamp) in enumerate(runs.frames(rng, 700, oddity=0.01 * seed)):
+        tag = rng.choice((b"\x81\x00", b"\x81\x00", b"\x81\x00", b"\x88\xa8")) if k % 50 == 0 else b"\x81\x00"
+        tagged = len(data) >= 14 and k // stretch % 2 == 0
+        frame = data[:12] + tag + b"\x60\x05" + data[12:] if tagged else data
+        packets.append((frame, length + 4 * tagged, stamp))
+    check(runs.pcap(packets))
+    check(runs.pcapng(packets, 2))

@@ -71,6 +71,7 @@ from dpuflow.kernels.usual import (
     sizes,
     sparse,
     stamps,
+    tag_of,
     tally,
 )
 from dpuflow.schema import NEVER, NONE32, Kind, Transport
@@ -237,6 +238,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
     interface = np.int64(0)
     usual = pcapng or (header == 16 and link == wire.LINKTYPE_ETHERNET)
     usual = usual and not swapped
+    before = 28 if pcapng else 16  # bytes of a record before the frame
     reach = np.int64(c.CHUNK)
     status = c.LIMIT
     while pos < limit:
@@ -245,15 +247,16 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
             break
         if usual:
             most = min(reach, max_rows - i)
+            tag = tag_of(data, pos, end, before)
             if pcapng:
                 known = known_interfaces
-                stop, found = gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block)
+                stop, found = gather_pcapng(data, pos, end, limit, tag, interfaces, known, i, most, block)
             else:
-                stop, found = gather(data, pos, end, limit, i, most, block)
+                stop, found = gather(data, pos, end, limit, tag, i, most, block)
             n = sizes(i, found, block)
             reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
             if n >= _SHORT:
-                n = flows_of(data, stop, i, n, s, block, slots, flows, ends, keys, endpoints, index)
+                n = flows_of(data, stop, tag, i, n, s, block, slots, flows, ends, keys, endpoints, index)
                 if n > 0:
                     if not pcapng:
                         stamps(i, multiply, offset, block)
@@ -262,7 +265,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
                     more, late, previous = tally(i, n, previous, block)
                     total += more
                     disordered += late
-                    pos = stop if n == found else record_at(n, 28 if pcapng else 16, block)
+                    pos = stop if n == found else record_at(n, before + tag, block)
                     i += n
                     continue
         direction = np.int64(0)

@@ -1,5 +1,8 @@
 """The usual packet, 64 at a time: Ethernet, IPv4 without options, UDP to 4791, nothing cut.
 
+All packets of a run have a VLAN tag, or none has: ``tag`` is its bytes, and the frame is taken to start
+so much later that what follows the tag lies where it lies without one.
+
 ``gather`` walks the records and copies the header words of a run of such packets aside, the BTH with
 its bytes put in order; then short loops over the run, which the compiler turns into vector code, make
 the columns. The memory is busy all the time only if bytes ahead are fetched while flows are looked up.
@@ -54,6 +57,7 @@ from dpuflow.schema import Kind, Transport
 _V2 = int(Kind.ROCE_V2)
 _ROCE_FLOW = int(Transport.ROCE)
 ENHANCED = 6
+_VLAN = 0x0081  # EtherType 0x8100 as it lies in the frame
 
 _NEAR = 1024  # how far ahead the walk fetches bytes into the first-level cache
 _LEAD = 4096  # how far ahead of it they are fetched into the second while flows are looked up
@@ -99,7 +103,13 @@ _EXTENDED = wire.RETH | wire.AETH | wire.IMM | wire.IETH
 
 
 @inlined
-def gather(data, pos, end, limit, i, most, block):  # type: ignore[no-untyped-def]
+def tag_of(data, pos, end, header):  # type: ignore[no-untyped-def]
+    """Bytes of the VLAN tag of the record at ``pos``: 4 or none."""
+    return 4 if pos + MARGIN < end and le16(data, pos + header + 12) == _VLAN else 0
+
+
+@inlined
+def gather(data, pos, end, limit, tag, i, most, block):  # type: ignore[no-untyped-def]
     """Copy header words of usual packets from ``pos`` on, ``most`` at most; where it stopped, how many.
 
     TIME gets the stamps as they lie in the record; see ``stamps``.
@@ -108,12 +118,12 @@ def gather(data, pos, end, limit, i, most, block):  # type: ignore[no-untyped-de
     safe = min(limit, end - MARGIN)
     while pos < safe and n < most:
         prefetch(data, pos + _NEAR)
-        at = pos + 16
+        at = pos + 16 + tag
         captured = le32(data, pos + 8)
-        following = at + captured
-        if captured < HEADERS or captured > c.MAX_CAPTURED or following > end:
+        following = pos + 16 + captured
+        if captured < HEADERS + tag or captured > c.MAX_CAPTURED or following > end:
             break
-        if not _copy(data, at, captured, n, block):
+        if not _copy(data, at, captured - tag, tag, n, block):
             break
         put64(block, c.TIME + 8 * (i + n), le64(data, pos))
         put32(block, c.WIRE_LEN + 4 * (i + n), le32(data, pos + 12))
@@ -124,25 +134,25 @@ def gather(data, pos, end, limit, i, most, block):  # type: ignore[no-untyped-de
 
 
 @inlined
-def gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block):  # type: ignore[no-untyped-def]
+def gather_pcapng(data, pos, end, limit, tag, interfaces, known, i, most, block):  # type: ignore[no-untyped-def]
     """The same for enhanced packet blocks without options; TIME gets the time."""
     n = 0
     safe = min(limit, end - MARGIN)
     while pos < safe and n < most:
         prefetch(data, pos + _NEAR)
-        at = pos + 28
+        at = pos + 28 + tag
         captured = le32(data, pos + 20)
         size, interface = le32(data, pos + 4), le32(data, pos + 8)
         following = pos + size
         differs = (le32(data, pos) ^ ENHANCED) | (size ^ (32 + ((captured + 3) & ~3)))
-        if differs != 0 or captured < HEADERS or captured > c.MAX_CAPTURED or following > end:
+        if differs != 0 or captured < HEADERS + tag or captured > c.MAX_CAPTURED or following > end:
             break
         if le32(data, following - 4) != size or interface >= known:
             break
         multiply = interfaces[interface, c.I_MULTIPLY]
         if multiply == 0 or interfaces[interface, c.I_LINK] != wire.LINKTYPE_ETHERNET:
             break
-        if not _copy(data, at, captured, n, block):
+        if not _copy(data, at, captured - tag, tag, n, block):
             break
         ticks = (le32(data, pos + 12) << 32) | le32(data, pos + 16)
         put64(block, c.TIME + 8 * (i + n), ticks * multiply + interfaces[interface, c.I_OFFSET])
@@ -155,11 +165,13 @@ def gather_pcapng(data, pos, end, limit, interfaces, known, i, most, block):  # 
 
 
 @inlined
-def _copy(data, at, captured, n, block):  # type: ignore[no-untyped-def]
+def _copy(data, at, captured, tag, n, block):  # type: ignore[no-untyped-def]
     """Header words of the frame at ``at``, if it looks like a usual packet."""
     strange = (le32(data, at + 12) & 0xFFFFFF) ^ 0x450008  # IPv4, no options
     strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
     strange |= le16(data, at + 36) ^ 0xB712  # to 4791
+    if tag != 0:
+        strange |= le16(data, at + 8) ^ _VLAN
     if strange != 0:
         return False
     put32(block, _AT + 4 * n, at)
@@ -224,7 +236,7 @@ def _strange(k, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def flows_of(data, ahead, i, n, s, block, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
+def flows_of(data, ahead, tag, i, n, s, block, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
     """Flow, source and destination; for how many packets there was room.
 
     Meanwhile the bytes from ``ahead`` on are fetched for the next run.
@@ -245,7 +257,7 @@ def flows_of(data, ahead, i, n, s, block, slots, flows, ends, keys, endpoints, i
                     n = k
                     break
                 at = le32(block, _AT + 4 * k)
-                _add(data, at, key, qp, slot, s, slots, flows, ends, keys, endpoints, index)
+                _add(data, at, tag, key, qp, slot, s, slots, flows, ends, keys, endpoints, index)
         flow = flow_in(slots, slot)
         put32(block, c.FLOW + 4 * (i + k), flow)
         put64(block, _ENDS + 8 * k, counted(ends, flow))
@@ -257,11 +269,11 @@ def flows_of(data, ahead, i, n, s, block, slots, flows, ends, keys, endpoints, i
 
 
 @inner
-def _add(data, at, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
+def _add(data, at, tag, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
     """A new flow from the headers at ``at``."""
     mapped = 0xFFFF00000000  # ::ffff:a.b.c.d
-    src = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 26) | mapped, mac(data, at + 6))
-    dst = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 30) | mapped, mac(data, at))
+    src = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 26) | mapped, mac(data, at - tag + 6))
+    dst = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 30) | mapped, mac(data, at - tag))
     sport, dport = be16(data, at + 34), be16(data, at + 36)
     dest_qp = be32(data, at + 46) & 0xFFFFFF
     new_flow(s, slots, slot, flows, ends, keys, key, qp_key, src, dst, dest_qp, sport, dport, _ROCE_FLOW)
