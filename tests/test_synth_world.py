@@ -6,6 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from synth_worlds import Row, messages_of, played, settings
 
 from dpuflow.synth.congestion import CNP_NS
@@ -35,6 +38,7 @@ KINDS = {
     "split": ("op: all_reduce, bytes: 3MB",
               settings(nccl={"qps_per_connection": 4, "split_data_on_qps": True})),
     "adaptive routing": ("op: all_reduce, bytes: 3MB", settings(nccl={"adaptive_routing": True})),
+    "registered": ("op: all_reduce, bytes: 3MiB", settings(nccl={"registered": True})),
     "loss": ("op: all_reduce, bytes: 8MiB",
              settings(nccl={"timeout": 8}, faults=[{"kind": "loss", "share": 0.01}])),
     "slow link": ("op: all_reduce, bytes: 8MiB",
@@ -115,7 +119,8 @@ def test_the_slots_are_nccl_s(world: Played) -> None:
         rows = messages["va"][mine] - link.fifo_va
         assert (rows == (messages["value"][mine] - 1) % 256 * 512).all()
         assert (messages["kind"][mine] == CTS).all()
-        assert len(set(messages["target"][mine].tolist())) <= STEPS
+        slots = 256 if world.scenario.nccl.registered else STEPS
+        assert len(set(messages["target"][mine].tolist())) <= slots
 
 
 def test_a_late_gpu_shows_in_its_own_first_message() -> None:
@@ -217,3 +222,45 @@ def test_a_loaded_stack_repeats_messages_that_were_not_lost() -> None:
         max(1, -(-row.size // world.scenario.cluster.mtu)) for row in messages_of(world)
     )
     assert (replies["syndrome"] != 0x60).all()
+
+
+def test_with_registered_buffers_a_late_gpu_grants_late() -> None:
+    """With staging buffers the host grants ahead; with the user's own buffer its kernel does."""
+    for registered in (False, True):
+        late = settings(nccl={"registered": registered}, faults=[{"kind": "gpu_late", "rank": 2, "us": 400}])
+        world = played("op: all_reduce, bytes: 1MiB", late)
+        incoming = next(link for link in world.connections if link.dst.rank == 2)
+        first = next(row for row in messages_of(world) if row.flow == incoming.grants.number)
+        assert (first.sent_ns > world.works[0].enter_ns[2]) == registered
+
+
+@settings_of_hypothesis(max_examples=25, deadline=None, derandomize=True)
+@given(
+    op=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"]),
+    size=st.integers(1, 3_000_000),
+    protocol=st.sampled_from(["simple", "ll", "ll128"]),
+    nodes=st.integers(2, 7),
+    gpus=st.integers(1, 4),
+    channels=st.integers(1, 5),
+    pairs=st.integers(1, 3),
+    coalesce=st.sampled_from([1, 8]),
+    loss=st.sampled_from([0.0, 0.0, 0.01]),
+    mtu=st.sampled_from([256, 4096]),
+)
+def test_whatever_the_sizes_nobody_is_left_waiting(
+    op: str, size: int, protocol: str, nodes: int, gpus: int, channels: int, pairs: int, coalesce: int,
+    loss: float, mtu: int,
+) -> None:  # fmt: skip
+    world = played(
+        f"op: {op}, bytes: {size}, protocol: {protocol}",
+        settings(
+            cluster={"nodes": nodes, "gpus_per_node": gpus, "mtu": mtu},
+            nccl={"channels": channels, "qps_per_connection": pairs, "timeout": 8},
+            machine={"ack_coalesce": coalesce},
+            faults=[{"kind": "loss", "share": loss}],
+        ),
+        iterations=1,
+    )
+    assert all(row.came_ns >= 0 for row in messages_of(world))
+    test_one_clear_to_send_for_each_message_and_no_data_before_it(world)
+    test_credits_are_never_exceeded(world)

@@ -124,8 +124,21 @@ def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
         "snaplen": scenario.observation.snaplen,
         "path_mtu_roce": scenario.cluster.mtu,
         "fault": _fault(scenario),
+        "pauses": _pauses(played),
         "seed": scenario.seed,
     }
+
+
+def _pauses(played: Played) -> list[dict[str, int]]:
+    """How often and how long the switch stopped each NIC."""
+    pauses = played.trace.pauses.read()
+    found = []
+    for port in played.network.ports:
+        mine = pauses["port"] == port.number
+        if mine.any():
+            total = int((pauses["until_ns"][mine] - pauses["from_ns"][mine]).sum())
+            found.append({"rank": port.number, "times": int(mine.sum()), "ns": total})
+    return found
 
 
 def _fault(scenario: Scenario) -> dict[str, Any]:

@@ -176,6 +176,8 @@ class Rank:
         work, rank, now = launch.work, self.gpu.rank, self._engine.now
         share = work.plan.shares[rank]
         work.enter_ns[rank] = now
+        for link, _ in share.receives:
+            link.open()
         for link, _ in share.sends:
             link.window = share.grain.depth
         left = len(share.lanes)

@@ -54,7 +54,9 @@ class Nccl:
     traffic_class: int = setting(0, "NCCL_IB_TC; its upper six bits are the DSCP", low=0, high=255)
     ecn: bool = setting(True, "data frames are ECN capable, ECT(0)")
     timeout: int = setting(20, "NCCL_IB_TIMEOUT: 4.096 us times two to this power", low=1, high=31)
-    registered: bool = setting(False, "registered buffers: CTS entries wait for the receiver's kernel")
+    registered: bool = setting(
+        False, "registered buffers: CTS entries wait for the receiver's kernel, data walks the buffer"
+    )
 
 
 @dataclass(kw_only=True)

@@ -87,6 +87,9 @@ class Link:
     def announce(self, messages: int) -> None:
         """The sender's host has."""
 
+    def open(self) -> None:
+        """The receiver's kernel has started an operation."""
+
     def publish(self, size: int) -> None:
         """The sending GPU has filled a slot with ``size`` bytes on the wire."""
         raise NotImplementedError
@@ -156,6 +159,7 @@ class Connection(Link):
         self._buffers: dict[int, tuple[int, int]] = {}  # base -> address and rkey, at the receiver
         self._step = 0
         self._asked: deque[tuple[int, Grain]] = deque()  # operations: their last message, how they use slots
+        self._asked_before = self._opened = 0  # operations that are done, and that kernels have begun
         self._granted = 0
         self._credits = 0
         self._targets: deque[tuple[int, int]] = deque()  # of credits not yet used
@@ -174,11 +178,18 @@ class Connection(Link):
         self._asked.append((last + messages, grain))
         self._grant()
 
+    def open(self) -> None:
+        self._opened += 1
+        self._grant()
+
     def _grant(self) -> None:
         """Post the clear-to-send entries that the operation and the slots allow."""
         while self._asked and self.taken >= self._asked[0][0]:
             self._asked.popleft()
+            self._asked_before += 1
         if not self._asked:
+            return
+        if self._settings.registered and self._asked_before + 1 > self._opened:
             return
         last, grain = self._asked[0]
         while self._granted < min(last, self.taken + grain.depth):
@@ -190,10 +201,12 @@ class Connection(Link):
     def _post_grant(self, number: int, grain: Grain) -> None:
         layout = self._settings.layout
         if grain.base not in self._buffers:
-            size = grain.slot * STEPS
+            size = grain.slot * (layout.rows if self._settings.registered else STEPS)
             self._buffers[grain.base] = self.dst.memory.take(size, 4096), self.dst.memory.key()
         base, rkey = self._buffers[grain.base]
-        target = base + self._step % STEPS * grain.slot
+        # A registered buffer is the user's: data goes on and on in it, not round the slots.
+        slots = layout.rows if self._settings.registered else STEPS
+        target = base + self._step % slots * grain.slot
         self._step += grain.steps
         self._targets.append((target, rkey))
         row = self.fifo_va + (number - 1) % layout.rows * layout.stride
