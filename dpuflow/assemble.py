@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from dpuflow.causes import CAUSES, Causes, causes_of
+from dpuflow.edges import disagreements, measure_edges
 from dpuflow.findings import build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import add_stages, charge, judge, own_lateness
@@ -60,7 +61,8 @@ def assemble(
     """Put the whole result together. ``untold``: messages that no collective was made of."""
     groups, group_of = _groups(instances)
     entries = weigh(entries, exchanges, joined, instances, group_of)
-    relative = relate(entries, short_of_ranks(entries, instances))
+    short = short_of_ranks(entries, instances)
+    relative = relate(entries, short)
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
     causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
@@ -76,6 +78,8 @@ def assemble(
     kinds = group_kinds([g.endpoints for g in groups], group_of, instances, steps, pipelines, decoding)
     for group, kind in zip(groups, kinds, strict=True):
         group.kind = kind
+    edges = measure_edges(joined, exchanges, instances, entries)
+    seen_with = _seen_with(instances, entries, short)
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
@@ -85,11 +89,16 @@ def assemble(
         collectives=_collectives(
             captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
         ),
-        lateness=[_lateness(j) for j in judgements],
+        lateness=[_lateness(j, seen_with.get(j.endpoint)) for j in judgements],
+        edges=[measured.edge for measured in edges],
         what_if=list(list_what_if(judgements, stages, own, steps, instances, entries)),
         steps=list(list_steps(steps, tokens, entries)),
         pipelines=list(list_pipelines(pipelines, entries)),
-        limits=[*_limits(joined, untold), *_limits_of_transfers(instances, pipelines, stages)],
+        limits=[
+            *_limits(joined, untold),
+            *_limits_of_transfers(instances, pipelines, stages),
+            *disagreements(joined, edges, entries),
+        ],
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
@@ -238,7 +247,20 @@ def _frame(captures: Sequence[CaptureTables], capture: int, message: int, which:
     return int(captures[capture].messages[which][message]) + 1
 
 
-def _lateness(j: Judgement) -> Lateness:
+def _seen_with(
+    instances: Sequence[Instance], entries: Entries, short: NDArray[np.bool_]
+) -> dict[int, list[int]]:
+    """For endpoints of collectives that were seen in part: the endpoints that they are measured against."""
+    found: dict[int, set[int]] = {}
+    for number in np.flatnonzero(short).tolist():
+        rows = slice(*entries.offsets[number : number + 2].tolist())
+        dated = set(entries.endpoint[rows][entries.exact[rows]].tolist())
+        for endpoint in instances[number].order:
+            found.setdefault(endpoint, set()).update(dated)
+    return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}
+
+
+def _lateness(j: Judgement, relative_to: list[int] | None) -> Lateness:
     known = j.collectives > 0
     return Lateness(
         endpoint=j.endpoint,
@@ -252,6 +274,7 @@ def _lateness(j: Judgement) -> Lateness:
         cause=cast("Cause", j.cause),
         steadiness=cast("Steadiness | None", j.steadiness),
         since_ns=j.since_ns,
+        relative_to=relative_to,
     )
 
 

@@ -297,7 +297,7 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
             shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
             limits.append(
                 f"Not captured at their own nodes: {shown}. "
-                "What they sent is seen on the way or on arrival only."
+                "What they sent is seen on the way or on arrival only; captures there would show more."
             )
     for tables in captures:
         hidden = int(np.count_nonzero(tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)))

@@ -25,6 +25,7 @@ ORDER = [
         "identity",
         "collectives",
         "lateness",
+        "edges",
         "links",
         "phases",
         "causes",

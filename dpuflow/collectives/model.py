@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dpuflow.collectives.schedules import free_ranks, schedule
+from dpuflow.collectives.schedules import first_acts, free_ranks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,18 +77,10 @@ class Instance:
             return hidden, hidden
         n, seats = self.ranks or len(self.order), self.seats or tuple(range(len(self.order)))
         captured = {seats[row] for row, end in enumerate(self.order) if end in self.near}
-        first: dict[int, int] = {}
-        sends: dict[int, bool] = {}
-        grants: set[int] = set()
-        for send in schedule(self.algorithm, n, self.root or 0):
-            first.setdefault(send.dst, send.step)
-            if first.setdefault(send.src, send.step) == send.step:
-                sends.setdefault(send.src, send.dst in captured)
-            if first[send.dst] == send.step and send.src in captured:
-                grants.add(send.dst)
+        sends, grants = first_acts(self.algorithm, n, self.root or 0)
         return (
-            [row for row in hidden if not sends.get(seats[row], False)],
-            [row for row in hidden if seats[row] not in grants],
+            [row for row in hidden if sends.get(seats[row]) not in captured],
+            [row for row in hidden if captured.isdisjoint(grants.get(seats[row], ()))],
         )
 
 

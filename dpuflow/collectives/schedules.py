@@ -412,6 +412,25 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
 
 
 @lru_cache(maxsize=4096)
+def first_acts(algorithm: Algorithm, n: int, root: int) -> tuple[dict[int, int], dict[int, frozenset[int]]]:
+    """What a rank does first: to whom it sends before all else, and from whom it receives in its first step.
+
+    Ranks that receive before they send are not among the former, those that send before they receive not
+    among the latter.
+    """
+    first: dict[int, int] = {}
+    sends: dict[int, int] = {}
+    inputs: dict[int, set[int]] = {}
+    for send in schedule(algorithm, n, root):
+        first.setdefault(send.dst, send.step)
+        if first.setdefault(send.src, send.step) == send.step:
+            sends.setdefault(send.src, send.dst)
+        if first[send.dst] == send.step:
+            inputs.setdefault(send.dst, set()).add(send.src)
+    return sends, {rank: frozenset(peers) for rank, peers in inputs.items()}
+
+
+@lru_cache(maxsize=4096)
 def free_sends(algorithm: Algorithm, n: int, root: int, rank: int) -> dict[int, int]:
     """Whom a rank sends how many messages that need no input: those of steps before its first input."""
     sends: dict[int, int] = {}

@@ -57,15 +57,26 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
         return _late_headline(late, names), "bad" if late[0].verdict == "late" else "warn"
     if not any(c.op != "send_recv" for c in result.collectives):
         if result.collectives:
-            return "NO VERDICT: transfers, but no collective was found, so nobody can be called late.", "warn"
-        return "NO VERDICT: no collective was found in these captures, so nobody can be called late.", "warn"
+            text = "NO VERDICT: transfers, but no collective was found, so nobody can be called late."
+        else:
+            text = "NO VERDICT: no collective was found in these captures, so nobody can be called late."
+        return text + _add_captures(result), "warn"
     blind = [row for row in result.lateness if row.verdict == "unknown"]
     if len(blind) == len(result.lateness):
-        return "NO VERDICT: collectives were found, but of no endpoint can be told when it entered.", "warn"
+        text = "NO VERDICT: collectives were found, but of no endpoint can be told when it entered."
+        return text + _add_captures(result), "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
-        return f"NOBODY SEEN LATE, but of {who} these captures do not tell.", "warn"
+        return f"NOBODY SEEN LATE, but of {who} these captures do not tell.{_add_captures(result)}", "warn"
     return "NOBODY WAS LATE OF ITS OWN DOING.", "good"
+
+
+def _add_captures(result: Analysis) -> str:
+    """What to do where captures at some nodes only are why so little can be told."""
+    partly = any(row.relative_to is not None for row in result.lateness)
+    if partly or any(line.startswith("Not captured at their own nodes") for line in result.limits):
+        return " Add the captures of the other nodes."
+    return ""
 
 
 def _late_headline(late: list[Lateness], names: Names) -> str:
