@@ -1,10 +1,11 @@
-"""Where the CPU time of ``dpuflow analyze`` goes: start-up by imported package, then by function.
+"""Where the CPU time of ``dpuflow analyze`` goes: start-up by imported package, by kernel, by function.
 
-Compiled kernels stand in the list under their own names; what they call is part of them.
+In the list of functions all kernels together are ``_ready.py _enter``.
 """
 
 from __future__ import annotations
 
+import json
 import pstats
 import re
 import tempfile
@@ -53,6 +54,9 @@ def profile_analysis(file: Path | None, packets: int) -> str:
         whole = run(dpuflow("analyze", str(file), "--quiet")).cpu_ns / 1e6
         lines = [f"whole command: {whole:,.0f} ms CPU", "", "imports, ms by package:"]
         lines += [f"  {ms:8.1f}  {package}" for package, ms in list(_imports(file).items())[:12]]
+        kernels = json.loads(run(python("-m", "bench.kernels", str(file))).output)
+        lines += ["", "compiled kernels, one thread:", "   CPU ms     calls  kernel"]
+        lines += [f"{ns / 1e6:9.1f}{calls:10,}  {name}" for name, (calls, ns) in list(kernels.items())[:_TOP]]
         functions = _functions(file, folder)
         dpuflow_s = sum(own for where, _, own, _ in functions if where.startswith("dpuflow/"))
         lines += ["", f"functions, one thread, under cProfile ({dpuflow_s:.2f} s own time in dpuflow/):"]

@@ -261,3 +261,18 @@ def test_figures_say_met_and_not_met() -> None:
     assert lines["parse / P"].endswith("target met, aim not met")
     assert lines["--help / python"].endswith("NOT MET")
     assert lines["scapy / parse"].endswith("not measured")
+
+
+def test_kernels_are_timed_by_name(tmp_path: Path) -> None:
+    """Where there is a library of them; one analysis calls the parser at least once."""
+    from dpuflow.kernels import _ready
+
+    if _ready.LIBRARY is None:
+        pytest.skip("kernels come from Numba here")
+    capture = tmp_path / "small.pcap"
+    write_captures(2_000, pcap=capture)
+    from bench.kernels import kernel_times
+
+    times = kernel_times(str(capture))
+    assert times["roce_scan"][0] >= 1
+    assert list(times.values()) == sorted(times.values(), key=lambda entry: -entry[1])
