@@ -219,7 +219,7 @@ def _close_loops(found: list[Measured]) -> None:
     most = max((len(m.collective) for m in found), default=0)
     used = [m for m in found if 2 * len(m.collective) >= most]
     ends = sorted({end for m in used for end in (m.edge.from_, m.edge.to)})
-    if len(used) < len(ends):
+    if not used or len(used) < len(ends):
         return  # no loop
     common = used[0].collective
     for m in used[1:]:

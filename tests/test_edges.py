@@ -108,3 +108,11 @@ def test_one_capture_shows_its_own_edges() -> None:
         assert edge.error_ns is not None
         assert other.error_ns is not None
         assert abs(edge.median_ns - sign * other.median_ns) <= edge.error_ns + other.error_ns
+
+
+def test_no_collective_no_edge() -> None:
+    joined = join(captures("gloo-allreduce-n4")[:2])
+    nothing = build_exchanges(joined.transfers[:0])
+    entries = build_entries(nothing, [])
+    assert measure_edges(joined, nothing, [], entries) == []
+    assert disagreements(joined, [], entries) == []
