@@ -16,7 +16,8 @@ import numpy as np
 from dpuflow.collectives.partial import Contact, placements
 from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, Send
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.collectives.sending import Send
 from dpuflow.collectives.streams import HOLE
 from dpuflow.schema import Op
 

@@ -76,18 +76,19 @@ def matches(
             continue
         if (algorithm.op == Op.BARRIER) != (total == 0):
             continue
-        size = algorithm.size_of(n, total)
         for order in orders(edges, endpoints):
-            root = next(
+            match = next(
                 (
-                    r
-                    for r in (range(n) if algorithm.rooted else (0,))
-                    if _agree(edges, edge_sizes(algorithm, n, r), order, size, cuts=algorithm.cuts)
+                    Match(algorithm, order, root, round(size))
+                    for root in (range(n) if algorithm.rooted else (0,))
+                    for expected in (edge_sizes(algorithm, n, root),)
+                    for size in (total / max(sum(map(sum, expected.values())), 1e-12),)
+                    if _agree(edges, expected, order, size, cuts=algorithm.cuts)
                 ),
                 None,
             )
-            if root is not None:
-                found.append(Match(algorithm, order, root, round(size)))
+            if match is not None:
+                found.append(match)
                 break
     return found
 

@@ -14,21 +14,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dpuflow.collectives.sending import Send, is_power, power_below
+from dpuflow.collectives.trees import (
+    binary_by_level,
+    binary_heap,
+    binomial_in_order,
+    binomial_outward,
+    chains,
+    down,
+    flat,
+    gathered,
+    in_order_up,
+    k_nomial,
+    scattered,
+    split_binary,
+    up,
+)
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-class Send(NamedTuple):
-    """One message of a schedule. Ranks are positions in the group, 0 to n - 1."""
-
-    step: int
-    src: int
-    dst: int
-    size: float  # bytes; a fraction where the buffer does not divide evenly
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +54,6 @@ class Algorithm:
     fits: Callable[[int], bool] = lambda n: n >= 2
     rooted: bool = False
     cuts: bool = False
-
-
-def _power_below(n: int) -> int:
-    return 1 << (n.bit_length() - 1)
-
-
-def _is_power(n: int) -> bool:
-    return n >= 2 and n & (n - 1) == 0
 
 
 # -- rings -----------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ def _ring_reduce_scatter(n: int, size: float, root: int) -> Iterator[Send]:
 
 def _folded(n: int) -> tuple[int, list[int]]:
     """The power of two below n, and the rank that stands for each position of the hypercube."""
-    power = _power_below(n)
+    power = power_below(n)
     extra = n - power
     return power, [2 * i + 1 if i < extra else i + extra for i in range(power)]
 
@@ -101,7 +100,7 @@ def _recursive_doubling(n: int, size: float, root: int) -> Iterator[Send]:
 
 
 def _rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
-    power = _power_below(n)
+    power = power_below(n)
     extra = n - power
     ranks = [2 * i if i < extra else i + extra for i in range(power)]
     step = 0
@@ -127,13 +126,74 @@ def _rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
         yield Send(step, 2 * i, 2 * i + 1, size)
 
 
+def _halving(n: int, size: float, masks: list[int]) -> Iterator[tuple[Send, dict[int, int]]]:
+    """Recursive halving of a vector of n blocks, extra ranks folded: sends, and each rank's block so far.
+
+    In the order of ``masks`` partners exchange halves of what they hold; a rank that stands for two has two
+    blocks.
+    """
+    power = power_below(n)
+    extra = n - power
+    ranks = [2 * i + 1 if i < extra else i + extra for i in range(power)]
+    begin = [2 * i if i < extra else i + extra for i in range(power)] + [n]
+    for i in range(extra):
+        yield Send(0, 2 * i, 2 * i + 1, size), {}
+    first, many = [0] * power, power
+    for step, mask in enumerate(masks, 1 if extra else 0):
+        many //= 2
+        for i in range(power):
+            # The partner with the bit takes the upper half.
+            sent = first[i] + (0 if i & mask else many)
+            blocks = begin[sent + many] - begin[sent]
+            first[i] += many if i & mask else 0
+            yield Send(step, ranks[i], ranks[i ^ mask], size / n * blocks), dict(enumerate(first))
+
+
 def _recursive_halving(n: int, size: float, root: int) -> Iterator[Send]:
-    part, distance, step = size, n // 2, 0
-    while distance:
-        part /= 2
-        for rank in range(n):
-            yield Send(step, rank, rank ^ distance, part)
-        step, distance = step + 1, distance // 2
+    power = power_below(n)
+    masks = [1 << k for k in reversed(range(power.bit_length() - 1))]
+    for send, _ in _halving(n, size, masks):
+        yield send
+    for i in range(n - power):
+        yield Send(n, 2 * i + 1, 2 * i, size / n)
+
+
+def _butterfly(n: int, size: float, root: int) -> Iterator[Send]:
+    """Recursive halving with the nearest partner first; the blocks then go where they belong."""
+    power = power_below(n)
+    extra, bits = n - power, power.bit_length() - 1
+    for send, _ in _halving(n, size, [1 << k for k in range(bits)]):
+        yield send
+    for i in range(power):
+        own = 2 * i + 1 if i < extra else i + extra
+        mirror = int(format(i, f"0{bits}b")[::-1], 2)
+        target = 2 * mirror + 1 if mirror < extra else mirror + extra
+        if mirror < extra:
+            yield Send(n, own, target - 1, size / n)
+        if target != own:
+            yield Send(n, own, target, size / n)
+
+
+def _rabenseifner_reduce(n: int, size: float, root: int) -> Iterator[Send]:
+    """Halving with the nearest partner first, then the parts gather at the root the way back."""
+    power = power_below(n)
+    extra, bits = n - power, power.bit_length() - 1
+    ranks = [2 * i if i < extra else i + extra for i in range(power)]
+    for send in _rabenseifner(n, size, root):
+        if send.step < bits + (2 if extra else 0):
+            yield send
+    top, step = (root - extra if root >= 2 * extra else root // 2), n
+    if root < 2 * extra and root % 2:  # the root was folded away: it takes the place of the first
+        top = 0
+        yield Send(step, ranks[0], root, size / power)
+        ranks[0] = root
+    active = list(range(power))
+    for k in reversed(range(bits)):
+        step += 1
+        leaving = [i for i in active if (i ^ 1 << k) >> k == top >> k]
+        for i in leaving:
+            yield Send(step, ranks[i], ranks[i ^ 1 << k], size / 2 ** (k + 1))
+        active = [i for i in active if i not in leaving]
 
 
 def _doubling_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
@@ -182,75 +242,6 @@ def _linear_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
         yield send._replace(step=0)
 
 
-# -- trees -----------------------------------------------------------------------------------
-
-
-def _binomial_down(n: int, size: float, root: int) -> Iterator[Send]:
-    distance, step = _power_below(n - 1), 0
-    while distance:
-        for virtual in range(0, n, 2 * distance):
-            if virtual + distance < n:
-                yield Send(step, (virtual + root) % n, (virtual + distance + root) % n, size)
-        step, distance = step + 1, distance // 2
-
-
-def _binomial_outward(n: int, size: float, root: int) -> Iterator[Send]:
-    """The mirrored tree: in step k everybody who has the data serves the rank 2^k further on."""
-    distance, step = 1, 0
-    while distance < n:
-        for virtual in range(min(distance, n - distance)):
-            yield Send(step, (virtual + root) % n, (virtual + distance + root) % n, size)
-        step, distance = step + 1, distance * 2
-
-
-def _binomial_up(n: int, size: float, root: int) -> Iterator[Send]:
-    distance, step = 1, 0
-    while distance < n:
-        for virtual in range(distance, n, 2 * distance):
-            yield Send(step, (virtual + root) % n, (virtual - distance + root) % n, size)
-        step, distance = step + 1, distance * 2
-
-
-def _binary_down(n: int, size: float, root: int) -> Iterator[Send]:
-    for virtual in range(1, n):
-        depth = (virtual + 1).bit_length() - 2
-        yield Send(depth, ((virtual - 1) // 2 + root) % n, (virtual + root) % n, size)
-
-
-def _chain_down(n: int, size: float, root: int) -> Iterator[Send]:
-    for virtual in range(n - 1):
-        yield Send(virtual, (virtual + root) % n, (virtual + 1 + root) % n, size)
-
-
-def _chain_up(n: int, size: float, root: int) -> Iterator[Send]:
-    for virtual in range(n - 1, 0, -1):
-        yield Send(n - 1 - virtual, (virtual + root) % n, (virtual - 1 + root) % n, size)
-
-
-def _chains_down(n: int, size: float, root: int) -> Iterator[Send]:
-    """Four chains side by side, as even as they can be."""
-    heads = min(4, n - 1)
-    virtual = 1
-    for chain in range(heads):
-        length = (n - 1) // heads + (chain < (n - 1) % heads)
-        for place in range(length):
-            before = virtual - 1 if place else 0
-            yield Send(place, (before + root) % n, (virtual + root) % n, size)
-            virtual += 1
-
-
-def _linear_down(n: int, size: float, root: int) -> Iterator[Send]:
-    for rank in range(n):
-        if rank != root:
-            yield Send(0, root, rank, size)
-
-
-def _linear_up(n: int, size: float, root: int) -> Iterator[Send]:
-    for rank in range(n):
-        if rank != root:
-            yield Send(0, rank, root, size)
-
-
 # -- barriers --------------------------------------------------------------------------------
 
 
@@ -263,7 +254,7 @@ def _dissemination(n: int, size: float, root: int) -> Iterator[Send]:
 
 
 def _doubling_barrier(n: int, size: float, root: int) -> Iterator[Send]:
-    power = _power_below(n)
+    power = power_below(n)
     for rank in range(power, n):
         yield Send(0, rank, rank - power, 0)
     distance, step = 1, 1
@@ -276,16 +267,16 @@ def _doubling_barrier(n: int, size: float, root: int) -> Iterator[Send]:
 
 
 def _binomial_barrier(n: int, size: float, root: int) -> Iterator[Send]:
-    up = list(_binomial_up(n, 0, root))
-    yield from up
-    for send in reversed(up):
+    inward = list(up(binomial_in_order)(n, 0, root))
+    yield from inward
+    for send in reversed(inward):
         yield Send(2 * n - send.step, send.dst, send.src, 0)
 
 
 def _linear_barrier(n: int, size: float, root: int) -> Iterator[Send]:
-    yield from _linear_up(n, 0, root)
-    for send in _linear_down(n, 0, root):
-        yield send._replace(step=1)
+    yield from up(flat)(n, 0, root)
+    for send in down(flat)(n, 0, root):
+        yield send._replace(step=n)
 
 
 def _double_ring(n: int, size: float, root: int) -> Iterator[Send]:
@@ -302,23 +293,43 @@ def _ring_reduce(n: int, size: float, root: int) -> Iterator[Send]:
             yield Send(n - 1, rank, root, size / n)
 
 
+@lru_cache(maxsize=1024)
+def _units(sends: Callable[[int, float, int], Iterator[Send]], n: int) -> float:
+    """Payload of all messages together for a buffer of one byte."""
+    return sum(send.size for send in sends(n, 1.0, 0))
+
+
+SHAPES: tuple[tuple[str, Callable[[int], list[int]], Callable[[int], bool]], ...] = (
+    ("binomial", binomial_in_order, lambda n: n > 1),
+    ("binomial", binomial_outward, lambda n: n > 3),
+    ("linear", flat, lambda n: n > 2),
+    ("chain", chains(1), lambda n: n > 2),
+    *(("chain", chains(heads), lambda n, heads=heads: n > heads + 1) for heads in (2, 3, 4, 8)),
+    ("tree", binary_by_level, lambda n: n > 3),
+    ("tree", binary_heap, lambda n: n > 5),
+    ("unknown", k_nomial(3), lambda n: n > 4),  # the result format has no name for it
+    ("unknown", k_nomial(4), lambda n: n > 5),
+)
+"""Name, parents and for how many ranks it is no other shape, of what a buffer goes down or up on."""
+
+
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(Op.ALL_REDUCE, "ring", _ring_all_reduce, lambda n, t: t / (2 * (n - 1)), cuts=True),
     Algorithm(
         Op.ALL_REDUCE,
         "recursive_doubling",
         _recursive_doubling,
-        lambda n, t: t / (_power_below(n) * (_power_below(n).bit_length() - 1) + 2 * (n - _power_below(n))),
+        lambda n, t: t / (power_below(n) * (power_below(n).bit_length() - 1) + 2 * (n - power_below(n))),
     ),
     Algorithm(
         Op.ALL_REDUCE,
         "rabenseifner",
         _rabenseifner,
-        lambda n, t: t / (2 * (_power_below(n) - 1) + 2.5 * (n - _power_below(n))),
+        lambda n, t: t / (2 * (power_below(n) - 1) + 2.5 * (n - power_below(n))),
     ),
     Algorithm(Op.ALL_GATHER, "ring", _ring_all_gather, lambda n, t: t / (n * (n - 1)), cuts=True),
     Algorithm(
-        Op.ALL_GATHER, "recursive_doubling", _doubling_all_gather, lambda n, t: t / (n * (n - 1)), _is_power
+        Op.ALL_GATHER, "recursive_doubling", _doubling_all_gather, lambda n, t: t / (n * (n - 1)), is_power
     ),
     Algorithm(Op.ALL_GATHER, "bruck", _bruck_all_gather, lambda n, t: t / (n * (n - 1))),
     Algorithm(
@@ -329,7 +340,19 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         lambda n: n >= 4 and n % 2 == 0,
     ),
     Algorithm(Op.REDUCE_SCATTER, "ring", _ring_reduce_scatter, lambda n, t: t / (n - 1), cuts=True),
-    Algorithm(Op.REDUCE_SCATTER, "halving_doubling", _recursive_halving, lambda n, t: t / (n - 1), _is_power),
+    Algorithm(
+        Op.REDUCE_SCATTER,
+        "halving_doubling",
+        _recursive_halving,
+        lambda n, t: t / _units(_recursive_halving, n),
+    ),
+    Algorithm(
+        Op.REDUCE_SCATTER,
+        "halving_doubling",
+        _butterfly,
+        lambda n, t: t / _units(_butterfly, n),
+        lambda n: n > 3,
+    ),
     Algorithm(Op.ALL_TO_ALL, "pairwise", _pairwise, lambda n, t: t / (n - 1), cuts=True),
     Algorithm(Op.ALL_TO_ALL, "linear", _linear_all_to_all, lambda n, t: t / (n - 1), cuts=True),
     Algorithm(
@@ -338,20 +361,44 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         _bruck_all_to_all,
         lambda n, t: t / sum(bin(i).count("1") for i in range(n)),
     ),
-    Algorithm(Op.BROADCAST, "binomial", _binomial_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.BROADCAST, "binomial", _binomial_outward, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.BROADCAST, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.BROADCAST, "chain", _chain_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.BROADCAST, "chain", _chains_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.BROADCAST, "tree", _binary_down, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.REDUCE, "binomial", _binomial_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.REDUCE, "linear", _linear_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
-    Algorithm(Op.REDUCE, "chain", _chain_up, lambda n, t: t / (n - 1), rooted=True, cuts=True),
+    *(
+        Algorithm(Op.BROADCAST, name, down(shape), lambda n, t: t / (n - 1), fits, rooted=True, cuts=True)
+        for name, shape, fits in SHAPES
+    ),
+    Algorithm(Op.BROADCAST, "tree", split_binary(), lambda n, t: t / _units(split_binary(), n), rooted=True),
+    *(
+        Algorithm(Op.REDUCE, name, up(shape), lambda n, t: t / (n - 1), fits, rooted=True, cuts=True)
+        for name, shape, fits in SHAPES
+    ),
+    Algorithm(
+        Op.REDUCE, "tree", in_order_up, lambda n, t: t / _units(in_order_up, n), lambda n: n > 2, True, True
+    ),
+    Algorithm(
+        Op.REDUCE,
+        "rabenseifner",
+        _rabenseifner_reduce,
+        lambda n, t: t / _units(_rabenseifner_reduce, n),
+        rooted=True,
+    ),
     Algorithm(
         Op.REDUCE, "ring", _ring_reduce, lambda n, t: t / (n - 1) / (1 + 1 / n), rooted=True, cuts=True
     ),
-    Algorithm(Op.GATHER, "linear", _linear_up, lambda n, t: t / (n - 1), rooted=True),
-    Algorithm(Op.SCATTER, "linear", _linear_down, lambda n, t: t / (n - 1), rooted=True),
+    Algorithm(Op.GATHER, "linear", up(flat), lambda n, t: t / (n - 1), rooted=True),
+    Algorithm(
+        Op.GATHER,
+        "binomial",
+        gathered(binomial_in_order),
+        lambda n, t: t / _units(gathered(binomial_in_order), n),
+        rooted=True,
+    ),
+    Algorithm(Op.SCATTER, "linear", down(flat), lambda n, t: t / (n - 1), rooted=True),
+    Algorithm(
+        Op.SCATTER,
+        "binomial",
+        scattered(binomial_in_order),
+        lambda n, t: t / _units(scattered(binomial_in_order), n),
+        rooted=True,
+    ),
     Algorithm(Op.BARRIER, "recursive_doubling", _doubling_barrier, lambda n, t: 0.0),
     Algorithm(Op.BARRIER, "dissemination", _dissemination, lambda n, t: 0.0),
     Algorithm(Op.BARRIER, "linear", _linear_barrier, lambda n, t: 0.0, rooted=True),

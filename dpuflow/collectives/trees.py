@@ -1,0 +1,185 @@
+"""Schedules with a root: how a buffer goes down a tree or chain, how parts come up to the root.
+
+Each gives the messages for ``n`` ranks, a buffer of ``size`` bytes and a ``root`` (see ``schedules``). Trees
+are numbered from the root: position v stands for rank v + root. Sources: Thakur, Rabenseifner, Gropp (2005);
+for the shapes in use, the topologies of Open MPI's coll/base.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dpuflow.collectives.sending import Send, power_below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Sends = Callable[[int, float, int], Iterator[Send]]
+
+
+# -- shapes: for each position but 0 its parent -------------------------------------------------
+
+
+def binomial_in_order(n: int) -> list[int]:
+    """Parents: a position without its lowest bit, so a subtree is a run of positions."""
+    return [v & (v - 1) for v in range(n)]
+
+
+def binomial_outward(n: int) -> list[int]:
+    """Parents: a position without its highest bit; in step k everybody serves the one 2^k further on."""
+    return [v - power_below(v) if v else 0 for v in range(n)]
+
+
+def binary_heap(n: int) -> list[int]:
+    """Parents in a binary tree numbered level by level, children side by side."""
+    return [(v - 1) // 2 if v else 0 for v in range(n)]
+
+
+def binary_by_level(n: int) -> list[int]:
+    """Parents in a binary tree numbered level by level, first children first: odd positions on the left."""
+    parents = [0] * n
+    for v in range(1, n):
+        width = power_below(v + 1)  # of v's level, which begins at width - 1; the one above is half as wide
+        parents[v] = width // 2 - 1 + (v - (width - 1)) % (width // 2)
+    return parents
+
+
+def chains(heads: int) -> Callable[[int], list[int]]:
+    """Parents in chains side by side, as even as they can be; one chain is a pipeline."""
+
+    def parents(n: int) -> list[int]:
+        found, count = [0], min(heads, n - 1)
+        for chain in range(count):
+            for place in range((n - 1) // count + (chain < (n - 1) % count)):
+                found.append(len(found) - 1 if place else 0)
+        return found
+
+    return parents
+
+
+def k_nomial(radix: int) -> Callable[[int], list[int]]:
+    """Parents: a position without its lowest digit of base ``radix`` that is not 0."""
+
+    def parents(n: int) -> list[int]:
+        found = [0] * n
+        for v in range(1, n):
+            unit = 1
+            while v % (unit * radix) == 0:
+                unit *= radix
+            found[v] = v - v % (unit * radix)
+        return found
+
+    return parents
+
+
+def flat(n: int) -> list[int]:
+    """Everybody's parent is the root."""
+    return [0] * n
+
+
+# -- what goes along them ------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _shape(parents: Callable[[int], list[int]], n: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Parents, depths and sizes of the subtrees of each position; parents come before children."""
+    parent = parents(n)
+    depth, below = [0] * n, [1] * n
+    for v in range(1, n):
+        at = v
+        while at:
+            depth[v] += 1
+            at = parent[at]
+            below[at] += 1
+    return tuple(parent), tuple(depth), tuple(below)
+
+
+def down(parents: Callable[[int], list[int]]) -> Sends:
+    """The whole buffer from parent to child."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        parent, depth, _ = _shape(parents, n)
+        for v in range(1, n):
+            yield Send(depth[v] - 1, (parent[v] + root) % n, (v + root) % n, size)
+
+    return sends
+
+
+def up(parents: Callable[[int], list[int]]) -> Sends:
+    """The whole buffer from child to parent, reduced with what came from below."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        parent, depth, _ = _shape(parents, n)
+        for v in range(1, n):
+            yield Send(n - depth[v], (v + root) % n, (parent[v] + root) % n, size)
+
+    return sends
+
+
+def gathered(parents: Callable[[int], list[int]]) -> Sends:
+    """Everybody's block to the root: a subtree's blocks go up in one message."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        parent, depth, below = _shape(parents, n)
+        for v in range(1, n):
+            yield Send(n - depth[v], (v + root) % n, (parent[v] + root) % n, size * below[v])
+
+    return sends
+
+
+def scattered(parents: Callable[[int], list[int]]) -> Sends:
+    """A block to everybody from the root: a subtree's blocks come down in one message."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        parent, depth, below = _shape(parents, n)
+        for v in range(1, n):
+            yield Send(depth[v] - 1, (parent[v] + root) % n, (v + root) % n, size * below[v])
+
+    return sends
+
+
+@lru_cache(maxsize=64)
+def split_binary(segment: float = 1.0) -> Sends:
+    """One half of the buffer down each side of a binary tree; then pairs exchange their halves whole.
+
+    ``segment``: what goes down at once, as a share of a half.
+    """
+    parts = [segment] * int(1 / segment + 1e-9)
+    if 1 - sum(parts) > 1e-9:
+        parts.append(1 - sum(parts))
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        parent, depth, _ = _shape(binary_by_level, n)
+        for number, part in enumerate(parts):
+            for v in range(1, n):
+                step = depth[v] - 1 + number
+                yield Send(step, (parent[v] + root) % n, (v + root) % n, size / 2 * part)
+        last = len(parts) + max(depth)
+        for v in range(1, n, 2):
+            if v + 1 < n:
+                yield Send(last, (v + root) % n, (v + 1 + root) % n, size / 2)
+                yield Send(last, (v + 1 + root) % n, (v + root) % n, size / 2)
+            else:
+                yield Send(last, root, (v + root) % n, size / 2)
+
+    return sends
+
+
+def in_order_up(n: int, size: float, root: int) -> Iterator[Send]:
+    """Up a binary tree whose subtrees are runs of ranks, for reductions whose order matters.
+
+    The last rank is its top; from there the result goes to the root.
+    """
+
+    def below(first: int, count: int, depth: int) -> Iterator[Send]:
+        top = first + count - 1
+        right = count // 2
+        for start, some in ((first + right, count - right - 1), (first, right)):
+            if some > 0:
+                yield from below(start, some, depth + 1)
+                yield Send(n - depth - 1, start + some - 1, top, size)
+
+    yield from below(0, n, 0)
+    if root != n - 1:
+        yield Send(n, n - 1, root, size)
