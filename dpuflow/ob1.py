@@ -11,19 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.framing import BTL_HEADER, OB1_BYTES, OB1_FIN, OB1_MATCH, OB1_PUT, OB1_RNDV
-from dpuflow.schema import NONE32, Framing, Op, Role, Wire
-from dpuflow.stretches import Part, split, stretches
+from dpuflow.hidden_ob1 import Usage, fill, gaps
+from dpuflow.schema import NONE32, Framing, Role, Wire
+from dpuflow.stretches import split, stretches
 
 if TYPE_CHECKING:
     from dpuflow.stretches import HiddenCounts
     from dpuflow.tables import Rows
-
-_FIN = BTL_HEADER + OB1_BYTES[OB1_FIN]
-_REQUEST = BTL_HEADER + OB1_BYTES[OB1_PUT]
-_RNDV = BTL_HEADER + OB1_BYTES[OB1_RNDV]
-_MATCH = BTL_HEADER + OB1_BYTES[OB1_MATCH]
-_SEQUENCES = 1 << 16
 
 
 def latest_before(
@@ -141,60 +135,6 @@ def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
     rows["va"][heirs] = request[parent[heirs]].view(np.uint64)
 
 
-def _missing_numbers(rows: Rows, order: np.ndarray, run: np.ndarray) -> tuple[int, int, np.void | None]:
-    """How many sequence numbers the stretch must hold, the first of them, and the message to copy from."""
-    numbered = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
-    before, after = numbered[numbered < run[0]], numbered[numbered > run[-1]]
-    if not len(before) or not len(after):
-        return 0, 0, None
-    a, b = rows[before[-1]], rows[after[0]]
-    if a["context"] != b["context"]:
-        return 0, 0, None
-    count = (int(b["sub"]) - int(a["sub"]) - 1) % _SEQUENCES
-    # The nearer one in time is of the same call, if not both are.
-    mid = int(rows["first_ns"][run[0]])
-    nearer = a if mid - int(a["last_ns"]) <= int(b["first_ns"]) - mid else b
-    return count, (int(a["sub"]) + 1) % _SEQUENCES, nearer
-
-
-def solve(rows: Rows, order: np.ndarray, run: np.ndarray, found: int) -> list[Part] | None:
-    """The frames that fill a stretch, if there is one way; ``found``: FINs of stretches before it."""
-    size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
-    since, until = int(rows["seq"][run[0]]), int(rows["seq_end"][run[-1]])
-    wires = rows["wire"][order]
-    puts = rows["seq_end"][order[wires == Wire.OB1_PUT]].astype(np.int64)
-    puts_at = rows["seq"][order[wires == Wire.OB1_PUT]].astype(np.int64)
-    fins = rows["seq"][order[wires == Wire.OB1_FIN]].astype(np.int64)
-    # Each PUT before the stretch has its FIN before it, in it or right after it.
-    owed = int((puts <= since).sum() - (fins < since).sum()) - found
-    until_put = puts_at[puts_at >= until].min(initial=np.iinfo(np.int64).max)
-    late = int(((fins >= until) & (fins < until_put)).sum())
-    ended = max(0, owed - late)
-    count, number, near = _missing_numbers(rows, order, run)
-    answers = []
-    for requests in range(3):
-        left = size - ended * _FIN - requests * _REQUEST
-        if count == 0 and left == 0:
-            answers.append((requests, 0))
-        elif count == 1 and left >= _MATCH:
-            answers.append((requests, left))
-    # With a sequence number to place, a bare RNDV is likelier than a MATCH that happens to fit.
-    answers = [a for a in answers if a[1] == _RNDV] or answers
-    if len(answers) != 1:
-        return None
-    requests, left = answers[0]
-    nothing = (int(Op.UNKNOWN), 0, 0)
-    parts = [Part(_FIN, Wire.OB1_FIN, Role.DONE, nothing, 0)] * ended
-    parts += [Part(_REQUEST, Wire.OB1_PUT_REQUEST, Role.GRANT, nothing, 0)] * requests
-    if left and near is not None:
-        slot, context = (int(near["op"]), int(near["tag"]), number), int(near["context"])
-        if left == _RNDV:
-            parts.append(Part(left, Wire.OB1_RNDV, Role.OFFER, slot, int(near["announces"]), context))
-        else:
-            parts.append(Part(left, Wire.OB1_MATCH, Role.DATA, slot, left - _MATCH, context))
-    return parts
-
-
 def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray],
                 counts: HiddenCounts) -> tuple[list[np.ndarray], list[Rows]]:  # fmt: skip
     """As ``hidden.resolve_gloo``, for the flows framed by ob1; inheritance comes after (``inherit``)."""
@@ -204,14 +144,16 @@ def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarr
         if flows["framing"][f] != Framing.OB1 or flows["peer"][f] == NONE32:
             continue
         found = 0
-        for run in stretches(links, order):
-            counts.stretches += 1
-            parts = solve(rows, order, run, found)
-            if parts:
-                found += sum(part.wire == Wire.OB1_FIN for part in parts)
-                gone.append(run)
-                made.append(split(rows, run, parts))
-                counts.stretches_resolved += 1
-                counts.headers += len(parts)
-                counts.resolved += len(parts)
+        runs = stretches(links, order)
+        counts.stretches += len(runs)
+        usage = Usage(rows, order)
+        for gap in gaps(rows, order, runs):
+            for run, parts in zip(gap.runs, fill(rows, order, gap, found, usage), strict=True):
+                if parts:
+                    found += sum(part.wire == Wire.OB1_FIN for part in parts)
+                    gone.append(run)
+                    made.append(split(rows, run, parts))
+                    counts.stretches_resolved += 1
+                    counts.headers += len(parts)
+                    counts.resolved += len(parts)
     return gone, made

@@ -31,6 +31,7 @@ def build_collectives(
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
     messages were captured, None for everyone.
     """
+    from dpuflow.collectives.composed import composed
     from dpuflow.collectives.repeated import repeated_instances
     from dpuflow.collectives.sequenced import sequenced_instances
     from dpuflow.collectives.structured import structured_instances
@@ -42,7 +43,7 @@ def build_collectives(
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     instances = tagged_instances(exchanges, np.flatnonzero(gloo), position, near)
     for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
-        instances.extend(sequenced_instances(exchanges, rows, position, near))
+        instances.extend(composed(exchanges, sequenced_instances(exchanges, rows, position, near)))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (exchanges["data_ns"] != NEVER)
     instances.extend(structured_instances(exchanges, np.flatnonzero(written & ~told), position, near))

@@ -82,7 +82,9 @@ def flat(n: int) -> list[int]:
 
 
 @lru_cache(maxsize=1024)
-def _shape(parents: Callable[[int], list[int]], n: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _shape(
+    parents: Callable[[int], list[int]], n: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Parents, depths and sizes of the subtrees of each position; parents come before children."""
     parent = parents(n)
     depth, below = [0] * n, [1] * n
