@@ -158,10 +158,19 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     latest("acked_ns", data, rows["acked_ns"])
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
-    announced = np.zeros(count, np.uint64)
-    np.maximum.at(announced, number[offer | grant], rows["announces"][offer | grant])
-    # What the sender announced counts before what was seen of it: frames of it may lie in a gap.
-    out["bytes"] = np.where(announced > 0, announced, carried)
+    read = (rows["flags"] & MessageFlag.HIDDEN) == 0
+    announced, granted, inferred = np.zeros((3, count), np.uint64)
+    guessed = (offer | grant) & ~read
+    for most, mask in ((announced, offer & read), (granted, grant & read), (inferred, guessed)):
+        np.maximum.at(most, number[mask], rows["announces"][mask])
+    # What the sender announced counts before what was seen of it: frames of it may lie in a gap. Gloo's
+    # DATA comes in one piece, and its receiver may grant more than there is.
+    wire = rows["wire"]
+    gloo = np.bincount(number, (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY), count) > 0
+    whole = gloo & (np.bincount(number, data & read, count) > 0)
+    told = np.where(granted > 0, granted, inferred)
+    seen = np.where(whole | (told == 0), carried, told)
+    out["bytes"] = np.where(announced > 0, announced, seen)
     for name in ("retransmitted", "ecn_marked"):
         out[name] = np.bincount(number, rows[name], count)
     out["packets"] = np.bincount(number[data], rows["packets"][data], count)

@@ -233,6 +233,21 @@ def test_marks_of_all_parts_count() -> None:
     assert (found["retransmitted"], found["ecn_marked"], found["flags"], found["seen"]) == (3, 3, 4, 1)
 
 
+def test_a_length_that_was_read_counts_before_one_that_was_inferred_or_allowed() -> None:
+    wires = Wires()
+    wires.gloo(Role.GRANT, 0, 1, 5, size=104)  # the receiver's buffer is a little larger
+    wires.gloo(Role.DATA, 0, 1, 20, size=100)
+    (found,) = build_exchanges(wires.rows())
+    assert found["bytes"] == 100
+    wires = Wires()
+    wires.gloo(Role.OFFER, 0, 1, 5, size=104)
+    wires.gloo(Role.DATA, 0, 1, 20, size=100)
+    transfers = wires.rows()
+    assert build_exchanges(transfers)["bytes"].tolist() == [104]
+    transfers["flags"][transfers["role"] == Role.OFFER] = MessageFlag.HIDDEN
+    assert build_exchanges(transfers)["bytes"].tolist() == [100]
+
+
 @pytest.mark.parametrize("style", ["eager", "rendezvous", "gloo"])
 def test_every_message_of_a_job_finds_its_exchange(style: str) -> None:
     world = World(style)
@@ -265,8 +280,10 @@ def slowly(transfers: np.ndarray) -> set[tuple[int, ...]]:
                 int(parts[role]["sent_ns"]) if role in parts else NEVER
                 for role in (Role.OFFER, Role.GRANT, Role.DATA)
             ]
-            told = max((int(p["announces"]) for p in parts.values()), default=0)
-            found.add((*stamps, told or int(parts[Role.DATA]["bytes"])))
+            # What the sender says counts first, then what came, then what the receiver allowed.
+            names = {Role.OFFER: "announces", Role.DATA: "bytes", Role.GRANT: "announces"}
+            told = [int(parts[role][name]) for role, name in names.items() if role in parts]
+            found.add((*stamps, told[0]))
     return found
 
 

@@ -132,6 +132,40 @@ def test_frames_behind_a_put_are_inferred(tail: str) -> None:
         assert sorted(own["wire"]) == [Wire.OB1_RNDV, Wire.OB1_PUT_REQUEST, Wire.OB1_PUT, Wire.OB1_FIN], seq
 
 
+def numbered(rows: np.ndarray, way: int = 0) -> list[tuple[int, int]]:
+    """Number and bytes of a flow's MATCHes, in stream order."""
+    mine = of(rows, way)
+    return [(int(r["sub"]), int(r["bytes"])) for r in mine[mine["wire"] == Wire.OB1_MATCH]]
+
+
+def test_several_frames_hide_in_one_stretch() -> None:
+    sender = [hello(1), match(1, 100), match(2, 100) + match(3, 100) + match(4, 100), match(5, 100)]
+    sender += [match(6, 100) + match(7, 100) + match(8, 30), match(9, 100), match(10, 100) + match(11, 100)]
+    rows, _, tcp = run(both(sender, [hello(0)]), snap=62)
+    # Segments of one message, the last one shorter; and at the stream's end.
+    assert numbered(rows) == [(k, 30 if k == 8 else 100) for k in range(1, 12)]
+    assert tcp.hidden.bytes_unresolved == 0
+
+
+def test_two_stretches_between_two_numbers() -> None:
+    request = put_request(0x55AA, 0xF0, 0x7000, 3000)
+    sender = [hello(1), match(1, 100) + match(2, 40), request + match(3, 40), match(4, 100)]
+    rows, _, _ = run(both([hello(0), rndv(1, 3000, 0x55AA)], sender), snap=62)
+    assert numbered(rows, 1) == [(1, 100), (2, 40), (3, 40), (4, 100)]
+
+
+def test_a_hidden_frame_is_of_the_call_that_usually_stands_there() -> None:
+    sender, number = [hello(1)], 0
+    for turn in range(6):
+        calls = [(10, -12), (100, -10), (100, -13)]
+        made = [match(number + 1 + k, size, tag) for k, (size, tag) in enumerate(calls)]
+        number += 3
+        sender += [made[0], made[1] + made[2]] if turn in (0, 3) else made
+    rows, _, _ = run(both(sender, [hello(0)]), snap=62)
+    ops = [Op(int(r["op"])) for r in of(rows, 0) if r["wire"] == Wire.OB1_MATCH]
+    assert ops == [Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL] * 6
+
+
 def test_fragments_and_their_ack_belong_to_the_rendezvous() -> None:
     ack = frame(framing.OB1_ACK, struct.pack("<6xQQQQ", 0x55AA, 9, 0, 0))
     fragment = frame(framing.OB1_FRAG, struct.pack("<6xQQQ", 0, 0x55AA, 9), bytes(2000))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from dpuflow.collectives.composed import one_after_the_other
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, free_ranks, schedule
+from dpuflow.collectives.trees import (
+    binary_by_level,
+    binary_heap,
+    binomial_in_order,
+    binomial_outward,
+    chains,
+    k_nomial,
+    split_binary,
+)
 from dpuflow.schema import Op
 
 ALL_TO_ALL_KNOWLEDGE = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.BARRIER, Op.REDUCE_SCATTER)
@@ -71,3 +81,34 @@ def test_known_counts() -> None:
     assert halves[0, 1] == (0.5, 0.5)
     assert halves[0, 2] == (0.25, 0.25)
     assert edge_sizes(by_name[Op.ALL_GATHER, "recursive_doubling"], 8)[0, 4] == (4.0,)
+
+
+def test_shapes_of_trees() -> None:
+    assert binomial_in_order(8) == [0, 0, 0, 2, 0, 4, 4, 6]
+    assert binomial_outward(8) == [0, 0, 0, 1, 0, 1, 2, 3]
+    assert binary_by_level(15) == [0, 0, 0, 1, 2, 1, 2, 3, 4, 5, 6, 3, 4, 5, 6]
+    assert binary_heap(7) == [0, 0, 0, 1, 1, 2, 2]
+    assert chains(1)(4) == [0, 0, 1, 2]
+    assert chains(3)(9) == [0, 0, 1, 2, 0, 4, 5, 0, 7]
+    assert k_nomial(3)(10) == [0, 0, 0, 0, 3, 3, 0, 6, 6, 0]
+
+
+def test_halves_of_a_split_tree_come_down_in_segments() -> None:
+    sends = list(split_binary(0.4)(4, 100.0, 0))
+    sizes = [send.size for send in sends if (send.src, send.dst) == (0, 1)]
+    assert sizes == pytest.approx([20, 20, 10])
+    assert [send.size for send in sends if (send.src, send.dst) == (2, 1)] == [50]
+    assert [send.size for send in sends if (send.src, send.dst) == (0, 3)] == [50]  # the last one has no pair
+
+
+def test_an_operation_of_two_others_does_what_it_promises() -> None:
+    by_name = {(a.op, a.name): a for a in reversed(ALGORITHMS)}
+    for first, second, op in (
+        ((Op.REDUCE, "linear"), (Op.BROADCAST, "linear"), Op.ALL_REDUCE),
+        ((Op.REDUCE, "binomial"), (Op.BROADCAST, "chain"), Op.ALL_REDUCE),
+        ((Op.GATHER, "binomial"), (Op.BROADCAST, "binomial"), Op.ALL_GATHER),
+        ((Op.REDUCE, "chain"), (Op.SCATTER, "linear"), Op.REDUCE_SCATTER),
+    ):
+        both = one_after_the_other(by_name[first], by_name[second], op)
+        assert all(len(k) == 5 for k in know(both, 5, 2))
+        assert both.name == (first[1] if first[1] == second[1] else "unknown")

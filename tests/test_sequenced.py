@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from collective_worlds import Played, World, run_job
+from collective_worlds import Played, World, algorithm_of, run_job
 
 from dpuflow.collectives import Instance, build_collectives
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
@@ -131,3 +131,28 @@ def test_two_communicators_with_one_context_number() -> None:
     found = rebuilt(world, 6)
     check([i for i in found if 0 in i.order], left)
     check([i for i in found if 3 in i.order], right)
+
+
+@pytest.mark.parametrize("style", ["eager", "rendezvous"])
+@pytest.mark.parametrize(
+    ("parts", "op"),
+    [((Op.REDUCE, Op.BROADCAST), Op.ALL_REDUCE), ((Op.GATHER, Op.BROADCAST), Op.ALL_GATHER),
+     ((Op.REDUCE, Op.SCATTER), Op.REDUCE_SCATTER)],
+)  # fmt: skip
+def test_an_operation_made_of_two_is_told_by_how_the_root_goes_on(
+    parts: tuple[Op, Op], op: Op, style: str
+) -> None:
+    n, size = 4, 48_000
+    first, second = (algorithm_of(part, "linear") for part in parts)
+    passed = size * n if parts[0] == Op.GATHER else size // n if parts[1] == Op.SCATTER else size
+    for between_ns, expected in ((0, [op] * 6), (2_000_000, list(parts) * 6)):
+        world, free = World(style), dict.fromkeys(range(n), 0)
+        for turn in range(6):
+            enter = {r: at + 5_000_000 + (r * 7919 + turn * 31) % 20_000 for r, at in free.items()}
+            played = world.play(first, size, enter)
+            enter = {r: at + between_ns for r, at in played.leave_ns.items()}
+            free = world.play(second, passed, enter).leave_ns
+        found = rebuilt(world, n)
+        assert [i.op for i in found] == expected
+        assert found[0].size == size
+        assert names(found[0]) == {"linear"}

@@ -19,6 +19,7 @@ from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
 from dpuflow.collectives.sending import Send
 from dpuflow.collectives.streams import HOLE
+from dpuflow.collectives.trees import split_binary
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Proposer:
             base
             for algorithm in self._phased(streams)
             for order in tries
-            if edges.issuperset((base := Hypothesis(algorithm, order, 0, 1, self.near)).edges)
+            for root in (range(len(order)) if algorithm.rooted else (0,))
+            if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
         ]
         return shapes + phased
 
@@ -138,8 +140,18 @@ class Proposer:
         return [Contact(src, dst, count) for _, src, dst, count in sorted(found)]
 
     def _phased(self, streams: Streams) -> Iterator[Algorithm]:
-        """The segmented ring that the sizes suggest: its reduce_scatter's messages are parts of a block."""
+        """What the sizes suggest of algorithms that cut one phase into segments and another not.
+
+        The segmented ring's reduce_scatter sends parts of a block; a split binary tree's halves come down in
+        segments.
+        """
         n = len(self.endpoints)
+        if self.op in (Op.UNKNOWN, Op.BROADCAST) and n > 2:
+            here = streams.at < streams.end
+            first = self.sizes[streams.rows[streams.at[here]]]
+            half, segment = int(first.max()), int(first[first > 0].min(initial=int(first.max())))
+            if 0 < segment < half:
+                yield split_tree(segment / half)
         if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
             here = streams.at < streams.end
             head = int(self.sizes[streams.rows[streams.at[here]]].max())
@@ -214,6 +226,15 @@ def _shapes(
 def _divisors(whole: int) -> list[int]:
     """Its divisors from 2 to 4096."""
     return [d for d in range(2, min(whole, 4096) + 1) if whole % d == 0]
+
+
+@lru_cache(maxsize=256)
+def split_tree(segment: float) -> Algorithm:
+    """Broadcast by a split binary tree whose halves come down in segments of this share of a half."""
+    sends = split_binary(segment)
+    return Algorithm(
+        Op.BROADCAST, "tree", sends, lambda n, t: t / sum(s.size for s in sends(n, 1.0, 0)), rooted=True
+    )
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from math import gcd
 from typing import NamedTuple
 
 from dpuflow.collectives.partial import Contact, placements
@@ -50,6 +51,16 @@ def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[t
     if following.get(ring[-1]) == ring[0] and tuple(ring) not in tried:
         tried.insert(0, tuple(ring))
     return tried
+
+
+def whole_size(size: float, parts: Iterable[int]) -> int:
+    """``size``, an average of sums of ``parts``, as the number of bytes that they can add up to.
+
+    Shares of a buffer may differ by an element; the buffer is a multiple of what they are all multiples of.
+    """
+    grain = gcd(*parts)
+    near = round(size / grain) * grain if grain > 1 else round(size)
+    return near if abs(near - size) <= ELEMENT_BYTES else round(size)
 
 
 def matches(
