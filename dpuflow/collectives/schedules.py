@@ -304,7 +304,7 @@ SHAPES: tuple[tuple[str, Callable[[int], list[int]], Callable[[int], bool]], ...
     ("binomial", binomial_outward, lambda n: n > 3),
     ("linear", flat, lambda n: n > 2),
     ("chain", chains(1), lambda n: n > 2),
-    *(("chain", chains(heads), lambda n, heads=heads: n > heads + 1) for heads in (2, 3, 4, 8)),
+    *(("chain", chains(heads), lambda n, heads=heads: n > heads + 1) for heads in (2, 3, 4)),
     ("tree", binary_by_level, lambda n: n > 3),
     ("tree", binary_heap, lambda n: n > 5),
     ("unknown", k_nomial(3), lambda n: n > 4),  # the result format has no name for it
