@@ -1,9 +1,10 @@
-"""Why a rank was late: its own doing, the network's, or handed on by a peer.
+"""Why a rank was late: its own doing, its host's, a receiver's, the network's, or handed on by a peer.
 
 A rank enters a collective after it has left the one before and done its work. Its own time is what
 lies between. A rank whose own time is no longer than its peers' was late because it left late: it
 inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
-it has a link that is slow (``links``), the network made it late.
+it has a link that is slow (``links``), the network made it late. Where it had all it needed, but its own
+data could not leave, its receiver did.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness import against_others, previous_row
+from dpuflow.lateness import AT_MOST, Rule, against_others, previous_row
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from dpuflow.judgement import Charges
     from dpuflow.lateness import Entries, Relative
 
-NONE, COMPUTE, NETWORK, UNKNOWN = range(4)
-CAUSES = ("none", "compute", "network", "unknown")
+NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
+CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
 
 
 @dataclass
@@ -55,14 +56,39 @@ def causes_of(
     staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
-    excess = np.minimum(_excess(entries, last, entries.leave_ns), _excess(entries, last, entries.idle_ns))
+    since_leave = _excess(entries, last, entries.leave_ns)
+    excess = np.minimum(since_leave, _excess(entries, last, entries.idle_ns))
     excess[staged] = NEVER
     known = excess != NEVER
-    working = known & ((2 * excess >= relative.lateness_ns) | (excess > charges.noise_ns))
-    working |= last < 0  # nothing was there to wait for
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
-    causes = np.where(working, COMPUTE, np.where(troubled, NETWORK, np.where(known, NONE, UNKNOWN)))
-    return Causes(np.where(charges.late, causes, NONE), excess)
+    most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
+    # A rank that the network gave trouble is blamed only where nothing else can explain it.
+    working = known & np.where(troubled, most & beyond, most | beyond)
+    working |= last < 0  # nothing was there to wait for
+    held = known & ~working & (since_leave > charges.noise_ns)  # by its own last data
+    own = np.where(_granted_late(entries, excess, working), HOST, COMPUTE)
+    others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
+    causes = np.where(charges.late, np.where(working, own, others), NONE)
+    # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
+    waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
+    causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
+    return Causes(causes, excess)
+
+
+def _granted_late(
+    entries: Entries, excess: NDArray[np.int64], working: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
+
+    Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
+    late with those, too, is what kept the rank.
+    """
+    known: NDArray[np.bool_] = entries.granted_ns != NEVER
+    if not known.any():
+        return known
+    behind = against_others(entries, entries.granted_ns, known)
+    late: NDArray[np.bool_] = known & working & (excess > 0) & (2 * behind >= excess)
+    return late
 
 
 def _excess(entries: Entries, last: NDArray[np.int64], left_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.causes import CAUSES, COMPUTE, NONE, Causes
+from dpuflow.causes import CAUSES, COMPUTE, HOST, NONE, Causes
 from dpuflow.habits import (
     LATE_SHARE,
     MATERIAL_SHARE,
@@ -306,6 +306,20 @@ def _onset(units: Units, own: Own) -> int | None:
     return None if turned is None else int(np.flatnonzero(alike)[turned])
 
 
+def _main_cause(told: NDArray[np.int64], blamed: bool) -> int:
+    """The cause that most late collectives have (``told``: how often each).
+
+    Who is blamed was late of its own or its host's doing; who is not was not, whatever single
+    collectives say.
+    """
+    own = np.array([COMPUTE, HOST])
+    if blamed:
+        return int(own[np.argmax(told[own])])
+    others = told.copy()
+    others[own] = 0
+    return int(np.argmax(others)) if others.any() else NONE
+
+
 def _judge_one(
     endpoint: int,
     rows: NDArray[np.int64],
@@ -339,7 +353,7 @@ def _judge_one(
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
-    told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES)) if late.any() else None
+    told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES))
     return Judgement(
         endpoint,
         len(rows),
@@ -349,7 +363,7 @@ def _judge_one(
         int(np.percentile(lateness, 99)),
         charged,
         verdict,
-        CAUSES[COMPUTE if verdict != "on_time" else NONE if told is None else int(np.argmax(told))],
+        CAUSES[_main_cause(told, verdict != "on_time")],
         steadiness,
         since,
         usual,

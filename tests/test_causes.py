@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_worlds import World, algorithm_of
+from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
 
-from dpuflow.causes import COMPUTE, NETWORK, NONE, causes_of
+from dpuflow.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.judgement import charge
-from dpuflow.lateness import build_entries, relate
-from dpuflow.schema import NEVER, Op
+from dpuflow.lateness import build_entries, relate, weigh
+from dpuflow.schema import NEVER, Op, Wire
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -19,14 +19,22 @@ LINEAR = algorithm_of(Op.ALL_TO_ALL, "linear")
 
 
 def caused(
-    world: World, *, slow: int | None = None, op: Op | None = None
+    world: World,
+    *,
+    slow: int | None = None,
+    op: Op | None = None,
+    exchanges: np.ndarray | None = None,
+    weigh_entries: bool = False,
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """(collective, rank) -> (cause, excess in ns)."""
-    exchanges = build_exchanges(world.transfers())
+    exchanges = build_exchanges(world.transfers()) if exchanges is None else exchanges
     instances: list[Instance] = world.instances(exchanges)
     if op is not None:
         instances[0].op = op
     entries = build_entries(exchanges, instances)
+    if weigh_entries:
+        _, joined = captured(world.transfers(), 8)
+        entries = weigh(entries, exchanges, joined, instances, np.zeros(len(instances), np.int64))
     relative = relate(entries)
     charges = charge(entries, relative, np.zeros(len(instances), np.int64))
     causes = causes_of(instances, entries, relative, charges, entries.endpoint == slow)
@@ -101,3 +109,62 @@ def test_pipelines_are_not_compared() -> None:
     world.play(RING, 4096, after(world, {1: 5 * MS}))
     assert caused(world)[1, 1][0] == COMPUTE
     assert caused(world, op=Op.SEND_RECV)[1, 1][0] != COMPUTE
+
+
+# -- receivers and hosts ----------------------------------------------------------------------
+
+
+def credited(world: World, granted_ns: dict[int, dict[int, int]]) -> np.ndarray:
+    """Exchanges of an eager world as NCCL's: data paid for by credits that run ahead of it.
+
+    ``granted_ns``: collective -> rank -> when it posts its first credit, from the world's zero.
+    """
+    exchanges = build_exchanges(world.transfers())
+    played = np.array([row["play"] for row in world.rows])[world.in_order][exchanges["data"]]
+    for row, number in zip(exchanges, played.tolist(), strict=True):
+        at = TIME_0 + granted_ns[number][int(row["dst"])]
+        row["grant_ns"], row["grant_arrived_ns"] = at, at + HOP
+        row["wire"], row["grant"] = Wire.ROCE_WRITE_IMM, row["data"]
+    return exchanges
+
+
+@pytest.mark.parametrize(("late_credit", "cause"), [(0, COMPUTE), (5 * MS, HOST)])
+def test_a_host_that_is_late_with_its_credits_too(late_credit: int, cause: int) -> None:
+    world, free = World("eager"), dict.fromkeys(range(4), 0)
+    granted: dict[int, dict[int, int]] = {}
+    for turn in range(6):
+        late = {2: 5 * MS} if turn == 4 else {}
+        granted[turn] = {r: free[r] + (late_credit if r == 2 and late else 0) for r in free}
+        free = world.play(RING, 4096, {r: at + MS + late.get(r, 0) for r, at in free.items()}).leave_ns
+    found = caused(world, exchanges=credited(world, granted))
+    assert found[4, 2][0] == cause
+    assert {found[3, r][0] for r in range(4)} == {NONE}
+
+
+def test_a_rank_that_waits_for_credit_is_not_late_its_receiver_is() -> None:
+    """Rank 1's first message of the last collective leaves as soon as rank 2 has granted it, 9 ms late."""
+    world, free = World("eager"), dict.fromkeys(range(4), 0)
+    granted: dict[int, dict[int, int]] = {}
+    for turn in range(12):
+        wait = 9 * MS if turn == 11 else 0
+        granted[turn] = {r: at + wait * (r == 2) for r, at in free.items()}
+        enter = {r: at + MS for r, at in free.items()}
+        enter[1] += wait and wait - MS + HOP  # what its packets show
+        free = world.play(RING, 4096, enter).leave_ns
+    found = caused(world, exchanges=credited(world, granted), weigh_entries=True)
+    assert found[11, 1][0] == RECEIVER
+    assert COMPUTE not in {cause for cause, _ in found.values()}
+
+
+def test_held_up_by_its_own_last_send() -> None:
+    """All that rank 1 needs is there, but its own last data leaves 6 ms later: its receiver took it late."""
+    world = World("eager")
+    world.play(LINEAR, 4096, dict.fromkeys(range(4), 0))
+    world.play(LINEAR, 4096, after(world, {1: 6 * MS}))
+    exchanges = build_exchanges(world.transfers())
+    first = np.flatnonzero(exchanges["src"] == 1)[:3]
+    exchanges["data_end_ns"][first[-1]] += 6 * MS + HOP
+    assert caused(world, exchanges=exchanges)[1, 1][0] == RECEIVER
+    exchanges["retransmitted"][first[-1]] = 1
+    exchanges["acked_ns"][first[-1]] = exchanges["data_end_ns"][first[-1]]
+    assert caused(world, exchanges=exchanges)[1, 1][0] == NETWORK

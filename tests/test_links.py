@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, run_job
 
+from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import build_entries
 from dpuflow.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
@@ -134,3 +135,54 @@ def test_medians_by_class_match_a_twin(seed: int) -> None:
     for k, median in enumerate(_medians(values, of).tolist()):
         mine = sorted(values[of == k].tolist())
         assert median == mine[(len(mine) - 1) // 2]
+
+
+# -- shapers and losses -----------------------------------------------------------------------
+
+
+def ring_of_gloo(turns: int = 20) -> tuple[np.ndarray, list[Instance]]:
+    world = World("gloo", packets=20)
+    run_job(world, RING, 400_000, [0, 1, 2, 3], turns)
+    exchanges = build_exchanges(world.transfers())
+    return exchanges, world.instances(exchanges)
+
+
+def test_a_shaper_between_a_host_and_its_tap() -> None:
+    """A token bucket lets each message of 100 kB pass at once, when it has the tokens for it: 4 ms later."""
+    exchanges, instances = ring_of_gloo()
+    mine = (exchanges["src"] == 1) & (exchanges["dst"] == 2)
+    for name in ("data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns"):
+        exchanges[name][mine] += 4_000_000
+    links = measure_links(exchanges, instances)
+    assert slow(links) == {(1, 2)}
+
+
+def test_the_rate_of_a_token_bucket_is_what_it_gives_without_a_burst() -> None:
+    exchanges, instances = ring_of_gloo()
+    mine = np.flatnonzero((exchanges["src"] == 1) & (exchanges["dst"] == 2))
+    took = np.where(np.arange(len(mine)) % 3 == 0, 200_000, 4_000_000)  # one in three by the burst
+    exchanges["arrived_end_ns"][mine] = exchanges["arrived_ns"][mine] + took
+    links = measure_links(exchanges, instances)
+    assert slow(links) == {(1, 2)}
+    assert links.pace_ns[links.slow] == pytest.approx([40.0])
+
+
+@pytest.mark.parametrize(("stretch", "found"), [(4, set()), (40, {(1, 2)})])
+def test_what_losses_explain_is_no_slow_link(stretch: int, found: set[tuple[int, int]]) -> None:
+    """One packet in 100 is lost, and round trips take 40 us: TCP then moves 5 kB in 3.3 round trips or so."""
+    exchanges, instances = ring_of_gloo()
+    mine = np.flatnonzero((exchanges["src"] == 1) & (exchanges["dst"] == 2))
+    took = stretch * (exchanges["arrived_end_ns"] - exchanges["arrived_ns"])[mine]
+    exchanges["arrived_end_ns"][mine] = exchanges["arrived_ns"][mine] + took
+    exchanges["data_end_ns"][mine] = exchanges["data_ns"][mine] + took
+    exchanges["retransmitted"][mine[::5]] = 1
+    assert slow(measure_links(exchanges, instances)) == found
+
+
+def test_a_median_at_the_limit_by_chance_is_no_slow_link() -> None:
+    exchanges, instances = ring_of_gloo(2)
+    mine = np.flatnonzero((exchanges["src"] == 1) & (exchanges["dst"] == 2))
+    usual = (exchanges["arrived_end_ns"] - exchanges["arrived_ns"])[mine]
+    factor = np.where(np.arange(len(mine)) < len(mine) // 2 - 1, 1.5, 3.5)
+    exchanges["arrived_end_ns"][mine] = exchanges["arrived_ns"][mine] + (usual * factor).astype(np.int64)
+    assert slow(measure_links(exchanges, instances)) == set()

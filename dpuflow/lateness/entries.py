@@ -97,6 +97,7 @@ class Entries:
     fed: NDArray[np.bool_]  # the rank received data: leave_ns is when it had all of it ...
     last: NDArray[np.int64]  # ... and this TRANSFER row brought the last of it; NONE32 for none
     grant: NDArray[np.int64]  # TRANSFER row of the credit of credit_ns, NONE32 for none
+    granted_ns: NDArray[np.int64]  # the rank's first credit for data that is not offered; NEVER without one
     waited: NDArray[np.int64]  # one element a send that had waited for its input: its rank's row here ...
     waited_ns: NDArray[np.int64]  # ... and how long after that input it came
     since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so
@@ -171,6 +172,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     act[by_answer] = picked["grant"][answer_at[by_answer]]
     act[by_ready] = picked["grant"][ready_at[by_ready]]
 
+    credits = np.where((picked["offer_ns"] == NEVER) & ~unasked, grant, NEVER)
+    granted_ns, _ = _earliest(total, receiver, credits)
     reached = np.full(total, NEVER, np.int64)
     for name in ("arrived_end_ns", "offer_arrived_ns"):
         before = (picked[name] != NEVER) & (picked[name] <= enter[receiver])
@@ -216,6 +219,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         fed=leave != NEVER,
         last=last,
         grant=np.where(by_send & (credit != NEVER), granted, NONE32),
+        granted_ns=np.where(granted_ns != _FAR, granted_ns, NEVER),
         waited=waited,
         waited_ns=waited_ns,
         since_ns=np.full(total, NEVER),
