@@ -79,6 +79,9 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
         rule[waiting & (entries.unmoved_ns > FAR_BEYOND * usual.slowest_ns)] = Rule.LONG_AFTER
+        # Who enters late may answer what lies there before it sends its own, which needed nothing.
+        own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
+        rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
         gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
         prompt = gated & (entries.credit_ns <= usual.median_ns)
         # Credits run ahead of their data, usually by much the same. One that hardly did was late.

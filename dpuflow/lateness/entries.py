@@ -91,6 +91,7 @@ class Entries:
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
     reaction_ns: NDArray[np.int64]  # median time from an input to the send that had waited for it
     unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
+    free_ns: NDArray[np.int64]  # its first send, where the algorithm needs no input for it; else NEVER
     credit_ns: NDArray[np.int64]  # from the credit of its first message to that message; NEVER without one
     whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
     offsets: NDArray[np.int64]
@@ -213,6 +214,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         retransmitted=again,
         reaction_ns=typical(total, waited, waited_ns),
         unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        free_ns=np.where(free & (send_ns != _FAR), send_ns, NEVER),
         credit_ns=np.where(by_send & (credit != NEVER), enter - credit, NEVER),
         whole=whole[collective],
         offsets=offsets,

@@ -77,6 +77,11 @@ def waited_sends(
     return own[:found], after[:found]
 
 
+def is_gloo(wire: int) -> bool:
+    """Whether messages of this ``wire`` are Gloo's."""
+    return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
+
+
 def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The lower median of each row's values; NEVER for rows without."""
     out = np.full(total, NEVER, np.int64)
@@ -156,10 +161,7 @@ def spreads(
     the library and that wakes another: two hand-overs, each of which scatters as reactions do.
     """
     wires = exchanges["wire"]
-    gloo = np.array(
-        [len(i.rows) > 0 and Wire.GLOO_DATA <= wires[i.rows[0]] <= Wire.GLOO_RECV_READY for i in instances],
-        bool,
-    )
+    gloo = [len(i.rows) > 0 and is_gloo(wires[i.rows[0]]) for i in instances]
     usable = entries.exact & entries.whole
     work = usable & (entries.since_ns != NEVER)
     worked = np.where(work, entries.enter_ns - entries.since_ns, NEVER)

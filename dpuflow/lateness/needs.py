@@ -58,11 +58,12 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     of = np.repeat(np.arange(len(instances)), counts)
     base = np.r_[0, np.cumsum(counts)]
     picked = Picked.exchanges(exchanges, rows)
-    edges_in_order = packed(*(picked[name] for name in ("src", "dst", "connection", "order")))
-    if edges_in_order is None:
-        order = np.lexsort((picked["order"], picked["connection"], picked["dst"], picked["src"], of))
-    else:
-        order = order_within(edges_in_order, of)
+    # Each edge's messages in the order in which they were sent; grants may come in any order.
+    turn = np.empty(len(rows), np.int64)
+    turn[np.argsort(started_ns(picked), kind="stable")] = np.arange(len(rows))
+    columns = (picked["src"], picked["dst"], picked["connection"], turn)
+    edges = packed(*columns)
+    order = np.lexsort((*columns[::-1], of)) if edges is None else order_within(edges, of)
     src, dst = picked["src"][order].astype(np.int64), picked["dst"][order].astype(np.int64)
     line = picked["connection"][order]
     split = np.zeros(len(instances), bool)  # an edge runs over several connections: their order is not known

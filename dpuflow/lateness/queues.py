@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.lateness.handover import is_gloo
 from dpuflow.schema import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def queued_rows(
     if not len(order):
         return queued, behind, called
     enter, done = entries.enter_ns[order], done[order]
+    # A worker is free once it has all it needs, or once its own data has left as well: that is the later.
+    idle = np.maximum(entries.idle_ns[order], done)
     new = np.r_[
         True,
         (lane[order][1:] != lane[order][:-1]) | (entries.endpoint[order][1:] != entries.endpoint[order][:-1]),
@@ -62,17 +65,21 @@ def queued_rows(
     for piece in pieces:
         room = int(workers[lane[order[piece.start]]])
         if room > 1:
-            full, last = _was_full(enter[piece], done[piece], slack[piece], room)
+            full, first = _was_full(enter[piece], idle[piece], slack[piece], room)
             rows = order[piece]
             queued[rows] = full
-            behind[rows] = np.where(last >= 0, entries.last[rows[last]], NONE32)
+            behind[rows] = entries.last[rows[first]]
             free = np.where(full, NEVER, enter[piece])
             called[rows] = np.r_[NEVER, np.maximum.accumulate(free)[:-1]]
     return queued, behind, called
 
 
 def _lanes(exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.int64]:
-    """Numbers the communicators: same ranks, same context, connections in common; -1 for single transfers."""
+    """Numbers the communicators: same ranks, same context, connections in common.
+
+    -1 for single transfers, and where the caller itself carries out its collectives: only Gloo's users hand
+    them to threads.
+    """
     lane = np.full(len(instances), -1, np.int64)
     parent: list[int] = []
     named: dict[tuple[object, ...], int] = {}
@@ -82,9 +89,9 @@ def _lanes(exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.int64]:
             i = parent[i] = parent[parent[i]]
         return i
 
-    contexts, lines = exchanges["context"], exchanges["connection"]
+    contexts, lines, wires = exchanges["context"], exchanges["connection"], exchanges["wire"]
     for number, instance in enumerate(instances):
-        if instance.op == Op.SEND_RECV or not len(instance.rows):
+        if instance.op == Op.SEND_RECV or not len(instance.rows) or not is_gloo(wires[instance.rows[0]]):
             continue
         ranks, context = frozenset(instance.order), int(contexts[instance.rows[0]])
         own = len(parent)
@@ -104,18 +111,10 @@ def _open_before(enter: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[n
 
 
 def _was_full(
-    enter: NDArray[np.int64], done: NDArray[np.int64], slack: NDArray[np.float64], room: int
+    enter: NDArray[np.int64], idle: NDArray[np.int64], slack: NDArray[np.float64], room: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Whether ``room`` were open until shortly before each began; the end that let it begin, -1 for none."""
-    full = np.zeros(len(enter), bool)
-    last = np.full(len(enter), -1, np.int64)
-    by_end = np.argsort(done, kind="stable")
-    ends = done[by_end]
-    low = np.searchsorted(ends, enter - slack, side="left")
-    high = np.searchsorted(ends, enter, side="right")
-    for place in range(len(enter)):
-        for ended in by_end[low[place] : high[place]].tolist():
-            then = done[ended]
-            if ended < place and ((enter[:place] < then) & (done[:place] >= then)).sum() >= room:
-                full[place], last[place] = True, ended
-    return full, last
+    """Whether ``room`` earlier ones were open until shortly before each began; the first of them to end."""
+    by_end = np.argsort(idle, kind="stable")
+    gone = np.searchsorted(idle[by_end], enter - slack, side="left")
+    begun = np.searchsorted(enter, enter, side="left")
+    return begun - gone >= room, by_end[np.minimum(gone, len(by_end) - 1)]
