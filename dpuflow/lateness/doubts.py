@@ -105,7 +105,11 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     declared = np.isin(entries.rule, (Rule.READY, Rule.ANSWER))
     undated = np.where(declared, grants, sends)
     entries = _mark(entries, undated, Rule.PARTLY, entries.after)
-    return replace(entries, unmoved_ns=np.where(undated, NEVER, entries.unmoved_ns))
+    return replace(
+        entries,
+        unmoved_ns=np.where(undated, NEVER, entries.unmoved_ns),
+        free_ns=np.where(sends, NEVER, entries.free_ns),
+    )
 
 
 def _half_usual(

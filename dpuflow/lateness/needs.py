@@ -85,8 +85,8 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
         ranks = np.array([instance.order for _, instance in members])
         places = base[numbers][:, None] + np.arange(size)
         # Sorted by endpoint here and by position in the plan: the same messages in another order of edges.
-        edges = np.sort(ranks[:, plan.src] << 32 | ranks[:, plan.dst], axis=1)
-        fits = (edges == (src[places] << 32 | dst[places])).all(axis=1) & ~split[numbers]
+        seen = np.sort(ranks[:, plan.src] << 32 | ranks[:, plan.dst], axis=1)
+        fits = (seen == (src[places] << 32 | dst[places])).all(axis=1) & ~split[numbers]
         by_endpoint = np.argsort(ranks[:, plan.src] << 32 | ranks[:, plan.dst], axis=1, kind="stable")
         where = np.empty_like(by_endpoint)
         np.put_along_axis(where, by_endpoint, np.broadcast_to(np.arange(size), where.shape), axis=1)
