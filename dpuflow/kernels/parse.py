@@ -256,7 +256,22 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
             n = sizes(i, found, block)
             reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
             if n >= _SHORT:
-                n = flows_of(data, stop, tag, i, n, s, block, slots, flows, ends, keys, endpoints, index)
+                n = flows_of(
+                    data,
+                    stop,
+                    (stop - pos) // found,
+                    tag,
+                    i,
+                    n,
+                    s,
+                    block,
+                    slots,
+                    flows,
+                    ends,
+                    keys,
+                    endpoints,
+                    index,
+                )
                 if n > 0:
                     if not pcapng:
                         stamps(i, multiply, offset, block)

@@ -61,7 +61,6 @@ _VLAN = 0x0081  # EtherType 0x8100 as it lies in the frame
 
 _NEAR = 1024  # how far ahead the walk fetches bytes into the first-level cache
 _LEAD = 4096  # how far ahead of it they are fetched into the second while flows are looked up
-_FAR = 112  # bytes to fetch a packet while flows are looked up
 HEADERS = 14 + 20 + 8 + wire.BTH_BYTES
 _REST = 8 + wire.BTH_BYTES + wire.ICRC_BYTES  # of the UDP length, besides extensions, pad and payload
 MARGIN = 128  # bytes from a record's start that must lie in the window for its headers to be looked at
@@ -236,10 +235,10 @@ def _strange(k, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def flows_of(data, ahead, tag, i, n, s, block, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
+def flows_of(data, ahead, step, tag, i, n, s, block, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
     """Flow, source and destination; for how many packets there was room.
 
-    Meanwhile the bytes from ``ahead`` on are fetched for the next run.
+    Meanwhile the records from ``ahead`` on are fetched for the next run, ``step`` bytes each.
     """
     mask = len(slots) - 1
     for k in range(c.CHUNK):
@@ -248,8 +247,8 @@ def flows_of(data, ahead, tag, i, n, s, block, slots, flows, ends, keys, endpoin
     for k in range(n):
         key, qp = le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k))
         slot = le32(block, _SLOT + 4 * k)
-        prefetch_far(data, ahead + _LEAD + _FAR * k)
-        prefetch_far(data, ahead + _LEAD + _FAR * k + 64)
+        prefetch_far(data, ahead + _LEAD + step * k)
+        prefetch_far(data, ahead + _LEAD + step * k + 64)
         if not holds(slots, slot, key, qp):
             slot = find_slot(slots, key, qp)
             if le64(slots, slot + 8) == EMPTY:
