@@ -86,6 +86,7 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
     rows.append(_row("simulated", found))
     rows += _real()
     print("\n".join(table(list(HEADER), rows)))
+    print("\n".join(_spread(found)))
     packets = sum(each.packets for each in found)
     print(f"{len(found)} scenarios, {packets:,} packets, {time.monotonic() - start:.0f} s")
     for line in failed:
@@ -93,6 +94,29 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
     if json_file is not None:
         document = {each.name: _figures(each) for each in found}
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _spread(found: list[Measured]) -> list[str]:
+    """How the figures vary from scenario to scenario: quartiles, and the share of scenarios without fault."""
+    lines = []
+    for title, key in (
+        ("found", "found_share"),
+        ("op", "op_right"),
+        ("algo", "algorithm_right"),
+        ("bytes", "bytes_right"),
+        ("exact", "exact_share"),
+        ("prec", "late_precision"),
+        ("recall", "late_recall"),
+    ):
+        every = [each.score.figures()[key] for each in found]
+        shares = sorted(value for value in every if isinstance(value, float))
+        if shares:
+            quartiles = [f"{100 * shares[int(q * (len(shares) - 1))]:.0f}" for q in (0.25, 0.5, 0.75)]
+            whole = sum(share == 1.0 for share in shares)
+            lines.append(
+                f"{title:<7} by scenario: {' / '.join(quartiles)} %; all right in {whole} of {len(shares)}"
+            )
+    return lines
 
 
 def _together(group: list[Measured]) -> Measured:

@@ -10,6 +10,7 @@ from dpuflow.synth.scenario import (
     Clocks,
     Cluster,
     GpuLate,
+    Job,
     Loop,
     Loss,
     Machine,
@@ -20,6 +21,7 @@ from dpuflow.synth.scenario import (
     SlowHost,
     SlowLink,
     SlowReceiver,
+    Training,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ KINDS = (
     ("all_reduce", "ring", "ll128"), ("all_reduce", "tree", "simple"), ("all_reduce", "tree", "ll"),
     ("all_reduce", "tree", "ll128"), ("all_gather", "ring", "simple"), ("reduce_scatter", "ring", "simple"),
     ("broadcast", "ring", "simple"), ("all_to_all", "ring", "simple"), ("decode", "ring", "ll"),
+    ("all_gather", "pat", "simple"), ("all_reduce", "ring", "socket"), ("rails", "ring", "simple"),
+    ("ddp", "ring", "simple"), ("pipeline", "ring", "simple"),
 )  # fmt: skip
 MOST_PACKETS = 400_000
 
@@ -46,7 +50,8 @@ def draw(number: int, profile: str | None = None) -> Scenario:
     fault = FAULTS[(number // len(KINDS) + number) % len(FAULTS)]
     profile = profile or ("host" if random.random() < 0.2 else "fabric")
     slow = 100.0 if profile == "host" else 1.0  # a loaded stack is so much slower, and faults larger
-    nodes = random.choice((2, 3, 4, 4, 5, 6, 8))
+    nodes = random.choice((4, 6, 8) if op == "pipeline" else (2, 3, 4, 4, 5, 6, 8))
+    gpus = random.choice((2, 4, 8)) if op == "rails" else 1
     mtu = random.choice((1024, 4096, 4096))
     decode = op == "decode"
     iterations = 100 if decode else random.randrange(16, 31)
@@ -57,10 +62,17 @@ def draw(number: int, profile: str | None = None) -> Scenario:
     )
     step = 4 * nodes
     size = max(step, size // step * step)
+    rails = op == "rails"
+    socket = protocol == "socket"
+    if socket and fault == "loss":
+        fault = "none"
     operation = Operation(
-        op="all_reduce" if decode else op, bytes=size, algorithm=algorithm, protocol=protocol,
+        op="all_reduce" if decode or rails or op in ("ddp", "pipeline") else op,
+        bytes=size,
+        algorithm=algorithm,
+        protocol="simple" if socket else protocol,
         root=random.randrange(nodes) if op == "broadcast" else 0,
-    )  # fmt: skip
+    )
     compute_us = slow * (20.0 if decode else random.choice((300.0, 1000.0, 3000.0)))
     late_us = slow * (10.0 if decode else random.choice((20.0, 50.0, 200.0, 1000.0)))
     one_clock = random.random() < 0.5
@@ -68,23 +80,21 @@ def draw(number: int, profile: str | None = None) -> Scenario:
         name=f"{number:03d}-{op}-{algorithm}-{protocol}-n{nodes}-{fault}-{profile}",
         seed=number,
         cluster=Cluster(
-            nodes=nodes, mtu=mtu,
+            nodes=nodes, mtu=mtu, gpus_per_node=gpus,
             link_gbps=0.1 if profile == "host" else random.choice((25.0, 100.0, 400.0)),
             latency_us=30.0 if profile == "host" else 1.5,
         ),
         nccl=Nccl(
             version=random.choice(("2.20", "2.25", "2.29", "2.30")),
-            channels=random.choice((1, 2, 2, 4)),
+            channels=random.choice((gpus, 2 * gpus)) if rails else random.choice((1, 2, 2, 4)),
+            transport="socket" if socket else "ib",
             qps_per_connection=random.choice((1, 1, 1, 2)),
             adaptive_routing=random.random() < 0.1,
             timeout=14,
         ),
         machine=Machine(profile=profile, ack_coalesce=random.choice((1, 1, 4))),
-        job=Loop(
-            ops=[operation], iterations=iterations, compute_us=compute_us,
-            jitter_us=slow * random.choice((0.5, 2.0, 5.0)),
-        ),
-        faults=_faults(fault, random, nodes, late_us, iterations),
+        job=_job(op, operation, iterations, compute_us, slow * random.choice((0.5, 2.0, 5.0))),
+        faults=_faults(fault, random, nodes * gpus, gpus, late_us, iterations),
         observation=Observation(
             clocks=Clocks(jitter_ns=20.0) if one_clock
             else Clocks(offset_us=2e6, drift_ppm=20.0, jitter_ns=20.0),
@@ -93,9 +103,25 @@ def draw(number: int, profile: str | None = None) -> Scenario:
     )  # fmt: skip
 
 
-def _faults(kind: str, random: Random, nodes: int, us: float, iterations: int) -> list[Fault]:
-    rank, third = random.randrange(nodes), iterations // 3
-    other = (rank + 1) % nodes
+def _job(op: str, operation: Operation, iterations: int, compute_us: float, jitter_us: float) -> Job:
+    if op == "ddp":
+        return Training(
+            steps=iterations, layers=4, buckets=2, bucket_bytes=operation.bytes, jitter_us=jitter_us,
+            forward_us=compute_us / 8, optimizer_us=compute_us / 8,
+        )  # fmt: skip
+    if op == "pipeline":
+        return Training(
+            pp=2, steps=iterations, microbatches=4, layers=1, buckets=1, bucket_bytes=operation.bytes,
+            pp_bytes=operation.bytes, jitter_us=jitter_us, forward_us=compute_us / 8,
+            optimizer_us=compute_us / 8,
+        )  # fmt: skip
+    return Loop(ops=[operation], iterations=iterations, compute_us=compute_us, jitter_us=jitter_us)
+
+
+def _faults(kind: str, random: Random, ranks: int, gpus: int, us: float, iterations: int) -> list[Fault]:
+    rank, third = random.randrange(ranks), iterations // 3
+    node, nodes = rank // gpus, ranks // gpus
+    other = (node + 1) % nodes
     made: dict[str, list[Fault]] = {
         "none": [],
         "persistent": [GpuLate(rank=rank, us=us)],
@@ -105,8 +131,8 @@ def _faults(kind: str, random: Random, nodes: int, us: float, iterations: int) -
         "transient": [GpuLate(rank=rank, us=us, mode="transient", from_iteration=third, iterations=third)],
         "slow_host": [SlowHost(rank=rank, us=us)],
         "slow_receiver": [SlowReceiver(rank=rank, us=us)],
-        "loss": [Loss(src=rank, dst=other, share=0.005)],
-        "slow_link": [SlowLink(node=rank, gbps=0.2 if us > 2000 else 5.0)],
+        "loss": [Loss(src=node, dst=other, share=0.005)],
+        "slow_link": [SlowLink(node=node, gbps=0.2 if us > 2000 else 5.0)],
     }
     return made[kind]
 

@@ -12,7 +12,6 @@ import dpuflow
 from dpuflow.reports.json import json_lines
 from dpuflow.score import Score, match_collectives, score_case
 from dpuflow.synth.case import write_case
-from dpuflow.synth.scenario import Loop
 from dpuflow.synth.timing import Timing
 from dpuflow.truth import Case, place_case
 
@@ -71,16 +70,16 @@ def measure(scenario: Scenario) -> Measured:
     measured.packets = sum(capture.packets for capture in captures)
     measured.estimated = scenario.observation.clocks.offset_us > 0
     measured.clock_ns = list(measured.score.clock_errors_ns)
-    _collectives(measured, scenario, analysis, case)
+    _collectives(measured, scenario, analysis, case, truth["collectives"][0]["protocol"])
     _cause(measured, scenario, analysis, case)
     return measured
 
 
-def _collectives(measured: Measured, scenario: Scenario, analysis: dict[str, Any], case: Case) -> None:
+def _collectives(
+    measured: Measured, scenario: Scenario, analysis: dict[str, Any], case: Case, protocol: str
+) -> None:
     # A bound is violated when the truth lies beyond it by more than hand-over and clocks may hide.
     slack_ns = 3 * Timing.of(scenario.machine).handover_ns + 2 * scenario.cluster.latency_us * 1e3
-    assert isinstance(scenario.job, Loop)
-    protocol = scenario.job.ops[0].protocol
     matches = match_collectives(case.collectives, analysis["collectives"])
     for number, at in matches.items():
         true, guess = case.collectives[number], analysis["collectives"][at]

@@ -106,7 +106,7 @@ def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
     return {
         "case": scenario.name,
         "what": scenario.about,
-        "software": {"stack": f"nccl-net_ib-{scenario.nccl.version}"},
+        "software": {"stack": f"nccl-net_{scenario.nccl.transport}-{scenario.nccl.version}"},
         "world_size": scenario.ranks,
         "nodes": nodes,
         "clocks": [

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
-from dpuflow.synth.trace import ACK, CNP, READ, RESPONSE
+from dpuflow.synth.trace import ACK, CNP, READ, RESPONSE, SEGMENT_ACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,8 @@ HEADER_BYTES: Final = 58
 """Ethernet, IPv4, UDP, BTH and ICRC, around each packet's payload; RETH and the like are small beside it."""
 NAK_SEQUENCE: Final = 0x60
 ACK_NO_LIMIT: Final = 0x1F
+SCALE: Final = 8
+"""Window scale of TCP streams: windows are told in units of 256 bytes."""
 REPLY_NS: Final = 10.0
 """Between two replies of one queue pair, at least."""
 REWIND_NS: Final = 2_000.0
@@ -56,6 +58,7 @@ class Posted(NamedTuple):
     packets: int
     last_bytes: int  # of its last packet
     counts: bool  # whether its arrival and completion are told
+    begins: int = 0  # of a stream: bytes before it
     read: int = 0  # bytes that a READ asks for
 
 
@@ -77,7 +80,10 @@ class Flow:
         dst: Port,
         arrived: Callable[[Flow], None],
         completed: Callable[[Flow], None],
+        mtu: int,
+        stream: bool,
     ) -> None:
+        self.mtu, self.stream = mtu, stream
         self.number, self.src, self.dst = number, src, dst
         self.arrived, self.completed = arrived, completed
         self.queue: deque[Posted] = deque()  # not yet acknowledged
@@ -86,6 +92,8 @@ class Flow:
         self.expected_psn = 0  # at the receiver
         self.received = 0  # messages: the MSN
         self.nak_sent = False
+        self.window: Callable[[], int] | None = None  # of a stream: what the receiver advertises, bytes
+        self.bytes_in = 0  # of a stream: received
         self.answer: Flow | None = None  # of READs: the responses' flow, and of that the requests'
         self.asked: Flow | None = None
         self.due: Due | None = None
@@ -119,14 +127,22 @@ class Fabric:
 
     def __init__(self, engine: Engine, trace: Trace, rules: Rules) -> None:
         self.engine, self.trace, self.rules = engine, trace, rules
-        self.mtu = rules.mtu
         self.flows: list[Flow] = []
 
     def connect(
-        self, src: Port, dst: Port, arrived: Callable[[Flow], None], completed: Callable[[Flow], None]
+        self,
+        src: Port,
+        dst: Port,
+        arrived: Callable[[Flow], None],
+        completed: Callable[[Flow], None],
+        segment: int = 0,
     ) -> Flow:
-        """A new flow. ``arrived`` and ``completed`` are called for each message that counts."""
-        flow = Flow(len(self.flows), src, dst, arrived, completed)
+        """A new flow. ``arrived`` and ``completed`` are called for each message that counts.
+
+        With ``segment`` it is a TCP stream, cut into so many bytes.
+        """
+        mtu = segment or self.rules.mtu
+        flow = Flow(len(self.flows), src, dst, arrived, completed, mtu, bool(segment))
         self.flows.append(flow)
         return flow
 
@@ -144,12 +160,12 @@ class Fabric:
         counts: bool = True,
     ) -> None:
         """Put a message into the send queue, as a verbs consumer would."""
-        packets = max(1, -(-size // self.mtu))
+        packets = max(1, -(-size // flow.mtu))
         row = self.trace.messages.add(
             flow.number, kind, size, flow.end_psn, va, rkey, value, target, room, key
         )
-        last = size - (packets - 1) * self.mtu
-        flow.queue.append(Posted(row, flow.end_psn, packets, last, counts))
+        last = size - (packets - 1) * flow.mtu
+        flow.queue.append(Posted(row, flow.end_psn, packets, last, counts, va))
         flow.end_psn += packets
         self._wake(flow)
 
@@ -161,9 +177,9 @@ class Fabric:
 
     def read(self, flow: Flow, size: int, va: int, rkey: int) -> None:
         """Post an RDMA READ: one packet that takes the PSNs of its response."""
-        packets = max(1, -(-size // self.mtu))
+        packets = max(1, -(-size // flow.mtu))
         row = self.trace.messages.add(flow.number, READ, size, flow.end_psn, va, rkey, 0, 0, 0, 0)
-        flow.queue.append(Posted(row, flow.end_psn, packets, 16, True, size))
+        flow.queue.append(Posted(row, flow.end_psn, packets, 16, True, read=size))
         flow.end_psn += packets
         self._wake(flow)
 
@@ -215,8 +231,8 @@ class Fabric:
             return
         count = min(BURST, message.packets - first)
         ends = first + count == message.packets
-        full = (self.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
-        last = (message.last_bytes if ends else self.mtu) + HEADER_BYTES + FRAMING_BYTES
+        full = (flow.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
+        last = (message.last_bytes if ends else flow.mtu) + HEADER_BYTES + FRAMING_BYTES
         step_bytes, total_bytes = full, full * (count - 1) + last
         start = now
         end = start + total_bytes * port.up_ns
@@ -283,7 +299,7 @@ class Fabric:
                 lost = 0
             if rules.pause is not None and queued > rules.pause[0]:
                 self._pause(flow.src, now + (queued - rules.pause[1]) * port.down_ns)
-            if rules.marking is not None:
+            if rules.marking is not None and not flow.stream:
                 marked = rules.marking.marks(queued, count, rules.random)
         if rules.down is not None and (rules.down(flow.src, now) or rules.down(port, now)):
             lost = 0
@@ -352,11 +368,13 @@ class Fabric:
             return
         flow.expected_psn = end
         flow.nak_sent = False
+        if flow.stream:
+            self._acknowledge_bytes(flow, message, first + count, done)
         if ends:
             flow.received += 1
             if message.counts:
                 self.engine.at(done, flow.arrived, flow)
-            if flow.asked is not None:
+            if flow.asked is not None or flow.stream:
                 return  # a response needs no ACK
             self._acknowledge(flow, end - 1, done)
             if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
@@ -375,6 +393,29 @@ class Fabric:
             return
         flow.due = Due(when, psn, flow.received)
         self.engine.at(when, self._reply_due, flow, flow.due)
+
+    def _acknowledge_bytes(self, flow: Flow, message: Posted, packets: int, done: float) -> None:
+        """TCP: one ACK for what came in a row, as receive offload hands it up."""
+        size = packets * flow.mtu
+        if packets == message.packets:
+            size = (packets - 1) * flow.mtu + message.last_bytes
+        flow.bytes_in = message.begins + size
+        when = max(done + self.rules.ack_ns(), flow.replied_ns + REPLY_NS)
+        flow.replied_ns = when
+        arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
+        self._tell(flow, when, arrival)
+        self.engine.at(arrival, self._acked, flow, message.psn + packets - 1)
+
+    def update(self, flow: Flow) -> None:
+        """TCP: the receiver has read, its window is open again."""
+        now = max(self.engine.now, flow.replied_ns + REPLY_NS)
+        flow.replied_ns = now
+        self._tell(flow, now, now + self.rules.latency_ns(flow.dst, flow.src))
+
+    def _tell(self, flow: Flow, when: float, arrival: float) -> None:
+        assert flow.window is not None
+        window = min(0xFFFF, flow.window() >> SCALE)
+        self.trace.replies.add(flow.number, SEGMENT_ACK, int(when), int(arrival), flow.bytes_in, 0, window)
 
     def _reply_due(self, flow: Flow, due: Due) -> None:
         self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)

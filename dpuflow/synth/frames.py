@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.synth import checksum
+from dpuflow.synth import checksum, segments
+from dpuflow.synth.rows import internet_sum, put, put_little
 from dpuflow.synth.seeds import columns
-from dpuflow.synth.trace import CTS
+from dpuflow.synth.trace import CTS, LENGTH
 from dpuflow.synth.transport import LAYOUTS
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ IP_AT: Final = 14
 UDP_AT: Final = 34
 BTH_AT: Final = 42
 EXTENDED_AT: Final = 54
-TTL: Final = 255
+TTL: Final = 255  # NCCL asks for it
+TCP_TTL: Final = 64
+EPHEMERAL: Final = 32768  # first of the ports that Linux gives out
 ECT0: Final = 2
 CE: Final = 3
 CNP_CLASS: Final = 48 << 2 | ECT0  # as an adapter was seen to send them
@@ -42,9 +45,7 @@ class Framer:
         self._played, self._snaplen = played, snaplen
         self._messages = played.trace.messages.read()
         scenario = played.scenario
-        self._pool = (
-            columns(scenario.seed, "payload").integers(0, 256, scenario.cluster.mtu, np.uint8).tobytes()
-        )
+        self._pool = columns(scenario.seed, "payload").integers(0, 256, 4096, np.uint8).tobytes()
         ends = played.ends
         both = [(e.src, e.dst, e.queue_pair) for e in ends] + [(e.dst, e.src, e.reply_pair) for e in ends]
         # By flow and direction: bytes of addresses as they stand in a frame.
@@ -67,7 +68,9 @@ class Framer:
         for code, headers in shapes.items():
             rows = packets["code"] == code
             payload = packets["payload"][rows]
-            lengths[rows] = EXTENDED_AT + headers + payload + (-payload & 3) + wire.ICRC_BYTES
+            lengths[rows] = EXTENDED_AT + headers + payload
+            if code < segments.DATA_CODE:
+                lengths[rows] += (-payload & 3) + wire.ICRC_BYTES
         kept = np.minimum(lengths, self._snaplen) if self._snaplen else lengths
         out = np.zeros((count, int(kept.max(initial=0))), np.uint8)
         for code in shapes:
@@ -82,12 +85,16 @@ class Framer:
 
     @staticmethod
     def _shape(code: int) -> int:
-        """Bytes of the extended headers."""
+        """Bytes of the headers after BTH or, of segments, after TCP's."""
+        if code >= segments.DATA_CODE:
+            return 0
         headers = wire.OPCODES[code].headers
         return sum(size for bit, size in wire.HEADER_BYTES.items() if headers & bit)
 
     def _alike(self, packets: Columns, code: int, payload: int) -> Bytes:
         """Frames of one operation code and payload length; cut at the snap length where that is shorter."""
+        if code >= segments.DATA_CODE:
+            return self._segments(packets, payload)
         count = len(packets["code"])
         extended = self._shape(code)
         pad = -payload & 3
@@ -100,7 +107,7 @@ class Framer:
         head = np.zeros((count, EXTENDED_AT + extended + (payload if is_grant.any() else 0)), np.uint8)
         way = packets["flow"] + packets["back"] * len(self._played.ends)
         self._ethernet_ip(head, packets, way, length - IP_AT)
-        self._transport(head, packets, way, code, pad)
+        self._transport(head, packets, way, code, pad, length - IP_AT)
         if is_grant.any():
             self._entries(head[:, EXTENDED_AT + extended :], packets, is_grant)
         out = np.zeros((count, max(kept, head.shape[1])), np.uint8)
@@ -113,50 +120,83 @@ class Framer:
             out[:, length - wire.ICRC_BYTES : length] = tail.astype("<u4").view(np.uint8).reshape(-1, 4)
         return out[:, :kept]
 
-    def _ethernet_ip(self, head: Bytes, packets: Columns, way: NDArray[np.int64], length: int) -> None:
+    def _segments(self, packets: Columns, payload: int) -> Bytes:
+        """TCP segments with so much payload, cut at the snap length."""
+        length = segments.HEADERS + payload
+        kept = min(length, self._snaplen) if self._snaplen else length
+        head = np.zeros((len(packets["code"]), segments.HEADERS + (payload if payload == 4 else 0)), np.uint8)
+        way = packets["flow"] + packets["back"] * len(self._played.ends)
+        self._ethernet_ip(head, packets, way, length - IP_AT, wire.IPPROTO_TCP)
+        row = np.maximum(packets["message"], 0)
+        sizes = np.where(self._messages["kind"][row] == LENGTH, self._messages["value"][row], -1)
+        # Queue pair numbers stand for what TCP has in their place: ports and first sequence numbers.
+        other = (way + len(self._played.ends)) % (2 * len(self._played.ends))
+        ports = np.stack(
+            [EPHEMERAL + self._pairs[other] % 28000, EPHEMERAL + self._pairs[way] % 28000], axis=1
+        )
+        begins = np.stack([self._pairs[other], self._pairs[way]], axis=1) * 2654435761
+        segments.fill(head, packets, ports, begins, sizes, self._pool[:payload])
+        out = np.zeros((len(head), max(kept, head.shape[1])), np.uint8)
+        out[:, : head.shape[1]] = head
+        room = max(0, kept - head.shape[1])
+        out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[:room]
+        return out[:, :kept]
+
+    def _ethernet_ip(
+        self,
+        head: Bytes,
+        packets: Columns,
+        way: NDArray[np.int64],
+        length: int,
+        protocol: int = wire.IPPROTO_UDP,
+    ) -> None:
         head[:, 0:12] = self._macs[way]
         head[:, 12:14] = (8, 0)
         head[:, IP_AT] = 0x45
         traffic = np.where(packets["back"] == 1, self._class & 0xFC, self._class)
         marked = (packets["marked"] == 1) & (packets["received"] == 1) & (packets["back"] == 0)
+        if protocol == wire.IPPROTO_TCP:
+            traffic = 0 * traffic
+        ttl = TCP_TTL if protocol == wire.IPPROTO_TCP else TTL
         notice = packets["code"] == wire.CNP_OPCODE
         head[:, IP_AT + 1] = np.where(notice, CNP_CLASS, np.where(marked, traffic | CE, traffic))
-        _put(head, IP_AT + 2, 2, length)
-        _put(head, IP_AT + 4, 2, packets["psn"] + self._pairs[way] + packets["msn"] & 0xFFFF)
+        put(head, IP_AT + 2, 2, length)
+        put(head, IP_AT + 4, 2, packets["psn"] + self._pairs[way] + packets["msn"] & 0xFFFF)
         head[:, IP_AT + 6] = 0x40  # don't fragment
-        head[:, IP_AT + 8] = np.where(packets["received"] == 1, TTL - self._hops[way], TTL)
-        head[:, IP_AT + 9] = wire.IPPROTO_UDP
+        head[:, IP_AT + 8] = np.where(packets["received"] == 1, ttl - self._hops[way], ttl)
+        head[:, IP_AT + 9] = protocol
         head[:, IP_AT + 12 : UDP_AT] = self._ips[way]
-        words = head[:, IP_AT:UDP_AT].reshape(len(head), 10, 2).astype(np.int64)
-        total = (words[:, :, 0] << 8 | words[:, :, 1]).sum(axis=1)
+        total = internet_sum(head[:, IP_AT:UDP_AT])
         total = (total & 0xFFFF) + (total >> 16)
         total = (total & 0xFFFF) + (total >> 16)
-        _put(head, IP_AT + 10, 2, ~total & 0xFFFF)
-        _put(head, UDP_AT, 2, self._ports[way])
-        _put(head, UDP_AT + 2, 2, wire.ROCE_V2_PORT)
-        _put(head, UDP_AT + 4, 2, length - 20)
+        put(head, IP_AT + 10, 2, ~total & 0xFFFF)
 
-    def _transport(self, head: Bytes, packets: Columns, way: NDArray[np.int64], code: int, pad: int) -> None:
+    def _transport(
+        self, head: Bytes, packets: Columns, way: NDArray[np.int64], code: int, pad: int, length: int
+    ) -> None:
+        put(head, UDP_AT, 2, self._ports[way])
+        put(head, UDP_AT + 2, 2, wire.ROCE_V2_PORT)
+        put(head, UDP_AT + 4, 2, length - 20)
         head[:, BTH_AT] = code
         head[:, BTH_AT + 1] = 0x40 | pad << 4  # MigReq, as adapters set it
-        _put(head, BTH_AT + 2, 2, 0xFFFF)  # default partition
-        _put(head, BTH_AT + 5, 3, self._pairs[way])
+        put(head, BTH_AT + 2, 2, 0xFFFF)  # default partition
+        put(head, BTH_AT + 5, 3, self._pairs[way])
         head[:, BTH_AT + 8] = packets["ask"] << 7
-        _put(head, BTH_AT + 9, 3, packets["psn"])
+        put(head, BTH_AT + 9, 3, packets["psn"])
         at, headers = EXTENDED_AT, wire.OPCODES[code].headers
         message = np.maximum(packets["message"], 0)
         for header in EXTENDED:
             if not headers & header:
                 continue
             if header == wire.RETH:
-                _put(head, at, 8, self._messages["va"][message])
-                _put(head, at + 8, 4, self._messages["rkey"][message])
-                _put(head, at + 12, 4, self._messages["bytes"][message])
+                put(head, at, 8, self._messages["va"][message])
+                put(head, at + 8, 4, self._messages["rkey"][message])
+                put(head, at + 12, 4, self._messages["bytes"][message])
             elif header == wire.AETH:
                 head[:, at] = packets["syndrome"]
-                _put(head, at + 1, 3, packets["msn"])
+                put(head, at + 1, 3, packets["msn"])
             elif header == wire.IMM:
-                _put(head, at, 4, self._messages["value"][message])
+                put(head, at, 4, self._messages["value"][message])
             elif header == wire.CNP_PAD:
                 head[:, BTH_AT + 4] = 0x40  # BECN
             at += wire.HEADER_BYTES[header]
@@ -167,12 +207,12 @@ class Framer:
         row = packets["message"]
         body[:] = np.frombuffer(self._pool, np.uint8)[: body.shape[1]]
         entry = np.zeros_like(body)
-        _put_little(entry, 0, 8, messages["target"][row])
-        _put_little(entry, layout.size_at, layout.size_bytes, messages["room"][row])
-        _put_little(entry, layout.rkeys_at, 4, messages["key"][row])
-        _put_little(entry, layout.requests_at, 4, 1)
-        _put_little(entry, layout.tag_at, 4, self._tags[packets["flow"]])
-        _put_little(entry, layout.number_at, 8, messages["value"][row])
+        put_little(entry, 0, 8, messages["target"][row])
+        put_little(entry, layout.size_at, layout.size_bytes, messages["room"][row])
+        put_little(entry, layout.rkeys_at, 4, messages["key"][row])
+        put_little(entry, layout.requests_at, 4, 1)
+        put_little(entry, layout.tag_at, 4, self._tags[packets["flow"]])
+        put_little(entry, layout.number_at, 8, messages["value"][row])
         body[is_grant] = entry[is_grant]
 
     def _icrc(self, head: Bytes, payload: int, pad: int) -> NDArray[np.uint32]:
@@ -189,14 +229,3 @@ def network_near(played: Played, flow: int) -> bool:
     leaf = played.scenario.cluster.nodes_per_leaf
     ends = played.flows[flow]
     return ends.src.node // leaf == ends.dst.node // leaf
-
-
-def _put(rows: Bytes, at: int, width: int, value: NDArray[np.int64] | int) -> None:
-    """Big endian."""
-    for i in range(width):
-        rows[:, at + i] = np.asarray(value >> 8 * (width - 1 - i) & 0xFF, np.uint8)
-
-
-def _put_little(rows: Bytes, at: int, width: int, value: NDArray[np.int64] | int) -> None:
-    for i in range(width):
-        rows[:, at + i] = np.asarray(value >> 8 * i & 0xFF, np.uint8)

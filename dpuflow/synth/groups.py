@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpuflow.synth import algorithms, sizes
 from dpuflow.synth.gpu import Part
 from dpuflow.synth.pat import pat as pat_lanes
+from dpuflow.synth.sockets import Socket
 from dpuflow.synth.transport import Connection, Grain, Link, Local
 
 if TYPE_CHECKING:
@@ -194,9 +195,10 @@ class Communicator:
         key = (lane.channel, src, dst, lane.point_to_point)
         if key not in self._links:
             a, b = self.gpus[src], self.gpus[dst]
-            self._links[key] = (
-                Local(a, b, self._engine)
-                if a.node == b.node
-                else Connection(a, b, self._engine, self._fabric, self._settings)
-            )
+            if a.node == b.node:
+                self._links[key] = Local(a, b, self._engine)
+            elif self._settings.sockets:
+                self._links[key] = Socket(a, b, self._engine, self._fabric)
+            else:
+                self._links[key] = Connection(a, b, self._engine, self._fabric, self._settings)
         return self._links[key]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.synth.trace import ACK, CNP, CTS, READ, RESPONSE, WRITE, WRITE_IMM
+from dpuflow.synth.segments import ACK_CODE, DATA_CODE
+from dpuflow.synth.trace import ACK, CNP, CTS, LENGTH, READ, RESPONSE, SEGMENT_ACK, STREAM, WRITE, WRITE_IMM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     Columns = dict[str, NDArray[np.int64]]
 
-CODE: Final = {opcode.name: opcode.code for opcode in wire.OPCODES.values()}
+CODE: Final = {opcode.name: opcode.code for opcode in wire.OPCODES.values()} | {
+    "SEGMENT": DATA_CODE,
+    "SEGMENT_ACK": ACK_CODE,
+}
 _PLAIN: Final = ("RC_WRITE_MIDDLE", "RC_WRITE_LAST", "RC_WRITE_FIRST", "RC_WRITE_ONLY")
 _NAMES: Final = {  # of a kind of message: its middle, last, first and only packet
     CTS: _PLAIN,
@@ -35,6 +39,8 @@ _NAMES: Final = {  # of a kind of message: its middle, last, first and only pack
         "RC_READ_RESPONSE_FIRST",
         "RC_READ_RESPONSE_ONLY",
     ),
+    LENGTH: ("SEGMENT",) * 4,
+    STREAM: ("SEGMENT",) * 4,
 }
 CODES: Final = np.array([[CODE[name] for name in _NAMES[kind]] for kind in sorted(_NAMES)])
 ACK_NO_LIMIT: Final = 0x1F
@@ -62,7 +68,7 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
     total = np.cumsum(events["count"])
     messages = played.trace.messages.read()
     replies = played.trace.replies.read()
-    mtu = played.scenario.cluster.mtu
+    mtu = np.array([flow.mtu for flow in played.flows], np.int64)
     carry: Columns | None = None
     at = 0
     while at < len(order):
@@ -119,7 +125,7 @@ def _events(played: Played, node: int | None) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _expand(events: Columns, messages: Columns, replies: Columns, mtu: int) -> Columns:
+def _expand(events: Columns, messages: Columns, replies: Columns, mtus: NDArray[np.int64]) -> Columns:
     """One row for each packet of the events."""
     count = events["count"]
     of = np.repeat(np.arange(len(count)), count)
@@ -133,6 +139,7 @@ def _expand(events: Columns, messages: Columns, replies: Columns, mtu: int) -> C
     answer = np.where(reply, row, 0)
     sort = messages["kind"][message]
     size = np.where(sort == READ, 0, messages["bytes"][message])  # a request carries nothing
+    mtu = mtus[events["flow"][of]]
     packets = np.maximum(1, -(-size // mtu))
     at = events["first"][of] + place
     last = at + 1 == packets
@@ -144,14 +151,18 @@ def _expand(events: Columns, messages: Columns, replies: Columns, mtu: int) -> C
         return np.where(reply, replies[name][answer], none) if len(replies["flow"]) else none
 
     kind = replied("kind")
-    code = np.where(kind == ACK, CODE["RC_ACKNOWLEDGE"], np.where(kind == CNP, CODE["CNP"], code))
+    for answer_kind, name in ((ACK, "RC_ACKNOWLEDGE"), (CNP, "CNP"), (SEGMENT_ACK, "SEGMENT_ACK")):
+        code = np.where(kind == answer_kind, CODE[name], code)
+    stream = (sort >= LENGTH) & ~reply | (kind == SEGMENT_ACK)
+    number = np.where(reply, replied("psn"), messages["psn"][message] + at)
+    place_in_stream = np.where(reply, number, messages["va"][message] + at * mtu)
     return {
         "stamp_ns": stamp,
         "code": code,
         "flow": events["flow"][of],
         "back": reply.astype(np.int64),
         "received": events["received"][of],
-        "psn": np.where(reply, replied("psn"), messages["psn"][message] + at) & wire.PSN_MASK,
+        "psn": np.where(stream, place_in_stream, number & wire.PSN_MASK),
         "payload": np.where(reply, 0, np.where(last, size - (packets - 1) * mtu, mtu)),
         "message": np.where(reply, -1, row),
         "syndrome": np.where(answered, ACK_NO_LIMIT, replied("syndrome")),

@@ -44,6 +44,7 @@ class Nccl:
     """NCCL's settings and what its tuner would choose."""
 
     version: str = setting("2.30", "first version of the layout: CTS entry and immediate", choices=VERSIONS)
+    transport: str = setting("ib", "RoCE, or sockets (TCP)", choices=("ib", "socket"))
     protocol: str = setting("simple", "where an operation does not say otherwise", choices=PROTOCOLS)
     channels: int = setting(2, "channels of each communicator, at most", low=1, high=64)
     qps_per_connection: int = setting(1, "NCCL_IB_QPS_PER_CONNECTION", low=1, high=16)
@@ -374,6 +375,8 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
     tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
     if scenario.ranks % (tp * pp):
         return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
+    if scenario.nccl.transport == "socket" and any(isinstance(f, (Loss, Flap)) for f in scenario.faults):
+        return "nccl.transport", "TCP that is lost is not simulated: take ib, or no loss"
     if isinstance(job, PrefillDecode):
         prefill = job.prefill or scenario.ranks // 2
         if prefill >= scenario.ranks:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = (
     "flow",
-    "kind",  # CTS, WRITE, WRITE_IMM, READ, RESPONSE
+    "kind",  # CTS, WRITE, WRITE_IMM, READ, RESPONSE, LENGTH, STREAM
     "bytes",
     "psn",  # of its first packet, not yet modulo 2^24
-    "va",
+    "va",  # of a TCP stream: bytes before it
     "rkey",
     "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN
     "target",  # of a CTS: where the data shall go
@@ -41,7 +41,7 @@ BURSTS: Final = (
 )
 REPLIES: Final = (
     "flow",  # that it answers; it travels the other way
-    "kind",  # ACK, CNP
+    "kind",  # ACK, CNP, SEGMENT_ACK: its ``psn`` counts bytes, its ``msn`` is the window
     "tx_ns",
     "rx_ns",  # -1: lost on the way
     "psn",
@@ -49,8 +49,8 @@ REPLIES: Final = (
     "msn",
 )
 PAUSES: Final = ("port", "from_ns", "until_ns")
-CTS, WRITE, WRITE_IMM, READ, RESPONSE = range(5)
-ACK, CNP = range(5, 7)
+CTS, WRITE, WRITE_IMM, READ, RESPONSE, LENGTH, STREAM = range(7)
+ACK, CNP, SEGMENT_ACK = range(7, 10)
 
 
 class Table:

@@ -141,6 +141,7 @@ class Settings(NamedTuple):
     split: bool
     routed: bool
     registered: bool
+    sockets: bool
 
 
 class Connection(Link):

@@ -15,9 +15,10 @@ from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Endpoint
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.seeds import stream
+from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
 from dpuflow.synth.trace import Trace
-from dpuflow.synth.transport import LAYOUTS, Connection, Settings
+from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +38,15 @@ class Played:
     ends: list[Ends]  # by flow
     flows: list[Flow]
     tags: list[int]  # by flow: rank of the sender of the data its clear-to-send entries ask for
-    connections: list[Connection]
+    links: list[Link]
     works: list[Work]
     transfers: list[Transfer]
     end_ns: float
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Links over RoCE."""
+        return [link for link in self.links if isinstance(link, Connection)]
 
 
 def play(scenario: Scenario) -> Played:
@@ -69,7 +75,7 @@ def play(scenario: Scenario) -> Played:
     fabric = Fabric(engine, trace, rules)
     settings = Settings(
         LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.split_data_on_qps, nccl.adaptive_routing,
-        nccl.registered,
+        nccl.registered, nccl.transport == "socket",
     )  # fmt: skip
     gpus = [
         Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
@@ -103,18 +109,22 @@ def play(scenario: Scenario) -> Played:
         engine.at(0.0, rank.start)
     engine.run()
     assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
-    connections = [link for each in groups.values() for link in each.links() if isinstance(link, Connection)]
+    links = [link for each in groups.values() for link in each.links()]
     pairs: list[tuple[Flow, Flow]] = []
     tags = [0] * len(fabric.flows)
-    for connection in connections:
+    for connection in (link for link in links if isinstance(link, Connection)):
         tags[connection.grants.number] = connection.src.rank
         pairs.append((connection.data[0], connection.grants))
         for flow in connection.data[1:]:
             pairs.append((flow, fabric.connect(flow.dst, flow.src, connection.ignore, connection.ignore)))
             tags.append(0)
+    for link in (link for link in links if isinstance(link, Socket)):
+        flow = link.flow
+        pairs.append((flow, fabric.connect(flow.dst, flow.src, link.ignore, link.ignore)))
+        tags.append(0)
     for each in endpoints.values():
         pairs += zip(each.flows, each.backs, strict=True)
     ends = network.ends(pairs)
     return Played(
-        scenario, network, trace, ends, fabric.flows, tags, connections, works, builder.transfers, engine.now
+        scenario, network, trace, ends, fabric.flows, tags, links, works, builder.transfers, engine.now
     )

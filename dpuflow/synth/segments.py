@@ -1,0 +1,55 @@
+"""TCP segments as columns in, frames out: Ethernet, IPv4, TCP without options (RFC 9293), payload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow import wire
+from dpuflow.synth.rows import internet_sum, put
+
+if TYPE_CHECKING:
+    from dpuflow.synth.packets import Columns
+    from dpuflow.synth.rows import Bytes, Numbers
+
+DATA_CODE: Final = 0x100
+ACK_CODE: Final = 0x101
+"""What packets' ``code`` says of segments: beyond all operation codes of RoCE."""
+TCP_AT: Final = 34
+HEADERS: Final = 54
+SENDER_WINDOW: Final = 0x4000
+ACK_FLAG: Final = 0x10
+PUSH_FLAG: Final = 0x08
+
+
+def fill(
+    head: Bytes, packets: Columns, ports: Numbers, begins: Numbers, sizes: Numbers, payload: bytes
+) -> None:
+    """Write the TCP header, and after it the size of the next message where ``sizes`` (-1: not here) has it.
+
+    Ethernet and IP are there already. ``ports``: source and destination of each packet; ``begins``: first
+    sequence number of its own direction and of the other one; ``payload``: what follows ``head`` elsewhere.
+    """
+    back = packets["back"] == 1
+    put(head, TCP_AT, 2, ports[:, 0])
+    put(head, TCP_AT + 2, 2, ports[:, 1])
+    sequence = np.where(back, begins[:, 0], begins[:, 0] + packets["psn"])
+    acknowledged = np.where(back, begins[:, 1] + packets["psn"], begins[:, 1])
+    put(head, TCP_AT + 4, 4, sequence & 0xFFFFFFFF)
+    put(head, TCP_AT + 8, 4, acknowledged & 0xFFFFFFFF)
+    head[:, TCP_AT + 12] = 5 << 4
+    head[:, TCP_AT + 13] = np.where(packets["ask"] == 1, ACK_FLAG | PUSH_FLAG, ACK_FLAG)
+    put(head, TCP_AT + 14, 2, np.where(back, packets["msn"], SENDER_WINDOW))
+    body = head[:, HEADERS:]
+    if body.shape[1]:
+        body[:] = np.frombuffer(payload, np.uint8)[: body.shape[1]]
+        sized = sizes >= 0
+        body[sized] = sizes[sized].astype("<u4").view(np.uint8).reshape(-1, 4)
+        payload = b""
+    rest = internet_sum(np.frombuffer(payload, np.uint8)[None, :])[0] if payload else 0
+    size = head.shape[1] - TCP_AT + len(payload)
+    total = internet_sum(head[:, 26:TCP_AT]) + internet_sum(head[:, TCP_AT:]) + wire.IPPROTO_TCP + size + rest
+    while (total >> 16).any():
+        total = (total & 0xFFFF) + (total >> 16)
+    put(head, TCP_AT + 16, 2, ~total & 0xFFFF)
