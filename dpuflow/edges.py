@@ -13,6 +13,7 @@ import numpy as np
 
 from dpuflow.collectives.schedules import first_acts
 from dpuflow.lateness import Rule
+from dpuflow.ordering import Picked
 from dpuflow.results import Edge
 from dpuflow.schema import NEVER, Op, Wire
 
@@ -117,7 +118,6 @@ def _views(
     """(endpoint whose capture it is, other endpoint) -> View."""
     own = {end for rows in joined.local for end in rows}
     width = len(joined.endpoints)
-    acts = _first_acts(exchanges, instances, width)
     who: list[tuple[int, int, int]] = []  # collective, row of the captured endpoint, row of the other
     for number, instance in enumerate(instances):
         if instance.op == Op.SEND_RECV or not instance.complete:
@@ -125,7 +125,10 @@ def _views(
         first = int(entries.offsets[number])
         for place, other in _dating(instance, own):
             who.append((number, first + place, first + other))
-    if not who or not len(acts[0]):
+    if not who:
+        return {}
+    acts = _first_acts(exchanges, instances, width)
+    if not len(acts[0]):
         return {}
     collective, row, other_row = np.array(who, np.int64).T
     mine, other = entries.endpoint[row], entries.endpoint[other_row]
@@ -171,7 +174,7 @@ def _first_acts(exchanges: Rows, instances: Sequence[Instance], width: int) -> t
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     rows = np.concatenate([i.rows for i in instances])
     of = np.repeat(np.arange(len(instances)), [len(i.rows) for i in instances])
-    picked = exchanges[rows]
+    picked = Picked(exchanges, rows)
     src, dst = picked["src"].astype(np.int64), picked["dst"].astype(np.int64)
     offered = picked["offer_arrived_ns"] != NEVER
     got = np.where(offered, picked["offer_arrived_ns"], picked["arrived_ns"])
