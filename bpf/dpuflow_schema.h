@@ -3,10 +3,16 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0x29318bcbU
+#define DPUFLOW_SCHEMA 0xb9d25355U
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
+#define DPUFLOW_MESSAGE_DATA 0x00c1efffU
+#define DPUFLOW_MESSAGE_MIDDLES 0x00004082U
+#define DPUFLOW_RUN_PACKETS 64
+#define DPUFLOW_RUN_NS 1000000
+#define DPUFLOW_RUN_HEAD 104
+#define DPUFLOW_MAX_FLOWS 65536
 #define DPUFLOW_TRANSPORTS 0x2fU
 #define DPUFLOW_ETHERTYPE_IPV4 0x0800
 #define DPUFLOW_ETHERTYPE_IPV6 0x86dd
@@ -41,6 +47,11 @@ enum dpuflow_direction {
 	DPUFLOW_DIRECTION_OUTBOUND = 2,
 };
 
+enum dpuflow_ring {
+	DPUFLOW_RING_PACKET = 0,
+	DPUFLOW_RING_RUN = 1,
+};
+
 /* What stands before a packet's bytes in the ring. */
 struct dpuflow_ring_packet {
 	__u64 time_ns; /* ns: the kernel's monotonic clock plus settings.clock_ns */
@@ -50,7 +61,7 @@ struct dpuflow_ring_packet {
 	__u8 iface; /* number of the interface, settings.iface */
 	__u8 direction; /* Direction */
 	__u8 ends; /* 1 where the packet ends a RoCE message */
-	__u8 reserved; /* 0 */
+	__u8 kind; /* RingKind */
 };
 _Static_assert(sizeof(struct dpuflow_ring_packet) == 24, "ring_packet");
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, time_ns) == 0, "ring_packet.time_ns");
@@ -60,28 +71,49 @@ _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, flow_hash) == 16, 
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, iface) == 20, "ring_packet.iface");
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, direction) == 21, "ring_packet.direction");
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, ends) == 22, "ring_packet.ends");
-_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, reserved) == 23, "ring_packet.reserved");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_packet, kind) == 23, "ring_packet.kind");
+
+/* What follows RING_PACKET where that stands for a run of MIDDLE packets with consecutive PSNs, and stands before the headers of a packet of the same flow; time_ns and wire_len are the last packet's. */
+struct dpuflow_ring_run {
+	__u64 first_ns; /* ns: the first packet's time_ns */
+	__u32 psn; /* the first packet's PSN */
+	__u32 count; /* packets: packets in the run */
+	__u32 marked; /* packets: those of them that were marked CE */
+	__u8 opcode; /* their BTH opcode */
+	__u8 bth_at; /* B: where the BTH stands in the headers */
+	__u8 ip_at; /* B: where the IP header stands */
+	__u8 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct dpuflow_ring_run) == 24, "ring_run");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, first_ns) == 0, "ring_run.first_ns");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, psn) == 8, "ring_run.psn");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, count) == 12, "ring_run.count");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, marked) == 16, "ring_run.marked");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, opcode) == 20, "ring_run.opcode");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, bth_at) == 21, "ring_run.bth_at");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, ip_at) == 22, "ring_run.ip_at");
+_Static_assert(__builtin_offsetof(struct dpuflow_ring_run, reserved) == 23, "ring_run.reserved");
 
 /* What became of each packet that an interface handed over, one such row per CPU; their sum was seen. */
 struct dpuflow_counters {
 	__u64 captured; /* packets: put into the ring */
+	__u64 folded; /* packets: counted into a run in the ring, in messages mode */
 	__u64 not_wanted; /* packets: left out by the filters */
 	__u64 sampled_out; /* packets: left out by sampling */
 	__u64 fragment; /* packets: later IP fragments, whose ports and QP are elsewhere; left out */
 	__u64 cut; /* packets: too short for the headers they claim to have; left out */
 	__u64 ring_full; /* packets: lost: the ring had no room */
 	__u64 unreadable; /* packets: lost: the kernel would not give their bytes */
-	__u64 reserved; /* 0 */
 };
 _Static_assert(sizeof(struct dpuflow_counters) == 64, "counters");
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, captured) == 0, "counters.captured");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, not_wanted) == 8, "counters.not_wanted");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, sampled_out) == 16, "counters.sampled_out");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, fragment) == 24, "counters.fragment");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, cut) == 32, "counters.cut");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, ring_full) == 40, "counters.ring_full");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, unreadable) == 48, "counters.unreadable");
-_Static_assert(__builtin_offsetof(struct dpuflow_counters, reserved) == 56, "counters.reserved");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, folded) == 8, "counters.folded");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, not_wanted) == 16, "counters.not_wanted");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, sampled_out) == 24, "counters.sampled_out");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, fragment) == 32, "counters.fragment");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, cut) == 40, "counters.cut");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, ring_full) == 48, "counters.ring_full");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, unreadable) == 56, "counters.unreadable");
 
 /* Read-only constants of a loaded program; the verifier removes the code that they rule out. */
 struct dpuflow_settings {

@@ -18,8 +18,13 @@ struct head {
 
 enum verdict { WANTED, NOT_WANTED, SAMPLED_OUT, FRAGMENT, CUT, UNUSUAL };
 
+/* What the headers say; of RoCE all of it, of the rest the hash alone. */
 struct found {
+	__u64 src_hi, src_lo, dst_hi, dst_lo;
 	__u32 flow_hash;
+	__u32 qp;
+	__u8 bth_at; /* 0: not RoCEv2 */
+	__u8 ip_at;
 	__u8 ends;
 };
 
@@ -94,6 +99,7 @@ static __always_inline enum verdict judge_bth(__u8 opcode, __u32 word, __u64 hos
 	if (settings.qps && !qp_listed(qp))
 		return NOT_WANTED;
 	found->flow_hash = mixed(hosts + qp) | 1;
+	found->qp = qp;
 	found->ends = opcode != DPUFLOW_CNP_OPCODE && DPUFLOW_MESSAGE_ENDS >> (opcode & 31) & 1;
 	/* The two directions of a connection have unlike QPs: what they share is the pair of hosts. */
 	if (settings.sample && mixed(hosts) < settings.sample)
@@ -132,8 +138,13 @@ static __always_inline enum verdict judge_usual(const __u8 *at, struct found *fo
 	if (settings.hosts && !host_listed(0, src) && !host_listed(0, dst))
 		return NOT_WANTED;
 	hosts = host_pair(0, src, 0, dst);
-	if (at[23] == 17 && be16(at + 36) == DPUFLOW_ROCE_V2_PORT && settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2)
+	if (at[23] == 17 && be16(at + 36) == DPUFLOW_ROCE_V2_PORT && settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2) {
+		found->src_lo = src;
+		found->dst_lo = dst;
+		found->bth_at = 42;
+		found->ip_at = ETHERNET;
 		return judge_bth(at[42], be32(at + 46), hosts, found);
+	}
 	if (at[23] == 6)
 		return judge_tcp(be32(at + 34), hosts, found);
 	return UNUSUAL;
@@ -206,6 +217,14 @@ static __always_inline enum verdict judge(const struct head *head, __u32 len, __
 	}
 	if (next > HEAD - BTH || len < next + BTH)
 		return unless_other(CUT);
+	if (type != DPUFLOW_ETHERTYPE_ROCE_V1) {
+		found->src_hi = src_hi;
+		found->src_lo = src_lo;
+		found->dst_hi = dst_hi;
+		found->dst_lo = dst_lo;
+		found->bth_at = next;
+		found->ip_at = at;
+	}
 	return judge_bth(head->byte[next], be32(&head->byte[next + 4]), hosts, found);
 }
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.errors import FormatError
 from dpuflow.tables import CaptureTables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dpuflow.capture import CaptureSource
     from dpuflow.tables import Rows
 
 
@@ -25,15 +27,33 @@ def ingest(
 
     ``progress`` gets bytes done and bytes in all (None: not known). Memory grows with flows and
     messages, not with packets. Raises CaptureError and FormatError; damage within a file is told in
-    the info instead.
+    the info instead. A column file (``store``) is loaded as it is.
     """
     from dpuflow.capture import open_capture
+    from dpuflow.store import is_saved, load_tables
+
+    if any(is_saved(file) for file in files):
+        if len(files) > 1:
+            raise FormatError(
+                files[0], "a column file stands for a whole capture and cannot be one of several"
+            )
+        tables = load_tables(files[0])
+        info = tables.info
+        info.id, info.vantage, info.files = id, vantage or info.vantage, list(files)
+        return tables
+    return ingest_source(open_capture(files, vantage=vantage, id=id), threads, progress)
+
+
+def ingest_source(
+    source: CaptureSource, threads: int = 1, progress: Callable[[int, int | None], None] | None = None
+) -> CaptureTables:
+    """The same of an open source of packets, such as a live capture."""
     from dpuflow.records import read_blocks
     from dpuflow.roce import RoceMessages
     from dpuflow.schema import MESSAGE, PAUSE
     from dpuflow.tcp import TcpMessages
 
-    reader = read_blocks(open_capture(files, vantage=vantage, id=id), threads, progress)
+    reader = read_blocks(source, threads, progress)
     roce: RoceMessages | None = None
     tcp: TcpMessages | None = None
     pauses = [PAUSE.zeros(0)]

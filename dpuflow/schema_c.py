@@ -24,11 +24,14 @@ _TYPES: Final = {1: "__u8", 2: "__u16", 4: "__u32", 8: "__u64"}
 
 def header_text() -> str:
     """The whole header."""
-    numbers = {
+    numbers: dict[str, str | int] = {
         "SCHEMA": f"0x{schema_ring.layout_number():08x}U",
         "ROCE_V2_PORT": wire.ROCE_V2_PORT,
         "CNP_OPCODE": f"0x{wire.CNP_OPCODE:02x}",
         "MESSAGE_ENDS": f"0x{schema_ring.message_ends():08x}U",
+        "MESSAGE_DATA": f"0x{schema_ring.message_parts()[0]:08x}U",
+        "MESSAGE_MIDDLES": f"0x{schema_ring.message_parts()[1]:08x}U",
+        **{name: getattr(schema_ring, name) for name in ("RUN_PACKETS", "RUN_NS", "RUN_HEAD", "MAX_FLOWS")},
         "TRANSPORTS": f"0x{sum(1 << (code >> 5) for code in wire.TRANSPORTS.values()):02x}U",
     }
     numbers |= {
@@ -49,6 +52,7 @@ def header_text() -> str:
         "",
         *_enumeration("protocol", schema_ring.Protocol),
         *_enumeration("direction", Direction),
+        *_enumeration("ring", schema_ring.RingKind),
     ]
     for record in schema_ring.RECORDS:
         parts += _structure(record)

@@ -17,11 +17,22 @@ MAX_HOSTS: Final = 8
 MAX_PORTS: Final = 8
 MAX_QPS: Final = 16
 MAX_VLANS: Final = 8
+RUN_PACKETS: Final = 64  # a longer run is several: folding 64 to 1 leaves 1/64 of the work
+RUN_NS: Final = 1_000_000  # a run that has lasted longer ends with the next packet
+RUN_HEAD: Final = 104  # bytes of headers that a run keeps: all that the programs read
+MAX_FLOWS: Final = 1 << 16  # flows whose packets are folded at a time; those of more go on unfolded
 MAX_SNAPLEN: Final = 262_144  # as libpcap; the largest size class of the programs is smaller
 
 SIZE_CLASSES: Final = (64, 128, 256, 1024, 4096, 16384, 65536, MAX_SNAPLEN)
 """Bytes of packet that a ring record has room for: the kernel wants constants, and an ACK of 62 bytes
 should not take the room of a jumbo frame."""
+
+
+class RingKind(IntEnum):
+    """What a ring record is."""
+
+    PACKET = 0
+    RUN = 1  # RING_RUN follows, and headers instead of a packet's bytes
 
 
 class Protocol(IntEnum):
@@ -44,6 +55,20 @@ RING_PACKET: Final = make_record(
     ("iface", "u1", "", "number of the interface, settings.iface"),
     ("direction", "u1", "", "Direction"),
     ("ends", "u1", "", "1 where the packet ends a RoCE message"),
+    ("kind", "u1", "", "RingKind"),
+)
+
+RING_RUN: Final = make_record(
+    "ring_run",
+    "What follows RING_PACKET where that stands for a run of MIDDLE packets with consecutive PSNs, and stands"
+    " before the headers of a packet of the same flow; time_ns and wire_len are the last packet's.",
+    ("first_ns", "u8", "ns", "the first packet's time_ns"),
+    ("psn", "u4", "", "the first packet's PSN"),
+    ("count", "u4", "packets", "packets in the run"),
+    ("marked", "u4", "packets", "those of them that were marked CE"),
+    ("opcode", "u1", "", "their BTH opcode"),
+    ("bth_at", "u1", "B", "where the BTH stands in the headers"),
+    ("ip_at", "u1", "B", "where the IP header stands"),
     ("reserved", "u1", "", "0"),
 )
 
@@ -51,16 +76,16 @@ COUNTERS: Final = make_record(
     "counters",
     "What became of each packet that an interface handed over, one such row per CPU; their sum was seen.",
     ("captured", "u8", "packets", "put into the ring"),
+    ("folded", "u8", "packets", "counted into a run in the ring, in messages mode"),
     ("not_wanted", "u8", "packets", "left out by the filters"),
     ("sampled_out", "u8", "packets", "left out by sampling"),
     ("fragment", "u8", "packets", "later IP fragments, whose ports and QP are elsewhere; left out"),
     ("cut", "u8", "packets", "too short for the headers they claim to have; left out"),
     ("ring_full", "u8", "packets", "lost: the ring had no room"),
     ("unreadable", "u8", "packets", "lost: the kernel would not give their bytes"),
-    ("reserved", "u8", "", "0"),
 )
 
-COUNTER_NAMES: Final = ("seen", *(field.name for field in COUNTERS.fields if field.name != "reserved"))
+COUNTER_NAMES: Final = ("seen", *(field.name for field in COUNTERS.fields))
 """As user space has them."""
 
 LOSSES: Final = ("ring_full", "unreadable")
@@ -87,7 +112,7 @@ SETTINGS: Final = make_record(
     ("reserved", "u4", "", "0"),
 )
 
-RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, COUNTERS, SETTINGS)
+RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS)
 
 
 def layout_number() -> int:
@@ -97,6 +122,14 @@ def layout_number() -> int:
         *(f"{record.name} {field.name} {field.type}" for record in RECORDS for field in record.fields),
     ]
     return zlib.crc32("\n".join(layout).encode())
+
+
+def message_parts() -> tuple[int, int]:
+    """Bits as in ``message_ends``: operations that carry data, and those of them that are MIDDLE."""
+    carries = (wire.OP_SEND, wire.OP_WRITE, wire.OP_READ_RESPONSE)
+    data = {code: op for code, op in wire.OPCODES.items() if code < 32 and op.operation in carries}
+    middle = [code for code, op in data.items() if op.place == wire.MIDDLE]
+    return sum(1 << code for code in data), sum(1 << code for code in middle)
 
 
 def message_ends() -> int:

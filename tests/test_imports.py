@@ -27,6 +27,7 @@ ORDER = [
         "tcp",
         "sends",
         "roce",
+        "store",
         "ingest",
         "live",
     ),

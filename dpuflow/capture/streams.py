@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 
@@ -56,11 +56,24 @@ class Mapped:
         self._file.close()
 
 
+class Closable(Protocol):
+    """What a stream closes at its end."""
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
+
+
 class Streamed:
     """Chunks of bytes that come one after the other; a Damage that they raise ends the stream."""
 
     def __init__(
-        self, name: str, chunks: Iterator[bytes], on_disk: int | None, tell: Callable[[], int], file: BinaryIO
+        self,
+        name: str,
+        chunks: Iterator[bytes | memoryview],
+        on_disk: int | None,
+        tell: Callable[[], int],
+        file: Closable,
     ) -> None:
         self.name = name
         self.damage: str | None = None

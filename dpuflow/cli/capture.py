@@ -15,6 +15,8 @@ Examples:
     dpuflow capture -i eth2 --duration 10 -w - | dpuflow analyze -
   For days, the last 50 files of 1 GB, compressed:
     dpuflow capture -i eth2 -w /data/node0.pcapng.zst --rotate-size 1G --files 50
+  Messages in place of packets, for rates that no file could take:
+    dpuflow capture -i eth2 --mode messages -w node0.dpuflow
   What is on the wire, without a file:
     dpuflow capture -i eth2
 
@@ -54,6 +56,14 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     metavar="FILE",
     help="pcapng file to write, compressed if it ends in .zst; - is standard output. Without it,"
     " packets are counted only.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["packets", "messages"]),
+    default="packets",
+    show_default=True,
+    help="messages: the kernel folds the middle of RoCE messages, and -w names a column file for dpuflow"
+    " analyze.",
 )
 @click.option(
     "--duration", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds."
@@ -136,7 +146,8 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 )
 @click.option("--quiet", is_flag=True, help="No live line and no summary; warnings and errors only.")
 def capture(
-    interfaces: tuple[str, ...], path: str | None, duration: float | None, count: int | None, snaplen: int,
+    interfaces: tuple[str, ...], path: str | None, mode: str, duration: float | None, count: int | None,
+    snaplen: int,
     protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
     vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, rotate_size: int,
     rotate_time: float, files: int, quiet: bool,
@@ -157,7 +168,9 @@ def capture(
     from dpuflow.live.record import record
     from dpuflow.reports.live import LiveLine, summary_lines
 
-    options = LiveOptions(interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook)
+    options = LiveOptions(
+        interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode
+    )
     with LiveLine(enabled=not quiet) as line:
         summary = record(
             options,

@@ -16,10 +16,12 @@ from dpuflow.kernels._jit import (
     copy32,
     i8,
     inlined,
+    inner,
     kernel,
     le32,
     le64,
     prefetch,
+    put16,
     put32,
     put64,
     release64,
@@ -29,7 +31,14 @@ from dpuflow.kernels._jit import (
 _AT: Final = {name: place[1] for name, place in (schema_ring.RING_PACKET.dtype.fields or {}).items()}
 _TIME, _WIRE, _CAPTURED = _AT["time_ns"], _AT["wire_len"], _AT["captured"]
 _HASH, _IFACE, _DIRECTION, _ENDS = _AT["flow_hash"], _AT["iface"], _AT["direction"], _AT["ends"]
+_KIND: Final = _AT["kind"]
 _DATA: Final = schema_ring.RING_PACKET.dtype.itemsize
+_RUN: Final = {name: _DATA + place[1] for name, place in (schema_ring.RING_RUN.dtype.fields or {}).items()}
+_FIRST, _PSN, _COUNT, _MARKED = _RUN["first_ns"], _RUN["psn"], _RUN["count"], _RUN["marked"]
+_OPCODE, _BTH_AT, _IP_AT = _RUN["opcode"], _RUN["bth_at"], _RUN["ip_at"]
+_RUN_DATA: Final = _DATA + schema_ring.RING_RUN.dtype.itemsize
+
+_IS_RUN: Final = int(schema_ring.RingKind.RUN)
 
 _BUSY: Final = 1 << 31
 _GIVEN_UP: Final = 1 << 30
@@ -71,6 +80,54 @@ def write_packet(out, at, data, start, captured, wire, time, iface, direction): 
     return at + size
 
 
+@inlined
+def _put_be16(out, at, value):  # type: ignore[no-untyped-def]
+    put16(out, at, (value & 0xFF) << 8 | value >> 8 & 0xFF)
+
+
+@inner
+def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
+    """The packets of a run, their headers alone, times spread evenly; where the next block goes.
+
+    The headers are those of a packet of the same flow. What tells its packets apart is written anew: IP and
+    UDP lengths, ECN, and of the BTH opcode, pad, AckReq and PSN.
+    """
+    first, last = le64(data, record + _FIRST), le64(data, record + _TIME)
+    count, marked = le32(data, record + _COUNT), le32(data, record + _MARKED)
+    wire, captured, psn = (
+        le32(data, record + _WIRE),
+        le32(data, record + _CAPTURED),
+        le32(data, record + _PSN),
+    )
+    bth_at, ip_at = i8(data[record + _BTH_AT]), i8(data[record + _IP_AT])
+    iface, direction = i8(data[record + _IFACE]), i8(data[record + _DIRECTION])
+    fourth = data[record + _RUN_DATA + ip_at] >> 4 == 4
+    for k in range(count):
+        time = first + (last - first) * k // max(count - 1, 1)
+        packet = at + 28
+        at = write_packet(out, at, data, record + _RUN_DATA, captured, wire, time, iface, direction)
+        ip, bth = packet + ip_at, packet + bth_at
+        ecn = i8(out[ip + 1]) >> (0 if fourth else 4) & 3
+        if k < marked:
+            ecn = 3
+        elif ecn == 3:
+            ecn = 2  # the packet whose headers these are was marked, this one was not
+        if fourth:
+            _put_be16(out, ip + 2, wire - ip_at)
+            out[ip + 1] = out[ip + 1] & 0xFC | ecn
+        else:
+            _put_be16(out, ip + 4, wire - ip_at - 40)
+            out[ip + 1] = out[ip + 1] & 0xCF | ecn << 4
+        _put_be16(out, bth - 4, wire - bth_at + 8)
+        out[bth] = data[record + _OPCODE]
+        out[bth + 1] = out[bth + 1] & 0x4F
+        put32(out, bth + 8, 0)
+        following = psn + k
+        out[bth + 9] = following >> 16 & 0xFF
+        _put_be16(out, bth + 10, following)
+    return at
+
+
 @kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8[::1], u1[::1]))
 def drain(consumer, producer, size, out, at, state, seen):  # type: ignore[no-untyped-def]
     """Move records to ``out`` from ``at`` on until the ring is empty or ``out`` full; where it ends.
@@ -92,26 +149,24 @@ def drain(consumer, producer, size, out, at, state, seen):  # type: ignore[no-un
         prefetch(producer, record + 8 * length)
         if not header & _GIVEN_UP:
             record += 8
-            captured = le32(producer, record + _CAPTURED)
-            if at + BLOCK_BYTES + captured + 3 > room:
+            captured, count, run = le32(producer, record + _CAPTURED), 1, producer[record + _KIND] == _IS_RUN
+            if run:
+                count = le32(producer, record + _COUNT)
+            if at + count * (BLOCK_BYTES + captured + 3) > room:
                 break
             time, wire = le64(producer, record + _TIME), le32(producer, record + _WIRE)
             iface = i8(producer[record + _IFACE])
-            at = write_packet(
-                out,
-                at,
-                producer,
-                record + _DATA,
-                captured,
-                wire,
-                time,
-                iface,
-                i8(producer[record + _DIRECTION]),
-            )
-            state[D_IFACES + iface] += 1
-            state[D_PACKETS] += 1
-            state[D_LEFT] -= 1
-            state[D_BYTES] += wire
+            if run:
+                at = write_run(out, at, producer, record)
+            else:
+                direction = i8(producer[record + _DIRECTION])
+                at = write_packet(
+                    out, at, producer, record + _DATA, captured, wire, time, iface, direction
+                )  # fmt: skip
+            state[D_IFACES + iface] += count
+            state[D_PACKETS] += count
+            state[D_LEFT] -= count
+            state[D_BYTES] += count * wire
             state[D_ENDS] += producer[record + _ENDS]
             state[D_LAST] = time
             flow = le32(producer, record + _HASH)

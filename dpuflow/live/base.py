@@ -95,7 +95,7 @@ def _hardware(name: str) -> tuple[int, bytes]:
     return int.from_bytes(answer[16:18], "little"), bytes(answer[18:24])
 
 
-def object_path() -> Path:
-    """The programs made beforehand, `make bpf`; DPUFLOW_BPF names another file."""
-    named = os.environ.get("DPUFLOW_BPF")
-    return Path(named) if named else Path(__file__).resolve().parent / "packets.bpf.o"
+def object_path(mode: str = "packets") -> Path:
+    """The programs of a mode, made beforehand by `make bpf`; DPUFLOW_BPF names another folder of them."""
+    folder = os.environ.get("DPUFLOW_BPF") or Path(__file__).resolve().parent
+    return Path(folder, f"{mode}.bpf.o")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow import schema_ring
 from dpuflow.errors import MissingError, OptionError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, libbpf
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from dpuflow.live.base import Bytes, Interface
 
-_IN, _OUT, _XDP = "dpuflow_in", "dpuflow_out", "dpuflow_xdp"
+_IN, _OUT, _XDP, _FLUSH = "dpuflow_in", "dpuflow_out", "dpuflow_xdp", "dpuflow_flush"
 
 
 class EbpfCapture:
@@ -36,12 +38,14 @@ class EbpfCapture:
         if options.hook not in HOOKS:
             raise OptionError(f"{options.hook!r} is no hook: {', '.join(HOOKS)}")
         self.interfaces = [find_interface(name) for name in options.interfaces]
-        path = _programs()
+        path = _programs(options.mode)
         self.clock = StampClock()
         self.tally = np.zeros(kernel.D_SIZE, np.int64)
         self.tally[kernel.D_LEFT] = np.iinfo(np.int64).max
         self._counters: list[int] = []
         self._filters: list[attach.Filter] = []
+        self._flushes: list[int] = []
+        self._detached = False
         with ExitStack() as stack:
             size = 1 << max(options.buffer - 1, 4095).bit_length()
             self.ring = Ring(libbpf.create_ring(size), size)
@@ -69,8 +73,13 @@ class EbpfCapture:
         """Load and attach one interface's programs; the hook they are at."""
         xdp = options.hook.startswith("xdp")
         settings = options.settings(number, self.clock.start.real_ns)
-        loaded = libbpf.Loaded(path, (_XDP,) if xdp else (_IN, _OUT), settings, self.ring.fd)
+        programs: tuple[str, ...] = (_XDP,) if xdp else (_IN, _OUT)
+        if options.mode == "messages":
+            programs += (_FLUSH,)
+        loaded = libbpf.Loaded(path, programs, settings, self.ring.fd)
         stack.callback(loaded.close)
+        if options.mode == "messages":
+            self._flushes.append(loaded.fds[_FLUSH])
         self._counters.append(loaded.counters_fd)
         name, index = interface.name, interface.index
         if xdp:
@@ -95,12 +104,18 @@ class EbpfCapture:
         return self.ring.drain(out, at, self.tally)
 
     def counters(self) -> list[dict[str, int]]:
-        """The COUNTERS of each interface."""
+        """The COUNTERS of each interface. In messages mode runs that have stood long are ended first."""
+        for fd in self._flushes:
+            libbpf.run_program(fd)
         return [libbpf.read_counters(fd) for fd in self._counters]
 
     def detach(self) -> None:
         """Take the programs off the interfaces; the ring can still be read."""
         self._attached.close()
+        if self._flushes and not self._detached:
+            self._detached = True
+            time.sleep(2 * schema_ring.RUN_NS / 1e9)  # then all runs have stood long enough
+            self.counters()
 
     def close(self) -> None:
         """Give everything back."""
@@ -128,17 +143,18 @@ def remove_leftovers() -> list[str]:
 
 def load_once() -> None:
     """Load all programs and give them back. Raises MissingError, DpuflowError."""
-    path = _programs()
     ring_fd = libbpf.create_ring(1 << 16)
     try:
-        libbpf.Loaded(path, (_IN, _OUT, _XDP), LiveOptions(("lo",)).settings(0, 0), ring_fd).close()
+        for mode, more in (("packets", ()), ("messages", (_FLUSH,))):
+            programs = (_IN, _OUT, _XDP, *more)
+            libbpf.Loaded(_programs(mode), programs, LiveOptions(("lo",)).settings(0, 0), ring_fd).close()
     finally:
         os.close(ring_fd)
 
 
-def _programs() -> Path:
+def _programs(mode: str) -> Path:
     """The object file. Raises MissingError."""
-    path = object_path()
+    path = object_path(mode)
     if not path.is_file():
         raise MissingError(f"{path} is not there: make it with `make bpf` (needs clang and libbpf-dev)")
     return path

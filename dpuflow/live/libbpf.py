@@ -74,6 +74,7 @@ def library() -> ctypes.CDLL:
         ("bpf_tc_attach", ctypes.c_int, (_Pointer, _Pointer)),
         ("bpf_tc_detach", ctypes.c_int, (_Pointer, _Pointer)),
         ("bpf_tc_query", ctypes.c_int, (_Pointer, _Pointer)),
+        ("bpf_prog_test_run_opts", ctypes.c_int, (ctypes.c_int, _Pointer)),
         ("libbpf_num_possible_cpus", ctypes.c_int, ()),
         ("libbpf_set_print", _Pointer, (_PRINT,)),
     ):
@@ -151,6 +152,19 @@ class Loaded:
         if self._object:
             library().bpf_object__close(self._object)
             self._object = None
+
+
+class _Run(ctypes.Structure):
+    """struct bpf_test_run_opts, as far as a program without input needs it."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("rest", ctypes.c_uint8 * 72))
+
+
+def run_program(fd: int) -> None:
+    """Run a program of type syscall once."""
+    status = library().bpf_prog_test_run_opts(fd, ctypes.byref(_Run(ctypes.sizeof(_Run))))
+    if status < 0:
+        raise DpuflowError(f"a program for user space cannot be run ({os.strerror(-status)}): {last_words()}")
 
 
 def load_error(number: int) -> DpuflowError:

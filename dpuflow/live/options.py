@@ -22,6 +22,7 @@ PROTOCOLS: Final = {
     "tcp": int(ring.Protocol.TCP),
     "any": sum(ring.Protocol),
 }
+MODES: Final = ("packets", "messages")
 HOOKS: Final = ("auto", "tcx", "clsact", "xdp", "xdp-generic")
 
 
@@ -39,6 +40,7 @@ class LiveOptions:
     sample: int = 0
     buffer: int = DEFAULT_BUFFER
     hook: str = "auto"
+    mode: str = "packets"
 
     def __post_init__(self) -> None:
         """Raise OptionError for what cannot be."""
@@ -55,6 +57,8 @@ class LiveOptions:
         ):
             if len(values) > most:
                 raise OptionError(f"{len(values)} {what} are named, and at most {most} can be")
+        if self.mode not in MODES:
+            raise OptionError(f"{self.mode!r} is no mode: {', '.join(MODES)}")
         for host in self.hosts:
             address_words(host)
         self.protocol_bits()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from dpuflow.errors import OptionError
 from dpuflow.live.capture import LiveCapture, Summary
 from dpuflow.live.output import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from dpuflow.live.base import Bytes
     from dpuflow.live.capture import Status
     from dpuflow.live.options import LiveOptions
     from dpuflow.live.output import Rotation
@@ -51,11 +53,14 @@ def record(
     ``started`` is called once packets are being taken.
     Raises OptionError, MissingError, DpuflowError, OSError.
     """
+    columns = options.mode == "messages" and path is not None
+    if columns and (path == "-" or rotation):
+        raise OptionError("messages go to one column file: name it with -w, without rotation")
     capture = LiveCapture(options, backend)
     signals = _Signals()
     output: Output | None = None
     try:
-        if path is not None:
+        if path is not None and not columns:
             output = Output(path, capture.head, capture.statistics, rotation)
 
         def each(status: Status) -> None:
@@ -66,7 +71,10 @@ def record(
 
         if started is not None:
             started(capture)
-        for piece in capture.pieces(duration_s, count, lambda: signals.came, each):
+        pieces = capture.pieces(duration_s, count, lambda: signals.came, each)
+        if path is not None and columns:
+            _save(capture, pieces, path)
+        for piece in pieces:
             if output is not None:
                 output.write(piece)
     finally:
@@ -77,3 +85,13 @@ def record(
         finally:
             capture.close()
     return capture.summary()
+
+
+def _save(capture: LiveCapture, pieces: Iterator[Bytes], path: str) -> None:
+    """The messages of a whole capture to a column file."""
+    from pathlib import PurePath
+
+    from dpuflow.live.tables import live_tables
+    from dpuflow.store import save_tables
+
+    save_tables(live_tables(capture, pieces, PurePath(path).stem), path)

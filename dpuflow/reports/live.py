@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dpuflow.live.capture import LiveCapture, Status, Summary
 
 _WORDS = {
+    "folded": "folded into runs",
     "not_wanted": "left out by the filters",
     "sampled_out": "left out by sampling",
     "fragment": "later IP fragments left out",

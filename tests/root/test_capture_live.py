@@ -208,7 +208,8 @@ def test_only_the_last_files_are_kept(pair: Pair, nccl: list[Path], tmp_path: Pa
     left = sorted(tmp_path.glob("x-*.pcapng"))
     assert len(left) == 2
     assert left[0].name > "x-00001.pcapng"
-    assert all(packets_of(each) for each in left)
+    assert packets_of(left[0])
+    assert counters_of(left[1])  # it may have been begun just before the end
 
 
 def test_two_interfaces_at_once(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:

@@ -53,18 +53,19 @@ def test_packet_sockets_need_one_capability(programs: None) -> None:
 
 
 def test_without_programs_or_with_those_of_another_version(programs: None, tmp_path: Path) -> None:
-    missing = dpuflow("capture", "-i", "lo", DPUFLOW_BPF=str(tmp_path / "none.o"))
+    here = {"DPUFLOW_BPF": str(tmp_path)}
+    missing = dpuflow("capture", "-i", "lo", **here)
     assert "make it with `make bpf`" in missing.stderr
-    (tmp_path / "broken.o").write_bytes(b"\x7fELF")
-    broken = dpuflow("capture", "-i", "lo", DPUFLOW_BPF=str(tmp_path / "broken.o"))
+    (tmp_path / "packets.bpf.o").write_bytes(b"\x7fELF")
+    broken = dpuflow("capture", "-i", "lo", **here)
     assert broken.returncode == 1
     assert broken.stderr.count("\n") == 1
     from dpuflow.live.base import object_path
     from dpuflow.schema_ring import layout_number
 
     number = layout_number().to_bytes(4, "little")
-    (tmp_path / "old.o").write_bytes(object_path().read_bytes().replace(number, b"1234"))
-    old = dpuflow("capture", "-i", "lo", DPUFLOW_BPF=str(tmp_path / "old.o"))
+    (tmp_path / "packets.bpf.o").write_bytes(object_path().read_bytes().replace(number, b"1234"))
+    old = dpuflow("capture", "-i", "lo", **here)
     assert "made for another version of dpuflow" in old.stderr
 
 

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* As packets.bpf.c, but the packets in the middle of a RoCE message are folded into runs of consecutive PSNs:
+ * at 400 Gb/s and 4 KiB MTU that leaves a sixtieth of the records. FIRST, LAST, ONLY, requests, ACKs, NAKs, CNPs,
+ * and whatever comes out of turn, go into the ring as they are, behind the run that they end. */
+#include "store.h"
+
+struct run_key {
+	__u64 src_hi, src_lo, dst_hi, dst_lo;
+	__u32 qp;
+	__u32 direction;
+};
+
+struct run {
+	__u64 first_ns, last_ns;
+	__u32 psn, count, marked;
+	__u32 wire_len;
+	__u32 next_psn;
+	__u32 flow_hash;
+	__u32 idle; /* flushes that found nothing */
+	__u8 opcode, bth_at, ip_at, direction;
+	struct bpf_spin_lock lock; /* a flow's packets may come on several CPUs */
+	__u32 closed; /* about to be removed: nothing may be folded into it any more */
+	__u8 head[DPUFLOW_RUN_HEAD]; /* headers of the flow's first packet, which user space fills in */
+};
+
+/* Flow of one direction -> its run. Plain hash: an LRU would forget runs unseen. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DPUFLOW_MAX_FLOWS);
+	__type(key, struct run_key);
+	__type(value, struct run);
+} runs SEC(".maps");
+
+/* What has been taken out of a run under its lock. */
+struct ended {
+	__u64 first_ns, last_ns;
+	__u32 psn, count, marked, wire_len;
+	__u8 opcode;
+};
+
+static __always_inline void end_run(struct run *run, struct ended *ended)
+{
+	ended->first_ns = run->first_ns;
+	ended->last_ns = run->last_ns;
+	ended->psn = run->psn;
+	ended->count = run->count;
+	ended->marked = run->marked;
+	ended->wire_len = run->wire_len;
+	ended->opcode = run->opcode;
+	run->count = 0;
+}
+
+static __always_inline void emit(const struct run *run, const struct ended *ended, struct dpuflow_counters *count)
+{
+	struct dpuflow_ring_packet *record;
+	struct dpuflow_ring_run *more;
+
+	record = RESERVE(sizeof(*record) + sizeof(*more) + DPUFLOW_RUN_HEAD);
+	if (!record) {
+		count->folded -= ended->count;
+		count->ring_full += ended->count;
+		return;
+	}
+	more = (void *)(record + 1);
+	record->time_ns = ended->last_ns + settings.clock_ns;
+	record->wire_len = ended->wire_len;
+	record->captured = run->bth_at + BTH;
+	record->flow_hash = run->flow_hash;
+	record->iface = settings.iface;
+	record->direction = run->direction;
+	record->ends = 0;
+	record->kind = DPUFLOW_RING_RUN;
+	more->first_ns = ended->first_ns + settings.clock_ns;
+	more->psn = ended->psn;
+	more->count = ended->count;
+	more->marked = ended->marked;
+	more->opcode = ended->opcode;
+	more->bth_at = run->bth_at;
+	more->ip_at = run->ip_at;
+	more->reserved = 0;
+	__builtin_memcpy(more + 1, run->head, DPUFLOW_RUN_HEAD);
+	SUBMIT(record);
+}
+
+/* A flow's first packet: nothing to fold yet, but from now on there is. */
+static __always_inline void begin(void *ctx, int xdp, __u32 tag, const struct run_key *key,
+				  const struct found *found, __u8 direction, __u32 next_psn)
+{
+	struct run run = { .next_psn = next_psn, .flow_hash = found->flow_hash, .bth_at = found->bth_at,
+			   .ip_at = found->ip_at, .direction = direction };
+
+	/* A tag that the kernel took out is not in these bytes, and need not be. */
+	if (!load(ctx, xdp, 0, run.head, DPUFLOW_RUN_HEAD))
+		bpf_map_update_elem(&runs, key, &run, BPF_NOEXIST);
+}
+
+static __always_inline void take(void *ctx, int xdp, void *data, void *data_end, const struct packet *packet,
+				 const struct found *found, struct dpuflow_counters *count)
+{
+	struct run_key key = { found->src_hi, found->src_lo, found->dst_hi, found->dst_lo, found->qp,
+			       packet->direction };
+	struct ended ended = {};
+	__u8 word[BTH], ip[2], marked, opcode, folded = 0;
+	__u32 psn;
+	struct run *run;
+
+	if (!found->bth_at || packet->tag || load(ctx, xdp, found->bth_at, word, BTH) ||
+	    load(ctx, xdp, found->ip_at, ip, 2))
+		goto whole;
+	opcode = word[0];
+	if (opcode == DPUFLOW_CNP_OPCODE || !(DPUFLOW_MESSAGE_DATA >> (opcode & 31) & 1))
+		goto whole;
+	psn = be32(word + 8) & 0xffffff;
+	run = bpf_map_lookup_elem(&runs, &key);
+	if (!run) {
+		begin(ctx, xdp, packet->tag, &key, found, packet->direction, psn + 1 & 0xffffff);
+		goto whole;
+	}
+	marked = (ip[0] >> 4 == 4 ? ip[1] & 3 : ip[1] >> 4 & 3) == 3;
+	bpf_spin_lock(&run->lock);
+	if (run->closed) {
+		bpf_spin_unlock(&run->lock);
+		goto whole;
+	}
+	/* An ACK is asked for by the highest bit before the PSN: such packets are seen whole. */
+	if (DPUFLOW_MESSAGE_MIDDLES >> (opcode & 31) & 1 && psn == run->next_psn && !(word[8] & 0x80)) {
+		if (run->count && (run->wire_len != packet->wire_len || run->opcode != opcode ||
+				   run->count >= DPUFLOW_RUN_PACKETS ||
+				   packet->time_ns - run->first_ns > DPUFLOW_RUN_NS))
+			end_run(run, &ended);
+		if (!run->count) {
+			run->first_ns = packet->time_ns;
+			run->psn = psn;
+			run->marked = 0;
+			run->wire_len = packet->wire_len;
+			run->opcode = opcode;
+		}
+		run->last_ns = packet->time_ns;
+		run->count++;
+		run->marked += marked;
+		folded = 1;
+	} else if (run->count) {
+		end_run(run, &ended);
+	}
+	run->next_psn = psn + 1 & 0xffffff;
+	run->idle = 0;
+	bpf_spin_unlock(&run->lock);
+	if (folded)
+		count->folded++;
+	if (ended.count)
+		emit(run, &ended, count);
+	if (folded)
+		return;
+whole:
+	store(ctx, xdp, data, data_end, packet, found, count);
+}
+
+#include "programs.h"
+
+#define IDLE_FLUSHES 60
+
+struct flush {
+	__u64 now_ns;
+};
+
+/* One run that has stood long enough; flows that have been idle for a while make room. */
+static long flush_one(void *map, struct run_key *key, struct run *run, struct flush *flush)
+{
+	struct dpuflow_counters *count;
+	struct ended ended = {};
+	__u32 zero = 0, closed;
+
+	count = COUNTERS(zero);
+	if (!count)
+		return 1;
+	bpf_spin_lock(&run->lock);
+	if (run->count && flush->now_ns - run->last_ns >= DPUFLOW_RUN_NS)
+		end_run(run, &ended);
+	closed = ++run->idle > IDLE_FLUSHES && !run->count;
+	run->closed = closed;
+	bpf_spin_unlock(&run->lock);
+	if (ended.count)
+		emit(run, &ended, count);
+	if (closed)
+		bpf_map_delete_elem(&runs, key);
+	return 0;
+}
+
+/* Run by user space now and then, and once more at the end. */
+SECTION("syscall")
+int dpuflow_flush(void *ctx)
+{
+	struct flush flush = { .now_ns = bpf_ktime_get_ns() };
+
+	bpf_for_each_map_elem(&runs, flush_one, &flush, 0);
+	return 0;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* A packet's first bytes into the ring. */
+#ifndef DPUFLOW_STORE_H
+#define DPUFLOW_STORE_H
+
+#include "parse.h"
+
+struct packet {
+	__u64 time_ns;
+	__u64 captured;
+	__u32 wire_len;
+	__u32 tag; /* VLAN tag that the kernel took out of the bytes, as on the wire; 0: none */
+	__u8 direction;
+};
+
+static __always_inline long load(void *ctx, int xdp, __u32 from, void *to, __u32 bytes)
+{
+	return xdp ? bpf_xdp_load_bytes(ctx, from, to, bytes) : bpf_skb_load_bytes(ctx, from, to, bytes);
+}
+
+/* One size class: the kernel reserves constant sizes only. Returns from the caller. */
+#define STORE(room)                                                                                            \
+	do {                                                                                                   \
+		struct dpuflow_ring_packet *record = RESERVE(sizeof(*record) + (room));                       \
+		__u64 bytes = packet->captured;                                                               \
+		if (!record) {                                                                                \
+			count->ring_full++;                                                                    \
+			return;                                                                                \
+		}                                                                                             \
+		asm volatile("" : "+r"(bytes)); /* as below */                                                \
+		if (bytes > (room))                                                                           \
+			bytes = (room);                                                                        \
+		describe(record, packet, found, bytes);                                                       \
+		if ((room) <= 128 && bytes == (room) && !packet->tag && data + (room) <= data_end) {          \
+			__builtin_memcpy(record + 1, data, (room) <= 128 ? (room) : 0);                       \
+			SUBMIT(record);                                                                        \
+			count->captured++;                                                                     \
+			return;                                                                                \
+		}                                                                                             \
+		if (copy(ctx, xdp, packet, record, bytes)) {                                           \
+			DISCARD(record);                                                                       \
+			count->unreadable++;                                                                   \
+		} else {                                                                                      \
+			SUBMIT(record);                                                                        \
+			count->captured++;                                                                     \
+		}                                                                                             \
+		return;                                                                                       \
+	} while (0)
+
+static __always_inline void describe(struct dpuflow_ring_packet *record, const struct packet *packet,
+				     const struct found *found, __u64 bytes)
+{
+	record->time_ns = packet->time_ns + settings.clock_ns;
+	record->wire_len = packet->wire_len;
+	record->captured = bytes;
+	record->flow_hash = found->flow_hash;
+	record->iface = settings.iface;
+	record->direction = packet->direction;
+	record->ends = found->ends;
+	record->kind = DPUFLOW_RING_PACKET;
+}
+
+/* The first bytes of the packet behind `record`, wherever they lie. */
+static __always_inline long copy(void *ctx, int xdp, const struct packet *packet,
+				 struct dpuflow_ring_packet *record, __u64 bytes)
+{
+	__u8 *to = (__u8 *)(record + 1);
+
+	if (xdp || !packet->tag)
+		return bytes < ETHERNET ? -1 : load(ctx, xdp, 0, to, bytes);
+	if (bytes < ETHERNET + 4 || load(ctx, xdp, 0, to, 12))
+		return -1;
+	__builtin_memcpy(to + 12, &packet->tag, 4);
+	return load(ctx, xdp, 12, to + 16, bytes - 16);
+}
+
+static __always_inline void store(void *ctx, int xdp, void *data, void *data_end, const struct packet *packet,
+				  const struct found *found, struct dpuflow_counters *count)
+{
+	if (packet->captured <= DPUFLOW_CLASS_0)
+		STORE(DPUFLOW_CLASS_0);
+	if (settings.snaplen <= DPUFLOW_CLASS_1 || packet->captured <= DPUFLOW_CLASS_1)
+		STORE(DPUFLOW_CLASS_1);
+	if (settings.snaplen <= DPUFLOW_CLASS_2 || packet->captured <= DPUFLOW_CLASS_2)
+		STORE(DPUFLOW_CLASS_2);
+	if (settings.snaplen <= DPUFLOW_CLASS_3 || packet->captured <= DPUFLOW_CLASS_3)
+		STORE(DPUFLOW_CLASS_3);
+	if (settings.snaplen <= DPUFLOW_CLASS_4 || packet->captured <= DPUFLOW_CLASS_4)
+		STORE(DPUFLOW_CLASS_4);
+	if (settings.snaplen <= DPUFLOW_CLASS_5 || packet->captured <= DPUFLOW_CLASS_5)
+		STORE(DPUFLOW_CLASS_5);
+	if (settings.snaplen <= DPUFLOW_CLASS_6 || packet->captured <= DPUFLOW_CLASS_6)
+		STORE(DPUFLOW_CLASS_6);
+	STORE(DPUFLOW_CLASS_7);
+}
+
+#endif

@@ -1,0 +1,106 @@
+"""Column files: what is saved is what is loaded, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from dpuflow import Vantage, analyze, store
+from dpuflow.errors import CaptureError, DpuflowError, FormatError
+from dpuflow.ingest import ingest
+from dpuflow.reports.json import json_lines
+from dpuflow.tables import CaptureTables
+
+TRACES = Path(__file__).resolve().parents[1] / "traces"
+TABLES = ("endpoints", "flows", "messages", "pauses")
+
+
+@pytest.fixture(scope="module")
+def tables() -> CaptureTables:
+    return ingest([str(TRACES / "nccl-allreduce-n2" / "node0.pcap.gz")], "node0")
+
+
+@pytest.fixture
+def saved(tables: CaptureTables, tmp_path: Path) -> Path:
+    file = tmp_path / "node0.dpuflow"
+    store.save_tables(tables, str(file))
+    return file
+
+
+def test_what_is_saved_is_loaded(tables: CaptureTables, saved: Path) -> None:
+    loaded = store.load_tables(str(saved))
+    for name in TABLES:
+        assert getattr(loaded, name).tobytes() == getattr(tables, name).tobytes()
+        assert getattr(loaded, name).dtype == getattr(tables, name).dtype
+    assert loaded.info == tables.info
+    assert len(loaded.messages) > 100
+
+
+@pytest.mark.parametrize("case", ["nccl-allreduce-n2", "gloo-allreduce-n4"])
+def test_the_verdict_is_the_same(case: str, tmp_path: Path) -> None:
+    packets = sorted(TRACES.joinpath(case).glob("node*.pcap.gz"))
+    columns = [tmp_path / f"{file.name.split('.')[0]}.dpuflow" for file in packets]
+    for source, target in zip(packets, columns, strict=True):
+        store.save_tables(ingest([str(source)], "x"), str(target))
+    results = [
+        json.loads(
+            "\n".join(json_lines(analyze([Vantage(f"node{k}", (str(f),)) for k, f in enumerate(files)])))
+        )
+        for files in (packets, columns)
+    ]
+    for result in results:
+        for capture in result["captures"]:
+            capture["file"] = capture["files"] = ""
+    assert results[0] == results[1]
+
+
+def test_a_name_may_be_given_anew(saved: Path) -> None:
+    info = ingest([str(saved)], "another", 3).info
+    assert (info.id, info.vantage, info.files) == (3, "another", [str(saved)])
+
+
+def test_several_files_are_refused(saved: Path) -> None:
+    with pytest.raises(FormatError, match="cannot be one of several"):
+        ingest([str(saved), str(saved)])
+
+
+def test_any_cut_is_told(saved: Path) -> None:
+    data = saved.read_bytes()
+    for size in [*range(8, 200, 7), *range(200, len(data) - 64, len(data) // 50)]:
+        saved.write_bytes(data[:size])
+        with pytest.raises(CaptureError):
+            store.load_tables(str(saved))
+
+
+def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
+    data = saved.read_bytes()
+    saved.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
+    with pytest.raises(FormatError, match="format 2; this dpuflow reads 1"):
+        store.load_tables(str(saved))
+    saved.write_bytes(data.replace(b"dpuflow.records/1", b"dpuflow.records/0"))
+    with pytest.raises(FormatError, match=r"dpuflow\.records/0"):
+        store.load_tables(str(saved))
+    saved.write_bytes(data.replace(b'"acked_ns", "i8"', b'"acked_ns", "i4"'))
+    with pytest.raises(FormatError, match="other fields"):
+        store.load_tables(str(saved))
+
+
+def test_a_damaged_header_is_told(saved: Path) -> None:
+    data = saved.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    for text in (b"{", b"[]", b"{}", b"nonsense", json.dumps({"schema": "dpuflow.records/1"}).encode()):
+        saved.write_bytes(data[:16] + text.ljust(length) + data[16 + length :])
+        with pytest.raises(CaptureError):
+            store.load_tables(str(saved))
+
+
+def test_what_cannot_be_written_leaves_nothing(tables: CaptureTables, tmp_path: Path) -> None:
+    with pytest.raises(DpuflowError):
+        store.save_tables(tables, str(tmp_path / "no" / "x.dpuflow"))
+    (tmp_path / "folder.dpuflow").mkdir()
+    with pytest.raises(DpuflowError):
+        store.save_tables(tables, str(tmp_path / "folder.dpuflow"))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.dpuflow"]
