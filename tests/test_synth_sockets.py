@@ -63,7 +63,8 @@ def test_tshark_finds_every_checksum_right_and_no_gap(files: list[Path]) -> None
     for file in files:
         shown = subprocess.run(
             ["tshark", "-r", str(file), "-o", "ip.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE",
-             "-T", "fields", "-e", "ip.checksum.status", "-e", "tcp.checksum.status", "-e", "_ws.expert.message"],
+             "-T", "fields", "-e", "ip.checksum.status", "-e", "tcp.checksum.status",
+             "-e", "_ws.expert.message"],
             capture_output=True, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
         assert len(shown) == len(records(file)) > 100
