@@ -340,6 +340,7 @@ def _estimate(
             round(place.mean_drift(*span) * 1e9),
             round(error[capture] + extra),
             _how_estimated(place, origin, span, within[capture]),
+            round(within[capture] + extra),
         )
     for s, r in zip(samples, refit, strict=True):
         if r.broken > BROKEN_SHARE:

@@ -88,7 +88,8 @@ def disagreements(joined: Joined, edges: Sequence[Measured], entries: Entries) -
         ends = (edge.from_, edge.to)
         if edge.error_ns is None or not own.keys() >= set(ends):
             continue
-        clocks = [joined.clocks[own[end]].error_ns or 0 for end in ends]
+        tied = [joined.clocks[own[end]] for end in ends]
+        clocks = [(clock.error_ns if clock.tied_ns is None else clock.tied_ns) or 0 for clock in tied]
         start, end = (np.flatnonzero(dated & (entries.endpoint == end)) for end in ends)
         both, one, two = _common(entries.collective[start], entries.collective[end])
         _, at, of = _common(both, collective)

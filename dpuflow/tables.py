@@ -82,8 +82,9 @@ class Clock:
     method: str  # reference, trusted, estimated, none
     offset_ns: int | None = None  # local minus reference at the reference's first packet
     drift_ppb: int | None = None
-    error_ns: int | None = None  # while there are packets in common; see ``why``
+    error_ns: int | None = None  # from the reference's first packet to its last
     why: str = ""
+    tied_ns: int | None = None  # the error while there are packets in common; None: the same
 
 
 @dataclass

@@ -170,7 +170,8 @@ def _repeated(entries: Entries, transfers: Rows) -> Entries:
 
 def _clocks(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The capture that stamped each act, and how far its clock may be off the reference."""
-    errors = np.array([clock.error_ns or 0 for clock in joined.clocks], np.int64)
+    tied = [clock.error_ns if clock.tied_ns is None else clock.tied_ns for clock in joined.clocks]
+    errors = np.array([error or 0 for error in tied], np.int64)
     acted = entries.act != NONE32
     clock = np.zeros(len(entries.endpoint), np.int64)
     clock[acted] = joined.transfers["capture"][entries.act[acted]]
