@@ -226,9 +226,9 @@ def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries
     reasons = []
     sentences = {int(rule): sentence for rule, (_, sentence) in RULES.items()}
     bounded = {int(rule) for rule, (bound, _) in RULES.items() if bound == "at_most"} | {Rule.LONG_AFTER}
-    columns = (entries.rule, entries.act, entries.after)
+    columns = (entries.rule, entries.act, entries.after, entries.stalled_ns)
     transfers = joined.transfers
-    for rule, act, after in zip(*(column.tolist() for column in columns), strict=True):
+    for rule, act, after, stalled in zip(*(column.tolist() for column in columns), strict=True):
         if act == NONE32:
             reasons.append(sentences[rule])
             continue
@@ -238,7 +238,8 @@ def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries
             capture = int(transfers["arrival_capture"][after])
             frame = _frame(captures, capture, int(transfers["arrival_message"][after]), "last_frame")
             packets += f", after {frame} of {captures[capture].info.vantage}"
-        reasons.append(f"{sentences[rule]} ({packets})")
+        later = f"; in mid-operation it sat on an input for {stalled / 1e6:.1f} ms" if stalled else ""
+        reasons.append(f"{sentences[rule]} ({packets}){later}")
     return reasons
 
 

@@ -188,6 +188,22 @@ def test_every_send_comes_after_the_inputs_it_needs(algorithm, n: int) -> None: 
     assert not needs.early_ns.any()
 
 
+def test_a_rank_that_becomes_slow_in_mid_operation() -> None:
+    """It entered in time, then sat on an input for 2 ms: local lateness, and nobody's entry is any later."""
+    delays = iter([0] * 400 + [2 * MS])
+    world = World("eager", react=lambda: 5_000 + next(delays, 0))
+    run_job(world, RING, 4096, [0, 1, 2, 3], 20)
+    entries, relative = told(world)
+    assert (relative.bound == EXACT).all()
+    assert relative.lateness_ns.max() < 100_000
+    (row,) = np.flatnonzero(entries.stalled_ns)
+    assert entries.stalled_ns[row] == pytest.approx(2 * MS, rel=0.02)
+    transfers = world.transfers()
+    transfers["retransmitted"][int(entries.last[row])] = 1
+    _, joined = captured(transfers, 16)
+    assert not told(world, joined=joined)[0].stalled_ns.any()  # the network may have kept it
+
+
 # -- errors -----------------------------------------------------------------------------------
 
 

@@ -60,6 +60,7 @@ def weigh(
     entries = replace(
         entries,
         since_ns=since,
+        stalled_ns=_stalled(entries, usual),
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
     )
     # Two clocks may be off either way, by that much an input seems to come late.
@@ -88,6 +89,19 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
         late = gated & (entries.credit_ns < _half_usual(entries.credit_ns, gated, of_row))
         prompt |= late & (entries.credit_ns <= usual.most_ns)
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
+
+
+def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
+    """How long each rank sat on an input in mid-operation, at most, where that is far beyond what is usual.
+
+    It had entered and sent all it could; the delay is its own, and later messages of others inherit it.
+    Where packets of its messages were sent again, the network may have kept it.
+    """
+    out = np.zeros(len(entries.endpoint), np.int64)
+    limit = FAR_BEYOND * usual.slowest_ns[entries.waited]
+    far = entries.waited_ns > np.where(np.isnan(limit), np.inf, limit)
+    np.maximum.at(out, entries.waited[far], entries.waited_ns[far])
+    return np.where(entries.retransmitted > 0, 0, out)
 
 
 def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:

@@ -105,6 +105,9 @@ class Entries:
     clock: NDArray[np.int64]  # number of the capture that stamped the act ...
     clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
     spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
+    stalled_ns: NDArray[
+        np.int64
+    ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
     held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
     early_ns: NDArray[np.int64]  # a tenth of the collective's sends came more than this before their input
 
@@ -226,6 +229,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         waited_ns=waited_ns,
         since_ns=np.full(total, NEVER),
         spread_ns=np.full(total, NEVER),
+        stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
         # Where another algorithm fits as well, it is that one.
         early_ns=np.array(
