@@ -33,6 +33,9 @@ _MATCH = BTL_HEADER + OB1_BYTES[OB1_MATCH]
 _SEQUENCES = 1 << 16
 _REQUESTS = 3  # PUT requests at most in one stretch: as many answers as meet one delay
 _AROUND = 16  # numbered frames before and after whose sizes are usual there
+_LONGEST, _SHORTEST = 512, 4  # frames in a period; how many show one
+_DENSE = 16  # numbers there may be for each that was read
+_REGULAR = 0.98  # share of frames that are alike a period later: the rest were misread
 _TRIES = 256  # ways to fill a gap that are looked at: more is no knowledge
 
 
@@ -79,7 +82,7 @@ def fill(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[li
         return _alone(rows, order, gap, found, usage)
     usual = _usual(rows, order, gap)
     ways: list[tuple[Filling, ...]] = []
-    _fillings(rows, order, gap.runs, gap.missing, found, usual, (), ways)
+    _fillings(rows, order, gap, gap.runs, gap.missing, found, usual, usage, (), ways)
     if not ways or len(ways) >= _TRIES:
         return [None] * len(gap.runs)
     fewest = min(sum(filling.odd for filling in way) for way in ways)
@@ -129,26 +132,36 @@ def _alone(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[
 
 
 def _fillings(
-    rows: Rows, order: Ints, runs: list[Ints], missing: int, found: int, usual: frozenset[int],
-    so_far: tuple[Filling, ...], ways: list[tuple[Filling, ...]],
+    rows: Rows, order: Ints, gap: Gap, runs: list[Ints], missing: int, found: int, usual: frozenset[int],
+    usage: Usage, so_far: tuple[Filling, ...], ways: list[tuple[Filling, ...]],
 ) -> None:  # fmt: skip
     """All ways to spread ``missing`` numbered frames over the runs, into ``ways``."""
     if len(ways) >= _TRIES:
         return
     run, rest = runs[0], runs[1:]
+    start = int(rows["sub"][gap.before]) + 1 + gap.missing - missing
     for count in range(missing + 1) if rest else (missing,):
-        for filling in _options(rows, order, run, count, found, usual):
+        expected = usage.sizes(start, count)
+        for filling in _options(rows, order, run, count, found, usual, expected):
             if rest:
                 now = found + filling.fins
-                _fillings(rows, order, rest, missing - count, now, usual, (*so_far, filling), ways)
+                _fillings(
+                    rows, order, gap, rest, missing - count, now, usual, usage, (*so_far, filling), ways
+                )
             else:
                 ways.append((*so_far, filling))
 
 
 def _options(
-    rows: Rows, order: Ints, run: Ints, count: int, found: int, usual: frozenset[int]
+    rows: Rows,
+    order: Ints,
+    run: Ints,
+    count: int,
+    found: int,
+    usual: frozenset[int],
+    expected: tuple[int, ...] = (),
 ) -> Iterator[Filling]:
-    """The ways to fill one run with ``count`` numbered frames."""
+    """The ways to fill one run with ``count`` numbered frames, ``expected`` to have these sizes."""
     size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
     fins = _fins(rows, order, run, found)
     for requests in range(_REQUESTS):
@@ -157,6 +170,9 @@ def _options(
             continue
         if not count:
             yield Filling(fins, requests, (), 0)
+            continue
+        if expected and sum(expected) == left:
+            yield Filling(fins, requests, expected, 0)
             continue
         even = [(each,) * count for each in usual if left == count * each]
         for frames in even:
@@ -198,7 +214,9 @@ def _parts(rows: Rows, gap: Gap, run: Ints, filling: Filling, numbers: list[int]
     after = kind_of(rows[gap.after]) if gap.after >= 0 else None
     for place, (size, number) in enumerate(zip(filling.frames, numbers, strict=True)):
         last = place == len(numbers) - 1
-        kind = usage.between(before, after if last else None, size)
+        kind = usage.at(number)
+        if kind is None or kind.size != size:
+            kind = usage.between(before, after if last else None, size)
         if kind is None:
             near = kind_of(rows[_like(rows, gap, size, mid)])
             kind = near._replace(size=size, length=near.length if size == _RNDV else size - _MATCH)
@@ -235,6 +253,8 @@ class Usage:
         numbered = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
         self._rows = rows[numbered]
         self._after: Counter[tuple[Kind, Kind]] = Counter()
+        self._places: dict[int, Kind] = {}  # within the period
+        self._period = 0
         self._of_size: dict[int, set[Kind]] = {}
         self._learned = False
 
@@ -246,6 +266,41 @@ class Usage:
             self._of_size.setdefault(kind.size, set()).add(kind)
             if k and (numbers[k] - numbers[k - 1]) % _SEQUENCES == 1:
                 self._after[kinds[k - 1], kind] += 1
+        if (np.diff(numbers) > 0).all():  # numbers that came round again would be two of a kind
+            self._period = self._find_period(numbers, kinds)
+        if self._period:
+            places: dict[int, Counter[Kind]] = {}
+            for number, kind in zip(numbers.tolist(), kinds, strict=True):
+                places.setdefault(number % self._period, Counter())[kind] += 1
+            self._places = {place: found.most_common(1)[0][0] for place, found in places.items()}
+
+    def _find_period(self, numbers: Ints, kinds: list[Kind]) -> int:
+        """After how many numbers the kinds repeat; 0 where they do not."""
+        if len(numbers) < 2 * _SHORTEST or int(numbers[-1] - numbers[0]) > _DENSE * len(numbers):
+            return 0
+        names = {kind: name for name, kind in enumerate(dict.fromkeys(kinds))}
+        row = np.full(int(numbers[-1] - numbers[0]) + 1, -1)
+        row[numbers - numbers[0]] = [names[kind] for kind in kinds]
+        shares = [0.0]
+        for period in range(1, min(_LONGEST, len(row) // 2) + 1):
+            a, b = row[period:], row[:-period]
+            both = (a >= 0) & (b >= 0)
+            shares.append(float((a == b)[both].mean()) if both.any() else 0.0)
+        best = max(shares)
+        return int(np.argmax(np.array(shares) >= best)) if best >= _REGULAR else 0
+
+    def at(self, number: int) -> Kind | None:
+        """The kind that frames with this number have where kinds repeat; None where they do not."""
+        if not self._learned:
+            self._learn()
+        if not self._period:
+            return None
+        return self._places.get(number % self._period)
+
+    def sizes(self, number: int, count: int) -> tuple[int, ...]:
+        """Sizes on the wire of so many frames from a number on; empty where that is not known."""
+        kinds = [self.at((number + k) % _SEQUENCES) for k in range(count)]
+        return tuple(kind.size for kind in kinds if kind) if all(kinds) else ()
 
     def between(self, before: Kind | None, after: Kind | None, size: int) -> Kind | None:
         """The kind of that size that most often stands between two others; None where none ever did."""

@@ -19,7 +19,7 @@ from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
 from dpuflow.collectives.sending import Send
 from dpuflow.collectives.streams import HOLE
-from dpuflow.collectives.trees import split_binary
+from dpuflow.collectives.trees import split_binary, synced_up
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -146,6 +146,12 @@ class Proposer:
         segments.
         """
         n = len(self.endpoints)
+        if self.op == Op.GATHER:
+            two = streams.at + 1 < streams.end
+            first, second = (self.sizes[streams.rows[streams.at[two] + k]] for k in (0, 1))
+            parts = {(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True) if a > 0 and b > 0}
+            for a, b in sorted(parts)[:1]:
+                yield synced_gather(a / (a + b))
         if self.op in (Op.UNKNOWN, Op.BROADCAST) and n > 2:
             here = streams.at < streams.end
             first = self.sizes[streams.rows[streams.at[here]]]
@@ -226,6 +232,12 @@ def _shapes(
 def _divisors(whole: int) -> list[int]:
     """Its divisors from 2 to 4096."""
     return [d for d in range(2, min(whole, 4096) + 1) if whole % d == 0]
+
+
+@lru_cache(maxsize=256)
+def synced_gather(segment: float) -> Algorithm:
+    """Gather of blocks that the root asks for, a first segment of this share of a block before the rest."""
+    return Algorithm(Op.GATHER, "linear", synced_up(segment), lambda n, t: t / (n - 1), rooted=True)
 
 
 @lru_cache(maxsize=256)

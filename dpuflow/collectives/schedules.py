@@ -30,6 +30,7 @@ from dpuflow.collectives.trees import (
     k_nomial,
     scattered,
     split_binary,
+    synced_up,
     up,
 )
 from dpuflow.schema import Op
@@ -384,6 +385,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         Op.REDUCE, "ring", _ring_reduce, lambda n, t: t / (n - 1) / (1 + 1 / n), rooted=True, cuts=True
     ),
     Algorithm(Op.GATHER, "linear", up(flat), lambda n, t: t / (n - 1), rooted=True),
+    Algorithm(Op.GATHER, "linear", synced_up(), lambda n, t: t / (n - 1), rooted=True),
     Algorithm(
         Op.GATHER,
         "binomial",

@@ -48,6 +48,9 @@ class Scorer:
 
         most = max(explained(h, n) for h, n in runs)
         equal = [(h, n) for h, n in runs if 2 * explained(h, n) > most]
+        # Who leaves whole edges over that another one explains as well has not understood them.
+        edges = {run: frozenset(run[0].edges) for run in equal}
+        equal = [r for r in equal if not any(edges[r] < edges[o] and o[1] >= r[1] for o in equal)]
         if len(equal) == 1:
             return equal[0]
 

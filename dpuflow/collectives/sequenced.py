@@ -15,6 +15,7 @@ import numpy as np
 
 from dpuflow.collectives.hypotheses import SAMPLE, Proposer
 from dpuflow.collectives.model import Instance, placed
+from dpuflow.collectives.recognise import whole_size
 from dpuflow.collectives.schedules import schedule
 from dpuflow.collectives.scoring import NO_CONTRAST, Scorer
 from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
@@ -278,7 +279,8 @@ class _Segmenter:
                 size = float(self.sizes[block].sum()) / share[slot].sum() if share[slot].any() else 0.0
                 confidence = len(block) / len(slot)
             order = list(hypothesis.order)
-            instance = Instance(block, algorithm.op, order, algorithm, alternatives, root, round(size),
+            buffer = whole_size(size, self.sizes[block].tolist()) if size != round(size) else round(size)
+            instance = Instance(block, algorithm.op, order, algorithm, alternatives, root, buffer,
                                 confidence=confidence, blind=blind)  # fmt: skip
             found.append(placed(instance, hypothesis.near))
         return found

@@ -168,6 +168,23 @@ def split_binary(segment: float = 1.0) -> Sends:
     return sends
 
 
+@lru_cache(maxsize=64)
+def synced_up(segment: float = 1.0) -> Sends:
+    """Everybody's block to the root when it asks (an empty message), a first segment before the rest.
+
+    ``segment``: the first one, as a share of a block.
+    """
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        for rank in range(n):
+            if rank != root:
+                yield Send(0, root, rank, 0.0)
+                yield Send(1, rank, root, size * segment)
+                yield Send(2, rank, root, size * (1 - segment))
+
+    return sends
+
+
 def in_order_up(n: int, size: float, root: int) -> Iterator[Send]:
     """Up a binary tree whose subtrees are runs of ranks, for reductions whose order matters.
 
