@@ -147,6 +147,16 @@ def test_several_frames_hide_in_one_stretch() -> None:
     assert tcp.hidden.bytes_unresolved == 0
 
 
+def test_hidden_frames_follow_the_period_of_a_flow() -> None:
+    """Segments of calls that follow each other at once: the shorter last ones lie in the middle."""
+    sizes = ([100] * 4 + [30]) * 8
+    frames = [match(k + 1, size) for k, size in enumerate(sizes)]
+    sender = [hello(1), *frames[:17], b"".join(frames[17:26]), *frames[26:]]
+    rows, _, tcp = run(both(sender, [hello(0)]), snap=62)
+    assert [size for _, size in numbered(rows)] == sizes
+    assert tcp.hidden.bytes_unresolved == 0
+
+
 def test_two_stretches_between_two_numbers() -> None:
     request = put_request(0x55AA, 0xF0, 0x7000, 3000)
     sender = [hello(1), match(1, 100) + match(2, 40), request + match(3, 40), match(4, 100)]
