@@ -22,12 +22,12 @@
 
 #define SECTION(name)
 static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
-BPF_RINGBUF_OUTPUT(ring, DPUFLOW_RING_PAGES);
-BPF_PERCPU_ARRAY(counters, struct dpuflow_counters, 1);
-#define RESERVE(size) ring.ringbuf_reserve(size)
-#define SUBMIT(record) ring.ringbuf_submit(record, BPF_RB_NO_WAKEUP)
-#define DISCARD(record) ring.ringbuf_discard(record, BPF_RB_NO_WAKEUP)
-#define COUNTERS(zero) counters.lookup(&zero)
+/* User space has made the maps, as bcc cannot share a ring between programs that it compiles apart. */
+#define MAP(fd) bpf_pseudo_fd(1, fd)
+#define RESERVE(size) bpf_ringbuf_reserve((void *)MAP(DPUFLOW_RING_FD), size, 0)
+#define SUBMIT(record) bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP)
+#define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
+#define COUNTERS(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_COUNTERS_FD), &zero)
 
 #else
 

@@ -60,6 +60,8 @@ command -v cc >/dev/null || apt_install "a C compiler for the benchmark's peer" 
 # Live capture: libbpf loads the programs; clang makes them. bpftool shows what is attached, tcpdump checks.
 [ -e /usr/include/bpf/bpf_helpers.h ] || apt_install "libbpf for live capture" libbpf-dev || true
 command -v clang >/dev/null || apt_install "clang, which makes the eBPF programs" clang || true
+/usr/bin/python3 -c 'import bcc' 2>/dev/null || apt_install "bcc, which makes the eBPF programs on the spot" \
+    python3-bpfcc "linux-headers-$(dpkg --print-architecture 2>/dev/null)" || true
 command -v tcpdump >/dev/null || apt_install "tcpdump, which tests of live capture compare with" tcpdump || true
 command -v ip >/dev/null || apt_install "ip, with which tests of live capture make networks" iproute2 || true
 

@@ -122,10 +122,11 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 )
 @click.option(
     "--backend",
-    type=click.Choice(["ebpf", "afpacket"]),
+    type=click.Choice(["ebpf", "bcc", "afpacket"]),
     default="ebpf",
     show_default=True,
-    help="afpacket: packet sockets, where eBPF is not allowed; slower, needs CAP_NET_RAW alone.",
+    help="ebpf: programs made beforehand; bcc: the same, compiled now; afpacket: packet sockets, where eBPF"
+    " is not allowed, slower, needs CAP_NET_RAW alone.",
 )
 @click.option(
     "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."

@@ -80,6 +80,8 @@ def _link_error(number: int, name: str, hook: str) -> DpuflowError:
         return MissingError(f"{name}: its driver has no native XDP: take --hook xdp-generic or tcx")
     if number in (errno.EINVAL, errno.EOPNOTSUPP):
         return MissingError(f"{name}: this kernel has no {hook.split('-')[0]} links: take --hook clsact")
+    if number == errno.ERANGE:
+        return DpuflowError(f"{name}: its MTU is too large for this XDP program: take --hook tcx")
     if number == errno.ENODEV:
         return DpuflowError(f"{name}: there is no such interface any more")
     if number == errno.EPERM:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.live.base import Backend, Bytes
     from dpuflow.live.options import LiveOptions
 
-BACKENDS: Final = ("ebpf", "afpacket")
+BACKENDS: Final = ("ebpf", "bcc", "afpacket")
 _PAUSE_S: Final = 0.01  # an idle look costs some 15 us
 _EVERY_S: Final = 1.0
 
@@ -55,10 +55,10 @@ class Summary:
 
 def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
     """Attach to the interfaces. Raises OptionError, MissingError, DpuflowError."""
-    if backend == "ebpf":
+    if backend in ("ebpf", "bcc"):
         from dpuflow.live.ebpf import EbpfCapture
 
-        return EbpfCapture(options)
+        return EbpfCapture(options, compile=backend == "bcc")
     if backend == "afpacket":
         from dpuflow.live.afpacket import PacketCapture
 

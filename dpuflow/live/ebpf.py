@@ -16,6 +16,7 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, libbpf
 from dpuflow.live.base import find_interface, object_path
 from dpuflow.live.clock import StampClock
+from dpuflow.live.compiled import Compiled
 from dpuflow.live.options import HOOKS, LiveOptions
 from dpuflow.live.ring import Ring
 from dpuflow.live.watchdog import watch
@@ -31,14 +32,18 @@ _IN, _OUT, _XDP, _FLUSH = "dpuflow_in", "dpuflow_out", "dpuflow_xdp", "dpuflow_f
 class EbpfCapture:
     """Programs loaded and attached as ``options`` ask, one set for each interface, with one ring."""
 
-    name = "ebpf"
+    def __init__(self, options: LiveOptions, compile: bool = False) -> None:
+        """Attach; with ``compile`` programs that bcc makes now.
 
-    def __init__(self, options: LiveOptions) -> None:
-        """Attach. Raises OptionError, MissingError, DpuflowError; nothing stays attached then."""
+        Raises OptionError, MissingError, DpuflowError; nothing stays attached then.
+        """
         if options.hook not in HOOKS:
             raise OptionError(f"{options.hook!r} is no hook: {', '.join(HOOKS)}")
         self.interfaces = [find_interface(name) for name in options.interfaces]
-        path = _programs(options.mode)
+        self.name = "bcc" if compile else "ebpf"
+        if compile and options.mode != "packets":
+            raise OptionError("--backend bcc has packets mode alone")
+        path = None if compile else _programs(options.mode)
         self.clock = StampClock()
         self.tally = np.zeros(kernel.D_SIZE, np.int64)
         self.tally[kernel.D_LEFT] = np.iinfo(np.int64).max
@@ -63,7 +68,7 @@ class EbpfCapture:
 
     def _attach(
         self,
-        path: Path,
+        path: Path | None,
         interface: Interface,
         number: int,
         options: LiveOptions,
@@ -76,7 +81,11 @@ class EbpfCapture:
         programs: tuple[str, ...] = (_XDP,) if xdp else (_IN, _OUT)
         if options.mode == "messages":
             programs += (_FLUSH,)
-        loaded = libbpf.Loaded(path, programs, settings, self.ring.fd)
+        loaded: libbpf.Loaded | Compiled
+        if path is None:
+            loaded = Compiled(programs, settings, self.ring.fd)
+        else:
+            loaded = libbpf.Loaded(path, programs, settings, self.ring.fd)
         stack.callback(loaded.close)
         if options.mode == "messages":
             self._flushes.append(loaded.fds[_FLUSH])

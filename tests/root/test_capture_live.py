@@ -17,11 +17,18 @@ from readings_live import counters_of, packets_of
 from dpuflow.ingest import ingest
 
 HOOKS = ("tcx", "clsact", "xdp", "xdp-generic")
-WAYS = {hook: ("--hook", hook) for hook in HOOKS} | {"afpacket": ("--backend", "afpacket")}
+WAYS = {hook: ("--hook", hook) for hook in HOOKS} | {
+    "afpacket": ("--backend", "afpacket"),
+    "bcc": ("--backend", "bcc"),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_file_equals_tcpdumps(pair: Pair, nccl: list[Path], tmp_path: Path, way: str) -> None:
+    if way.startswith("bcc"):
+        pytest.importorskip("bcc", reason="no python3-bpfcc")
+        if not any(Path("/usr/src").glob("linux-headers-*")):
+            pytest.skip("no kernel headers, which bcc needs")
     ours, theirs = tmp_path / "ours.pcapng", tmp_path / "theirs.pcap"
     with (
         pair.tcpdump(pair.b, "east", theirs, "-s", "128", "--nano"),

@@ -1,0 +1,106 @@
+"""The programs compiled where they run, by bcc: for those who change them, and where no object fits.
+
+Needs python3-bpfcc, headers of some kernel (only types of its user API matter) and dpuflow's bpf/ folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dpuflow import schema_ring as ring
+from dpuflow.errors import DpuflowError, MissingError
+from dpuflow.live import libbpf
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SOURCES: Final = Path(__file__).resolve().parents[2] / "bpf"
+_PERCPU_ARRAY: Final = 6  # enum bpf_map_type
+
+
+class Compiled:
+    """As ``libbpf.Loaded``, by bcc: the programs of packets.bpf.c for one interface."""
+
+    def __init__(self, programs: tuple[str, ...], settings: NDArray[np.void], ring_fd: int) -> None:
+        """Compile and load. Raises MissingError, DpuflowError."""
+        try:
+            from bcc import BPF
+        except ImportError:
+            raise MissingError("bcc is not installed: apt-get install python3-bpfcc") from None
+        self.counters_fd = int(
+            libbpf.library().bpf_map_create(
+                _PERCPU_ARRAY, b"counters", 4, ring.COUNTERS.dtype.itemsize, 1, None
+            )
+        )
+        if self.counters_fd < 0:
+            raise libbpf.load_error(-self.counters_fd)
+        try:
+            flags = ["-Wno-everything", *_header_flags()]
+            self._module: Any = BPF(text=source_text(settings, ring_fd, self.counters_fd), cflags=flags)
+            kinds = {name: BPF.XDP if name == "dpuflow_xdp" else BPF.SCHED_CLS for name in programs}
+            self.fds = {name: int(self._module.load_func(name, kind).fd) for name, kind in kinds.items()}
+        except Exception as error:  # bcc raises nothing else
+            os.close(self.counters_fd)
+            raise DpuflowError(
+                f"bcc cannot make the programs ({error}): it needs the headers of some kernel"
+                " (apt-get install linux-headers-amd64, or -arm64)"
+            ) from None
+
+    def close(self) -> None:
+        """Give the programs and counters back."""
+        self._module.cleanup()
+        os.close(self.counters_fd)
+
+
+def source_text(settings: NDArray[np.void], ring_fd: int, counters_fd: int) -> str:
+    """packets.bpf.c with its headers, settings and maps written in. Raises MissingError."""
+    if not SOURCES.is_dir():
+        raise MissingError(f"{SOURCES} is not there: --backend bcc compiles the programs' sources")
+    row = settings[0]
+    values = ", ".join(f".{name} = {_literal(row[name])}" for name in ring.SETTINGS.dtype.names or ())
+    defines = {
+        "DPUFLOW_BCC": "1",
+        "DPUFLOW_RING_FD": str(ring_fd),
+        "DPUFLOW_COUNTERS_FD": str(counters_fd),
+        "DPUFLOW_SETTINGS": f"{{ {values} }}",
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + _inlined(
+        "packets.bpf.c", set()
+    )
+
+
+def _literal(value: Any) -> str:
+    if getattr(value, "shape", ()):
+        return "{ " + ", ".join(f"{int(each)}ULL" for each in value) + " }"
+    return f"{int(value)}ULL"
+
+
+def _inlined(name: str, seen: set[str]) -> str:
+    """A source file with dpuflow's own headers in place of their names, each once."""
+    lines = []
+    for line in (SOURCES / name).read_text(encoding="utf-8").splitlines():
+        found = re.fullmatch(r'#include "(.*)"', line)
+        if not found:
+            lines.append(line)
+        elif found[1] not in seen:
+            seen.add(found[1])
+            lines.append(_inlined(found[1], seen))
+    return "\n".join(lines) + "\n"
+
+
+def _header_flags() -> list[str]:
+    """Where headers of another kernel are (Debian's two folders), if the running one's are not there."""
+    if os.path.exists(f"/lib/modules/{os.uname().release}/build") or "BCC_KERNEL_SOURCE" in os.environ:
+        return []
+    for folder in sorted(Path("/usr/src").glob("linux-headers-*"), reverse=True):
+        common = Path(re.sub(r"-[a-z0-9]+$", "-common", str(folder)))
+        arches = list(folder.glob("arch/*/include/generated"))
+        if common.is_dir() and arches:
+            os.environ["BCC_KERNEL_SOURCE"] = str(common)
+            places = [folder / "include", folder / "include/generated/uapi", arches[0], arches[0] / "uapi"]
+            return [f"-I{place}" for place in places]
+    return []
