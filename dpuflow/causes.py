@@ -57,7 +57,8 @@ def causes_of(
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
     since_leave = _excess(entries, last, entries.leave_ns)
-    excess = np.minimum(since_leave, _excess(entries, last, entries.idle_ns))
+    since_idle = _excess(entries, last, entries.idle_ns)
+    excess = np.minimum(since_leave, since_idle)
     excess[staged] = NEVER
     known = excess != NEVER
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
@@ -65,7 +66,9 @@ def causes_of(
     # A rank that the network gave trouble is blamed only where nothing else can explain it.
     working = known & np.where(troubled, most & beyond, most | beyond)
     working |= last < 0  # nothing was there to wait for
-    held = known & ~working & (since_leave > charges.noise_ns)  # by its own last data
+    # By its own last data, which left later than its peers' by at least half of what the rank was late.
+    held = known & ~working & (since_leave > charges.noise_ns)
+    held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
     own = np.where(_granted_late(entries, excess, working), HOST, COMPUTE)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     causes = np.where(charges.late, np.where(working, own, others), NONE)
