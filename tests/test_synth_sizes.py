@@ -9,7 +9,7 @@ import pytest
 from dpuflow.synth import algorithms
 from dpuflow.synth.algorithms import Lane, double_tree
 from dpuflow.synth.pat import _gather, _scatter, depth_first, gather_messages
-from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks
+from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks, p2p_parts
 
 KIB, MIB = 1024, 1 << 20
 
@@ -143,3 +143,12 @@ def test_pat_aggregates_small_blocks() -> None:
     """Eight ranks and small blocks: a message a dimension, of 1, 2 and 4 blocks (Bruck's pattern)."""
     assert sorted((m.dimension, len(m.blocks)) for m in gather_messages(8, 1024)) == [(0, 4), (1, 2), (2, 1)]
     assert len(gather_messages(8, 512 * KIB)) == 7
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "parts"),
+    [(100 * KIB, 8, [100 * KIB]), (256 * KIB, 8, [128 * KIB] * 2), (4 * MIB, 4, [MIB] * 4), (0, 2, [0]),
+     (300_000, 8, [77_824, 77_824, 77_824, 66_528]), (130 * KIB, 1, [130 * KIB])],
+)  # fmt: skip
+def test_parts_of_a_send(size: int, channels: int, parts: list[int]) -> None:
+    assert p2p_parts(size, channels) == parts

@@ -156,11 +156,11 @@ def test_what_is_lost_is_sent_again(share: float) -> None:
 
 
 SLOW = {"kind": "slow_link", "node": 1, "gbps": 10}
-INCAST = "op: all_to_all, bytes: 8MiB"
+INCAST = "op: all_to_all, bytes: 48MiB"
 
 
 def rates(**cluster: object) -> Played:
-    return played(INCAST, settings(cluster=cluster, nccl={"timeout": 8}, faults=[SLOW]))
+    return played(INCAST, settings(cluster=cluster, nccl={"timeout": 8}, faults=[SLOW]), iterations=1)
 
 
 def test_a_long_queue_marks_and_slows_its_senders() -> None:
@@ -176,13 +176,7 @@ def test_a_long_queue_marks_and_slows_its_senders() -> None:
         times = np.sort(replies["tx_ns"][notices & (replies["flow"] == flow)])
         assert (np.diff(times) >= 0.9 * CNP_NS).all()
         assert marked.flows[flow].rate is not None
-    assert longest_queue(marked) < longest_queue(calm)
-
-
-def longest_queue(world: Played) -> int:
-    """Longest time between a burst's leaving its sender and its arrival."""
-    bursts = world.trace.bursts.read()
-    return int((bursts["rx_ns"] - bursts["tx_ns"]).max())
+    assert 0 < 2 * len(marked.trace.pauses) < len(calm.trace.pauses)
 
 
 def test_a_full_queue_pauses_its_senders_and_loses_nothing() -> None:

@@ -150,26 +150,35 @@ def double_tree(n: int) -> tuple[list[int | None], list[int | None]]:
 
 
 def all_to_all(order: Sequence[int], size: int, channels: int) -> dict[int, list[Lane]]:
-    """Every rank sends ``size`` bytes to each other; each peer's part on a channel of its own round.
+    """Every rank sends ``size`` bytes to each other one; a peer's parts go over channels of its own round.
 
     Sends and receives are separate thread groups: a rank's sends wait for nobody.
     """
     n = len(order)
     lanes: dict[int, list[Lane]] = {rank: [] for rank in order}
-    cut = sizes.p2p_chunks(size)
     for place, rank in enumerate(order):
         for delta in range(1, n):
-            channel = (delta - 1) % channels
             to, source = order[(place + delta) % n], order[(place - delta) % n]
-            lanes[rank].append(merged(channel, (Stretch((), (to,), (c,)) for c in cut), True))
-            lanes[rank].append(merged(channel, (Stretch((source,), (), (c,)) for c in cut), True))
+            lanes[rank] += _sends(to, size, channels, delta - 1)
+            lanes[rank] += _receives(source, size, channels, delta - 1)
     return lanes
 
 
-def send_recv(src: int, dst: int, size: int) -> dict[int, list[Lane]]:
+def send_recv(src: int, dst: int, size: int, channels: int) -> dict[int, list[Lane]]:
     """One send and its receive."""
-    cut = sizes.p2p_chunks(size)
-    return {
-        src: [merged(0, (Stretch((), (dst,), (c,)) for c in cut), True)],
-        dst: [merged(0, (Stretch((src,), (), (c,)) for c in cut), True)],
-    }
+    return {src: _sends(dst, size, channels, 0), dst: _receives(src, size, channels, 0)}
+
+
+def _sends(to: int, size: int, channels: int, first: int) -> list[Lane]:
+    """A lane for each part, on channels from ``first`` on."""
+    return [
+        merged((first + i) % channels, (Stretch((), (to,), (c,)) for c in sizes.p2p_chunks(part)), True)
+        for i, part in enumerate(sizes.p2p_parts(size, channels))
+    ]
+
+
+def _receives(source: int, size: int, channels: int, first: int) -> list[Lane]:
+    return [
+        merged((first + i) % channels, (Stretch((source,), (), (c,)) for c in sizes.p2p_chunks(part)), True)
+        for i, part in enumerate(sizes.p2p_parts(size, channels))
+    ]

@@ -48,10 +48,11 @@ class Rate:
     def __init__(self) -> None:
         self.now = self._target = self._alpha = 1.0
         self._steps = 0
-        self.rising = False
+        self.cuts = 0
 
     def cut(self) -> None:
         """A CNP came."""
+        self.cuts += 1
         self._target = self.now
         self._alpha = (1.0 - GAIN) * self._alpha + GAIN
         self.now = max(SLOWEST, self.now * (1.0 - self._alpha / 2))

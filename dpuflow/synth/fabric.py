@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from dpuflow.synth.trace import Trace
 
 BURST: Final = 16
-"""Packets a NIC sends of one queue pair before it turns to the next."""
+"""Packets a NIC sends of one queue pair before it turns to the next, at most (assumed)."""
+TURN_NS: Final = 10_000.0
+"""On slow links a turn is shorter: no more packets than pass in this time (assumed)."""
 FRAMING_BYTES: Final = 24
 """On the wire around each frame: preamble, FCS, gap (IEEE 802.3)."""
 HEADER_BYTES: Final = 58
@@ -84,6 +86,8 @@ class Flow:
         stream: bool,
     ) -> None:
         self.mtu, self.stream = mtu, stream
+        packet_ns = (mtu + HEADER_BYTES + FRAMING_BYTES) * max(src.up_ns, dst.down_ns)
+        self.burst = max(1, min(BURST, int(TURN_NS / packet_ns)))
         self.number, self.src, self.dst = number, src, dst
         self.arrived, self.completed = arrived, completed
         self.queue: deque[Posted] = deque()  # not yet acknowledged
@@ -229,7 +233,7 @@ class Fabric:
         if message.read:
             self._request(port, flow, message)
             return
-        count = min(BURST, message.packets - first)
+        count = min(flow.burst, message.packets - first)
         ends = first + count == message.packets
         full = (flow.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
         last = (message.last_bytes if ends else flow.mtu) + HEADER_BYTES + FRAMING_BYTES
@@ -444,15 +448,13 @@ class Fabric:
         if flow.rate is None:
             flow.rate = Rate()
         flow.rate.cut()
-        if not flow.rate.rising:
-            flow.rate.rising = True
-            self.engine.at(self.engine.now + TIMER_NS, self._rise, flow)
+        self.engine.at(self.engine.now + TIMER_NS, self._rise, flow, flow.rate.cuts)
 
-    def _rise(self, flow: Flow) -> None:
+    def _rise(self, flow: Flow, cuts: int) -> None:
+        """A timer's step up, unless the rate was cut since: that set the timer anew."""
         assert flow.rate is not None
-        flow.rate.rising = flow.rate.rise()
-        if flow.rate.rising:
-            self.engine.at(self.engine.now + TIMER_NS, self._rise, flow)
+        if flow.rate.cuts == cuts and flow.rate.rise():
+            self.engine.at(self.engine.now + TIMER_NS, self._rise, flow, cuts)
 
     def _reply(
         self,

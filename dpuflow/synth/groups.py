@@ -133,7 +133,7 @@ class Communicator:
             protocol = sizes.PROTOCOLS["simple"]
         elif op == "send_recv":
             name = "linear"
-            lanes = {**lanes, **algorithms.send_recv(operation.root, operation.peer, size)}
+            lanes = {**lanes, **algorithms.send_recv(operation.root, operation.peer, size, most)}
             protocol = sizes.PROTOCOLS["simple"]
         else:
             for channel, share in enumerate(shares):

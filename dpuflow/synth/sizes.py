@@ -106,6 +106,15 @@ def block_chunks(size: int, protocol: Protocol, chunk_steps: int) -> list[int]:
     return [min(unit, size - at) for at in range(0, size, unit)]
 
 
+def p2p_parts(size: int, channels: int) -> list[int]:
+    """A send to one peer over at most ``channels`` channels: parts of about 128 KiB, at least 64 KiB."""
+    count = 1
+    while 2 * count <= channels and size > count * P2P_CHUNK and size // (2 * count) >= P2P_CHUNK // 2:
+        count *= 2
+    part = max(4096, round_up(-(-size // count), 4096))
+    return [min(part, size - at) for at in range(0, size, part)] or [0]
+
+
 def p2p_chunks(size: int) -> list[int]:
     """The messages of one part of a send to one peer (addP2pToPlan)."""
     unit = 32 * KIB if size < 128 * KIB else 64 * KIB if size < 1024 * KIB else P2P_CHUNK
