@@ -460,7 +460,7 @@ def _adjust(
     """
     unknown = {c: n for n, c in enumerate(c for c in tied if c != reference)}
     size = len(unknown)
-    if not size:
+    if not size or not fits:
         return {}
     scale = max(abs(t) for _, line, _ in fits for t in line.span) or 1.0
     rows = np.zeros((2 * len(fits), 2 * size))

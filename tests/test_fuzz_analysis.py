@@ -13,7 +13,7 @@ from random import Random
 
 import mutations
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dpuflow import analyze
@@ -53,6 +53,7 @@ def jobs(request) -> list[list[bytes]]:
 
 
 @settings(max_examples=60, **SETTINGS)
+@example(seed=632, clock="auto")  # every pair of clocks contradicts its own fit: nothing to adjust
 @given(seed=st.integers(0, 2**64 - 1), clock=st.sampled_from(("auto", "trust", "estimate")))
 def test_bad_lives(tmp_path_factory, jobs, seed, clock):
     rng = Random(seed)
