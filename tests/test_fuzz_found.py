@@ -67,3 +67,18 @@ def test_sizes_far_apart_are_no_schedule():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sequenced_instances(rows, np.arange(4), np.arange(2))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_small_segment_of_a_large_half_is_no_split_tree():
+    """First messages of one byte and of 2**31 beside each other: as many segments as bytes took minutes."""
+    rows = schema.EXCHANGE.zeros(3)
+    rows["src"], rows["dst"] = [0, 0, 1], [1, 2, 2]
+    rows["bytes"] = [1, 2**31, 1]
+    rows["op"] = schema.Op.BROADCAST
+    for step, name in enumerate(("data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns")):
+        rows[name] = 1000 * np.arange(3) + step
+    for name in ("offer_ns", "grant_ns"):
+        rows[name] = schema.NEVER
+    start = time.process_time()
+    sequenced_instances(rows, np.arange(3), np.arange(3))
+    assert time.process_time() - start < 5

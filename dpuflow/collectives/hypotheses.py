@@ -146,6 +146,7 @@ class Proposer:
         segments.
         """
         n = len(self.endpoints)
+        longest = int((streams.end - streams.at).max())  # no more segments than messages on an edge
         if self.op == Op.GATHER:
             two = streams.at + 1 < streams.end
             first, second = (self.sizes[streams.rows[streams.at[two] + k]] for k in (0, 1))
@@ -156,14 +157,13 @@ class Proposer:
             here = streams.at < streams.end
             first = self.sizes[streams.rows[streams.at[here]]]
             half, segment = int(first.max()), int(first[first > 0].min(initial=int(first.max())))
-            if 0 < segment < half:
+            if 0 < segment < half <= segment * longest:
                 yield split_tree(segment / half)
         if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
             here = streams.at < streams.end
             head = int(self.sizes[streams.rows[streams.at[here]]].max())
             largest = self._kernels.largest(streams.rows, streams.at, streams.end, self.sizes, 64 * n)
             phases = round(largest / head) if head > 0 else 1
-            longest = int((streams.end - streams.at).max())
             if phases > 1 and (phases + 1) * (n - 1) <= longest:
                 yield segmented_ring(phases)
 
