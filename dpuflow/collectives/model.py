@@ -78,8 +78,10 @@ class Instance:
         n, seats = self.ranks or len(self.order), self.seats or tuple(range(len(self.order)))
         captured = {seats[row] for row, end in enumerate(self.order) if end in self.near}
         sends, grants = first_acts(self.algorithm, n, self.root or 0)
+        # Where several send to one at once, data waits its turn in the network: its arrival dates no entry.
+        alone = {seat for seat in captured if len(grants.get(seat, ())) < 2}
         return (
-            [row for row in hidden if sends.get(seats[row]) not in captured],
+            [row for row in hidden if sends.get(seats[row]) not in alone],
             [row for row in hidden if captured.isdisjoint(grants.get(seats[row], ()))],
         )
 
