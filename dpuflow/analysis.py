@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
+from dpuflow.errors import OptionError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -38,6 +40,9 @@ def analyze(
     from dpuflow.identity import endpoint_ranks, rank_order, seen_whole
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
+
+    if not vantages:
+        raise OptionError("name at least one vantage point: there is nothing to analyse")
 
     threads = threads or os.cpu_count() or 1
     captures = read_captures(vantages, threads, progress)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.edges import disagreements, measure_edges
-from dpuflow.findings import build_findings
+from dpuflow.findings import Known, build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
 from dpuflow.judgement import add_stages, charge, judge, own_lateness
 from dpuflow.kinds import find_tokens, group_kinds
@@ -18,6 +18,7 @@ from dpuflow.links import measure_links, slow_rows
 from dpuflow.outline import list_pipelines, list_steps, list_what_if
 from dpuflow.phases import ring_phases
 from dpuflow.pipelines import find_pipelines
+from dpuflow.rankmap import doubts_about
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -93,7 +94,7 @@ def assemble(
         edges=[measured.edge for measured in edges],
         what_if=list(list_what_if(judgements, stages, own, steps, instances, entries)),
         steps=list(list_steps(steps, tokens, entries)),
-        pipelines=list(list_pipelines(pipelines, entries)),
+        pipelines=list(list_pipelines(pipelines, stages, entries)),
         limits=[
             *_limits(joined, untold),
             *_limits_of_transfers(instances, pipelines, stages),
@@ -102,7 +103,10 @@ def assemble(
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
-    result.findings = build_findings(captures, joined, entries, charges, links, result)
+    if places is not None:
+        result.limits += doubts_about(places, [endpoint.addresses for endpoint in result.endpoints])
+    known = Known(entries, charges, own, causes, stages)
+    result.findings = build_findings(captures, joined, known, links, result)
     return result
 
 
@@ -146,9 +150,9 @@ def _flows(joined: Joined) -> list[Flow]:
             messages=columns["messages"][number],
             retransmitted=columns["retransmitted"][number],
             ecn_marked=columns["ecn_marked"][number],
-            cnp=columns["cnp"][number],
-            nak=columns["nak"][number],
-            rnr=columns["rnr"][number],
+            cnp=columns["cnp"][number] if transport == Transport.ROCE else None,
+            nak=columns["nak"][number] if transport == Transport.ROCE else None,
+            rnr=columns["rnr"][number] if transport == Transport.ROCE else None,
         )
         for number, transport in enumerate(columns["transport"])
     ]
@@ -283,8 +287,8 @@ def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} data messages belong to no collective that was recognised: their framing is not read,"
-            " or their pattern fits no collective."
+            f"{untold} data message{'s belong' if untold > 1 else ' belongs'} to no collective that was"
+            f" recognised: {'their' if untold > 1 else 'its'} framing is not read, or the pattern fits none."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)
@@ -302,13 +306,13 @@ def _limits_of_transfers(
     limits = []
     if outside:
         limits.append(
-            f"{outside} point-to-point transfers belong to no chain of pipeline stages: they are listed but"
-            " judge nobody."
+            f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no chain of"
+            " pipeline stages: listed, but nobody is judged by that."
         )
     alone = sum(stage.verdict == "unknown" for stage in stages)
     if alone:
         limits.append(
-            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: what a stage computes"
+            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: what is computed"
             " without sending shows in no packet."
         )
     return limits

@@ -6,43 +6,61 @@ lateness alone: packets show when a rank was late, not what it was doing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.network import (
+    CRITICAL_SHARE,
+    LOSS_SHARE,
+    SHOWN,
+    find_congestion,
+    find_losses,
+    find_slow_links,
+    find_starvation,
+    message_evidence,
+)
 from dpuflow.results import Evidence, Finding
-from dpuflow.schema import NEVER, Transport
+from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.judgement import Charges
+    from numpy.typing import NDArray
+
+    from dpuflow.causes import Causes
+    from dpuflow.judgement import Charges, Own
     from dpuflow.lateness import Entries
     from dpuflow.links import Links
     from dpuflow.results import Analysis, Lateness
+    from dpuflow.stages import Stage
     from dpuflow.tables import CaptureTables, Joined
 
-CRITICAL_SHARE = 0.10
-"""A cause that takes a tenth of a group's time or more is critical; below that a warning."""
-LOSS_SHARE = 1e-4
-"""Retransmissions below one packet in ten thousand are everyday noise."""
+
+@dataclass
+class Known:
+    """What the stages know of each row of Entries, for findings to draw on."""
+
+    entries: Entries
+    charges: Charges
+    own: Own
+    causes: Causes
+    stages: Sequence[Stage]
 
 
 def build_findings(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    entries: Entries,
-    charges: Charges,
-    links: Links,
-    result: Analysis,
+    captures: Sequence[CaptureTables], joined: Joined, known: Known, links: Links, result: Analysis
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector."""
+    network = np.array([name == "network" for name in _cause_names()])[known.causes.cause]
     found = [
-        *_stragglers(captures, joined, entries, charges, result),
-        *_slow_links(joined, links, result),
-        *_losses(joined, result),
-        *_congestion(joined, result),
-        *_capture_losses(joined),
+        *_stragglers(captures, joined, known, result),
+        *find_slow_links(captures, joined, links, result),
+        *find_losses(captures, joined, result, _share(known, np.flatnonzero(network))),
+        *find_congestion(captures, joined, result),
+        *find_starvation(captures, joined, result),
+        *_capture_losses(captures),
         *_untied(joined),
     ]
     for number, finding in enumerate(found):
@@ -50,43 +68,109 @@ def build_findings(
     return found
 
 
+def _cause_names() -> Sequence[str]:
+    from dpuflow.causes import CAUSES
+
+    return CAUSES
+
+
 def _stragglers(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    entries: Entries,
-    charges: Charges,
-    result: Analysis,
+    captures: Sequence[CaptureTables], joined: Joined, known: Known, result: Analysis
 ) -> Iterator[Finding]:
-    span = _span(entries)
-    names = [e.address if e.rank is None else f"rank {e.rank} ({e.address})" for e in result.endpoints]
-    for row in sorted(result.lateness, key=lambda r: -(r.caused_wait_ns or 0)):
-        if row.verdict not in ("late", "intermittent") or row.cause == "network":
-            continue
-        known = (entries.endpoint == row.endpoint) & (entries.enter_ns != NEVER) & entries.whole
-        mine = np.flatnonzero(known & charges.late)
-        if not len(mine):  # a little every time: never beyond the noise of one collective
-            mine = np.flatnonzero(known)
-        taken = float(charges.wait_ns[mine].sum()) / max(_peers(entries, mine) * span, 1)
-        worst = int(mine[np.argmax(entries.enter_ns[mine])]) if row.since_ns else int(mine[0])
+    """One finding a late rank; those that are late in turn share one, for so do their causes."""
+    late = [r for r in result.lateness if r.verdict in ("late", "intermittent") and r.cause != "network"]
+    late.sort(key=lambda row: -(row.caused_wait_ns or 0))
+    turns = [row for row in late if row.steadiness == "rotating"]
+    for together in [[row] for row in late if row.steadiness != "rotating"] + ([turns] if turns else []):
+        rows = np.concatenate([_late_rows(known, row) for row in together])
+        steadiness = together[0].steadiness or "transient"
+        since = together[0].since_ns if len(together) == 1 else None
+        saved = [
+            1 - each.step_without_ns / max(each.step_ns, 1)
+            for each in result.what_if
+            if len(together) == 1 and each.endpoint == together[0].endpoint
+        ]
+        taken = max(_share(known, rows), *saved, 0.0)
         yield Finding(
             id=0,
             condition="straggler",
             runbook="docs/report.md#straggler",
-            endpoints=[row.endpoint],
-            start_ns=row.since_ns if row.since_ns is not None else int(entries.enter_ns[mine].min()),
-            end_ns=int(entries.leave_ns[mine].max()),
+            endpoints=[row.endpoint for row in together],
+            start_ns=since if since is not None else _first(known.entries.enter_ns[rows], joined.start_ns),
+            end_ns=max(int(known.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
             severity="critical" if taken >= CRITICAL_SHARE else "warning",
-            confidence=_confidence(row),
-            summary=(
-                f"{names[row.endpoint]} entered {round((row.late_share or 0) * row.collectives)} of"
-                f" {row.collectives} collectives late,"
-                f" {(row.median_ns or 0) / 1e6:.1f} ms in the median; its peers waited"
-                f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
-            ),
-            advice=_ADVICE[row.steadiness or "transient"],
-            alternatives=_ALTERNATIVES[row.steadiness or "transient"],
-            evidence=_evidence(captures, joined, entries, worst),
+            confidence=min(_confidence(row, known) for row in together),
+            summary=_summary(together, known, result),
+            advice=_ADVICE[steadiness],
+            alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
+            evidence=_evidence(captures, joined, known, rows),
         )
+
+
+def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
+    seen = times_ns[times_ns != NEVER]
+    return int(seen.min()) if len(seen) else otherwise
+
+
+def _late_rows(known: Known, row: Lateness) -> NDArray[np.int64]:
+    """Rows of Entries in which the rank was late of its own doing; else in which it was late; else all."""
+    mine = known.entries.endpoint == row.endpoint
+    for stage in known.stages:
+        if stage.endpoint == row.endpoint and stage.sooner_ns:
+            return np.array(sorted(stage.sooner_ns), np.int64)
+    whole = mine & (known.entries.enter_ns != NEVER) & known.entries.whole
+    for chosen in (whole & (known.own.amount_ns > 0), whole & known.charges.late):
+        if chosen.any():
+            return np.flatnonzero(chosen)
+    return np.flatnonzero(whole)
+
+
+def _share(known: Known, rows: NDArray[np.int64]) -> float:
+    """Of all ranks' time, the share that they waited for these entries."""
+    entries = known.entries
+    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    if not len(rows) or not seen.any():
+        return 0.0
+    span = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min())
+    peers = float(np.median(np.diff(entries.offsets)[entries.collective[rows]])) - 1
+    return float(known.charges.wait_ns[rows].sum()) / max(peers * span, 1)
+
+
+def _summary(together: Sequence[Lateness], known: Known, result: Analysis) -> str:
+    names = [_name(result, row.endpoint) for row in together]
+    if len(together) > 1:
+        waited = sum(row.caused_wait_ns or 0 for row in together) / 1e9
+        times = ", ".join(
+            f"{round((row.late_share or 0) * row.collectives)} of {row.collectives}" for row in together
+        )
+        return (
+            f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
+            f" waited {waited:.3f} rank-seconds for them."
+        )
+    (row,) = together
+    for stage in known.stages:
+        if stage.endpoint == row.endpoint and stage.sooner_ns:
+            return (
+                f"{names[0]} is a slow stage of its pipeline: it works {stage.excess_ns / 1e6:.1f} ms a step"
+                f" longer than {_peers(result, stage)}, and the stages after it wait."
+            )
+    often = round((row.late_share or 0) * row.collectives)
+    return (
+        f"{names[0]} entered {often} of {row.collectives} collectives late,"
+        f" {(row.median_ns or 0) / 1e6:.1f} ms in the median; its peers waited"
+        f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
+    )
+
+
+def _peers(result: Analysis, stage: Stage) -> str:
+    if len(stage.peers) > 2:
+        return f"the {len(stage.peers)} others that can be compared"
+    return " and ".join(_name(result, peer) for peer in stage.peers)
+
+
+def _name(result: Analysis, endpoint: int) -> str:
+    row = result.endpoints[endpoint]
+    return row.address if row.rank is None else f"rank {row.rank} ({row.address})"
 
 
 _ADVICE = {
@@ -105,163 +189,60 @@ _ADVICE = {
     ),
 }
 _ALTERNATIVES = {
-    "persistent": [
-        "an uneven shard or stage",
-        "longer input on this rank",
-        "a slower or throttled GPU or host",
-    ],
+    "persistent": ["longer input on this rank", "a slower or throttled GPU or host"],
     "rotating": ["garbage collection", "uneven input lengths", "checkpointing in turn"],
-    "transient": ["input stalls", "scheduling noise on the host"],
+    "transient": ["input stalls", "garbage collection on this rank", "scheduling noise on the host"],
+}
+_KINDS = {
+    "pp": "a stage with more or heavier layers than the others (stage imbalance)",
+    "tp": "an uneven shard of the tensor parallel group",
+    "dp": "a larger or longer batch on this replica",
+    "ep": "experts on this rank that more tokens are routed to",
 }
 
 
-def _confidence(row: Lateness) -> float:
+def _by_kind(row: Lateness, result: Analysis) -> list[str]:
+    """What would explain it in the groups that the rank belongs to."""
+    kinds = {group.kind for group in result.groups if row.endpoint in group.endpoints and group.kind}
+    if row.steadiness == "rotating":
+        return []
+    return [_KINDS[kind] for kind in ("pp", "tp", "dp", "ep") if kind in kinds] or (
+        ["an uneven shard or stage"] if row.steadiness == "persistent" else []
+    )
+
+
+def _confidence(row: Lateness, known: Known) -> float:
     """One minus the chance that noise alone makes this many late: many collectives, much certainty."""
     late = (row.late_share or 0.0) * row.collectives
+    for stage in known.stages:
+        if stage.endpoint == row.endpoint and stage.sooner_ns:
+            return 0.9 if len(stage.peers) > 1 else 0.6  # one peer may be the quick one
     return round(float(1 - 0.5 ** max(late, 1.0)), 3) if late < 10 else 0.99
 
 
-def _peers(entries: Entries, rows: np.typing.NDArray[np.int64]) -> float:
-    sizes = np.diff(entries.offsets)[entries.collective[rows]]
-    return float(np.median(sizes)) - 1
-
-
-def _span(entries: Entries) -> int:
-    seen = entries.enter_ns > 0
-    return int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
-
-
 def _evidence(
-    captures: Sequence[CaptureTables], joined: Joined, entries: Entries, row: int
+    captures: Sequence[CaptureTables], joined: Joined, known: Known, rows: NDArray[np.int64]
 ) -> list[Evidence]:
-    act = int(entries.act[row])
-    if act >= len(joined.transfers):
-        return []
-    transfer = joined.transfers[act]
-    capture = int(transfer["capture"])
-    message = captures[capture].messages[int(transfer["message"])]
-    flow = captures[capture].flows[int(message["flow"])]
-    return [
-        Evidence(
-            capture,
-            (int(message["first_frame"]) + 1, int(message["last_frame"]) + 1),
-            _filter(captures[capture], flow),
-        )
-    ]
+    """The messages by which the rank entered where it was latest, in order of time."""
+    rows = rows[known.entries.act[rows] < len(joined.transfers)]
+    amount = np.maximum(known.own.amount_ns[rows], 0)
+    most = np.sort(rows[np.argsort(-amount, kind="stable")[:SHOWN]])
+    return message_evidence(captures, joined, known.entries.act[most].tolist())
 
 
-def _filter(tables: CaptureTables, flow: np.void) -> str:
-    """A Wireshark display filter that shows one flow."""
-    from dpuflow.identity import address_text
-
-    src = address_text(tables.endpoints[int(flow["src"])])
-    dst = address_text(tables.endpoints[int(flow["dst"])])
-    layer = "ipv6" if ":" in src else "ip"
-    both = f"{layer}.src == {src} && {layer}.dst == {dst}"
-    if flow["transport"] == Transport.TCP:
-        return f"{both} && tcp.srcport == {int(flow['sport'])} && tcp.dstport == {int(flow['dport'])}"
-    return f"{both} && infiniband.bth.destqp == 0x{int(flow['dest_qp']):06x}"
-
-
-def _slow_links(joined: Joined, links: Links, result: Analysis) -> Iterator[Finding]:
-    """One finding for each endpoint all of whose slow links meet in it, else one a link."""
-    slow = [(int(links.src[i]), int(links.dst[i]), i) for i in np.flatnonzero(links.slow)]
-    while slow:
-        ends = [end for src, dst, _ in slow for end in (src, dst)]
-        node = max(sorted(set(ends)), key=ends.count)
-        here = [link for link in slow if node in link[:2]]
-        slow = [link for link in slow if node not in link[:2]]
-        peers = sorted({end for link in here for end in link[:2]} - {node})
-        quick = np.flatnonzero(~links.slow & (links.messages > 0))
-        usual = float(np.median(links.pace_ns[quick])) if len(quick) else 0.0
-        pace = float(np.median([links.pace_ns[i] for _, _, i in here]))
-        pairs = ", ".join(
-            f"{result.endpoints[src].address} to {result.endpoints[dst].address}" for src, dst, _ in here
-        )
-        yield Finding(
-            id=0,
-            condition="slow_link",
-            runbook="docs/report.md#slow_link",
-            endpoints=[node, *peers] if len(here) > 1 else list(here[0][:2]),
-            start_ns=joined.start_ns,
-            end_ns=joined.end_ns,
-            severity="warning",
-            confidence=0.9 if len(here) > 1 else 0.7,
-            summary=(
-                f"Data moves at {8 / pace:.2f} Gbit/s from {pairs}, against {8 / usual:.2f} Gbit/s between"
-                " the other endpoints: the path is slow, not the ranks."
-            ),
-            advice=(
-                "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
-                + (f" of {result.endpoints[node].address}." if len(here) > 1 else ".")
-            ),
-            alternatives=["a busy receiver host that cannot take data faster", "traffic of another job"],
-        )
-
-
-def _losses(joined: Joined, result: Analysis) -> Iterator[Finding]:
-    flows = joined.flows
-    bad = np.flatnonzero(
-        flows["retransmitted"] > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64))
-    )
-    by_sender: dict[int, list[int]] = {}
-    for number in bad.tolist():
-        by_sender.setdefault(int(flows["src"][number]), []).append(number)
-    for sender, numbers in sorted(
-        by_sender.items(), key=lambda kv: -sum(int(flows["retransmitted"][n]) for n in kv[1])
-    ):
-        again = sum(int(flows["retransmitted"][n]) for n in numbers)
-        packets = sum(int(flows["packets"][n]) for n in numbers)
-        yield Finding(
-            id=0,
-            condition="packet_loss",
-            runbook="docs/report.md#packet_loss",
-            endpoints=[sender, *sorted({int(flows["dst"][n]) for n in numbers})],
-            start_ns=int(flows["first_ns"][numbers].min()),
-            end_ns=int(flows["last_ns"][numbers].max()),
-            severity="critical" if again >= 0.01 * packets else "warning",
-            confidence=0.9,
-            summary=(
-                f"{again} of {packets} packets from {result.endpoints[sender].address} came again"
-                f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost or late."
-            ),
-            advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",
-            alternatives=[
-                "a switch port or cable that corrupts frames",
-                "a queue that overflows",
-                "reordering",
-            ],
-        )
-
-
-def _congestion(joined: Joined, result: Analysis) -> Iterator[Finding]:
-    flows = joined.flows
-    for number in np.flatnonzero((flows["ecn_marked"] > 0) | (flows["cnp"] > 0)).tolist():
-        row = flows[number]
-        yield Finding(
-            id=0,
-            condition="congestion",
-            runbook="docs/report.md#congestion",
-            endpoints=[int(row["src"]), int(row["dst"])],
-            start_ns=int(row["first_ns"]),
-            end_ns=int(row["last_ns"]),
-            severity="warning",
-            confidence=0.9,
-            summary=(
-                f"{int(row['ecn_marked'])} of {int(row['packets'])} packets from"
-                f" {result.endpoints[int(row['src'])].address} to {result.endpoints[int(row['dst'])].address}"
-                f" carry a congestion mark; {int(row['cnp'])} congestion notifications were sent."
-            ),
-            advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
-            alternatives=["incast", "a marking threshold set too low"],
-        )
-
-
-def _capture_losses(joined: Joined) -> Iterator[Finding]:
-    for capture in joined.captures:
-        if not capture.lost_packets:
+def _capture_losses(captures: Sequence[CaptureTables]) -> Iterator[Finding]:
+    """What the capture file says it dropped, and what was acknowledged yet never captured."""
+    for tables in captures:
+        info = tables.info
+        missing = int(tables.flows["missing"].sum()) if len(tables.flows) else 0
+        lost = info.lost_packets or 0
+        if not lost and not missing:
             continue
-        share = capture.lost_packets / max(capture.packets + capture.lost_packets, 1)
+        share = max(lost, missing) / max(info.packets + max(lost, missing), 1)
+        parts = [f"{info.vantage} lost {lost} packets while capturing ({share:.2%})"] if lost else []
+        if missing:
+            what = "it never captured" if lost else f"{info.vantage} never captured"
+            parts.append(f"{missing} gaps in streams were acknowledged although {what} what fills them")
         yield Finding(
             id=0,
             condition="capture_loss",
@@ -270,14 +251,19 @@ def _capture_losses(joined: Joined) -> Iterator[Finding]:
             start_ns=None,
             end_ns=None,
             severity="warning" if share > LOSS_SHARE else "info",
-            confidence=1.0,
-            summary=f"{capture.vantage} lost {capture.lost_packets} packets while capturing ({share:.2%}).",
+            confidence=1.0 if lost else 0.8,
+            summary=f"{'; '.join(parts)}.",
             advice="Capture with a shorter snap length or a larger buffer; figures from here are less sure.",
+            alternatives=[] if lost else ["traffic that took another interface of the same node"],
+            evidence=[Evidence(info.id, (1, info.packets), "tcp.analysis.ack_lost_segment || infiniband")]
+            if info.packets
+            else [],
         )
 
 
 def _untied(joined: Joined) -> Iterator[Finding]:
     for clock in joined.clocks:
+        packets = joined.captures[clock.capture].packets
         if clock.method == "none":
             yield Finding(
                 id=0,
@@ -293,4 +279,5 @@ def _untied(joined: Joined) -> Iterator[Finding]:
                     " messages are left out of the common time line."
                 ),
                 advice="Capture traffic between this node and another that is captured too.",
+                evidence=[Evidence(clock.capture, (1, packets), "frame")] if packets else [],
             )

@@ -61,7 +61,9 @@ def _steps(
     )
 
 
-def list_pipelines(pipelines: Sequence[Pipeline], entries: Entries) -> Iterator[results.Pipeline]:
+def list_pipelines(
+    pipelines: Sequence[Pipeline], stages: Sequence[Stage], entries: Entries
+) -> Iterator[results.Pipeline]:
     """One row a pipeline."""
     for each in pipelines:
         yield results.Pipeline(
@@ -71,6 +73,7 @@ def list_pipelines(pipelines: Sequence[Pipeline], entries: Entries) -> Iterator[
             forward_ns=[typical_ns(row[FORWARD]) for row in each.work],
             backward_ns=[typical_ns(row[BACKWARD]) for row in each.work],
             idle_share=idle_shares(each, entries),
+            late=[s.endpoint for s in stages if s.verdict == "late" and s.endpoint in each.stages],
         )
 
 
@@ -93,7 +96,9 @@ def list_what_if(
                 sooner.update(stage.sooner_ns)
         if each is None or not sooner:
             continue
-        saving = step_without(instances, entries, each, sooner, judgement.since_ns)
+        saving = step_without(
+            instances, entries, each, sooner, judgement.since_ns, judgement.verdict == "late"
+        )
         if saving is not None:
             yield results.WhatIf(judgement.endpoint, saving.step_ns, saving.without_ns)
 

@@ -4,7 +4,7 @@
     10.0.0.2: {rank: 1, gpu: 3, host: node1}
     fe80::5054:ff:feaa:1: {rank: 1, host: node1} # a second address of the same rank
 
-Every error names the line.
+Several addresses may be of one rank; then host and GPU must agree. Every error names the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dpuflow.errors import MissingError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 KEYS = ("rank", "gpu", "host")
 
@@ -57,6 +57,7 @@ def read_rank_map(file: str) -> dict[str, Place]:
     if root is None:
         raise OptionError(f"{file}: the rank map is empty")
     places: dict[str, Place] = {}
+    of_rank: dict[int, tuple[str, Place]] = {}
     for key, value in _pairs(file, root, "the rank map"):
         try:
             address = canonical_address(key.value)
@@ -64,7 +65,10 @@ def read_rank_map(file: str) -> dict[str, Place]:
             raise _error(file, key, f"{key.value!r} is not an IP address") from None
         if address in places:
             raise _error(file, key, f"{address} is listed twice")
-        places[address] = _place(file, value)
+        places[address] = place = _place(file, value)
+        first = of_rank.setdefault(place.rank, (address, place)) if place.rank is not None else None
+        if first is not None and (first[1].host, first[1].gpu) != (place.host, place.gpu):
+            raise _error(file, key, f"rank {place.rank} is at another place than on {first[0]}")
     return places
 
 
@@ -121,3 +125,24 @@ def place_of(addresses: list[str], places: Mapping[str, Place]) -> Place:
         if address in places:
             return places[address]
     return Place()
+
+
+def doubts_about(places: Mapping[str, Place], endpoints: Sequence[Sequence[str]]) -> list[str]:
+    """Sentences: what of a rank map does not fit the endpoints seen, each given by its addresses."""
+    seen = {address for addresses in endpoints for address in addresses}
+    absent = [address for address in places if address not in seen]
+    found = []
+    if absent and len(absent) == len(places):
+        found.append(f"None of the rank map's {len(places)} addresses is in these captures.")
+    elif absent:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        found.append(f"The rank map lists addresses that are in no capture: {', '.join(absent[:3])}{more}.")
+    ranks: dict[int, list[str]] = {}
+    for addresses in endpoints:
+        place = place_of(list(addresses), places)
+        if place.rank is not None:
+            ranks.setdefault(place.rank, []).append(addresses[0])
+    for rank, first in sorted(ranks.items()):
+        if len(first) > 1:
+            found.append(f"The rank map gives rank {rank} to {len(first)} endpoints: {', '.join(first)}.")
+    return found

@@ -65,7 +65,10 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Flow:
-    """One direction of a conversation; ``dest_qp`` for RoCE, ``ports`` for TCP, the other is None."""
+    """One direction of a conversation; ``dest_qp`` for RoCE, ``ports`` for TCP, the other is None.
+
+    ``cnp``, ``nak`` and ``rnr`` are RoCE's: None for TCP.
+    """
 
     id: int
     src: int
@@ -78,9 +81,9 @@ class Flow:
     messages: int
     retransmitted: int
     ecn_marked: int
-    cnp: int
-    nak: int
-    rnr: int
+    cnp: int | None
+    nak: int | None
+    rnr: int | None
 
 
 @dataclass(slots=True)
@@ -174,7 +177,10 @@ class Edge:
 
 @dataclass(slots=True)
 class WhatIf:
-    """Median step time, and what it would be without the lateness of ``endpoint``."""
+    """Step time, and what it would be without the lateness of ``endpoint``.
+
+    The median of steps; the mean for an endpoint that is late now and then only.
+    """
 
     endpoint: int
     step_ns: int
@@ -205,7 +211,8 @@ class Steps:
 class Pipeline:
     """A chain of stages, the first one first; per stage how long it works for one microbatch, in the median.
 
-    None where no packet shows it: what a stage computes without sending.
+    None where no packet shows it: what a stage computes without sending. ``late``: stages that work longer
+    than the others as a habit.
     """
 
     stages: list[int]
@@ -214,6 +221,7 @@ class Pipeline:
     forward_ns: list[int | None]
     backward_ns: list[int | None]
     idle_share: list[float | None]
+    late: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

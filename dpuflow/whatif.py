@@ -36,7 +36,7 @@ REPRODUCED = 0.02
 
 @dataclass
 class Saving:
-    """The median step as it was, and without the late rank's excess."""
+    """The typical step as it was, and without the late rank's excess."""
 
     step_ns: int
     without_ns: int
@@ -48,11 +48,14 @@ def step_without(
     steps: Steps,
     sooner_ns: Mapping[int, int],
     from_ns: int | None,
+    steady: bool,
 ) -> Saving | None:
     """Replay with each row of ``sooner_ns`` entering that much sooner; None where no replay fits.
 
-    ``from_ns``: steps that began before are left out (the rank was not late then).
+    ``from_ns``: steps that began before are left out (the rank was not late then). ``steady``: the
+    median step is told, which lateness that comes now and then leaves as it is; else the mean.
     """
+    typical = np.median if steady else np.mean
     end_ns = entries.leave_ns[steps.ends]
     first = 0 if from_ns is None else int(np.searchsorted(end_ns, from_ns, "right"))
     if len(end_ns) - first < 2:
@@ -69,11 +72,11 @@ def step_without(
         return None
     events = _events(instances, entries, rows)
     observed = np.diff(entries.leave_ns[ends])
-    step_ns = float(np.median(observed))
-    same = float(np.median(np.diff(_replay(events, entries, ends, {}))))
+    step_ns = float(typical(observed))
+    same = float(typical(np.diff(_replay(events, entries, ends, {}))))
     if step_ns <= 0 or abs(same - step_ns) > REPRODUCED * step_ns:
         return None
-    without = float(np.median(np.diff(_replay(events, entries, ends, sooner_ns))))
+    without = float(typical(np.diff(_replay(events, entries, ends, sooner_ns))))
     return Saving(round(step_ns), round(min(max(without, 0.0), step_ns)))
 
 

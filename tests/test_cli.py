@@ -24,7 +24,7 @@ from dpuflow.cli.commands import COMMANDS, dpuflow
 from dpuflow.cli.helptext import PATH, render_help
 from dpuflow.cli.progress import ProgressLine
 from dpuflow.cli.vantages import vantages_from
-from dpuflow.errors import CaptureError, MissingError
+from dpuflow.errors import CaptureError, MissingError, OptionError
 from dpuflow.tables import Vantage
 
 DPUFLOW = [sys.executable, "-m", "dpuflow"]
@@ -277,3 +277,43 @@ def test_progress_is_silent_when_not_wanted(enabled: bool, stream: io.StringIO) 
     with ProgressLine(enabled, stream, clock=iter(range(0, 100, 10)).__next__) as progress:
         progress("reading", 1, 2)
     assert stream.getvalue() == ""
+
+
+def test_nothing_to_analyse_is_said_so() -> None:
+    with pytest.raises(OptionError, match="at least one vantage point"):
+        analysis.analyze([])
+
+
+@pytest.mark.parametrize(
+    ("last", "status"), [("0", 0), ("(_ for _ in ()).throw(KeyboardInterrupt)", INTERRUPTED)]
+)
+def test_a_ctrl_c_at_the_very_end_ends_like_any_other(last: str, status: int) -> None:
+    """After the last line there is nothing to interrupt; before it, it is said in one sentence."""
+    script = (
+        "import atexit, os, signal, time, dpuflow.cli as cli\n"
+        "atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(0.05)))\n"
+        f"cli.run = lambda arguments: {last}\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("target", "name"), [("/dev/full", "/dev/full"), ("-", "standard output")])
+def test_a_full_disk_names_what_could_not_be_written(target: str, name: str) -> None:
+    script = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from scripted_results import job\n"
+        "from dpuflow.errors import DpuflowError\n"
+        "import dpuflow, dpuflow.cli as cli\n"
+        f"cli._command = lambda arguments: dpuflow.write_json(job(), {target!r}) or 0\n"
+        "sys.exit(cli.run([]))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"dpuflow: {name}: No space left on device\n"

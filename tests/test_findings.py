@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,20 +73,21 @@ def test_straggler_and_its_evidence() -> None:
     assert found.severity == "critical"  # a third of all time
     assert "hardware" in found.advice
     assert found.alternatives
-    (evidence,) = found.evidence
-    # The frames are those of a message by which rank 2 entered one of the late collectives.
-    first, last = evidence.packets
-    message = np.flatnonzero(captures[0].messages["first_frame"] + 1 == first)
-    assert len(message) == 1
-    transfer = joined.transfers[message[0]]
-    assert last == captures[0].messages["last_frame"][message[0]] + 1
-    assert transfer["src"] == 2
-    entered = [played.enter_ns[2] + TIME_0 for played in world.played]
-    assert 0 <= min(int(transfer["sent_ns"]) - at for at in entered if at <= transfer["sent_ns"]) < MS
-    dst = f"10.0.0.{transfer['dst'] + 1}"
-    flow = joined.flows[captures[0].messages["flow"][message[0]]]
-    ports = f"tcp.srcport == {flow['sport']} && tcp.dstport == {flow['dport']}"
-    assert evidence.filter == f"ip.src == 10.0.0.3 && ip.dst == {dst} && {ports}"
+    assert len(found.evidence) == 3
+    for evidence in found.evidence:
+        # The frames are those of a message by which rank 2 entered one of the late collectives.
+        first, last = evidence.packets
+        message = np.flatnonzero(captures[0].messages["first_frame"] + 1 == first)
+        assert len(message) == 1
+        transfer = joined.transfers[message[0]]
+        assert last == captures[0].messages["last_frame"][message[0]] + 1
+        assert transfer["src"] == 2
+        entered = [played.enter_ns[2] + TIME_0 for played in world.played]
+        assert 0 <= min(int(transfer["sent_ns"]) - at for at in entered if at <= transfer["sent_ns"]) < MS
+        dst = f"10.0.0.{transfer['dst'] + 1}"
+        flow = joined.flows[captures[0].messages["flow"][message[0]]]
+        ports = f"tcp.srcport == {flow['sport']} && tcp.dstport == {flow['dport']}"
+        assert evidence.filter == f"ip.src == 10.0.0.3 && ip.dst == {dst} && {ports}"
 
 
 def test_filter_of_roce_and_of_ipv6() -> None:
@@ -130,6 +133,8 @@ def test_slow_link_is_no_straggler() -> None:
     assert conditions(result) == ["slow_link"]
     found = result.findings[0]
     assert found.endpoints == [1, 2]
+    assert len(found.evidence) == 3
+    assert {e.filter[:38] for e in found.evidence} == {"ip.src == 10.0.0.2 && ip.dst == 10.0.0"}
     assert "10.0.0.2 to 10.0.0.3" in found.summary
     pace = 7_000 * 900 / 16_000
     assert f"{8 / pace:.2f} Gbit/s" in found.summary
@@ -153,13 +158,19 @@ def test_loss_is_no_straggler() -> None:
         world.lose_next = {(1, 2)} if turn % 3 == 2 else set()
         enter = {rank: at + 5 * MS + uneven.randrange(100_000) for rank, at in free.items()}
         free = world.play(LINEAR, 64_000, enter).leave_ns
-    result = analysed(world, 4)[0]
+    result, captures, joined = analysed(world, 4)
     assert conditions(result) == ["packet_loss"]
     found = result.findings[0]
     assert found.endpoints == [1, 2]
     assert found.summary.startswith("13 of 400 packets from 10.0.0.2 came again (3.25 %)")
     assert found.severity == "critical"
     assert {row.verdict for row in result.lateness} == {"on_time"}
+    # The frames shown are those of messages that came again.
+    for evidence in found.evidence:
+        message = np.flatnonzero(captures[0].messages["first_frame"] + 1 == evidence.packets[0])
+        assert joined.transfers["retransmitted"][message[0]] == 1
+        assert evidence.filter.startswith("ip.src == 10.0.0.2 && ip.dst == 10.0.0.3")
+    assert len(found.evidence) == 3
 
 
 @pytest.mark.parametrize(
@@ -210,3 +221,96 @@ def test_ids_are_positions() -> None:
     findings = analysed(job({2: 5 * MS}), 4, change)[0].findings
     assert len(findings) == 5
     assert [f.id for f in findings] == [0, 1, 2, 3, 4]
+
+
+def test_marks_towards_one_receiver_are_one_finding() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        towards = joined.flows["dst"] == 2
+        joined.flows["ecn_marked"][towards] = 5
+        joined.transfers["ecn_marked"][joined.transfers["dst"] == 2] = 1
+
+    result = analysed(job(), 4, change)[0]
+    found = only(result, "congestion")
+    assert found.endpoints == [0, 1, 3, 2]
+    assert found.summary.startswith("15 of ")
+    assert len(found.evidence) == 3
+    assert all("ip.dst == 10.0.0.3" in each.filter for each in found.evidence)
+
+
+def test_receivers_that_refuse_starve_their_senders() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        back = np.flatnonzero((joined.flows["src"] == 3) & (joined.flows["dst"] == 0))
+        joined.flows["rnr"][back] = 7
+        joined.transfers["retransmitted"][np.flatnonzero(joined.transfers["dst"] == 3)[5]] = 1
+
+    found = only(analysed(job(), 4, change)[0], "credit_starvation")
+    assert found.endpoints == [3, 0]
+    assert "10.0.0.4 refused messages from 10.0.0.1 7 times" in found.summary
+    assert "receiver" in found.advice
+    assert found.evidence
+
+
+def test_a_slow_link_whose_receiver_closed_its_window_is_no_slow_link() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        back = (joined.flows["src"] == 2) & (joined.flows["dst"] == 1)
+        joined.flows["zero_window"][back] = 12
+
+    result = analysed(job(slow={(1, 2): 900.0}), 4, change)[0]
+    assert conditions(result) == ["credit_starvation"]
+    assert "window of zero 12 times" in result.findings[0].summary
+
+
+def test_gaps_that_were_acknowledged_are_lost_by_the_capture() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        captures[0].flows["missing"][0], captures[0].info.packets = 3, 1000
+
+    found = only(analysed(job(), 4, change)[0], "capture_loss")
+    assert (
+        found.summary == "3 gaps in streams were acknowledged although node0 never captured what fills them."
+    )
+    assert found.evidence[0].capture == 0
+
+
+def test_ranks_late_in_turn_share_one_finding() -> None:
+    uneven, world = noise(), World("gloo")
+    run_job(
+        world, RING, 4096, [0, 1, 2, 3], 72,
+        late=lambda rank, turn: 6 * MS * (turn % 3 == 0 and rank == turn // 3 % 4) + uneven.randrange(99_000),
+    )  # fmt: skip
+    found = only(analysed(world, 4)[0], "straggler")
+    assert sorted(found.endpoints) == [0, 1, 2, 3]
+    assert "in turn" in found.summary
+    assert "garbage collection" in found.alternatives
+
+
+def test_no_advice_asks_for_new_hardware() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["ecn_marked"][3] = joined.flows["rnr"][1] = 9
+        joined.flows["retransmitted"][2] = 50
+        joined.captures[0].lost_packets, joined.captures[0].packets = 5, 1000
+
+    found = analysed(job({2: 5 * MS}, slow={(0, 1): 900.0}), 4, change)[0].findings
+    assert {f.condition for f in found} >= {
+        "straggler",
+        "slow_link",
+        "packet_loss",
+        "congestion",
+        "capture_loss",
+    }
+    for finding in found:
+        assert "replace" not in finding.advice.lower()
+        assert finding.advice
+        assert finding.evidence
+
+
+def test_every_runbook_is_there() -> None:
+    root = Path(__file__).resolve().parents[1]
+    places = set()
+    for module in ("findings", "network"):
+        text = (root / "dpuflow" / f"{module}.py").read_text()
+        places |= set(re.findall(r'runbook="([^"]+)"', text))
+    assert len(places) == 7
+    for place in places:
+        path, anchor = place.split("#")
+        headings = re.findall(r"^#+ (.+)$", (root / path).read_text(), re.MULTILINE)
+        assert anchor in {heading.strip("`").lower().replace(" ", "-") for heading in headings}, place

@@ -50,6 +50,7 @@ ORDER = [
         "whatif",
         "kinds",
         "outline",
+        "network",
         "findings",
     ),
     *("assemble", "analysis"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpuflow.errors import OptionError
-from dpuflow.rankmap import Place, canonical_address, place_of, read_rank_map
+from dpuflow.rankmap import Place, canonical_address, doubts_about, place_of, read_rank_map
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -78,3 +78,32 @@ def test_addresses_have_one_form() -> None:
     assert canonical_address("2001:DB8::0:1") == "2001:db8::1"
     with pytest.raises(ValueError, match="nonsense"):
         canonical_address("nonsense")
+
+
+def test_one_rank_at_two_places_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "ranks.yaml"
+    file.write_text("10.0.0.1: {rank: 1, host: a}\n10.0.0.2: {rank: 1, host: b}\n")
+    with pytest.raises(OptionError, match=r":2: rank 1 is at another place than on 10\.0\.0\.1"):
+        read_rank_map(str(file))
+
+
+def test_two_addresses_of_one_rank_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "ranks.yaml"
+    file.write_text("10.0.0.1: {rank: 1, host: a}\nfe80::1: {rank: 1, host: a}\n")
+    assert len(read_rank_map(str(file))) == 2
+
+
+@pytest.mark.parametrize(
+    ("places", "doubts"),
+    [
+        ({"10.0.0.1": 0, "10.0.0.2": 1}, []),
+        ({"10.0.0.1": 0}, []),
+        ({"10.0.0.9": 0}, ["None of the rank map's 1 addresses is in these captures."]),
+        ({"10.0.0.1": 0, "10.0.0.9": 1}, ["The rank map lists addresses that are in no capture: 10.0.0.9."]),
+        ({"10.0.0.1": 3, "10.0.0.2": 3}, ["The rank map gives rank 3 to 2 endpoints: 10.0.0.1, 10.0.0.2."]),
+        ({"10.0.0.1": 3, "fe80::1": 3}, []),
+    ],
+)
+def test_what_does_not_fit_the_captures_is_said(places: dict[str, int], doubts: list[str]) -> None:
+    endpoints = [["10.0.0.1", "fe80::1"], ["10.0.0.2"]]
+    assert doubts_about({address: Place(rank) for address, rank in places.items()}, endpoints) == doubts

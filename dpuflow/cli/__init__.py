@@ -9,6 +9,7 @@ Exit status: 0 fine, 1 the input or the environment is at fault, 2 wrong usage, 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 TYPE_CHECKING = False  # as typing.TYPE_CHECKING, whose import is a third of what --help may cost
@@ -23,7 +24,12 @@ def main() -> NoReturn:
     """Run with ``sys.argv`` and end the process."""
     # NumPy's linear algebra is not used, yet its threads would spin at every start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    status = run(sys.argv[1:])
+    try:
+        status = run(sys.argv[1:])
+        # All is done or said: a Ctrl-C from here on must not make it look as if it were not.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        status = _fail("interrupted", INTERRUPTED)
     if status == INTERRUPTED:
         # Reader threads may be in the middle of a block; nothing they hold needs saving.
         os._exit(status)

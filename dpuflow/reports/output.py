@@ -20,8 +20,28 @@ def replacing(target: str) -> Iterator[IO[str]]:
     ``-`` is standard output; devices and pipes are written as they are.
     """
     if target == "-":
-        yield sys.stdout
+        with naming("standard output"):
+            yield sys.stdout
+            sys.stdout.flush()
         return
+    with naming(target):
+        yield from _written(target)
+
+
+@contextmanager
+def naming(target: str) -> Iterator[None]:
+    """Let errors of writing name ``target``: what a full disk says names no file."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, target) from None
+        raise
+
+
+def _written(target: str) -> Iterator[IO[str]]:
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:

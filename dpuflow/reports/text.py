@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, size, table, three_digits, wrap
 from dpuflow.reports.names import Names
+from dpuflow.reports.output import naming
 from dpuflow.reports.verdict import verdict_lines
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def write_text(result: Analysis, stream: TextIO | None = None, color: bool | Non
     paint = Paint.suits(stream) if color is None else Paint(color)
     text = "\n".join(text_lines(result, paint)) + "\n"
     encoding = stream.encoding or "utf-8"  # names from captures may not fit the terminal's encoding
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    with naming(getattr(stream, "name", "the report").replace("<stdout>", "standard output")):
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
 
 
 def text_lines(result: Analysis, paint: Paint | None = None) -> Iterator[str]:
@@ -82,7 +85,7 @@ def _observed(result: Analysis) -> list[str]:
         ("nak", "NAK{}"),
         ("rnr", "receiver-not-ready NAK{}"),
     ):
-        number = sum(getattr(flow, attribute) for flow in result.flows)
+        number = sum(getattr(flow, attribute) or 0 for flow in result.flows)
         if number:
             phrases.append(f"{number:,} {what.format('' if number == 1 else 's')}")
     phrases.append(_losses(result))

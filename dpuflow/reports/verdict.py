@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
+STEADILY = 2 / 3
+"""From this share of collectives on a rank is said to be late steadily."""
 
 CAUSES = {
     "compute": "computing: it had what it needed and did not send",
@@ -45,8 +47,12 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
         yield paint(line, style)
     if not late:
         yield from _spread(result)
-    for row in late[:MOST_LATE]:
-        yield from _late(result, row, names, alone=len(late) == 1)
+        yield from _what_to_add(result)
+    if len(late) > 1 and all(row.steadiness == "rotating" for row in late):
+        yield from _in_turn(late, names)
+    else:
+        for row in late[:MOST_LATE]:
+            yield from _late(result, row, names, alone=len(late) == 1)
     if len(late) > MOST_LATE:
         yield f"  and {len(late) - MOST_LATE} more, in the table below"
     yield from _other_faults(result)
@@ -55,7 +61,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
     if late:
         return _late_headline(late, names), "bad" if late[0].verdict == "late" else "warn"
-    if not any(c.op != "send_recv" for c in result.collectives):
+    if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
         if result.collectives:
             text = "NO VERDICT: transfers, but no collective was found, so nobody can be called late."
         else:
@@ -103,23 +109,71 @@ def _spread(result: Analysis) -> Iterator[str]:
         yield f"  in {where} the last rank entered {duration(median(spreads))} after the first (median)"
 
 
+def _what_to_add(result: Analysis) -> Iterator[str]:
+    """Where of some endpoints nothing can be told, whether more captures would help."""
+    blind = sum(row.verdict == "unknown" for row in result.lateness)
+    endpoints = len({endpoint for group in result.groups for endpoint in group.endpoints})
+    if blind and len(result.captures) < endpoints:
+        yield wrap(
+            f"{count(len(result.captures), 'capture')} for {count(endpoints, 'endpoint')}: a capture on each"
+            " node shows when its rank entered",
+            "  ",
+            "    ",
+        )
+
+
+def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
+    """One line for each rank, and what they have in common."""
+    for row in late[:MOST_LATE]:
+        often = round((row.late_share or 0) * row.collectives)
+        text = f"{names.short(row.endpoint)}: late in {often:,} of {count(row.collectives, 'collective')}"
+        if row.caused_wait_ns is not None:
+            text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
+        yield wrap(text, "  ", "    ")
+    yield wrap(
+        "another one each time: rather what all of them do in turn (garbage collection, uneven input,"
+        " checkpoints) than a bad machine",
+        "  ",
+        "    ",
+    )
+
+
 def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"  {names.long(row.endpoint)}"
     indent = "  " if alone else "    "
+    stage = _stage(result, row)
+    counted = () if stage else (_how_often(result, row), _how_much(result, row), _cost(result, row))
     for sentence in filter(
         None,
         (
-            _how_often(result, row),
-            _how_much(result, row),
-            _cost(result, row),
+            stage,
+            *counted,
             _without(result, row),
             f"likely cause: {CAUSES[row.cause]}" if row.cause != "none" else "",
-            _sure(result, row),
+            _sure(result, row, counted=not stage),
             _relative(row, names),
         ),
     ):
         yield wrap(sentence, indent, indent + "  ")
+
+
+def _stage(result: Analysis, row: Lateness) -> str:
+    """Of a slow stage of a pipeline: what it works for a microbatch, and what the others do."""
+    for pipeline in result.pipelines:
+        if row.endpoint not in pipeline.late:
+            continue
+        place = pipeline.stages.index(row.endpoint)
+        parts = []
+        for way, times in (("forward", pipeline.forward_ns), ("backward", pipeline.backward_ns)):
+            others = [t for at, t in enumerate(times) if at != place and t is not None]
+            if times[place] is not None and others:
+                parts.append(f"{way} {duration(times[place])}, the others {duration(median(others))}")
+        where = f"stage {place + 1} of {len(pipeline.stages)}"
+        return ", ".join(
+            [f"{where} works longer for each microbatch: {'; '.join(parts)}", *_since(result, row)]
+        )
+    return ""
 
 
 def _how_often(result: Analysis, row: Lateness) -> str:
@@ -131,10 +185,17 @@ def _how_often(result: Analysis, row: Lateness) -> str:
         )
     if row.last_share is not None:
         parts.append(f"the last in {round(row.last_share * row.collectives):,}")
-    if row.steadiness is not None:
+    if row.steadiness == "persistent":
+        # Less often than that it is late once in a step, or from its onset on.
         parts.append(
-            {"persistent": "steadily", "rotating": "in turn with others"}.get(row.steadiness, "for a time")
+            "steadily" if (row.late_share or 0) >= STEADILY or row.since_ns else "in step after step"
         )
+    elif row.steadiness is not None:
+        parts.append("in turn with others" if row.steadiness == "rotating" else "now and then")
+    return ", ".join([*parts, *_since(result, row)])
+
+
+def _since(result: Analysis, row: Lateness) -> list[str]:
     if row.since_ns is not None:
         when = datetime.fromtimestamp(row.since_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
         after = (
@@ -142,10 +203,8 @@ def _how_often(result: Analysis, row: Lateness) -> str:
             if result.start_ns is None
             else f", {duration(row.since_ns - result.start_ns)} into the capture"
         )
-        parts.append(f"since {when}.{row.since_ns // 10**6 % 1000:03} UTC{after}")
-    elif row.steadiness == "persistent":
-        parts.append("from the start")
-    return ", ".join(parts)
+        return [f"since {when}.{row.since_ns // 10**6 % 1000:03} UTC{after}"]
+    return ["from the start"] if row.steadiness == "persistent" else []
 
 
 def _how_much(result: Analysis, row: Lateness) -> str:
@@ -201,8 +260,8 @@ def _without(result: Analysis, row: Lateness) -> str:
     return ""
 
 
-def _sure(result: Analysis, row: Lateness) -> str:
-    """Confidence of the finding that names the endpoint, and what lowers it."""
+def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
+    """Confidence of the finding that names the endpoint, and what lowers it; ``counted``: by collectives."""
     stated = [
         finding.confidence
         for finding in result.findings
@@ -211,12 +270,12 @@ def _sure(result: Analysis, row: Lateness) -> str:
     bounds = Counter(
         entry.bound
         for collective in result.collectives
-        if collective.complete
+        if collective.complete and collective.op != "send_recv"
         for entry in collective.ranks
         if entry.endpoint == row.endpoint
     )
     parts = [f"{percent(max(stated))} sure"] if stated else []
-    if bounds:
+    if bounds and counted:
         parts.append(f"{bounds['exact']:,} of its {bounds.total():,} times of entering told exactly")
     if any(capture.lost_packets for capture in result.captures):
         parts.append("packets were lost while capturing")
@@ -233,6 +292,13 @@ def _relative(row: Lateness, names: Names) -> str:
 
 def _other_faults(result: Analysis) -> Iterator[str]:
     """Faults that are not somebody's lateness, in the first lines because they may be the answer."""
-    for finding in result.findings:
-        if finding.severity != "info" and finding.condition not in _ABOUT_THE_CAPTURE:
-            yield wrap(f"beside that: {finding.condition.replace('_', ' ')}, see the findings", "  ", "    ")
+    kinds = Counter(
+        finding.condition.replace("_", " ")
+        for finding in result.findings
+        if finding.severity != "info" and finding.condition not in _ABOUT_THE_CAPTURE
+    )
+    if kinds:
+        named = listed(
+            [kind if number == 1 else f"{kind} ({number} times)" for kind, number in kinds.items()]
+        )
+        yield wrap(f"beside that: {named}; see the findings", "  ", "    ")

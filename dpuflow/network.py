@@ -1,0 +1,272 @@
+"""Findings about the path: slow links, lost packets, congestion, receivers that grant no credit.
+
+In: flows and messages of all captures, and links' paces. Out: findings with evidence, the packets of
+messages that show the condition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.identity import address_text
+from dpuflow.results import Evidence, Finding
+from dpuflow.schema import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.links import Links
+    from dpuflow.results import Analysis
+    from dpuflow.tables import CaptureTables, Joined, Rows
+
+LOSS_SHARE = 1e-4
+"""Retransmissions below one packet in ten thousand are everyday noise."""
+CRITICAL_SHARE = 0.10
+"""A cause that takes a tenth of a group's time or more is critical; below that a warning."""
+FEWEST = 3
+"""Fewer packets sent again, or not granted, are told as information."""
+SHOWN = 3
+"""Messages that a finding shows as evidence."""
+
+
+def message_evidence(
+    captures: Sequence[CaptureTables], joined: Joined, transfers: Sequence[int]
+) -> list[Evidence]:
+    """For TRANSFER rows the frames of their messages, at the vantage point nearest the sender."""
+    found = []
+    for number in transfers:
+        transfer = joined.transfers[number]
+        capture = int(transfer["capture"])
+        tables = captures[capture]
+        message = tables.messages[int(transfer["message"])]
+        found.append(
+            Evidence(
+                capture,
+                (int(message["first_frame"]) + 1, int(message["last_frame"]) + 1),
+                flow_filter(tables, tables.flows[int(message["flow"])]),
+            )
+        )
+    return found
+
+
+def flow_filter(tables: CaptureTables, flow: np.void) -> str:
+    """A Wireshark display filter that shows one flow."""
+    src = address_text(tables.endpoints[int(flow["src"])])
+    dst = address_text(tables.endpoints[int(flow["dst"])])
+    layer = "ipv6" if ":" in src else "ip"
+    both = f"{layer}.src == {src} && {layer}.dst == {dst}"
+    if flow["transport"] == Transport.TCP:
+        return f"{both} && tcp.srcport == {int(flow['sport'])} && tcp.dstport == {int(flow['dport'])}"
+    return f"{both} && infiniband.bth.destqp == 0x{int(flow['dest_qp']):06x}"
+
+
+def _worst(joined: Joined, mine: NDArray[np.bool_], values: NDArray[np.generic]) -> list[int]:
+    """Of the transfers ``mine`` the few with the largest values, in order of time."""
+    rows = np.flatnonzero(mine)
+    most = rows[np.argsort(-values[rows].astype(np.float64), kind="stable")[:SHOWN]]
+    return sorted(most.tolist())
+
+
+def find_slow_links(
+    captures: Sequence[CaptureTables], joined: Joined, links: Links, result: Analysis
+) -> Iterator[Finding]:
+    """One finding for each endpoint all of whose slow links meet in it, else one a link.
+
+    Where the receivers of these links announced TCP windows of zero, they could not take the data:
+    that is no slow link but a want of credit.
+    """
+    slow = [(int(links.src[i]), int(links.dst[i]), i) for i in np.flatnonzero(links.slow)]
+    while slow:
+        ends = [end for src, dst, _ in slow for end in (src, dst)]
+        node = max(sorted(set(ends)), key=ends.count)
+        here = [link for link in slow if node in link[:2]]
+        slow = [link for link in slow if node not in link[:2]]
+        peers = sorted({end for link in here for end in link[:2]} - {node})
+        quick = np.flatnonzero(~links.slow & (links.messages > 0))
+        usual = float(np.median(links.pace_ns[quick])) if len(quick) else 0.0
+        pace = float(np.median([links.pace_ns[i] for _, _, i in here]))
+        pairs = _listed(
+            [f"{result.endpoints[src].address} to {result.endpoints[dst].address}" for src, dst, _ in here]
+        )
+        against = f", against {8 / usual:.2f} Gbit/s between the other endpoints" if usual else ""
+        transfers = joined.transfers
+        mine = np.zeros(len(transfers), bool)
+        closed, lossy = 0, False
+        for src, dst, _ in here:
+            mine |= (transfers["src"] == src) & (transfers["dst"] == dst) & (transfers["packets"] >= 4)
+            back = (joined.flows["src"] == dst) & (joined.flows["dst"] == src)
+            closed += int(joined.flows["zero_window"][back].sum())
+            there = (joined.flows["src"] == src) & (joined.flows["dst"] == dst)
+            lossy |= bool((_too_often(joined.flows) & there).any())
+        sending = transfers["sent_end_ns"] - transfers["sent_ns"]
+        receiving = transfers["arrived_end_ns"] - transfers["arrived_ns"]
+        took = np.maximum(sending, receiving) / np.maximum(transfers["bytes"].astype(np.float64), 1)
+        evidence = message_evidence(captures, joined, _worst(joined, mine, took))
+        moves = f"Data moves at {8 / pace:.2f} Gbit/s from {pairs}{against}"
+        endpoints = [node, *peers] if len(here) > 1 else list(here[0][:2])
+        if closed >= FEWEST:
+            yield _starved(
+                joined,
+                endpoints,
+                f"{moves}, and the receivers announced a window of zero {closed} times: they did not take it,"
+                " the path did not hold it back.",
+                evidence,
+                0.8,
+            )
+            continue
+        yield Finding(
+            id=0,
+            condition="slow_link",
+            runbook="docs/report.md#slow_link",
+            endpoints=endpoints,
+            start_ns=joined.start_ns,
+            end_ns=joined.end_ns,
+            severity="warning",
+            confidence=0.5 if lossy else 0.9 if len(here) > 1 else 0.7,
+            summary=f"{moves}: the path is slow, not the ranks.",
+            advice=(
+                "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
+                + (f" of {result.endpoints[node].address}." if len(here) > 1 else ".")
+            ),
+            alternatives=[
+                *(["packets lost on it and sent again (see packet_loss)"] if lossy else []),
+                "a busy receiver host that cannot take data faster",
+                "traffic of another job",
+            ],
+            evidence=evidence,
+        )
+
+
+def _too_often(flows: Rows) -> NDArray[np.bool_]:
+    """Flows with more retransmissions than are usual."""
+    return np.asarray(
+        flows["retransmitted"] > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64))
+    )
+
+
+def find_losses(
+    captures: Sequence[CaptureTables], joined: Joined, result: Analysis, cost_share: float
+) -> Iterator[Finding]:
+    """One finding a sender. ``cost_share``: of the job's time, what ranks waited because of the network."""
+    flows, transfers = joined.flows, joined.transfers
+    bad = np.flatnonzero(_too_often(flows))
+    by_sender: dict[int, list[int]] = {}
+    for number in bad.tolist():
+        by_sender.setdefault(int(flows["src"][number]), []).append(number)
+
+    def again(numbers: list[int]) -> int:
+        return int(flows["retransmitted"][numbers].sum())
+
+    for sender, numbers in sorted(by_sender.items(), key=lambda item: -again(item[1])):
+        packets = int(flows["packets"][numbers].sum())
+        mine = transfers["src"] == sender
+        if (transfers["retransmitted"][mine] > 0).any():
+            mine &= transfers["retransmitted"] > 0
+        few = again(numbers) < FEWEST
+        much = again(numbers) >= 0.01 * packets and cost_share >= CRITICAL_SHARE
+        yield Finding(
+            id=0,
+            condition="packet_loss",
+            runbook="docs/report.md#packet_loss",
+            endpoints=[sender, *sorted({int(flows["dst"][n]) for n in numbers})],
+            start_ns=int(flows["first_ns"][numbers].min()),
+            end_ns=int(flows["last_ns"][numbers].max()),
+            severity="info" if few else "critical" if much else "warning",
+            confidence=0.5 if few else 0.9,
+            summary=(
+                f"{again(numbers)} of {packets} packets from {result.endpoints[sender].address} came again"
+                f" ({100 * again(numbers) / max(packets, 1):.2f} %): they or their acknowledgments were lost"
+                " or late."
+            ),
+            advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",
+            alternatives=[
+                "a switch port or cable that corrupts frames",
+                "a queue that overflows",
+                "reordering",
+                "a receiver's host that was too slow to acknowledge",
+            ],
+            evidence=message_evidence(captures, joined, _worst(joined, mine, transfers["retransmitted"])),
+        )
+
+
+def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
+    """One finding for each receiver towards which packets were marked, or senders were told to slow down."""
+    flows, transfers = joined.flows, joined.transfers
+    marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
+    for receiver in np.unique(flows["dst"][marked]).tolist():
+        numbers = np.flatnonzero(marked & (flows["dst"] == receiver))
+        senders = sorted({int(src) for src in flows["src"][numbers]})
+        mine = (transfers["dst"] == receiver) & np.isin(transfers["src"], senders)
+        if (transfers["ecn_marked"][mine] > 0).any():
+            mine &= transfers["ecn_marked"] > 0
+        yield Finding(
+            id=0,
+            condition="congestion",
+            runbook="docs/report.md#congestion",
+            endpoints=[*senders, receiver],
+            start_ns=int(flows["first_ns"][numbers].min()),
+            end_ns=int(flows["last_ns"][numbers].max()),
+            severity="warning",
+            confidence=0.9,
+            summary=(
+                f"{int(flows['ecn_marked'][numbers].sum())} of {int(flows['packets'][numbers].sum())} packets"
+                f" from {_listed([result.endpoints[s].address for s in senders])} to"
+                f" {result.endpoints[receiver].address} carry a congestion mark;"
+                f" {int(flows['cnp'][numbers].sum())} congestion notifications were seen."
+            ),
+            advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
+            alternatives=["incast", "a marking threshold set too low"],
+            evidence=message_evidence(captures, joined, _worst(joined, mine, transfers["ecn_marked"])),
+        )
+
+
+def find_starvation(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
+    """One finding for each receiver that answered RoCE messages by receiver-not-ready NAKs."""
+    flows, transfers = joined.flows, joined.transfers
+    for receiver in np.unique(flows["src"][flows["rnr"] > 0]).tolist():
+        numbers = np.flatnonzero((flows["src"] == receiver) & (flows["rnr"] > 0))
+        senders = sorted({int(dst) for dst in flows["dst"][numbers]})
+        mine = (transfers["dst"] == receiver) & np.isin(transfers["src"], senders)
+        shown = mine & (transfers["retransmitted"] > 0)  # what was refused came again
+        refused = int(flows["rnr"][numbers].sum())
+        whose = _listed([result.endpoints[s].address for s in senders])
+        yield _starved(
+            joined,
+            [receiver, *senders],
+            f"{result.endpoints[receiver].address} refused messages from {whose} {refused} times (receiver"
+            " not ready): it had posted no receive for them.",
+            message_evidence(
+                captures, joined, _worst(joined, shown if shown.any() else mine, transfers["retransmitted"])
+            ),
+            0.9 if refused >= FEWEST else 0.6,
+        )
+
+
+def _starved(
+    joined: Joined, endpoints: list[int], summary: str, evidence: list[Evidence], confidence: float
+) -> Finding:
+    return Finding(
+        id=0,
+        condition="credit_starvation",
+        runbook="docs/report.md#credit_starvation",
+        endpoints=endpoints,
+        start_ns=joined.start_ns,
+        end_ns=joined.end_ns,
+        severity="warning",
+        confidence=confidence,
+        summary=summary,
+        advice=(
+            "Look at the receiver's host, not at the sender or the link: is its process running and reading,"
+            " are its buffers and receive queues large enough, is its memory bandwidth or PCIe busy."
+        ),
+        alternatives=["a receiver that was late itself", "receive buffers set too small", "a busy host"],
+        evidence=evidence,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
