@@ -35,6 +35,12 @@ def check_verdicts(case: Case, rows: list[dict[str, Any]]) -> str | None:
         rotating = {row["endpoint"] for row in rows if row["steadiness"] == "rotating"} & (late | sometimes)
         return None if len(rotating) > 1 and not persistent else "rotating lateness is not called so"
     guilty = _guilty(case, fault)
+    if kind == "transient":
+        for_a_time = {row["endpoint"] for row in rows if row["steadiness"] == "transient"} & (
+            late | sometimes
+        )
+        fits = guilty <= for_a_time and late <= guilty
+        return None if fits else f"{_names(guilty)} was late for a time, and that is not what is said"
     if late != guilty:
         return f"{_names(guilty)} was made late, but {_names(late) if late else 'nobody'} is called late"
     if kind == "persistent" and late != persistent:
