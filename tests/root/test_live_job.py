@@ -1,0 +1,79 @@
+"""A live Open MPI job with one late rank, captured and diagnosed in one command line, against its own log."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from network import HERE, Pair
+
+LATE_RANK, LATE_MS, STEPS = 1, 25, 24
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for command in ("mpicc", "mpirun"):
+        if not shutil.which(command):
+            pytest.skip(f"no {command} (packages openmpi-bin, libopenmpi-dev)")
+    program = tmp_path_factory.mktemp("job") / "job"
+    subprocess.run(["mpicc", "-O1", "-o", str(program), str(HERE / "job.c")], check=True)
+    return program
+
+
+def run_job(pair: Pair, job: Path) -> dict[int, list[int]]:
+    """Rank 0 in namespace a, rank 1 in b; when each rank entered each operation, in ns."""
+    agent = job.with_name("agent")  # in place of ssh: mpirun gives it the host and the command
+    agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {pair.b} sh -c "$*"\n')
+    agent.chmod(0o755)
+    settings = {
+        "plm_rsh_agent": str(agent),
+        "btl": "tcp,self",
+        "btl_tcp_if_include": "10.77.0.0/24",
+        "oob_tcp_if_include": "10.77.0.0/24",
+    }
+    mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
+    hosts = ["-H", "10.77.0.1,10.77.0.2", "-np", "2", "--map-by", "node"]
+    done = pair.call(
+        pair.a, "mpirun", "--allow-run-as-root", *mca, *hosts, str(job), str(LATE_RANK), str(LATE_MS)
+    )
+    assert done.returncode == 0, done.stderr
+    entered: dict[int, list[int]] = {0: [], 1: []}
+    for rank, _, at in re.findall(r"enter (\d+) (\d+) (\d+)", done.stderr):
+        entered[int(rank)].append(int(at))
+    assert [len(times) for times in entered.values()] == [STEPS, STEPS]
+    return entered
+
+
+@pytest.mark.parametrize("mode", ["a pipe", "a column file"])
+def test_the_late_rank_is_named_and_measured(pair: Pair, job: Path, tmp_path: Path, mode: str) -> None:
+    pair.give_addresses()
+    result = tmp_path / "x.json"
+    dpuflow, columns = f"{sys.executable} -m dpuflow", tmp_path / "x.dpuflow"
+    capture = f"{dpuflow} capture -i east --duration 8"
+    line = {
+        "a pipe": f"{capture} -w - | {dpuflow} analyze - --quiet --json {result}",
+        "a column file": f"{capture} --mode messages -w {columns}"
+        f" && {dpuflow} analyze {columns} --quiet --json {result}",
+    }[mode]
+    process = pair.start(pair.b, "sh", "-c", line)
+    assert process.stderr is not None
+    assert b"capturing on east" in process.stderr.readline()
+    entered = run_job(pair, job)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    found = json.loads(result.read_text())
+    assert len(found["collectives"]) == STEPS
+    names = {row["id"]: row["address"] for row in found["endpoints"]}
+    rows = {names[row["endpoint"]]: row for row in found["lateness"]}
+    late, other = rows["10.77.0.2"], rows["10.77.0.1"]
+    assert (late["verdict"], other["verdict"]) == ("late", "on_time")
+    waits = [theirs - ours for ours, theirs in zip(entered[0], entered[1], strict=True)]
+    assert late["median_ns"] == pytest.approx(statistics.median(waits), abs=5_000_000)
+    (capture_row,) = found["captures"]
+    assert capture_row["lost_packets"] == 0
