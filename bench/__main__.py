@@ -71,5 +71,14 @@ def profile(file: Path | None, packets: int) -> None:
     click.echo(profile_analysis(file, packets))
 
 
+@main.command("live")
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True)
+def live_command(rounds: int) -> None:
+    """What live capture costs: programs, reader, idling. As root."""
+    from bench.live import run_live
+
+    run_live(rounds, click.echo)
+
+
 if __name__ == "__main__":
     main()

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from dpuflow.live.options import LiveOptions
 
 BACKENDS: Final = ("ebpf", "bcc", "afpacket")
-_PAUSE_S: Final = 0.01  # an idle look costs some 15 us
+_PAUSE_S: Final = 0.01  # between looks while packets come; a look that wakes a cold core costs some 100 us
+_IDLE_PAUSE_S: Final = 0.05  # while none come, if the ring holds what may come meanwhile,
+_BURST: Final = 1.28e9  # bytes of ring a second: 8 million records of 160 bytes
 _EVERY_S: Final = 1.0
 
 
@@ -119,6 +121,7 @@ class LiveCapture:
             tally[kernel.D_LEFT] = count
         end_s = math.inf if duration_s is None else self._start_s + duration_s
         next_s = self._start_s + _EVERY_S
+        pause_s, longest_s = _PAUSE_S, max(min(_IDLE_PAUSE_S, self.options.buffer / _BURST), _PAUSE_S)
         while tally[kernel.D_LEFT] > 0 and not stopped():
             filled = backend.read(out, 0)
             if filled:
@@ -134,7 +137,8 @@ class LiveCapture:
                 if self._reason is not None:
                     break
             if filled < OUT_BYTES // 2:
-                time.sleep(min(_PAUSE_S, max(end_s - now_s, 0.0)))
+                pause_s = _PAUSE_S if filled else min(2 * pause_s, longest_s)
+                time.sleep(min(pause_s, max(end_s - now_s, 0.0)))
         backend.detach()
         while filled := backend.read(out, 0):
             yield out[:filled]

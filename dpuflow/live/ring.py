@@ -29,20 +29,17 @@ class Ring:
             raise DpuflowError(
                 f"the ring cannot be mapped ({error.strerror}): choose a smaller --buffer"
             ) from None
+        # Made once: arrays made at every look would cost more than the look.
+        self._mapped = _bytes(self._consumer), _bytes(self._producer)
         self._seen = np.zeros(1 << 16, np.uint8)
 
     def drain(self, out: Bytes, at: int, tally: Numbers) -> int:
         """Move records to ``out`` from ``at`` on as packet blocks, as many as fit; where they end."""
-        return int(
-            kernel.drain(
-                _bytes(self._consumer), _bytes(self._producer), self.size, out, at, tally, self._seen
-            )
-        )
+        return int(kernel.drain(*self._mapped, self.size, out, at, tally, self._seen))
 
     def used(self) -> float:
         """Share of the ring that waits to be read."""
-        written = int(np.frombuffer(self._producer, np.uint64, 1)[0])
-        read = int(np.frombuffer(self._consumer, np.uint64, 1)[0])
+        read, written = (int(mapped[:8].view(np.uint64)[0]) for mapped in self._mapped)
         return (written - read) / self.size
 
     def close(self) -> None:
