@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpuflow.capture import open_capture
 from dpuflow.ingest import ingest
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import blocks
 from dpuflow.live.base import Interface
-from dpuflow.schema_ring import COUNTER_NAMES, RING_PACKET
+from dpuflow.records import read_blocks
+from dpuflow.schema import BthFlag
+from dpuflow.schema_ring import COUNTER_NAMES, RING_PACKET, RING_RUN, RingKind
 
 PAGE = 4096
 SIZE = 1 << 14
@@ -97,6 +100,50 @@ def test_a_limit_leaves_the_rest_in_the_ring() -> None:
     found, state = drained(*ring_of(packets, 0), room=5000, left=4)
     assert found == naive(packets[:4])
     assert state[kernel.D_ENDS] == 2
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize(
+    ("count", "marked", "psn"), [(1, 0, 5), (5, 2, 0xFFFFFE), (64, 64, 0), (3, 0, 1 << 23)]
+)
+def test_a_run_becomes_its_packets(version: int, count: int, marked: int, psn: int, tmp_path: Path) -> None:
+    """Unfolded and read again, the packets say what the run says of them."""
+    ip = {
+        4: bytes.fromhex("4503111122220000401100000a0000010a000002"),
+        6: bytes.fromhex("60300000111111400000") + bytes(30),
+    }[version]
+    ethernet = bytes(12) + (b"\x08\x00" if version == 4 else b"\x86\xdd")
+    udp, bth = bytes.fromhex("c00012b7ffff0000"), bytes([6, 0x70, 0xFF, 0xFF, 0, 0, 0, 17, 0x80, 9, 9, 9])
+    head = (ethernet + ip + udp + bth).ljust(104, b"\x55")
+    bth_at = 14 + len(ip) + 8
+    wire_len = bth_at + 12 + 1024 + 4
+    packet, run = RING_PACKET.zeros(1), RING_RUN.zeros(1)
+    packet["time_ns"], packet["wire_len"], packet["captured"] = 10**18 + 1000, wire_len, bth_at + 12
+    packet["kind"], packet["direction"] = RingKind.RUN, 2
+    run["first_ns"], run["psn"], run["count"], run["marked"] = 10**18, psn, count, marked
+    run["opcode"], run["bth_at"], run["ip_at"] = 7, bth_at, 14
+    sample = packet.tobytes() + run.tobytes() + head
+    consumer, producer = np.zeros(PAGE, np.uint8), np.zeros(PAGE + 2 * SIZE, np.uint8)
+    record = np.frombuffer(struct.pack("<II", len(sample), 0) + sample, np.uint8)
+    producer[PAGE : PAGE + len(record)] = record
+    producer[:8] = np.frombuffer(struct.pack("<Q", (len(record) + 7) // 8 * 8), np.uint8)
+    found, state = drained(consumer, producer, room=1 << 16)
+    assert state[kernel.D_PACKETS] == count
+    assert state[kernel.D_BYTES] == count * wire_len
+    file = tmp_path / "x.pcapng"
+    file.write_bytes(
+        blocks.section_block("x") + blocks.interface_block(Interface("e", 1, bytes(6)), 128, "x") + found
+    )
+    (block,) = read_blocks(open_capture([str(file)]))
+    columns = {name: values[:count].tolist() for name, values in block.columns.items()}
+    assert columns["psn"] == [(psn + k) & 0xFFFFFF for k in range(count)]
+    assert columns["opcode"] == [7] * count
+    assert columns["payload"] == [1024] * count
+    assert columns["wire_len"] == [wire_len] * count
+    assert columns["flags"] == [BthFlag.MIG_REQ] * count
+    assert sum(tos & 3 == 3 for tos in columns["tos"]) == marked
+    assert columns["direction"] == [2] * count
+    assert columns["time_ns"] == [10**18 + 1000 * k // max(count - 1, 1) for k in range(count)]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
