@@ -21,6 +21,7 @@ WHOLE = settings(observation={"snaplen": 0, "compress": False})
 OPS = {
     "simple": ("op: all_reduce, bytes: 100003", ""),
     "2.18": ("op: all_reduce, bytes: 64KiB", settings(nccl={"version": "2.18"})),
+    "acks": ("op: all_reduce, bytes: 2MiB", settings(machine={"ack_packets": 16})),
     "ll": ("op: all_reduce, bytes: 64KiB, protocol: ll", ""),
     "small mtu": ("op: all_to_all, bytes: 100001", settings(cluster={"mtu": 256, "nodes": 3})),
     "routed": ("op: all_reduce, bytes: 1MB", settings(nccl={"adaptive_routing": True})),

@@ -32,6 +32,8 @@ def test_faults_are_of_their_kind() -> None:
     [
         ("", "a.yaml: the scenario is empty"),
         ("job: [\n", "a.yaml:2: not YAML"),
+        ("- job\n", "a.yaml:1: the scenario: must be a mapping"),
+        (JOB + "faults: [{kind: loss, share: 0.5}]\n", "a.yaml:2: faults[0].share: 0.5 is above 0.2"),
         ("seed: 1\n", "a.yaml:1: job: is missing"),
         (JOB + "sed: 1\n", "a.yaml:2: sed: not one of"),
         (JOB + "seed: one\n", "a.yaml:2: seed: 'one' is not a whole number"),

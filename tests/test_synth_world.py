@@ -258,3 +258,18 @@ def test_whatever_the_sizes_nobody_is_left_waiting(
     assert all(row.came_ns >= 0 for row in messages_of(world))
     test_one_clear_to_send_for_each_message_and_no_data_before_it(world)
     test_credits_are_never_exceeded(world)
+
+
+@pytest.mark.parametrize("coalesce", [1, 8])
+def test_long_messages_can_be_acknowledged_on_the_way(coalesce: int) -> None:
+    often = settings(machine={"ack_packets": 64, "ack_coalesce": coalesce})
+    world = played("op: all_reduce, bytes: 8MiB", often)
+    replies, messages = world.trace.replies.read(), world.trace.messages.read()
+    within = ((replies["psn"] + 1) % 64 == 0).sum()
+    ends = {(int(f), int(p)) for f, p in zip(messages["flow"], messages["psn"] - 1, strict=True)}
+    on_the_way = [(int(f), int(p)) for f, p in zip(replies["flow"], replies["psn"], strict=True)]
+    assert within > len(messages["flow"]) // 2
+    assert len([pair for pair in on_the_way if pair not in ends]) > len(messages["flow"]) // 2
+    for flow in set(replies["flow"].tolist()):
+        psns = replies["psn"][replies["flow"] == flow]
+        assert (np.diff(psns) > 0).all()

@@ -104,6 +104,7 @@ class Flow:
         self.notified_ns = float("-inf")
         self.rate: Rate | None = None
         self.not_before = 0.0  # for its rate
+        self.told_psn = -1  # up to where its replies acknowledge
         self.replied_ns = 0.0  # when its latest reply left
         self.watched = False  # whether its timer runs
         self.waits = False  # whether it stands in the port's queue
@@ -117,6 +118,7 @@ class Rules(NamedTuple):
     losses: Callable[[Port, Port], Losses | None]
     down: Callable[[Port, float], bool] | None  # whether a port's link is down at a time
     ack_ns: Callable[[], float]
+    ack_packets: int  # within a message, an ACK every so many; 0: none
     repeat_share: float  # of messages sent again for nothing
     coalesce: int
     timeout_ns: float
@@ -361,7 +363,7 @@ class Fabric:
         if psn > flow.expected_psn:
             if not flow.nak_sent:
                 flow.nak_sent = True
-                self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, 0x60, self._rewind)
+                self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, NAK_SEQUENCE, self._rewind)
             return
         ends = first + count == message.packets
         if end <= flow.expected_psn:
@@ -374,6 +376,9 @@ class Fabric:
         flow.nak_sent = False
         if flow.stream:
             self._acknowledge_bytes(flow, message, first + count, done)
+        every = self.rules.ack_packets
+        if every and not ends and not flow.stream and flow.asked is None and end // every > psn // every:
+            self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1, ACK_NO_LIMIT, self._acked)
         if ends:
             flow.received += 1
             if message.counts:
@@ -422,7 +427,8 @@ class Fabric:
         self.trace.replies.add(flow.number, SEGMENT_ACK, int(when), int(arrival), flow.bytes_in, 0, window)
 
     def _reply_due(self, flow: Flow, due: Due) -> None:
-        self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
+        if due.psn > flow.told_psn:  # else an ACK within a later message has said so
+            self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
 
     def _lossy(self, src: Port, dst: Port) -> Losses | None:
         return self.rules.losses(src, dst)
@@ -468,6 +474,8 @@ class Fabric:
         """An ACK or NAK leaves the receiver at ``when``; it passes the NIC's queue, not the switch's."""
         when = max(when, flow.replied_ns + REPLY_NS)  # in order
         flow.replied_ns = when
+        # A NAK names the packet that is missing: what came before it is acknowledged.
+        flow.told_psn = max(flow.told_psn, psn if syndrome == ACK_NO_LIMIT else psn - 1)
         msn = flow.received if received < 0 else received
         losses = self._lossy(flow.dst, flow.src)
         lost = losses is not None and losses.first_lost(1) == 0

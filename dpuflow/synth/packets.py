@@ -74,7 +74,9 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
     while at < len(order):
         done = int(total[at - 1]) if at else 0
         end = max(at + 1, int(np.searchsorted(total, done + window, "right")))
-        block = _expand({name: column[at:end] for name, column in events.items()}, messages, replies, mtu)
+        block = _expand(
+            played, {name: column[at:end] for name, column in events.items()}, messages, replies, mtu
+        )
         if carry is not None:
             block = {name: np.concatenate([carry[name], block[name]]) for name in FIELDS}
         order_in = np.argsort(block["stamp_ns"], kind="stable")
@@ -125,7 +127,9 @@ def _events(played: Played, node: int | None) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _expand(events: Columns, messages: Columns, replies: Columns, mtus: NDArray[np.int64]) -> Columns:
+def _expand(
+    played: Played, events: Columns, messages: Columns, replies: Columns, mtus: NDArray[np.int64]
+) -> Columns:
     """One row for each packet of the events."""
     count = events["count"]
     of = np.repeat(np.arange(len(count)), count)
@@ -145,6 +149,9 @@ def _expand(events: Columns, messages: Columns, replies: Columns, mtus: NDArray[
     last = at + 1 == packets
     code = CODES[sort, 2 * (at == 0) + last]
     answered = (sort == RESPONSE) & ~reply
+    every = played.scenario.machine.ack_packets
+    within = (messages["psn"][message] + at + 1) % every == 0 if every else np.zeros(len(of), bool)
+    within &= sort < READ
     none = np.zeros(len(of), np.int64)
 
     def replied(name: str) -> NDArray[np.int64]:
@@ -167,6 +174,6 @@ def _expand(events: Columns, messages: Columns, replies: Columns, mtus: NDArray[
         "message": np.where(reply, -1, row),
         "syndrome": np.where(answered, ACK_NO_LIMIT, replied("syndrome")),
         "msn": np.where(answered, messages["value"][message], replied("msn")) & wire.PSN_MASK,
-        "ask": (last & ~reply & ~answered).astype(np.int64),
+        "ask": ((last | within) & ~reply & ~answered).astype(np.int64),
         "marked": (place >= count[of] - events["marked"][of]).astype(np.int64),
     }

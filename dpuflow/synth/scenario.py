@@ -83,6 +83,9 @@ class Machine:
     stall_us: float | None = setting(None, "mean length of a stall, us", low=0)
     ack_us: float | None = setting(None, "median from a message's end to its ACK, us", low=0)
     ack_spread: float | None = setting(None, "its spread: sigma of the logarithm", low=0, high=3)
+    ack_packets: int = setting(
+        0, "ACKs within messages, every so many packets (Soft-RoCE: 64); 0: at their ends", low=0
+    )
     repeat_share: float | None = setting(
         None, "share of messages sent again though nothing was lost", low=0, high=1
     )
@@ -237,7 +240,7 @@ class Loss(Fault):
 
     src: int | None = setting(None, "only those from this node", low=0)
     dst: int | None = setting(None, "only those to this node", low=0)
-    share: float = setting(MISSING, "share of the frames", low=0, high=1)
+    share: float = setting(MISSING, "share of the frames", low=0, high=0.2)
 
 
 @dataclass(kw_only=True)

@@ -64,6 +64,7 @@ def play(scenario: Scenario) -> Played:
         losses=network.losses,
         down=network.down(),
         ack_ns=lambda: timing.draw_ack(acks),
+        ack_packets=machine.ack_packets,
         repeat_share=timing.repeat_share,
         coalesce=machine.ack_coalesce,
         timeout_ns=4096.0 * 2**nccl.timeout,

@@ -65,7 +65,7 @@ class Reader:
     def build(self, cls: type[T], node: yaml.Node, key: str) -> T:
         """An instance of the dataclass ``cls`` from a mapping; ``key`` is its own name in errors."""
         if not isinstance(node, yaml.MappingNode):
-            raise self.fail(node, key, "must be a mapping, key: value")
+            raise self.fail(node, key or "the scenario", "must be a mapping, key: value")
         kinds: dict[str, type[Any]] | None = getattr(cls, "KINDS", None)
         skip: tuple[str, ...] = ()
         if kinds:
