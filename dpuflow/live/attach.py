@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -87,6 +88,23 @@ def _link_error(number: int, name: str, hook: str) -> DpuflowError:
     if number == errno.EPERM:
         return MissingError(f"{name}: attaching needs CAP_NET_ADMIN")
     return DpuflowError(f"{name}: the {hook} program cannot be attached ({os.strerror(number)})")
+
+
+def claim(ifindex: int, name: str) -> socket.socket:
+    """Hold the clsact filters of an interface for this process, as long as the socket is open.
+
+    An abstract name is free again once its holder is dead, and belongs to the network namespace, as
+    interfaces do. Raises DpuflowError where a running dpuflow holds them.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.bind(f"\0dpuflow-clsact-{ifindex}")
+    except OSError:
+        held.close()
+        raise DpuflowError(
+            f"{name}: another dpuflow is capturing there by clsact filters: end it, or take --hook tcx"
+        ) from None
+    return held
 
 
 def add_filter(program: int, ifindex: int, name: str, outbound: bool) -> Filter:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow import schema_ring
-from dpuflow.errors import MissingError, OptionError
+from dpuflow.errors import DpuflowError, MissingError, OptionError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, libbpf
 from dpuflow.live.base import find_interface, object_path
@@ -96,12 +96,15 @@ class EbpfCapture:
             return options.hook + " (inbound only)"
         if options.hook != "clsact":
             try:
-                detached.callback(attach.link(loaded.fds[_IN], index, name, "tcx-in"))
-                detached.callback(attach.link(loaded.fds[_OUT], index, name, "tcx-out"))
+                with ExitStack() as both:
+                    both.callback(attach.link(loaded.fds[_IN], index, name, "tcx-in"))
+                    both.callback(attach.link(loaded.fds[_OUT], index, name, "tcx-out"))
+                    detached.enter_context(both.pop_all())
                 return "tcx"
             except MissingError:
                 if options.hook == "tcx":
                     raise
+        detached.callback(attach.claim(index, name).close)
         for program, outbound in ((_IN, False), (_OUT, True)):
             filter_ = attach.add_filter(loaded.fds[program], index, name, outbound)
             detached.callback(filter_.remove)
@@ -133,12 +136,17 @@ class EbpfCapture:
 
 
 def leftovers() -> list[str]:
-    """Interfaces of this network namespace that have a clsact filter of dpuflow's. Raises MissingError."""
-    return [
-        name
-        for index, name in socket.if_nameindex()
-        if any(attach.has_filter(index, outbound) for outbound in (False, True))
-    ]
+    """Interfaces of this network namespace with a clsact filter of a dpuflow that is gone.
+
+    Raises MissingError.
+    """
+    found = []
+    for index, name in socket.if_nameindex():
+        if any(attach.has_filter(index, outbound) for outbound in (False, True)):
+            with suppress(DpuflowError):  # it is in use
+                attach.claim(index, name).close()
+                found.append(name)
+    return found
 
 
 def remove_leftovers() -> list[str]:

@@ -132,6 +132,17 @@ def test_what_others_have_attached_stays(pair: Pair, tmp_path: Path) -> None:
         assert first.process.poll() is None
 
 
+def test_filters_in_use_are_no_leftovers(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any", "--hook", "clsact"):
+        second = pair.dpuflow(pair.b, "capture", "-i", "east", "--hook", "clsact")
+        assert second.returncode == 1
+        assert "another dpuflow is capturing there by clsact filters" in second.stderr
+        assert pair.dpuflow(pair.b, "doctor", "--clean").stdout == "nothing was left behind\n"
+        sent = pair.send(pair.a, "west", *nccl)
+    assert len(packets_of(file)) == sent
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_with_a_whole_file(pair: Pair, nccl: list[Path], tmp_path: Path, how: int) -> None:
     file = tmp_path / "x.pcapng"
