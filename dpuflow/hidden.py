@@ -29,17 +29,26 @@ _MATCH = 2
 
 @dataclass
 class _Kind:
-    """Instances of one kind of message on one flow, by slot: their times, in stream order."""
+    """Instances of one kind of message on one flow, by slot: their times, in stream order.
+
+    ``filled`` are those of them that were inferred, for a stretch has one time for all that is in it.
+    """
 
     times: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
+    filled: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def before(self, slot: Slot, time_ns: int) -> int:
-        """How many of the slot's instances came before ``time_ns``."""
-        return sum(t < time_ns for t in self.times[slot])
+        """How many of the slot's instances came before ``time_ns``, or were just filled in at that time."""
+        return sum(t < time_ns for t in self.times[slot]) + self.filled[slot].count(time_ns)
 
     def add(self, slot: Slot, time_ns: int) -> None:
         self.times[slot].append(time_ns)
         self.times[slot].sort()
+        self.filled[slot].append(time_ns)
+
+    def remove(self, slot: Slot, time_ns: int) -> None:
+        self.times[slot].remove(time_ns)
+        self.filled[slot].remove(time_ns)
 
 
 _NEAR = 64  # slots looked at before and after the time in question: that many run at once at most
@@ -154,16 +163,24 @@ class GlooConnection:
         return best[1] if best else None
 
     def pick_ready(self, way: int, wanted: dict[Wire, list[Slot]], since_ns: int) -> tuple[Wire, Slot] | None:
-        """The wanted READY whose DATA is the next to come after ``since_ns``."""
+        """The wanted READY whose DATA is the next to come after ``since_ns``.
+
+        DATA that was not seen either comes after its other READY at the earliest.
+        """
         best: tuple[int, Wire, Slot] | None = None
         for wire, transfer_way in ((Wire.GLOO_SEND_READY, way), (Wire.GLOO_RECV_READY, 1 - way)):
-            ready, data = self.kinds[way][wire], self._triple(transfer_way)[2]
+            send, grant, data = self._triple(transfer_way)
+            ready, other = (send, grant) if wire == Wire.GLOO_SEND_READY else (grant, send)
             for slot in wanted[wire]:
                 k = ready.before(slot, since_ns)
-                if len(data.times[slot]) > k and data.times[slot][k] >= since_ns:
-                    candidate = data.times[slot][k], wire, slot
-                    if best is None or candidate < best:
-                        best = candidate
+                if len(data.times[slot]) > k:
+                    coming = data.times[slot][k]
+                elif len(other.times[slot]) > k:
+                    coming = max(other.times[slot][k], since_ns)
+                else:
+                    continue
+                if coming >= since_ns and (best is None or (coming, wire, slot) < best):
+                    best = coming, wire, slot
         return best[1:] if best else None
 
     def solve(self, way: int, pieces: np.ndarray) -> list[Part] | None:
@@ -207,7 +224,7 @@ class GlooConnection:
             if size == 0:
                 return ready + data
         for kind, slot, time_ns in added:
-            kind.times[slot].remove(time_ns)
+            kind.remove(slot, time_ns)
         return None
 
     @staticmethod
