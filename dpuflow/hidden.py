@@ -9,6 +9,7 @@ ob1: sequence numbers have no holes, and a FIN follows each PUT (see ``framing``
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,26 +30,30 @@ _MATCH = 2
 
 @dataclass
 class _Kind:
-    """Instances of one kind of message on one flow, by slot: their times, in stream order.
+    """Instances of one kind of message on one flow, by slot and in stream order.
 
-    ``filled`` are those of them that were inferred, for a stretch has one time for all that is in it.
+    Parallel lists: where in the stream they begin (those inferred: where their stretch begins), their times,
+    and the bytes of DATA that each tells, -1 where it does not.
     """
 
+    places: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
     times: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
-    filled: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
+    sizes: dict[Slot, list[int]] = field(default_factory=lambda: defaultdict(list))
 
-    def before(self, slot: Slot, time_ns: int) -> int:
-        """How many of the slot's instances came before ``time_ns``, or were just filled in at that time."""
-        return sum(t < time_ns for t in self.times[slot]) + self.filled[slot].count(time_ns)
+    def before(self, slot: Slot, seq: int) -> int:
+        """How many of the slot's instances stand before a stretch at ``seq``, or were put into it."""
+        return bisect_right(self.places[slot], seq)
 
-    def add(self, slot: Slot, time_ns: int) -> None:
-        self.times[slot].append(time_ns)
-        self.times[slot].sort()
-        self.filled[slot].append(time_ns)
+    def add(self, slot: Slot, seq: int, time_ns: int, size: int = -1) -> None:
+        at = self.before(slot, seq)
+        self.places[slot].insert(at, seq)
+        self.times[slot].insert(at, time_ns)
+        self.sizes[slot].insert(at, size)
 
-    def remove(self, slot: Slot, time_ns: int) -> None:
-        self.times[slot].remove(time_ns)
-        self.filled[slot].remove(time_ns)
+    def drop(self, slot: Slot, seq: int) -> None:
+        """Take back what was put last into the stretch at ``seq``."""
+        at = self.before(slot, seq) - 1
+        del self.places[slot][at], self.times[slot][at], self.sizes[slot][at]
 
 
 _NEAR = 64  # slots looked at before and after the time in question: that many run at once at most
@@ -93,7 +98,10 @@ class GlooConnection:
             for i, n in zip(known[which[slot]], slot[which[slot]], strict=True):
                 kind = self.kinds[way].get(Wire(int(self.rows["wire"][i])))
                 if kind is not None:
-                    kind.times[self._slot(n)].append(int(self.rows["first_ns"][i]))
+                    data = self.rows["wire"][i] == Wire.GLOO_DATA
+                    size = int(self.rows["bytes" if data else "announces"][i])
+                    place, time_ns = (int(self.rows[name][i]) for name in ("seq", "first_ns"))
+                    kind.add(self._slot(n), place, time_ns, size if data or size else -1)
         watched = np.flatnonzero(self._watched)
         watched = watched[np.argsort(self._first[watched], kind="stable")]
         self._since = self._first[watched]
@@ -140,19 +148,29 @@ class GlooConnection:
                 self.usual[way][int(alike[0, k]), int(alike[1, k])] = usual
                 self._watch(same & (number < usual))
 
-    def length(self, way: int, slot: Slot) -> int | None:
-        """Bytes of the slot's transfers that go ``way``."""
+    def length(self, way: int, slot: Slot, k: int) -> int | None:
+        """Bytes of the slot's transfer number ``k`` that goes ``way``: a slot's last block may be shorter.
+
+        Transfers of a slot are matched in order, so a READY tells if all of its kind were seen; else they
+        are taken to be alike.
+        """
+        for kind in self._triple(way)[:2]:
+            sizes = kind.sizes[slot]
+            if k < len(sizes) == self.transfers(way, slot) and sizes[k] >= 0:
+                return sizes[k]
         length = int(self._length[way, self._index[slot]])
         return None if length < 0 else length
 
-    def pick_data(self, way: int, wanted: list[Slot], until_ns: int, length: int | None) -> Slot | None:
-        """The wanted slot whose next DATA was announced first, before ``until_ns``."""
+    def pick_data(
+        self, way: int, wanted: list[Slot], seq: int, until_ns: int, length: int | None = None
+    ) -> Slot | None:
+        """The wanted slot whose next DATA after ``seq`` was announced first, before ``until_ns``."""
         send, grant, data = self._triple(way)
         best: tuple[int, Slot] | None = None
         for slot in wanted:
-            if length is not None and self.length(way, slot) != length:
+            k = data.before(slot, seq)
+            if length is not None and self.length(way, slot, k) != length:
                 continue
-            k = data.before(slot, until_ns)
             # A READY that was itself not seen shifts the count of the others: trust the fuller kind.
             most = max(len(send.times[slot]), len(grant.times[slot]))
             signs = [r.times[slot][k] for r in (send, grant) if len(r.times[slot]) == most > k]
@@ -162,7 +180,9 @@ class GlooConnection:
                 best = min(signs), slot
         return best[1] if best else None
 
-    def pick_ready(self, way: int, wanted: dict[Wire, list[Slot]], since_ns: int) -> tuple[Wire, Slot] | None:
+    def pick_ready(
+        self, way: int, wanted: dict[Wire, list[Slot]], seq: int, since_ns: int
+    ) -> tuple[Wire, Slot] | None:
         """The wanted READY whose DATA is the next to come after ``since_ns``.
 
         DATA that was not seen either comes after its other READY at the earliest.
@@ -172,7 +192,7 @@ class GlooConnection:
             send, grant, data = self._triple(transfer_way)
             ready, other = (send, grant) if wire == Wire.GLOO_SEND_READY else (grant, send)
             for slot in wanted[wire]:
-                k = ready.before(slot, since_ns)
+                k = ready.before(slot, seq)
                 if len(data.times[slot]) > k:
                     coming = data.times[slot][k]
                 elif len(other.times[slot]) > k:
@@ -186,72 +206,78 @@ class GlooConnection:
     def solve(self, way: int, pieces: np.ndarray) -> list[Part] | None:
         """The messages that fill a stretch of flow ``way``; None if more than what is wanted is needed."""
         first, last = self.rows[pieces[0]], self.rows[pieces[-1]]
-        size = int(last["seq_end"]) - int(first["seq"])
+        seq = int(first["seq"])
+        size = int(last["seq_end"]) - seq
         since, until = int(first["first_ns"]), int(last["last_ns"])
         for leading in range(size // GLOO_PREAMBLE + 1):  # DATA first tried: none
-            parts = self._try(way, size, since, until, leading)
+            parts = self._try(way, seq, size, since, until, leading)
             if parts is not None:
                 return parts
             if leading > 8:
                 break
         return None
 
-    def _try(self, way: int, size: int, since: int, until: int, data_count: int) -> list[Part] | None:
+    def _try(
+        self, way: int, seq: int, size: int, since: int, until: int, data_count: int
+    ) -> list[Part] | None:
         """``data_count`` DATA and for the rest READY, or None; undone where it does not come out even."""
-        added: list[tuple[_Kind, Slot, int]] = []
+        added: list[tuple[_Kind, Slot]] = []
         data: list[Part] = []
         for _ in range(data_count):
-            slot = self.pick_data(way, self.wanted(way, since, until)[Wire.GLOO_DATA], until, None)
-            length = None if slot is None else self.length(way, slot)
-            if slot is None or length is None:
+            slot = self.pick_data(way, self.wanted(way, since, until)[Wire.GLOO_DATA], seq, until)
+            if slot is None:
+                break
+            length = self.length(way, slot, self.kinds[way][Wire.GLOO_DATA].before(slot, seq))
+            if length is None:
                 break
             data.append(Part(GLOO_PREAMBLE + length, Wire.GLOO_DATA, Role.DATA, slot, length))
             size -= data[-1].size
-            self._add(added, self.kinds[way][Wire.GLOO_DATA], slot, since)
+            self._add(added, self.kinds[way][Wire.GLOO_DATA], slot, seq, since)
         ready: list[Part] = []
         if len(data) == data_count and size >= 0 and size % GLOO_PREAMBLE == 0:
             for _ in range(size // GLOO_PREAMBLE):
-                picked = self.pick_ready(way, self.wanted(way, since, until), since)
+                picked = self.pick_ready(way, self.wanted(way, since, until), seq, since)
                 if picked is None:
                     break
                 wire, slot = picked
                 role, transfer_way = (
                     (Role.OFFER, way) if wire == Wire.GLOO_SEND_READY else (Role.GRANT, 1 - way)
                 )
-                ready.append(Part(GLOO_PREAMBLE, wire, role, slot, self.length(transfer_way, slot) or 0))
-                self._add(added, self.kinds[way][wire], slot, since)
+                length = self.length(transfer_way, slot, self.kinds[way][wire].before(slot, seq))
+                ready.append(Part(GLOO_PREAMBLE, wire, role, slot, length or 0))
+                self._add(added, self.kinds[way][wire], slot, seq, since)
                 size -= GLOO_PREAMBLE
             if size == 0:
                 return ready + data
-        for kind, slot, time_ns in added:
-            kind.remove(slot, time_ns)
+        for kind, slot in added:
+            kind.drop(slot, seq)
         return None
 
     @staticmethod
-    def _add(added: list[tuple[_Kind, Slot, int]], kind: _Kind, slot: Slot, time_ns: int) -> None:
-        kind.add(slot, time_ns)
-        added.append((kind, slot, time_ns))
+    def _add(added: list[tuple[_Kind, Slot]], kind: _Kind, slot: Slot, seq: int, time_ns: int) -> None:
+        kind.add(slot, seq, time_ns)
+        added.append((kind, slot))
 
     def complete(self, way: int, i: int) -> bool:
         """Fill in row ``i`` of flow ``way``, whose length is known but not its slot, or not all of it."""
         row, known = self.rows[i], int(self.links["known"][i])
-        time_ns = int(row["first_ns"])
+        seq, time_ns = int(row["seq"]), int(row["first_ns"])
         wire = Wire(int(row["wire"]))
         if not known & _MATCH:
             wanted = self.wanted(way, time_ns, time_ns)
             if wire == Wire.GLOO_DATA:
-                slot = self.pick_data(way, wanted[wire], time_ns, int(row["bytes"]))
+                slot = self.pick_data(way, wanted[wire], seq, time_ns, int(row["bytes"]))
             else:
                 if wire != Wire.UNKNOWN:
                     wanted = {w: wanted[w] if w == wire else [] for w in wanted}
-                picked = self.pick_ready(way, wanted, time_ns)
+                picked = self.pick_ready(way, wanted, seq, time_ns)
                 if picked is None:
                     return False
                 wire, slot = picked
             if slot is None:
                 return False
             row["op"], row["tag"], row["sub"] = slot
-            self.kinds[way][wire].add(slot, time_ns)
+            self.kinds[way][wire].add(slot, seq, time_ns)
         row["wire"] = wire
         if wire == Wire.GLOO_DATA:
             return True

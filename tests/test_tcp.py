@@ -206,6 +206,41 @@ def test_hidden_ready_is_told_from_its_transfer() -> None:
     assert (tcp.hidden.stretches, tcp.hidden.stretches_resolved, tcp.hidden.bytes_unresolved) == (1, 1, 0)
 
 
+def taking_turns(*parts: tuple[int, bytes]) -> list[Segment]:
+    """A connection of (way, bytes), each one segment, one after the other."""
+    segments, at = handshake(), [0, 0]
+    for number, (way, payload) in enumerate(parts):
+        segments += cut(way, payload, [len(payload)], 1000 * (number + 1), at=at[way])
+        at[way] += len(payload)
+    return segments
+
+
+def test_each_hidden_stretch_gets_one_ready_of_both_kinds() -> None:
+    """Two stretches with two READYs each: those of one kind in the first would wait for DATA sent before."""
+    offer, grant, data = gloo(SEND, 1, 3000), gloo(GRANT, 1, 3000), gloo(1, 1, 3000)
+    peer = [(1, grant), (1, offer), (1, grant), (1, offer)]
+    once = [(0, grant), (0, offer), *peer, (0, data + grant + offer + data), (1, data), (1, data)]
+    rows, _, tcp = run(taking_turns(*once, *once), snap=62)
+    assert (tcp.hidden.stretches_resolved, tcp.hidden.bytes_unresolved) == (2, 0)
+    hidden = rows[(rows["flags"] & MessageFlag.HIDDEN) != 0]
+    kinds = [sorted(hidden["wire"][hidden["first_ns"] == t].tolist()) for t in np.unique(hidden["first_ns"])]
+    assert kinds == [sorted([Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA])] * 2
+
+
+def test_a_slot_whose_last_block_is_shorter() -> None:
+    """The receiver's READYs tell each transfer's length; the sender's own are behind its backlog."""
+    blocks = [3000, 3000, 2900]
+    offers, datas = ([gloo(kind, 1, n) for n in blocks] for kind in (SEND, 1))
+    parts = [(1, gloo(GRANT, 1, n)) for n in blocks]
+    parts += [(0, offers[0]), (0, datas[0] + offers[1] + datas[1] + offers[2] + datas[2])]
+    rows, _, tcp = run(taking_turns(*parts), snap=62)
+    assert tcp.hidden.bytes_unresolved == 0
+    sent = rows[(rows["flow"] == 0) & (rows["wire"] == Wire.GLOO_DATA)]
+    assert sorted(sent["bytes"].tolist()) == sorted(blocks)
+    told = rows[(rows["flow"] == 0) & (rows["wire"] == Wire.GLOO_SEND_READY)]
+    assert sorted(told["announces"].tolist()) == sorted(blocks)
+
+
 @pytest.mark.parametrize("length", [0, 1])
 def test_keep_alives_are_not_data(length: int) -> None:
     sent = stream(1, 2)
