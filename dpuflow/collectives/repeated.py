@@ -8,6 +8,7 @@ where ranks had been silent although nothing kept them, and where they act unask
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -108,24 +109,20 @@ def _clusters(exchanges: Rows, rows: Ints) -> list[Ints]:
     return [np.sort(np.concatenate(some)) for some in joined.values()]
 
 
-@dataclass
-class _Worth:
-    """How well cuts fall where ranks paused; ``unasked``: ranks that act unasked first, as a share."""
-
-    silence: float
-    unasked: float
-
-
 class _Pattern:
     """The bursts of one cluster, and where they repeat."""
 
     def __init__(self, exchanges: Rows, rows: Ints) -> None:
+        from dpuflow.kernels import repeats
+
+        self._kernels = repeats
         rows = rows[np.argsort(exchanges["data_ns"][rows], kind="stable")]
         picked = exchanges[rows]
         self.rows = rows
         self.ends, ends = np.unique(np.stack([picked["src"], picked["dst"]]), return_inverse=True)
-        self.src, self.dst = ends.reshape(2, -1)
-        self.sent, self.over = picked["data_ns"], picked["data_end_ns"]
+        self.src, self.dst = np.ascontiguousarray(ends.reshape(2, -1))
+        self.sent = np.ascontiguousarray(picked["data_ns"])
+        self.over = np.ascontiguousarray(picked["data_end_ns"])
         self.there = np.where(picked["arrived_end_ns"] != NEVER, picked["arrived_end_ns"], self.over)
         self.size = picked["bytes"].astype(np.int64)
         way = picked["connection"].astype(np.int64) << 1 | (picked["src"] > picked["dst"])
@@ -137,6 +134,7 @@ class _Pattern:
         free = np.r_[True, self.busy[:-1] <= self.sent[1:], True]
         self.quiet = np.flatnonzero(free)  # nothing is under way before these bursts; the last is the end
         self.at = dict(zip(self.sums[self.quiet].tolist(), self.quiet.tolist(), strict=True))
+        self.by_sum = np.argsort(self.sums[self.quiet], kind="stable")  # numbers of quiet places
         self.pause = self._pauses()
         self.slow = _slowest_usual(self.pause)
         worth, self.cuts = self._best()
@@ -144,13 +142,18 @@ class _Pattern:
 
     def _pauses(self) -> Ints:
         """For each burst how long nothing had happened at its sender, ns."""
-        pause = np.zeros(len(self.rows), np.int64)
-        for rank in range(len(self.ends)):
-            mine = np.flatnonzero(self.src == rank)
-            events = np.sort(np.concatenate([self.over[mine], self.there[self.dst == rank], self.sent[mine]]))
-            before = np.searchsorted(events, self.sent[mine]) - 1
-            pause[mine] = np.where(before >= 0, self.sent[mine] - events[before], 0)
-        return pause
+        times = np.concatenate([self.sent, self.over, self.there])
+        ranks = np.concatenate([self.src, self.src, self.dst])
+        order = np.lexsort((times, ranks))
+        times, ranks = times[order], ranks[order]
+        # Of equal times of a rank the first one, and the event before that.
+        new = np.flatnonzero(np.r_[True, (times[1:] != times[:-1]) | (ranks[1:] != ranks[:-1])])
+        before = np.repeat(new, np.diff(np.r_[new, len(times)])) - 1
+        pause = np.where((before >= 0) & (ranks[before] == ranks), times - times[before], 0)
+        mine = order < len(self.sent)
+        pauses = np.empty(len(self.sent), np.int64)
+        pauses[order[mine]] = pause[mine]
+        return pauses
 
     def _best(self) -> tuple[float, list[tuple[int, int]]]:
         """The cuts of the best period, and what they are worth."""
@@ -222,51 +225,53 @@ class _Pattern:
             distances.update((sums[lag:] - sums[:-lag]).tolist())
         return [d for d, times in distances.most_common(PERIODS) if times >= FEWEST - 1]
 
-    def _chains(self, period: int) -> list[list[int]]:
+    def _chains(self, period: int) -> _Chains:
         """Quiet places that follow each other at the distance ``period``."""
-        chains = []
-        for start in self.quiet.tolist():
-            here = int(self.sums[start])
-            if _wrapped(here - period) in self.at:
-                continue
-            chain = [start]
-            while (following := self.at.get(_wrapped(here + period))) is not None and following > chain[-1]:
-                chain.append(following)
-                here = _wrapped(here + period)
-            if len(chain) > 1:
-                chains.append(chain)
-        return chains
+        sums = self.sums[self.quiet]
+        known = sums[self.by_sum]
+        ahead, back = sums + np.int64(period), sums - np.int64(period)
+        at = np.searchsorted(known, ahead, side="right") - 1
+        following = np.where((at >= 0) & (known[at] == ahead), self.by_sum[at], -1)
+        at = np.searchsorted(known, back, side="right") - 1
+        preceded = ((at >= 0) & (known[at] == back)).astype(np.uint8)
+        places, bounds = np.empty(len(sums), np.int64), np.empty(len(sums) + 1, np.int64)
+        count = self._kernels.chains(following, preceded, places, bounds)
+        return _Chains(self.quiet[places[: bounds[count]]], bounds[: count + 1])
 
     def _cuts(self, period: int) -> tuple[float, list[tuple[int, int]]]:
         """The best cuts of this period, as pairs of places, and what they are worth."""
         chains = self._chains(period)
-        judged = []
-        for chain in chains:
-            of = self._worth(np.array(chain))
-            judged.append((of.silence + of.unasked * WORSE, len(chain), chain))
-        if not judged:
+        if not len(chains):
             return 0.0, []
-        # Where the pattern was disturbed it goes on in another chain.
-        judged.sort(key=lambda each: -each[0] * each[1])
-        taken: list[list[int]] = []
-        for _, _, chain in judged:
-            if all(chain[-1] <= other[0] or chain[0] >= other[-1] for other in taken):
-                taken.append(chain)
+        facts, _ = self._facts(chains)
+        worth = _silence(facts) + facts[:, self._kernels.UNASKED] / facts[:, self._kernels.ACTS] * WORSE
+        # Where the pattern was disturbed it goes on in another chain. Those taken do not overlap.
+        begins: list[int] = []
+        taken: list[Ints] = []
+        firsts, lasts = chains.places[chains.bounds[:-1]], chains.places[chains.bounds[1:] - 1]
+        for number in np.argsort(-worth * np.diff(chains.bounds), kind="stable").tolist():
+            first, last = int(firsts[number]), int(lasts[number])
+            place = bisect_left(begins, first)
+            if (place == 0 or taken[place - 1][-1] <= first) and (
+                place == len(begins) or last <= begins[place]
+            ):
+                begins.insert(place, first)
+                taken.insert(place, chains[number])
         taken = [chain for chain in taken if len(chain) > 2]
         blocks = sum(len(chain) - 1 for chain in taken)
         if blocks < FEWEST:
             return 0.0, []
-        taken.sort()
-        refined = self._refined(taken, period)
-        share = sum(int(self.size[chain[0] : chain[-1]].sum()) for chain in taken) / max(
-            int(self.size.sum()), 1
-        )
+        explained = sum(int(self.size[chain[0] : chain[-1]].sum()) for chain in taken)
+        share = explained / max(int(self.size.sum()), 1)
         if share < EXPLAINED:
             return 0.0, []
-        total = sum(len(chain) - 1 for chain in refined)
-        worth = sum(self._worth(np.array(chain)).silence * (len(chain) - 1) for chain in refined) / total
-        cuts = [(a, b) for chain in self._extended(refined) for a, b in pairwise(chain)]
-        return worth * share, cuts
+        refined = self._refined(taken)
+        cuts = [
+            (a, b)
+            for chain in self._extended([chain.tolist() for chain in refined])
+            for a, b in pairwise(chain)
+        ]
+        return self._overall(refined) * share, cuts
 
     def _extended(self, chains: list[list[int]]) -> list[list[int]]:
         """The chains with what is like one of their blocks before and behind them."""
@@ -291,21 +296,26 @@ class _Pattern:
                 chain.append(min(after))
         return chains
 
-    def _refined(self, chains: list[list[int]], period: int) -> list[list[int]]:
+    def _refined(self, chains: list[Ints]) -> list[Ints]:
         """Further places that (nearly) every period has, if ranks pause and act unasked there too."""
         blocks = sum(len(chain) - 1 for chain in chains)
-        places: dict[int, list[int]] = {}
-        quiet = self.quiet
+        inner, since = [], []
         for chain in chains:
-            for a, b in pairwise(chain):
-                for q in quiet[np.searchsorted(quiet, a) + 1 : np.searchsorted(quiet, b)].tolist():
-                    places.setdefault(_wrapped(int(self.sums[q]) - int(self.sums[a])), []).append(q)
-        usual = [found for found in places.values() if len(found) >= USUAL * blocks]
-        usual.sort(key=lambda found: -float(np.median(self.sent[found] - self.busy[np.array(found) - 1])))
+            here = self.quiet[np.searchsorted(self.quiet, chain[0]) : np.searchsorted(self.quiet, chain[-1])]
+            block = chain[np.searchsorted(chain, here, side="right") - 1]
+            inner.append(here[here != block])
+            since.append(self.sums[inner[-1]] - self.sums[block[here != block]])
+        places = np.concatenate(inner)
+        _, first, which, times = np.unique(
+            np.concatenate(since), return_index=True, return_inverse=True, return_counts=True
+        )
+        parts = np.split(places[np.argsort(which, kind="stable")], np.cumsum(times)[:-1])
+        usual = [parts[k] for k in np.argsort(first).tolist() if times[k] >= USUAL * blocks]
+        usual.sort(key=lambda found: -float(np.median(self.sent[found] - self.busy[found - 1])))
         enough = self._overall(chains) - WORSE
         best, finer = chains, chains
         for found in usual[:AHEAD]:
-            more = [sorted({*chain, *(q for q in found if chain[0] < q < chain[-1])}) for chain in finer]
+            more = [np.union1d(chain, found[(found > chain[0]) & (found < chain[-1])]) for chain in finer]
             if self._openers(more, found) > 1:
                 finer = more
                 # Ranks pause at the places not yet cut as well, so worth may come with the last one only.
@@ -313,64 +323,66 @@ class _Pattern:
                     best = finer
         return best
 
-    def _overall(self, chains: Sequence[list[int]]) -> float:
-        total = sum(len(chain) - 1 for chain in chains)
-        return sum(self._worth(np.array(chain)).silence * (len(chain) - 1) for chain in chains) / total
+    def _overall(self, chains: Sequence[Ints]) -> float:
+        """The mean silence of all blocks."""
+        every = _Chains.of(chains)
+        blocks = np.diff(every.bounds) - 1
+        silence = _silence(self._facts(every)[0])
+        return float(sum((silence * blocks).tolist())) / int(blocks.sum())
 
-    def _openers(self, chains: Sequence[list[int]], places: Sequence[int]) -> int:
+    def _openers(self, chains: Sequence[Ints], places: Ints) -> int:
         """How many ranks act unasked, now and then, in the blocks that begin at ``places``."""
-        ranks = len(self.ends)
-        times = np.zeros(ranks, np.int64)
-        for chain in chains:
-            cuts = np.array(chain)
-            which, unasked = self._unasked(cuts)
-            mine = unasked & np.isin(cuts[which // ranks], places)
-            times += np.bincount(which[mine] % ranks, minlength=ranks)
+        _, times = self._facts(_Chains.of(chains), places)
         return int((times >= max(TWICE, SELDOM * len(places))).sum())
 
-    def _unasked(self, cuts: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """For each block and rank that acts in it (block * ranks + rank) whether it first does so unasked."""
-        a, b = int(cuts[0]), int(cuts[-1])
-        block = np.searchsorted(cuts, np.arange(a, b), side="right") - 1
+    def _facts(self, chains: _Chains, marked: Ints | None = None) -> tuple[Ints, Ints]:
+        """``kernels.repeats.blocks`` of the chains: its facts, and its times for ``marked`` places."""
         ranks = len(self.ends)
-        which, first = np.unique(block * ranks + self.src[a:b], return_index=True)
-        arrived = np.full((len(cuts) - 1) * ranks, np.iinfo(np.int64).max)
-        np.minimum.at(arrived, block * ranks + self.dst[a:b], self.there[a:b])
-        alone = self.sent[a:b][first] <= arrived[which]
-        return which, alone & (self.pause[a:b][first] > self.slow)
-
-    def _worth(self, cuts: Ints) -> _Worth:
-        """``silence``: the share of ranks and blocks whose first burst came after a pause twice as long as
-        any later one. A first burst's pause counts from the rank's last event in the blocks before.
-        """
-        a, b = int(cuts[0]), int(cuts[-1])
-        count, ranks = len(cuts) - 1, len(self.ends)
-        block = np.searchsorted(cuts, np.arange(a, b), side="right") - 1
-        key = block * ranks + self.src[a:b]
-        which, first = np.unique(key, return_index=True)
-        later = np.full(count * ranks, -1)
-        rest = np.ones(b - a, bool)
-        rest[first] = False
-        np.maximum.at(later, key[rest], self.pause[a:b][rest])
-        last = np.full(count * ranks, NEVER)
-        np.maximum.at(last, key, self.over[a:b])
-        np.maximum.at(last, block * ranks + self.dst[a:b], self.there[a:b])
-        last = np.maximum.accumulate(last.reshape(count, ranks), axis=0)
-        before = np.concatenate([np.full((1, ranks), NEVER), last[:-1]]).reshape(-1)[which]
-        known = (before != NEVER) & (later[which] >= 0)
-        wins = self.sent[a:b][first][known] - before[known] > 2 * later[which][known]
-        _, unasked = self._unasked(cuts)
-        return _Worth(float(wins.mean()) if len(wins) else CHANCE, float(unasked.mean()))
+        marks = np.zeros(len(self.rows) + 1, np.uint8)
+        if marked is not None:
+            marks[marked] = 1
+        facts, times = np.empty((len(chains), 4), np.int64), np.zeros(ranks, np.int64)
+        self._kernels.blocks(
+            chains.places, chains.bounds, self.src, self.dst, self.sent, self.over, self.there, self.pause,
+            self.slow, marks, np.empty((6, ranks), np.int64), np.empty(ranks, np.int64), facts, times,
+        )  # fmt: skip
+        return facts, times
 
 
-def _slowest_usual(pauses: Ints) -> float:
+@dataclass
+class _Chains:
+    """Places to cut at: chain k is ``places[bounds[k]:bounds[k + 1]]``."""
+
+    places: Ints
+    bounds: Ints
+
+    @classmethod
+    def of(cls, chains: Sequence[Ints]) -> _Chains:
+        return cls(np.concatenate(chains), np.cumsum([0, *map(len, chains)]))
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, number: int) -> Ints:
+        return self.places[self.bounds[number] : self.bounds[number + 1]]
+
+
+def _silence(facts: Ints) -> NDArray[np.float64]:
+    """Of each chain the share of ranks and blocks whose first burst came after a pause twice as long as
+    any later one. A first burst's pause counts from the rank's last event in the blocks before.
+    """
+    known, silent = facts[:, 0], facts[:, 1]
+    return np.where(known > 0, silent / np.maximum(known, 1), CHANCE)
+
+
+def _slowest_usual(pauses: Ints) -> int:
     """The 95th percentile of what is usual among ``pauses``, ns: of a log-normal with their quartiles.
 
     Most bursts answer something at once; what waits for nothing may be many, and far beyond.
     """
     logs = np.log(np.maximum(pauses, 1))
     low, middle = np.percentile(logs, [25, 50])
-    return float(np.exp(middle + (middle - low) * 1.645 / 0.674))
+    return int(min(np.exp(middle + (middle - low) * 1.645 / 0.674), np.iinfo(np.int64).max // 2))
 
 
 def _wrapped(value: int) -> int:
