@@ -113,6 +113,20 @@ def test_a_message_after_an_input_bounds_from_above() -> None:
     assert (entries.enter_ns[4] - TIME_0 >= 2 * MS).all()
 
 
+def test_how_early_a_rank_may_have_been_says_nothing_of_itself() -> None:
+    """Ranks 1 and 2 may have been there from when they left before: the root is late by so much at most."""
+    world = World("eager")
+    chain = algorithm_of(Op.BROADCAST, "chain")
+    world.play(chain, 4096, {0: 0, 1: 0, 2: 0})
+    world.play(chain, 4096, {3: 6 * MS, 2: 6 * MS})  # which rank 2 leaves after 6 ms
+    world.play(chain, 4096, {0: 9 * MS, 1: 2 * MS, 2: 7 * MS})
+    entries, relative = told(world)
+    assert rules(entries, 2) == [Rule.FREE_STEP, Rule.AFTER_INPUT, Rule.UNSEEN]
+    assert bounds(relative, entries, 2)[:2] == [AT_MOST, AT_MOST]
+    root, behind = relative.lateness_ns[entries.collective == 2][:2].tolist()
+    assert 2 * MS < behind < 4 * MS < 8 * MS < root
+
+
 def test_an_answer_bounds_from_above() -> None:
     """Open MPI's PUT request comes when both the offer and the receiver are there."""
     world = World("rendezvous")

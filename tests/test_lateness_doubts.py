@@ -96,10 +96,17 @@ def test_groups_that_overlap_each_other_do_not_queue() -> None:
 # -- credits, connections, repetitions --------------------------------------------------------
 
 
-def credit_world(ages: list[int]) -> tuple[World, np.ndarray]:
-    """Rank 0's credit of each ring comes ``ages`` ns before its first message; the others' 5 ms."""
+def credit_world(ages: list[int], late: dict[int, int] | None = None) -> tuple[World, np.ndarray]:
+    """Rank 0's credit of each ring comes ``ages`` ns before its first message; the others' 5 ms.
+
+    It sends that much later in the turns ``late``.
+    """
     world = World("eager")
-    run_job(world, RING, 4096, [0, 1, 2, 3], len(ages))
+    job_late = late or {}
+    run_job(
+        world, RING, 4096, [0, 1, 2, 3], len(ages),
+        late=lambda rank, turn: job_late.get(turn, 0) if rank == 0 else 0,
+    )  # fmt: skip
     exchanges = build_exchanges(world.transfers())
     played = np.array([row["play"] for row in world.rows])[world.in_order][exchanges["data"]]
     first = {}
@@ -114,13 +121,26 @@ def credit_world(ages: list[int]) -> tuple[World, np.ndarray]:
 
 
 def test_a_credit_that_came_late_for_once() -> None:
+    """Who sends 3 ms later than ever, just after its credit, may have waited for it."""
     ages = [5 * MS] * 20
     ages[12] = 4_000
-    world, exchanges = credit_world(ages)
+    world, exchanges = credit_world(ages, {12: 3 * MS})
     entries, relative = told(world, exchanges)
     late = (entries.rule == Rule.CREDIT).nonzero()[0]
     assert [(int(entries.collective[row]), int(entries.endpoint[row])) for row in late] == [(12, 0)]
     assert relative.bound[late].tolist() == [AT_MOST]
+    # It needs 5 ms of work, so nobody else can have been late by more than if it entered then.
+    assert 3 * MS <= relative.lateness_ns[late[0]] < 3.1 * MS
+    assert (relative.lateness_ns[entries.collective == 12][1:] < 0.1 * MS).all()
+
+
+def test_a_credit_that_came_while_the_rank_must_have_worked() -> None:
+    """Just before its first message, but had it waited it would have worked less than anyone ever did."""
+    ages = [5 * MS] * 20
+    ages[9] = 4_000
+    world, exchanges = credit_world(ages)
+    entries, _ = told(world, exchanges)
+    assert entries.exact.all()
 
 
 def test_what_opens_a_connection_waits_for_it() -> None:

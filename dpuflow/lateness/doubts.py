@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.lateness.entries import Entries, Rule
-from dpuflow.lateness.handover import receiving_ns, spreads, usual_reactions
+from dpuflow.lateness.handover import FEWEST, receiving_ns, spreads, usual_reactions
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -73,8 +73,9 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
     """Weigh what reached a rank before it acted against how fast its hosts usually react.
 
     A rank that waits for an input or a credit acts on it within its host's usual reaction. One that
-    acts far later had not entered when the input came: its entry is exact. One that sends as soon as
-    its credit has come may have waited for that.
+    acts far later had not entered when the input came: its entry is exact. One that sends within that
+    reaction to its credit may have waited for the credit, but only if it can have been there before: not if
+    from leaving its last collective to the credit there was less time than any rank's work takes.
     """
     rule = entries.rule.copy()
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
@@ -84,10 +85,11 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
         own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
         rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
         gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
-        prompt = gated & (entries.credit_ns <= usual.median_ns)
-        # Credits run ahead of their data, usually by much the same. One that hardly did was late.
-        late = gated & (entries.credit_ns < _half_usual(entries.credit_ns, gated, of_row))
-        prompt |= late & (entries.credit_ns <= usual.most_ns)
+        prompt = gated & (entries.credit_ns <= usual.most_ns)
+    least = _least_work_ns(entries, gated & ~prompt, of_row)
+    prompt &= (entries.since_ns == NEVER) | (_since_ns(entries) - entries.credit_ns >= least)
+    after = np.where(prompt & (entries.since_ns != NEVER), entries.since_ns + least, entries.since_ns)
+    entries = replace(entries, since_ns=after)
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
 
 
@@ -126,14 +128,24 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     )
 
 
-def _half_usual(
-    values: NDArray[np.int64], mine: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Half of the median of each row's group, over the rows ``mine``; 0 for groups without."""
-    out = np.zeros(len(values))
-    for each in np.unique(of_row[mine]):
+def _since_ns(entries: Entries) -> NDArray[np.int64]:
+    """From leaving one collective to entering the next; 0 where nothing is known of that."""
+    return np.where(entries.since_ns != NEVER, entries.enter_ns - entries.since_ns, 0)
+
+
+def _least_work_ns(entries: Entries, free: NDArray[np.bool_], of_row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row the least time that a rank of its group needed between two collectives; 0 without.
+
+    From the rows ``free`` of any doubt, if there are enough. A rank that a credit had held up would have been
+    there before the credit, and so have needed less than lies between leaving and the credit.
+    """
+    out = np.zeros(len(free), np.int64)
+    free = free & (entries.since_ns != NEVER)
+    worked = _since_ns(entries)
+    for each in np.unique(of_row[free]):
         rows = of_row == each
-        out[rows] = float(np.median(values[rows & mine])) / 2
+        if (rows & free).sum() >= FEWEST:
+            out[rows] = worked[rows & free].min()
     return out
 
 

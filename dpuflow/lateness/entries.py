@@ -43,7 +43,7 @@ class Rule(IntEnum):
     AFTER_INPUT = 4  # at most: its first message may have waited for an input
     ANSWER = 5  # at most: it only answered an offer
     LONG_AFTER = 6  # exact: its first message came so long after any input that it had not waited for one
-    CREDIT = 7  # at most: its first message left as soon as its credit had come
+    CREDIT = 7  # at most: its first message left soon after its credit had come
     QUEUED = 8  # at most: it may have queued behind another collective of the same group
     CONNECTING = 9  # at most: its first message opened a connection
     REPEATED = 10  # at most: the first time it was sent may not have been seen
@@ -59,7 +59,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.AFTER_INPUT: ("at_most", "first message, which may have waited for its input"),
     Rule.ANSWER: ("at_most", "first answer to a peer's offer"),
     Rule.LONG_AFTER: ("exact", "first message, long after its input had arrived"),
-    Rule.CREDIT: ("at_most", "first message, sent as soon as its credit had come"),
+    Rule.CREDIT: ("at_most", "first message, sent soon after its credit had come"),
     Rule.QUEUED: ("at_most", "first message, which may have queued behind the collective before"),
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition may have been seen"),
@@ -240,7 +240,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         clock_ns=np.zeros(total, np.int64),
     )
     before = previous_leave(entries)
-    return replace(entries, since_ns=np.where(before <= entered, before, NEVER))
+    there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
+    return replace(entries, since_ns=np.where(before <= there, before, NEVER))
 
 
 class _Lookup:

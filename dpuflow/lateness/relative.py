@@ -68,7 +68,8 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     when = np.where(seen, entries.enter_ns, _FAR)
     earliest = over(when)
     first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
-    floor = over(np.where(exact, entries.enter_ns, entries.since_ns))
+    floor = _least_of_others(np.where(exact, entries.enter_ns, entries.since_ns), starts, count)
+    floor = np.minimum(floor, entries.enter_ns)  # being early oneself makes nobody late but others
     known = over(exact.astype(np.int64)) == 1
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
@@ -87,6 +88,18 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error))
+
+
+def _least_of_others(
+    values: NDArray[np.int64], starts: NDArray[np.int64], count: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """For each row the least value of the other rows of its collective; far in the future without others."""
+    least = np.repeat(np.minimum.reduceat(values, starts), count)
+    own = np.where(values == least, np.arange(len(values)), len(values))
+    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    mine = first == np.arange(len(values))
+    second = np.repeat(np.minimum.reduceat(np.where(mine, _FAR, values), starts), count)
+    return np.where(mine, second, least)
 
 
 def _errors(entries: Entries, first: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
