@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.clocks import ClockMap, Clocks, Samples, tie_clocks
+from dpuflow.clockmap import ClockMap, Samples
+from dpuflow.clocks import tie_clocks
 from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role
 from dpuflow.sightings import (
     Sightings,
@@ -37,6 +38,7 @@ from dpuflow.vantage import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dpuflow.clockgraph import Clocks
     from dpuflow.tables import CaptureTables, Rows
 
     Ints = np.typing.NDArray[np.int64]

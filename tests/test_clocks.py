@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from worlds import START, Sent, World
 
-from dpuflow.clocks import ClockMap
+from dpuflow.clockmap import ClockMap
 from dpuflow.envelope import fit_line
 from dpuflow.join import join
 from dpuflow.schema import NEVER

@@ -22,6 +22,7 @@ ORDER = [
         "roles",
         "stretches",
         "hidden_ob1",
+        "hidden_gloo",
         "ob1",
         "hidden",
         "tcp",
@@ -31,7 +32,7 @@ ORDER = [
         "ingest",
         "live",
     ),
-    *("vantage", "sightings", "envelope", "clocks", "join"),
+    *("vantage", "sightings", "envelope", "clockmap", "clockgraph", "clocks", "join"),
     *(
         "ordering",
         "exchanges",
