@@ -143,9 +143,12 @@ def _views(
     known &= ~captured | (entries.exact[other_row] & (acts[2][at] != NEVER))
     lead = np.where(captured, lead - lag, lead)
     found: dict[tuple[int, int], View] = {}
-    for a, b in sorted(set(zip(mine[known].tolist(), other[known].tolist(), strict=True))):
-        rows = known & (mine == a) & (other == b)
-        found[a, b] = View(collective[rows], lead[rows])
+    rows = np.flatnonzero(known)
+    rows = rows[np.lexsort((other[rows], mine[rows]))]
+    pairs = np.stack([mine[rows], other[rows]])
+    bounds = np.flatnonzero(np.r_[True, (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)][: len(rows)])
+    for part in np.split(rows, bounds[1:]) if len(rows) else []:
+        found[int(mine[part[0]]), int(other[part[0]])] = View(collective[part], lead[part])
     return found
 
 
@@ -231,12 +234,18 @@ def _close_loops(found: list[Measured]) -> None:
     if not len(common):
         return
     number = {end: n for n, end in enumerate(ends)}
-    rows, right = np.zeros((len(used), len(ends))), np.zeros((len(used), len(common)))
-    for n, m in enumerate(used):
-        rows[n, number[m.edge.to]], rows[n, number[m.edge.from_]] = 1.0, -1.0
-        right[n] = m.value_ns[_common(common, m.collective)[2]]
-    solved = np.linalg.lstsq(rows, right, rcond=None)[0]
-    open_by = np.abs(np.median(rows @ solved - right, axis=1))
+    start, end = np.array([[number[m.edge.from_], number[m.edge.to]] for m in used]).T
+    right = np.stack([m.value_ns[_common(common, m.collective)[2]] for m in used])
+    # The normal equations, since there are far more edges than ends.
+    normal, summed = np.zeros((len(ends), len(ends))), np.zeros((len(ends), len(common)))
+    np.add.at(normal, (start, start), 1.0)
+    np.add.at(normal, (end, end), 1.0)
+    np.add.at(normal, (start, end), -1.0)
+    np.add.at(normal, (end, start), -1.0)
+    np.add.at(summed, end, right)
+    np.subtract.at(summed, start, right)
+    solved = np.linalg.lstsq(normal, summed, rcond=None)[0]
+    open_by = np.abs(np.median(solved[end] - solved[start] - right, axis=1))
     for n, m in enumerate(used):
         if m.edge.error_ns is not None:
             m.edge.error_ns = max(m.edge.error_ns, round(float(open_by[n])))

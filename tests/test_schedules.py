@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from dpuflow.collectives.composed import one_after_the_other
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, free_ranks, schedule
+from dpuflow.collectives.schedules import (
+    ALGORITHMS,
+    Algorithm,
+    dependencies,
+    edge_sizes,
+    free_ranks,
+    schedule,
+)
 from dpuflow.collectives.trees import (
     binary_by_level,
     binary_heap,
@@ -64,6 +73,37 @@ def test_nobody_sends_to_itself_or_outside(algorithm: Algorithm) -> None:
                 assert send.src != send.dst
                 assert 0 <= send.src < n
                 assert 0 <= send.dst < n
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.rooted and a.turned], ids=lambda a: a.name)
+def test_another_root_turns_the_ranks(algorithm: Algorithm) -> None:
+    for n in (n for n in range(2, 20) if algorithm.fits(n)):
+        for root in range(n):
+            turned = {((a + root) % n, (b + root) % n): z for (a, b), z in edge_sizes(algorithm, n).items()}
+            assert edge_sizes(algorithm, n, root) == turned
+
+
+def needs_by_definition(algorithm: Algorithm, n: int, root: int) -> list[tuple[object, object]]:
+    named, sent = [], Counter[tuple[int, int]]()
+    for send in schedule(algorithm, n, root):
+        named.append((send, ((send.src, send.dst), sent[send.src, send.dst])))
+        sent[send.src, send.dst] += 1
+    pairs: list[tuple[object, object]] = []
+    for send, name in named:
+        before = [other for other, _ in named if other.dst == send.src and other.step < send.step]
+        last = max((other.step for other in before), default=None)
+        pairs += [(name, what) for other, what in named if other.dst == send.src and other.step == last]
+    return pairs
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.op.name}-{a.name}")
+@pytest.mark.parametrize("n", [2, 3, 6, 8])
+def test_a_send_needs_the_latest_input_of_earlier_steps(algorithm: Algorithm, n: int) -> None:
+    if algorithm.fits(n):
+        expected = needs_by_definition(algorithm, n, 0)
+        assert sorted(dependencies(algorithm, n)) == sorted(expected)
+        mine = [pair for pair in dependencies(algorithm, n) if pair[0][0][0] == 1]
+        assert list(dependencies(algorithm, n, 0, frozenset([1]))) == mine
 
 
 def test_free_ranks_are_those_that_wait_for_nobody() -> None:

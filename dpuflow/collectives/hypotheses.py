@@ -7,7 +7,7 @@ size each edge carries per collective; it holds as far as counts and sizes agree
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import numpy as np
 from dpuflow.collectives.partial import Contact, placements
 from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes
 from dpuflow.collectives.sending import Send
 from dpuflow.collectives.streams import HOLE
 from dpuflow.collectives.trees import split_binary, synced_up
@@ -47,12 +47,12 @@ class Hypothesis:
     cuts: int
     near: frozenset[int] | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The schedule as arrays, ranks by position."""
         return _plan(self.algorithm, self.order, self.root, self.near)
 
-    @property
+    @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """(src, dst) endpoints, in the order of the plan's edges."""
         return _edges(self.algorithm, self.order, self.root, self.near)
@@ -127,7 +127,8 @@ class Proposer:
             for algorithm in self._phased(streams)
             for order in tries
             for root in (range(len(order)) if algorithm.rooted else (0,))
-            if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
+            if _is_among(edges, algorithm, order, root, self.near)
+            for base in (Hypothesis(algorithm, order, root, 1, self.near),)
         ]
         return shapes + phased
 
@@ -222,10 +223,32 @@ def _shapes(
         for order in tries
         for algorithm in fixed
         for root in (range(n) if algorithm.rooted else (0,))
-        if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, near)).edges)
-        and base.edges
+        if near is not None or _may_have(len(edges), op, algorithm, n, root)
+        if _is_among(edges, algorithm, order, root, near)
+        and (base := Hypothesis(algorithm, order, root, 1, near)).edges
         and (op != Op.UNKNOWN or len(base.edges) == len(edges))
     ]
+
+
+def _may_have(count: int, op: Op, algorithm: Algorithm, n: int, root: int) -> bool:
+    """Whether the algorithm has no more edges than these; of an unknown operation it must have as many."""
+    own = len(edge_sizes(algorithm, n, 0 if algorithm.turned else root))
+    return own == count if op == Op.UNKNOWN else own <= count
+
+
+def _is_among(
+    edges: frozenset[Edge],
+    algorithm: Algorithm,
+    order: tuple[int, ...],
+    root: int,
+    near: frozenset[int] | None,
+) -> bool:
+    """Whether all edges that the hypothesis has are among these; most have one early on that is not."""
+    return all(
+        (order[send.src], order[send.dst]) in edges
+        or (near is not None and order[send.src] not in near and order[send.dst] not in near)
+        for send in algorithm.sends(len(order), 1.0, root)
+    )
 
 
 @lru_cache(maxsize=256)

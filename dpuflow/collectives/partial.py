@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dpuflow.collectives.model import Instance
+    from dpuflow.collectives.sending import Send
     from dpuflow.tables import Rows
 
 MOST_RANKS: Final = 64
@@ -56,9 +57,9 @@ def placements(
                 continue
             if algorithm.rooted and op == Op.UNKNOWN:
                 continue  # a leaf's one message fits any tree
-            for seat, to, back in _views(algorithm, n):
-                if (len(to), len(back)) != (len(outward), len(inward)) or busiest < _busiest(algorithm, n):
-                    continue
+            if busiest < _busiest(algorithm, n):
+                continue
+            for seat, to, back in _views(algorithm, n, len(outward), len(inward)):
                 order = _fill(n, seat, me, (*to, *back), (*outward, *inward))
                 if order is not None:
                     yield algorithm, order, 0
@@ -70,18 +71,27 @@ def _busiest(algorithm: Algorithm, n: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _views(algorithm: Algorithm, n: int) -> tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]:
-    """What each position sees: (position, whom it sends to, whom it hears from), by first contact.
+def _views(
+    algorithm: Algorithm, n: int, outward: int, inward: int
+) -> tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]:
+    """What positions see: (position, whom it sends to, whom it hears from), by first contact.
 
-    Positions that see the same messages at the same steps are one.
+    Only positions that send to ``outward`` others and hear from ``inward``. Those that see the same messages
+    at the same steps are one.
     """
     if n > 8 and len(edge_sizes(algorithm, n, 0)) > 8 * n:
         return ()  # everyone with everyone: then all endpoints were seen
     views: dict[object, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
-    for seat in range(n):
-        mine = [s for s in schedule(algorithm, n, 0) if seat in (s.src, s.dst)]
+    seats: list[list[Send]] = [[] for _ in range(n)]
+    for send in schedule(algorithm, n, 0):
+        seats[send.src].append(send)
+        if send.dst != send.src:
+            seats[send.dst].append(send)
+    for seat, mine in enumerate(seats):
         to = tuple(dict.fromkeys(s.dst for s in mine if s.src == seat))
         back = tuple(dict.fromkeys(s.src for s in mine if s.dst == seat))
+        if (len(to), len(back)) != (outward, inward):
+            continue
         names = {peer: number for number, peer in enumerate(dict.fromkeys((*to, *back)))}
         shape = tuple(
             (s.src == seat, names[s.dst if s.src == seat else s.src], round(s.size, 9)) for s in mine

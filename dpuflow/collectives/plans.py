@@ -49,9 +49,7 @@ class Plan:
     def needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets by sending rank, and rows: edge and number of a send, and of the input it needs."""
         number = {edge: place for place, edge in enumerate(self.edges)}
-        whole = self.captured is None
-        every = dependencies(self.algorithm, self.ranks, self.root)
-        pairs = [pair for pair in every if whole or pair[0][0][0] in (self.captured or ())]
+        pairs = dependencies(self.algorithm, self.ranks, self.root, self.captured)
         at, order = _by_rank(self.ranks, (send[0][0] for send, _ in pairs))
         rows = [(number[send[0]], send[1], number[got[0]], got[1]) for send, got in pairs]
         return at, np.array(rows, np.int64).reshape(-1, 4)[order]

@@ -12,8 +12,10 @@ dissemination. Where ranks are no power of two: the extra ranks fold into neighb
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dpuflow.collectives.sending import Send, is_power, power_below
@@ -45,7 +47,8 @@ class Algorithm:
 
     ``sends(n, size, root)`` gives the schedule; ``size_of(n, total)`` the buffer from the payload
     of all messages together; ``fits(n)`` whether it can serve ``n`` ranks; ``cuts`` whether each
-    message may be cut into equal segments.
+    message may be cut into equal segments; ``turned`` whether another root's schedule is that of root 0 with
+    the ranks turned.
     """
 
     op: Op
@@ -55,6 +58,7 @@ class Algorithm:
     fits: Callable[[int], bool] = lambda n: n >= 2
     rooted: bool = False
     cuts: bool = False
+    turned: bool = True
 
 
 # -- rings -----------------------------------------------------------------------------------
@@ -372,7 +376,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         for name, shape, fits in SHAPES
     ),
     Algorithm(
-        Op.REDUCE, "tree", in_order_up, lambda n, t: t / _units(in_order_up, n), lambda n: n > 2, True, True
+        Op.REDUCE,
+        "tree",
+        in_order_up,
+        lambda n, t: t / _units(in_order_up, n),
+        lambda n: n > 2,
+        rooted=True,
+        cuts=True,
+        turned=False,
     ),
     Algorithm(
         Op.REDUCE,
@@ -380,6 +391,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         _rabenseifner_reduce,
         lambda n, t: t / _units(_rabenseifner_reduce, n),
         rooted=True,
+        turned=False,
     ),
     Algorithm(
         Op.REDUCE, "ring", _ring_reduce, lambda n, t: t / (n - 1) / (1 + 1 / n), rooted=True, cuts=True
@@ -412,7 +424,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 @lru_cache(maxsize=4096)
 def schedule(algorithm: Algorithm, n: int, root: int = 0) -> tuple[Send, ...]:
     """The schedule for a buffer of one byte, in order of steps: sizes are to be multiplied."""
-    return tuple(sorted(algorithm.sends(n, 1.0, root), key=lambda send: send.step))
+    return tuple(sorted(algorithm.sends(n, 1.0, root), key=itemgetter(0)))
 
 
 @lru_cache(maxsize=4096)
@@ -429,8 +441,13 @@ Place = tuple[tuple[int, int], int]
 
 
 @lru_cache(maxsize=4096)
-def dependencies(algorithm: Algorithm, n: int, root: int = 0) -> tuple[tuple[Place, Place], ...]:
-    """Pairs (send, input): the send needs the input, the latest one that its rank gets in earlier steps."""
+def dependencies(
+    algorithm: Algorithm, n: int, root: int = 0, of: frozenset[int] | None = None
+) -> tuple[tuple[Place, Place], ...]:
+    """Pairs (send, input): the send needs the input, the latest one that its rank gets in earlier steps.
+
+    Only sends of the ranks ``of``, None for all.
+    """
     seen: dict[tuple[int, int], int] = {}
     inputs: dict[int, list[tuple[int, Place]]] = {}
     sends: list[tuple[Send, Place]] = []
@@ -438,14 +455,17 @@ def dependencies(algorithm: Algorithm, n: int, root: int = 0) -> tuple[tuple[Pla
         edge = (send.src, send.dst)
         place = (edge, seen.get(edge, 0))
         seen[edge] = place[1] + 1
-        sends.append((send, place))
-        inputs.setdefault(send.dst, []).append((send.step, place))
+        if of is None or send.src in of:
+            sends.append((send, place))
+        if of is None or send.dst in of:
+            inputs.setdefault(send.dst, []).append((send.step, place))
     pairs: list[tuple[Place, Place]] = []
     for send, place in sends:
-        before = [(step, what) for step, what in inputs.get(send.src, []) if step < send.step]
-        if before:
-            last = before[-1][0]
-            pairs.extend((place, what) for step, what in before if step == last)
+        before = inputs.get(send.src, [])
+        end = bisect_left(before, send.step, key=itemgetter(0))  # a schedule is in order of steps
+        if end:
+            begin = bisect_left(before, before[end - 1][0], key=itemgetter(0))
+            pairs.extend((place, what) for _, what in before[begin:end])
     return tuple(pairs)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpuflow.collectives.hypotheses import Hypothesis
-    from dpuflow.collectives.streams import Columns, Streams
+    from dpuflow.collectives.streams import Columns, Edge, Streams
 
 NO_CONTRAST = 0.75
 """What a hypothesis with one send a rank is worth, which has no inner places to compare: half way
@@ -49,8 +49,14 @@ class Scorer:
         most = max(explained(h, n) for h, n in runs)
         equal = [(h, n) for h, n in runs if 2 * explained(h, n) > most]
         # Who leaves whole edges over that another one explains as well has not understood them.
-        edges = {run: frozenset(run[0].edges) for run in equal}
-        equal = [r for r in equal if not any(edges[r] < edges[o] and o[1] >= r[1] for o in equal)]
+        furthest: dict[frozenset[Edge], int] = {}
+        for hypothesis, count in equal:
+            edges = frozenset(hypothesis.edges)
+            furthest[edges] = max(count, furthest.get(edges, 0))
+        beyond = {
+            edges: max((n for other, n in furthest.items() if edges < other), default=0) for edges in furthest
+        }
+        equal = [(h, n) for h, n in equal if n > beyond[frozenset(h.edges)]]
         if len(equal) == 1:
             return equal[0]
 

@@ -305,6 +305,11 @@ class _Segmenter:
 
     def _drop(self, count: int, ahead: Sequence[tuple[int, int]] | None = None) -> list[int]:
         """Take away the next ``count`` messages in order of time; returns their rows."""
+        if count >= self.streams.count:
+            every = np.concatenate([part for _, part in self.streams.left()] or [np.zeros(0, np.int64)])
+            self.streams.take(slice(None), self.streams.end - self.streams.at)
+            dropped: list[int] = every[np.argsort(self.starts[every], kind="stable")].tolist()
+            return dropped
         rows: list[int] = []
         while count > len(rows) and self.streams:
             by: dict[tuple[int, int], int] = {}
