@@ -45,6 +45,19 @@ def main(
     click.echo(text(result))
     if json_file:
         save(result, json_file)
+    click.echo("\nLive capture, medians:")
+    _live(rounds)
+
+
+def _live(rounds: int) -> None:
+    """The live part, or why it is left out."""
+    from bench.live import missing, run_live
+
+    why = missing()
+    if why is not None:
+        click.echo(why)
+    else:
+        run_live(rounds, click.echo)
 
 
 @main.command()
@@ -75,9 +88,7 @@ def profile(file: Path | None, packets: int) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True)
 def live_command(rounds: int) -> None:
     """What live capture costs: programs, reader, idling. As root."""
-    from bench.live import run_live
-
-    run_live(rounds, click.echo)
+    _live(rounds)
 
 
 if __name__ == "__main__":

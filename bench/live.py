@@ -76,6 +76,21 @@ def write_middle(psn: int = 7, wire_len: int = 4174) -> bytes:
     return (ethernet + ip + udp + bth).ljust(min(wire_len, 1514), b"\x55")
 
 
+def missing() -> str | None:
+    """Why the live part cannot be measured here, as a sentence; None where it can."""
+    from dpuflow.errors import DpuflowError
+
+    if os.geteuid() != 0:
+        return "live capture is not measured: run as root (`sudo make bench`) for it"
+    if not object_path("packets").is_file():
+        return "live capture is not measured: its programs are not there; make them with `make bpf`"
+    try:
+        os.close(libbpf.create_ring(4096))
+    except DpuflowError as error:
+        return f"live capture is not measured: {error}"
+    return None
+
+
 def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure, say and return the figures, in ns."""
     ring = Ring(libbpf.create_ring(RING), RING)

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import figures
+from bench.__main__ import main
 from bench.checksum import Checksum
 from bench.generate import WHOLE, write_captures
 from bench.measure import FailedError, compile_peer, probe, python, run
@@ -276,3 +278,13 @@ def test_kernels_are_timed_by_name(tmp_path: Path) -> None:
     times = kernel_times(str(capture))
     assert times["roce_scan"][0] >= 1
     assert list(times.values()) == sorted(times.values(), key=lambda entry: -entry[1])
+
+
+def test_the_live_part_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("DPUFLOW_BPF", str(tmp_path))
+    done = CliRunner().invoke(main, ["live"])
+    assert done.exit_code == 0
+    assert done.output.startswith("live capture is not measured: its programs are not there")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "run as root" in CliRunner().invoke(main, ["live"]).output

@@ -17,6 +17,7 @@ from dpuflow.ingest import ingest
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import blocks
 from dpuflow.live.base import Interface
+from dpuflow.live.nic import NIC_NAMES
 from dpuflow.records import read_blocks
 from dpuflow.schema import BthFlag
 from dpuflow.schema_ring import COUNTER_NAMES, RING_PACKET, RING_RUN, RingKind
@@ -151,7 +152,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     frame = bytes(12) + b"\x08\x00" + bytes(50)
     found, _ = drained(*ring_of([(frame, 0)] * 6, 0), room=5000)
     interfaces = [Interface(f"eth{k}", k + 1, bytes(6)) for k in range(3)]
-    counters = dict.fromkeys(COUNTER_NAMES, 0) | {"seen": 9, "captured": 2, "ring_full": 5}
+    counters = dict.fromkeys((*COUNTER_NAMES, *NIC_NAMES), 0) | {
+        "seen": 9,
+        "captured": 2,
+        "ring_full": 5,
+        "rx_missed_errors": 2,
+    }
     file = tmp_path / "x.pcapng"
     parts = [
         blocks.section_block("clock: x"),
@@ -163,7 +169,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     info = ingest([str(file)]).info
     assert info.complete
     assert info.packets == 6
-    assert info.lost_packets == 15
+    assert info.lost_packets == 21
     assert info.first_ns == 10**18
     assert info.comments[0] == "clock: x"
 
@@ -175,6 +181,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (["-i", "lo", "-i", "lo"], "an interface is named twice"),
         (["-i", "lo", "--host", "me"], "'me' is no IPv4 or IPv6 address"),
         (["-i", "lo", "--port", "70000"], "70000 is no port"),
+        (["-i", "lo", "--filter", "not tcp"], "--filter: 'not' is not possible; possible are roce"),
+        (["-i", "lo", "--filter", "qp 16777216"], "16777216 is no QP"),
+        (["-i", "lo", "--filter", "roce", "--qp", "7"], "--filter says it all"),
+        (["-i", "lo", "--filter", "roce", "--protocol", "tcp"], "--filter says it all"),
     ],
 )
 def test_wrong_use_is_told_in_a_sentence(arguments: list[str], sentence: str) -> None:

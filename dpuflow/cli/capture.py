@@ -17,6 +17,8 @@ Examples:
     dpuflow capture -i eth2 -w /data/node0.pcapng.zst --rotate-size 1G --files 50
   Messages in place of packets, for rates that no file could take:
     dpuflow capture -i eth2 --mode messages -w node0.dpuflow
+  Of one job's two hosts:
+    dpuflow capture -i eth2 -w job.pcapng --filter "roce and (host 10.0.0.1 or host 10.0.0.2)"
   What is on the wire, without a file:
     dpuflow capture -i eth2
 
@@ -37,6 +39,13 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         if not found:
             self.fail(f"{value!r} is no size: write 64Mi, 1G or a number of bytes.", param, ctx)
         return round(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def _given(name: str) -> bool:
+    """Whether the option stands on the command line."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 @click.command(epilog=EPILOG)
@@ -76,6 +85,13 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     show_default=True,
     metavar="B",
     help="Bytes to keep of a packet (64 at least); 0 keeps all.",
+)
+@click.option(
+    "--filter",
+    "expression",
+    metavar="EXPR",
+    help='What to capture, in one expression: "roce and (host 10.0.0.1 or host 10.0.0.2) and qp 17".'
+    " In place of the next five options.",
 )
 @click.option(
     "--protocol",
@@ -148,7 +164,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--quiet", is_flag=True, help="No live line and no summary; warnings and errors only.")
 def capture(
     interfaces: tuple[str, ...], path: str | None, mode: str, duration: float | None, count: int | None,
-    snaplen: int,
+    snaplen: int, expression: str | None,
     protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
     vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, rotate_size: int,
     rotate_time: float, files: int, quiet: bool,
@@ -163,12 +179,21 @@ def capture(
     if files and not (rotate_size or rotate_time):
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
+    if expression is not None and (hosts or ports or qps or vlans or _given("protocols")):
+        raise click.UsageError("--filter says it all: leave out --protocol, --host, --port, --qp and --vlan.")
+
     from dpuflow.errors import DpuflowError
     from dpuflow.live.options import LiveOptions
     from dpuflow.live.output import Rotation
     from dpuflow.live.record import record
     from dpuflow.reports.live import LiveLine, summary_lines
 
+    if expression is not None:
+        from dpuflow.live.expression import translate
+
+        wanted = translate(expression)
+        protocols, hosts, ports = wanted.protocols, wanted.hosts, wanted.ports
+        qps, vlans = wanted.qps, wanted.vlans
     options = LiveOptions(
         interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode
     )

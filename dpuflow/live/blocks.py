@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from dpuflow import __version__
+from dpuflow.live.nic import NIC_LOSSES, NIC_NAMES
 from dpuflow.schema_ring import COUNTER_NAMES, LOSSES
 from dpuflow.wire import LINKTYPE_ETHERNET
 
@@ -49,12 +50,13 @@ def statistics_block(
     ``delivered``: packets written so far, in all files of a rotated capture.
     """
     lost = sum(counters[name] for name in LOSSES)
-    named = ", ".join(f"{name} {counters[name]}" for name in COUNTER_NAMES)
+    named = ", ".join(f"{name} {counters[name]}" for name in (*COUNTER_NAMES, *NIC_NAMES))
     options = [
         (_COMMENT, named.encode()),
         (2, _stamp(start_ns)),
         (3, _stamp(now_ns)),
         (4, struct.pack("<Q", counters["seen"])),
+        (5, struct.pack("<Q", sum(counters[name] for name in NIC_LOSSES))),
         (6, struct.pack("<Q", counters["captured"] + lost)),
         (7, struct.pack("<Q", lost)),
         (8, struct.pack("<Q", delivered)),

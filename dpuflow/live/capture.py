@@ -13,6 +13,7 @@ from dpuflow.errors import OptionError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import blocks
 from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES
+from dpuflow.live.nic import NIC_LOSSES, NicCounters
 from dpuflow.schema_ring import LOSSES
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class LiveCapture:
         self.options = options
         self.backend = open_backend(options, backend)
         self._start_s = time.monotonic()
-        self._counters = self.backend.counters()
+        self._nic = NicCounters([interface.index for interface in self.backend.interfaces])
+        self._counters = self._count()
         self._warnings: list[str] = []
         self._reason: str | None = None
         self._before = (self._start_s, 0, 0, 0)
@@ -96,7 +98,7 @@ class LiveCapture:
         """The statistics blocks as things stand."""
         start_ns = self.backend.clock.start.real_ns + round(self._start_s * 1e9)
         now_ns = self.backend.clock.start.real_ns + time.monotonic_ns()
-        self._counters = self.backend.counters()
+        self._counters = self._count()
         return b"".join(
             blocks.statistics_block(
                 number, now_ns, start_ns, counters, int(self.backend.tally[kernel.D_IFACES + number])
@@ -147,13 +149,13 @@ class LiveCapture:
     def _look(self, now_s: float) -> None:
         """Counters, clock and interfaces as they are now."""
         backend, tally = self.backend, self.backend.tally
-        self._counters = backend.counters()
+        self._counters = self._count()
         packets, messages, size = (int(tally[k]) for k in (kernel.D_PACKETS, kernel.D_ENDS, kernel.D_BYTES))
         before_s, *before = self._before
         span = max(now_s - before_s, 1e-9)
         rates = [(now - then) / span for now, then in zip((packets, messages, size), before, strict=True)]
         self._before = (now_s, packets, messages, size)
-        lost = sum(counters[name] for counters in self._counters for name in LOSSES)
+        lost = sum(counters[name] for counters in self._counters for name in (*LOSSES, *NIC_LOSSES))
         flows = int(tally[kernel.D_FLOWS])
         self._status = Status(
             now_s - self._start_s, packets, messages, _estimate(flows), size, lost,
@@ -167,6 +169,12 @@ class LiveCapture:
         gone = [interface.name for interface in backend.interfaces if not interface.exists()]
         if gone:
             self._reason = f"{', '.join(gone)}: the interface is gone; what came before is kept"
+
+    def _count(self) -> list[dict[str, int]]:
+        """The COUNTERS of each interface and its NIC_NAMES, since the start."""
+        return [
+            counters | nic for counters, nic in zip(self.backend.counters(), self._nic.grown(), strict=True)
+        ]
 
     def summary(self) -> Summary:
         """What the capture has come to, after the last piece."""

@@ -86,6 +86,50 @@ def test_what_is_left_out_is_counted(pair: Pair, nccl: list[Path], gloo: list[Pa
     assert counters["ring_full"] == counters["unreadable"] == counters["cut"] == 0
 
 
+def test_an_expression_takes_what_the_options_take(
+    pair: Pair, nccl: list[Path], gloo: list[Path], tmp_path: Path
+) -> None:
+    one, other = tmp_path / "one.pcapng", tmp_path / "other.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(one), "--filter", "roce or port 5000"):
+        pair.send(pair.a, "west", *nccl, *gloo)
+    packets = packets_of(one)
+    (counters,) = counters_of(one)
+    assert counters["not_wanted"] == counters["seen"] - len(packets) > 0
+    qp = next(packet.data[47:50] for packet in packets if packet.data[36:38] == b"\x12\xb7")
+    with pair.capturing(pair.b, "-i", "east", "-w", str(other), "--filter", f"qp 0x{qp.hex()}"):
+        pair.send(pair.a, "west", *nccl, *gloo)
+    expected = [p.data for p in packets if p.data[36:38] == b"\x12\xb7" and p.data[47:50] == qp]
+    assert [packet.data for packet in packets_of(other)] == expected
+
+
+def test_what_the_interface_drops_meanwhile_is_told(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    unknown = (
+        "import socket; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind(('west', 0));"
+        "[s.send(bytes(12) + b'\\x88\\xb5' + bytes(50)) for _ in range({})]"
+    )  # of an experimental ethertype: seen by the programs, then dropped, as nobody in east's host takes it
+    pair.call(pair.a, sys.executable, "-c", unknown.format(9))
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file)) as capture:
+        pair.call(pair.a, sys.executable, "-c", unknown.format(7))
+    (counters,) = counters_of(file)
+    assert counters["not_wanted"] == counters["rx_dropped"] == 7
+    assert counters["rx_missed_errors"] == 0
+    assert "7 dropped by the interface (rx_dropped)" in capture.said
+    assert ingest([str(file)]).info.lost_packets == 0
+
+
+def test_the_interfaces_own_counters_are_those_of_sysfs(pair: Pair) -> None:
+    code = (
+        "import socket; from dpuflow.live.nic import read_nic;"
+        "read = lambda name: int(open('/sys/class/net/east/statistics/' + name).read());"
+        "found = read_nic(socket.if_nametoindex('east'));"
+        "print(found == {name: read(name) for name in found}, found['rx_dropped'], read_nic(9999))"
+    )
+    frames = "import socket; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind(('west', 0));"
+    pair.call(pair.a, sys.executable, "-c", frames + "s.send(bytes(12) + b'\\x88\\xb5' + bytes(50))")
+    assert pair.call(pair.b, sys.executable, "-c", code).stdout == "True 1 None\n"
+
+
 def test_a_flood_beyond_capacity_ends_in_counted_loss(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
     file = tmp_path / "x.pcapng"
     with pair.capturing(
