@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from dpuflow.beside import busy_elsewhere
 from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.edges import disagreements, measure_edges
 from dpuflow.findings import Known, build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
-from dpuflow.judgement import add_stages, charge, judge, own_lateness
+from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness
 from dpuflow.kinds import find_tokens, group_kinds
 from dpuflow.lateness import BOUNDS, RULES, Rule, relate, short_of_ranks, weigh
 from dpuflow.links import measure_links, slow_rows
@@ -73,7 +74,7 @@ def assemble(
     span_ns = joined.end_ns - joined.start_ns
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
     judgements = judge(instances, entries, relative, charges, causes, own, group_of, step)
-    judgements = add_stages(judgements, stages)
+    judgements = add_stages(doubt(judgements, busy_elsewhere(instances)), stages)
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     kinds = group_kinds([g.endpoints for g in groups], group_of, instances, steps, pipelines, decoding)

@@ -4,7 +4,8 @@ A rank enters a collective after it has left the one before and done its work. I
 lies between. A rank whose own time is no longer than its peers' was late because it left late: it
 inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
 it has a link that is slow (``links``), the network made it late. Where it had all it needed, but its own
-data could not leave, its receiver did.
+data could not leave, its receiver did. Of a rank without a capture of its own it is not seen when it left:
+it is blamed only where no link can have held it so long (``beside``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.beside import seen_from_beside
 from dpuflow.lateness import AT_MOST, Rule, against_others, previous_row
 from dpuflow.schema import NEVER, Op
 
@@ -41,6 +43,7 @@ class Causes:
 
     cause: NDArray[np.int64]
     excess_ns: NDArray[np.int64]
+    partly: NDArray[np.bool_]  # rows of collectives of which not all messages were captured
 
 
 def causes_of(
@@ -60,8 +63,14 @@ def causes_of(
     since_idle = _excess(entries, last, entries.idle_ns)
     excess = np.minimum(since_leave, since_idle)
     excess[staged] = NEVER
-    known = excess != NEVER
+    beside = seen_from_beside(instances, entries)
+    # How much longer it worked is not seen of such a rank, only how much later it entered.
+    excess = np.where(beside.rows & ~staged & (last >= 0), beside.lead_ns, excess)
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
+    known = excess != NEVER
+    with np.errstate(invalid="ignore"):
+        left = np.where(known, excess - beside.held_ns, -np.inf)
+    proved = (left > 0) & (2 * left >= relative.lateness_ns)
     most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
     # A rank that the network gave trouble is blamed only where nothing else can explain it.
     working = known & np.where(troubled, most & beyond, most | beyond)
@@ -71,11 +80,16 @@ def causes_of(
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
     own = np.where(_granted_late(entries, excess, working), HOST, COMPUTE)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
+    proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
+    # A call may not return before the network has taken all of its data, to be seen at the other end.
+    draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
+    own = np.where(beside.partly & ~proved & (beside.rows | troubled | draining), UNKNOWN, own)
+    others = np.where(beside.rows, UNKNOWN, others)
     causes = np.where(charges.late, np.where(working, own, others), NONE)
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess)
+    return Causes(causes, excess, beside.partly)
 
 
 def _granted_late(

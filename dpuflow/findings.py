@@ -78,7 +78,12 @@ def _stragglers(
     captures: Sequence[CaptureTables], joined: Joined, known: Known, result: Analysis
 ) -> Iterator[Finding]:
     """One finding a late rank; those that are late in turn share one, for so do their causes."""
-    late = [r for r in result.lateness if r.verdict in ("late", "intermittent") and r.cause != "network"]
+    # Whoever a node without a capture may have been kept by, lateness alone is no finding against it.
+    late = [
+        r
+        for r in result.lateness
+        if r.verdict in ("late", "intermittent") and r.cause not in ("network", "unknown")
+    ]
     late.sort(key=lambda row: -(row.caused_wait_ns or 0))
     turns = [row for row in late if row.steadiness == "rotating"]
     for together in [[row] for row in late if row.steadiness != "rotating"] + ([turns] if turns else []):

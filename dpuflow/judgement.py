@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.causes import CAUSES, COMPUTE, HOST, NONE, Causes
+from dpuflow.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
 from dpuflow.habits import (
     LATE_SHARE,
     MATERIAL_SHARE,
@@ -205,7 +205,11 @@ def own_lateness(
     sigma, floor = _sigmas(entries, excess.astype(np.float64), known, group[entries.collective])
     amount, beyond = np.minimum(excess, relative.lateness_ns), np.maximum(SIGMAS * sigma, floor)
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
-    mine = known & (relative.lateness_ns > beyond) & told[causes.cause]
+    mine = (
+        known
+        & (relative.lateness_ns > beyond)
+        & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
+    )
     mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
     return Own(np.where(mine, amount, 0), excess, amount, sigma)
 
@@ -306,13 +310,13 @@ def _onset(units: Units, own: Own) -> int | None:
     return None if turned is None else int(np.flatnonzero(alike)[turned])
 
 
-def _main_cause(told: NDArray[np.int64], blamed: bool) -> int:
+def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
     """The cause that most late collectives have (``told``: how often each).
 
     Who is blamed was late of its own or its host's doing; who is not was not, whatever single
-    collectives say.
+    collectives say. Where not all was captured (``partly``) that need not be known.
     """
-    own = np.array([COMPUTE, HOST])
+    own = np.array([UNKNOWN, COMPUTE, HOST] if partly else [COMPUTE, HOST])
     if blamed:
         return int(own[np.argmax(told[own])])
     others = told.copy()
@@ -363,11 +367,21 @@ def _judge_one(
         int(np.percentile(lateness, 99)),
         charged,
         verdict,
-        CAUSES[_main_cause(told, verdict != "on_time")],
+        CAUSES[_main_cause(told, verdict != "on_time", bool(causes.partly[rows].any()))],
         steadiness,
         since,
         usual,
     )
+
+
+def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int]) -> list[Judgement]:
+    """Judgements, where nothing is said against ranks that what nobody saw may have kept (``beside``)."""
+    return [
+        replace(each, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={})
+        if each.endpoint in elsewhere and each.verdict in ("late", "intermittent")
+        else each
+        for each in judgements
+    ]
 
 
 def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list[Judgement]:

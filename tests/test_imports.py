@@ -42,6 +42,7 @@ ORDER = [
         "edges",
         "links",
         "phases",
+        "beside",
         "causes",
         "habits",
         "steps",

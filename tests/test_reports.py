@@ -151,7 +151,10 @@ def test_first_line_answers(world: typing.Callable[[], Analysis], headline: str)
 def test_nobody_seen_late_is_not_nobody_late() -> None:
     result = nobody_late()
     result.lateness[1].verdict = "unknown"
-    assert next(text_lines(result)) == "NOBODY SEEN LATE, but of rank 1 these captures do not tell."
+    assert (
+        next(text_lines(result))
+        == "NOBODY SEEN LATE of its own doing, but of rank 1 these captures do not tell."
+    )
     for row in result.lateness:
         row.verdict = "unknown"
     assert next(text_lines(result)).startswith("NO VERDICT: collectives were found")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dpuflow.collectives.schedules import first_acts, free_ranks
+from dpuflow.schema import Op
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from dpuflow.collectives.schedules import Algorithm
-    from dpuflow.schema import Op
 
 
 @dataclass(slots=True)
@@ -71,6 +71,10 @@ class Instance:
         if self.near is None:
             return [], []
         hidden = [row for row, end in enumerate(self.order) if end not in self.near]
+        if self.algorithm is not None and self.algorithm.rooted and len(self.order) == 2 and not self.ranks:
+            # One edge of a tree, of any size: who sends may have waited for others, who receives has not.
+            down = self.op in (Op.BROADCAST, Op.SCATTER)
+            return hidden, [] if down else hidden
         if self.at_once:
             return [], []
         if self.algorithm is None:

@@ -109,6 +109,7 @@ class Entries:
         np.int64
     ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
     held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
+    acked_ns: NDArray[np.int64]  # all its data had been acknowledged, as far as that was seen; NEVER without
     early_ns: NDArray[np.int64]  # a tenth of the collective's sends came more than this before their input
 
     @property
@@ -197,6 +198,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
     resent = picked["retransmitted"] > 0
     np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
+    acked = np.full(total, NEVER, np.int64)
+    np.maximum.at(acked, sender, picked["acked_ns"])
     again = np.zeros(total, np.int64)
     np.add.at(again, sender, picked["retransmitted"].astype(np.int64))
     np.add.at(again, receiver, picked["retransmitted"].astype(np.int64))
@@ -231,6 +234,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         spread_ns=np.full(total, NEVER),
         stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
+        acked_ns=acked,
         # Where another algorithm fits as well, it is that one.
         early_ns=np.array(
             [0 if i.alternatives else e for i, e in zip(instances, needs.early_ns.tolist(), strict=True)],

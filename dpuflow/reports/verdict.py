@@ -60,7 +60,14 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
     if late:
-        return _late_headline(late, names), "bad" if late[0].verdict == "late" else "warn"
+        text, style = _late_headline(late, names), "bad" if late[0].verdict == "late" else "warn"
+        unclear = [names.short(row.endpoint) for row in late if row.cause == "unknown"]
+        if unclear:
+            text += (
+                f" Whether {listed(unclear)} or the network kept these messages cannot be told from the nodes"
+                " captured. Add the captures of the other nodes."
+            )
+        return text, "warn" if len(unclear) == len(late) else style
     if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
         if result.collectives:
             text = "NO VERDICT: transfers, but no collective was found, so nobody can be called late."
@@ -73,14 +80,27 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
         return text + _add_captures(result), "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
-        return f"NOBODY SEEN LATE, but of {who} these captures do not tell.{_add_captures(result)}", "warn"
+        # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
+        behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
+        waited = f" Messages of {listed(behind)} came late: by whose doing is not seen." if behind else ""
+        text = f"NOBODY SEEN LATE of its own doing, but of {who} these captures do not tell.{waited}"
+        return text + _add_captures(result), "warn"
+    if _partly(result):
+        return (
+            f"NOBODY SEEN LATE by these captures, which do not show every rank.{_add_captures(result)}",
+            "warn",
+        )
     return "NOBODY WAS LATE OF ITS OWN DOING.", "good"
+
+
+def _partly(result: Analysis) -> bool:
+    """Whether some ranks were seen in part only: those may have been late unseen."""
+    return any(row.relative_to is not None for row in result.lateness)
 
 
 def _add_captures(result: Analysis) -> str:
     """What to do where captures at some nodes only are why so little can be told."""
-    partly = any(row.relative_to is not None for row in result.lateness)
-    if partly or any(line.startswith("Not captured at their own nodes") for line in result.limits):
+    if _partly(result) or any(line.startswith("Not captured at their own nodes") for line in result.limits):
         return " Add the captures of the other nodes."
     return ""
 

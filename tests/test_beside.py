@@ -1,0 +1,97 @@
+"""Ranks seen from beside: blamed only where no link can have kept them; nobody is cleared unseen."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from collective_worlds import algorithm_of
+
+import dpuflow
+from dpuflow.beside import _messages, _unseen, busy_elsewhere
+from dpuflow.collectives import Instance
+from dpuflow.collectives.schedules import edge_sizes
+from dpuflow.reports.text import text_lines
+from dpuflow.results import Analysis
+from dpuflow.schema import Op
+from dpuflow.tables import Vantage
+
+RING = algorithm_of(Op.ALL_REDUCE, "ring")
+
+
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_all_reduce_over_a_ring_waits_for_every_link(n: int) -> None:
+    for seat in range(n):
+        counts = _messages(RING, n, 0, seat)
+        assert counts.keys() == edge_sizes(RING, n, 0).keys()
+        # The link to it carries all 2(n-1) messages that it waits for, each link before that one fewer.
+        assert sorted(counts.values()) == list(range(n - 1, 2 * n - 1))
+        for mine in set(range(n)) - {seat}:
+            assert _unseen(RING, n, 0, seat, mine) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(Op.ALL_REDUCE, "recursive_doubling"), (Op.ALL_TO_ALL, "pairwise"), (Op.ALL_TO_ALL, "linear")],
+)
+def test_links_that_the_captured_rank_never_waits_for_tell_nothing(op: Op, name: str) -> None:
+    assert all(_unseen(algorithm_of(op, name), 4, 0, seat, 0) == float("inf") for seat in (1, 2, 3))
+
+
+def instance(ends: list[int], ranks: int) -> Instance:
+    return Instance(np.zeros(0, np.int64), Op.ALL_REDUCE, ends, RING, ranks=ranks, near=frozenset({0}))
+
+
+def test_peers_of_another_group_are_busy_elsewhere() -> None:
+    """Tensor and data parallel groups of two: both peers of rank 0 have another partner each."""
+    assert busy_elsewhere([instance([0, 1], 0), instance([0, 2], 0)]) == {1, 2}
+    # One communicator of which two algorithms show different peers.
+    assert busy_elsewhere([instance([0, 1, 3], 4), instance([0, 1, 2], 4)]) == frozenset()
+
+
+@cache
+def analysed(shared: Path, case: str, node: int) -> Analysis:
+    folder = next(p for p in (shared / "captures").glob(f"*/{case}"))
+    return dpuflow.analyze([Vantage("x", (str(folder / f"node{node}.pcap.gz"),))])
+
+
+def blamed(result: Analysis) -> dict[str, str]:
+    return {
+        result.endpoints[r.endpoint].address: r.cause
+        for r in result.lateness
+        if r.verdict in ("late", "intermittent")
+    }
+
+
+@pytest.mark.parametrize("node", range(4))
+@pytest.mark.parametrize(
+    "case", ["net_slowlink_gloo_allreduce_256k_n4_node2", "net_loss_gloo_allreduce_256k_n4_node1"]
+)
+def test_one_node_never_blames_a_gpu_for_the_network(shared: Path, case: str, node: int) -> None:
+    result = analysed(shared, case, node)
+    assert not {"compute", "host"} & set(blamed(result).values())
+    assert "straggler" not in {f.condition for f in result.findings}
+    assert next(text_lines(result)).startswith(("LATE", "NOBODY SEEN LATE"))
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_one_node_names_its_neighbour_where_no_link_explains_it(shared: Path, node: int) -> None:
+    result = analysed(shared, "gloo_allreduce_256k_n4_late2", node)
+    if node == 0:  # rank 2 is across the ring: not an all-clear
+        assert blamed(result) == {}
+        assert next(text_lines(result)).startswith("NOBODY SEEN LATE")
+    else:
+        assert blamed(result) == {"10.77.0.3": "compute"}
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_who_only_waited_for_another_group_is_not_named(shared: Path, node: int) -> None:
+    """TP x DP: rank 3 is late; rank 2, which waits for it, comes late to rank 0."""
+    assert set(blamed(analysed(shared, "gloo_hybrid_tp2dp2_n4_late3", node))) <= {"10.77.0.4"}
+
+
+def test_a_leaf_of_a_tree_does_not_name_the_rank_above(shared: Path) -> None:
+    for node in (2, 3):
+        assert blamed(analysed(shared, "gloo_broadcast_256k_n4_late0", node)) == {}
