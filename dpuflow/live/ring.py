@@ -32,21 +32,25 @@ class Ring:
         # Made once: arrays made at every look would cost more than the look.
         self._mapped = _bytes(self._consumer), _bytes(self._producer)
         self._seen = np.zeros(1 << 16, np.uint8)
+        self._read, self._written = (_position(mapped) for mapped in self._mapped)
 
     def drain(self, out: Bytes, at: int, tally: Numbers) -> int:
         """Move records to ``out`` from ``at`` on as packet blocks, as many as fit; where they end."""
+        # An idle capture looks twenty times a second, on a core whose caches are cold: the call would take 60 us.
+        if self._read.value == self._written.value:
+            return at
         return int(kernel.drain(*self._mapped, self.size, out, at, tally, self._seen))
-
-    def used(self) -> float:
-        """Share of the ring that waits to be read."""
-        read, written = (int(mapped[:8].view(np.uint64)[0]) for mapped in self._mapped)
-        return (written - read) / self.size
 
     def close(self) -> None:
         """Give the ring back."""
         self._consumer.close()
         self._producer.close()
         os.close(self.fd)
+
+
+def _position(page: Bytes) -> ctypes.c_uint64:
+    """The reader's or writer's position, at the beginning of its page."""
+    return ctypes.c_uint64.from_address(page.ctypes.data)
 
 
 def _bytes(area: mmap.mmap) -> Bytes:
