@@ -93,8 +93,12 @@ class Output:
             self._open()
 
     def note(self) -> None:
-        """Write the statistics as they stand, lest a kill lose them."""
+        """Write the statistics as they stand, and all that came before: a kill loses what comes after."""
         self._put(memoryview(self._statistics()))
+        if self._packed is not None:
+            import zstandard
+
+            self._send(memoryview(self._packed.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)))
 
     def close(self) -> None:
         """Write the last statistics and close; after a failed write, only close."""

@@ -10,10 +10,9 @@ from dpuflow.live.capture import LiveCapture, Summary
 from dpuflow.live.output import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
-    from dpuflow.live.base import Bytes
     from dpuflow.live.capture import Status
     from dpuflow.live.options import LiveOptions
     from dpuflow.live.output import Rotation
@@ -51,7 +50,8 @@ def record(
     """Capture to ``path`` ("-": standard output; None: nowhere) until time, packets or a signal end it.
 
     ``started`` is called once packets are being taken.
-    Raises OptionError, MissingError, DpuflowError, OSError.
+    In messages mode ``path`` is a column file, made at the end of what was written to ``journal_of(path)``
+    meanwhile. Raises OptionError, MissingError, DpuflowError, OSError.
     """
     columns = options.mode == "messages" and path is not None
     if columns and (path == "-" or rotation):
@@ -60,8 +60,9 @@ def record(
     signals = _Signals()
     output: Output | None = None
     try:
-        if path is not None and not columns:
-            output = Output(path, capture.head, capture.statistics, rotation)
+        if path is not None:
+            written = journal_of(path) if columns else path
+            output = Output(written, capture.head, capture.statistics, rotation)
 
         def each(status: Status) -> None:
             if output is not None:
@@ -72,8 +73,6 @@ def record(
         if started is not None:
             started(capture)
         pieces = capture.pieces(duration_s, count, lambda: signals.came, each)
-        if path is not None and columns:
-            _save(capture, pieces, path)
         for piece in pieces:
             if output is not None:
                 output.write(piece)
@@ -84,14 +83,29 @@ def record(
                 output.close()
         finally:
             capture.close()
+    if path is not None and columns:
+        _save_columns(path)
     return capture.summary()
 
 
-def _save(capture: LiveCapture, pieces: Iterator[Bytes], path: str) -> None:
-    """The messages of a whole capture to a column file."""
+def journal_of(path: str) -> str:
+    """Where messages mode keeps what the column file ``path`` will be made of: headers, runs unfolded.
+
+    Whatever happens before the column file is whole, this one stays, and is analysed like any capture.
+    """
+    return f"{path}.part.pcapng.zst"
+
+
+def _save_columns(path: str) -> None:
+    """The column file from its journal, which is removed once it is written."""
+    import os
     from pathlib import PurePath
 
-    from dpuflow.live.tables import live_tables
+    from dpuflow.ingest import ingest
     from dpuflow.store import save_tables
 
-    save_tables(live_tables(capture, pieces, PurePath(path).stem), path)
+    journal = journal_of(path)
+    tables = ingest([journal], vantage=PurePath(path).stem)
+    tables.info.files = ["live"]
+    save_tables(tables, path)
+    os.unlink(journal)

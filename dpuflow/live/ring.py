@@ -36,7 +36,7 @@ class Ring:
 
     def drain(self, out: Bytes, at: int, tally: Numbers) -> int:
         """Move records to ``out`` from ``at`` on as packet blocks, as many as fit; where they end."""
-        # An idle capture looks twenty times a second, on a core whose caches are cold: the call would take 60 us.
+        # An idle capture looks twenty times a second, on a cold core: the call would take 60 us.
         if self._read.value == self._written.value:
             return at
         return int(kernel.drain(*self._mapped, self.size, out, at, tally, self._seen))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from network import Pair
 
 from dpuflow.ingest import ingest
+from dpuflow.live.record import journal_of
 from dpuflow.schema import MESSAGE
 from dpuflow.tables import CaptureTables
 
@@ -72,3 +75,30 @@ def test_with_losses_marks_and_reads(pair: Pair, shared: Path, tmp_path: Path, c
         pair.send(pair.a, "west", shared / "captures" / "roce" / case / "node1.pcap.gz", rate=30000)
     assert " folded" in capture.said
     same_messages(ingest([str(packets)]), ingest([str(messages)]))
+
+
+@pytest.mark.parametrize("mode", ["packets", "messages"])
+def test_a_kill_loses_the_last_second_at_most(
+    pair: Pair, nccl: list[Path], tmp_path: Path, mode: str
+) -> None:
+    """What came more than a second before SIGKILL is in a file that is read, and said not to have ended."""
+    path = tmp_path / ("x.dpuflow" if mode == "messages" else "x.pcapng.zst")
+    left = Path(journal_of(str(path))) if mode == "messages" else path
+    options = ("-i", "east", "-w", str(path), "--protocol", "any", "--mode", mode)
+    with pair.capturing(pair.b, *options) as capture:
+        before = pair.send(pair.a, "west", *nccl, rate=30000)
+        time.sleep(2.2)  # two looks: the second one ends runs that had not yet stood long enough at the first
+        after = pair.send(pair.a, "west", *nccl, rate=30000)
+        assert capture.end(signal.SIGKILL, settle_s=0) == -signal.SIGKILL
+    assert mode == "packets" or not path.exists()
+    info = ingest([str(left)]).info
+    assert before <= info.packets <= before + after
+    assert info.lost_packets == 0
+    assert not info.complete
+    assert info.warnings
+
+
+def test_nothing_but_the_column_file_is_left(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    with pair.capturing(pair.b, "-i", "east", "-w", str(tmp_path / "x.dpuflow"), "--mode", "messages"):
+        pair.send(pair.a, "west", *nccl)
+    assert [file.name for file in tmp_path.iterdir()] == ["x.dpuflow"]
