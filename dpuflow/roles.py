@@ -54,10 +54,16 @@ def assign_roles(
     order, flow_of, starts = _by_flow(flow, psn)
     sizes = np.diff(np.append(starts, len(order)))
     granting = np.zeros(len(starts), bool)
+    written = flows[(flows["transport"] == Transport.ROCE) & with_imm[: len(flows)]]
+    ways = set(zip(written["src"].tolist(), written["dst"].tolist(), strict=True))
     for k, (each, start, n) in enumerate(zip(flow_of.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
-        if not with_imm[each]:
-            at = row_of[order[start : start + n]]
-            granting[k] = _granted(each, flows, with_imm, n == writes[each], rows, at)
+        if with_imm[each]:
+            continue
+        peer = int(flows["peer"][each])
+        if peer != NONE32:
+            granting[k] = with_imm[peer]
+        elif n == writes[each] and (int(flows["dst"][each]), int(flows["src"][each])) in ways:
+            granting[k] = _steps(rows["va"][row_of[order[start : start + n]]])
     if not granting.any():
         return
     order, sizes = order[np.repeat(granting, sizes)], sizes[granting]
@@ -107,22 +113,14 @@ def _by_flow(
     return order, flow_of[starts], starts
 
 
-def _granted(
-    flow: int, flows: Rows, with_imm: NDArray[np.bool_], only: bool, rows: Rows, at: NDArray[np.uint32]
-) -> bool:
-    """Whether the small writes of ``flow`` grant messages of the opposite flow.
+def _steps(addresses: NDArray[np.uint64]) -> bool:
+    """Whether small writes step through a table.
 
-    Where the opposite flow is not known: whether the flow has nothing but small writes (``only``) that step
-    through a table, and some flow the other way carries immediates.
+    So do clear-to-send entries of a flow whose opposite is not known, if it has nothing but these, and some
+    flow the other way carries immediates.
     """
-    peer = int(flows["peer"][flow])
-    if peer != NONE32:
-        return bool(with_imm[peer])
-    back = (flows["src"] == flows["dst"][flow]) & (flows["dst"] == flows["src"][flow])
-    back &= (flows["transport"] == Transport.ROCE) & with_imm[: len(flows)]
-    steps = np.diff(rows["va"][at].astype(np.int64))
-    even = len(steps) > 0 and bool(2 * np.isin(steps, STRIDES).sum() > len(steps))
-    return only and even and bool(back.any())
+    steps = np.diff(addresses.astype(np.int64))
+    return len(steps) > 0 and bool(2 * np.isin(steps, STRIDES).sum() > len(steps))
 
 
 def _signed16(difference: NDArray[np.int64]) -> NDArray[np.int64]:

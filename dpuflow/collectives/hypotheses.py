@@ -217,23 +217,29 @@ def _shapes(
     """Numberings of the endpoints, and what fits their edges. Channels of one group ask for the same."""
     n = len(endpoints)
     tries = orders(edges, endpoints)
-    fixed = [a for a in ALGORITHMS if op in (Op.UNKNOWN, a.op) and a.fits(n)]
+    rooted = _rooted(op, n, None if near is not None else len(edges))
     return tries, [
         base
         for order in tries
-        for algorithm in fixed
-        for root in (range(n) if algorithm.rooted else (0,))
-        if near is not None or _may_have(len(edges), op, algorithm, n, root)
+        for algorithm, root in rooted
         if _is_among(edges, algorithm, order, root, near)
         and (base := Hypothesis(algorithm, order, root, 1, near)).edges
         and (op != Op.UNKNOWN or len(base.edges) == len(edges))
     ]
 
 
-def _may_have(count: int, op: Op, algorithm: Algorithm, n: int, root: int) -> bool:
-    """Whether the algorithm has no more edges than these; of an unknown operation it must have as many."""
-    own = len(edge_sizes(algorithm, n, 0 if algorithm.turned else root))
-    return own == count if op == Op.UNKNOWN else own <= count
+@lru_cache(maxsize=256)
+def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
+    """Algorithms and roots for ``n`` ranks with as many edges; of a known operation no more; None: any."""
+    found = []
+    for algorithm in (a for a in ALGORITHMS if op in (Op.UNKNOWN, a.op) and a.fits(n)):
+        for root in range(n) if algorithm.rooted else (0,):
+            if edges is not None:
+                own = len(edge_sizes(algorithm, n, 0 if algorithm.turned else root))
+                if own > edges or (own < edges and op == Op.UNKNOWN):
+                    continue
+            found.append((algorithm, root))
+    return found
 
 
 def _is_among(
