@@ -6,6 +6,7 @@ messages that show the condition.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from dpuflow.links import Links
     from dpuflow.results import Analysis
     from dpuflow.tables import CaptureTables, Joined, Rows
+
+    Ints = NDArray[np.int64]
 
 LOSS_SHARE = 1e-4
 """Retransmissions below one packet in ten thousand are everyday noise."""
@@ -64,11 +67,34 @@ def flow_filter(tables: CaptureTables, flow: np.void) -> str:
     return f"{both} && infiniband.bth.destqp == 0x{int(flow['dest_qp']):06x}"
 
 
-def _worst(joined: Joined, mine: NDArray[np.bool_], values: NDArray[np.generic]) -> list[int]:
-    """Of the transfers ``mine`` the few with the largest values, in order of time."""
-    rows = np.flatnonzero(mine)
-    most = rows[np.argsort(-values[rows].astype(np.float64), kind="stable")[:SHOWN]]
+class _ByEnd:
+    """The rows of TRANSFER from or to an endpoint, in order; sorted once, since findings may be as many."""
+
+    def __init__(self, joined: Joined, column: str) -> None:
+        self._joined, self._column = joined, column
+
+    @cached_property
+    def _sorted(self) -> tuple[Ints, Ints]:
+        ends = np.ascontiguousarray(self._joined.transfers[self._column])
+        count = len(self._joined.endpoints)
+        order = np.argsort(ends.astype(np.uint16) if count < 1 << 16 else ends, kind="stable")  # by counting
+        return order, np.searchsorted(ends[order], np.arange(count + 1))
+
+    def __getitem__(self, end: int) -> Ints:
+        order, bounds = self._sorted
+        return order[bounds[end] : bounds[end + 1]]
+
+
+def _worst(rows: Ints, values: NDArray[np.generic]) -> list[int]:
+    """Of the transfers ``rows`` the few with the largest ``values``, in order of time."""
+    most = rows[np.argsort(-values.astype(np.float64), kind="stable")[:SHOWN]]
     return sorted(most.tolist())
+
+
+def _most(rows: Ints, counts: NDArray[np.integer]) -> list[int]:
+    """The same by what ``counts`` has of each transfer; those that have none only where all do."""
+    own = counts[rows]
+    return _worst(rows[own > 0], own[own > 0]) if (own > 0).any() else _worst(rows, own)
 
 
 def find_slow_links(
@@ -80,6 +106,8 @@ def find_slow_links(
     that is no slow link but a want of credit.
     """
     slow = [(int(links.src[i]), int(links.dst[i]), i) for i in np.flatnonzero(links.slow)]
+    transfers = joined.transfers
+    received = _ByEnd(joined, "dst")
     while slow:
         ends = [end for src, dst, _ in slow for end in (src, dst)]
         node = max(sorted(set(ends)), key=ends.count)
@@ -93,19 +121,21 @@ def find_slow_links(
             [f"{result.endpoints[src].address} to {result.endpoints[dst].address}" for src, dst, _ in here]
         )
         against = f", against {8 / usual:.2f} Gbit/s between the other endpoints" if usual else ""
-        transfers = joined.transfers
-        mine = np.zeros(len(transfers), bool)
+        mine: list[Ints] = []
         closed, lossy = 0, False
         for src, dst, _ in here:
-            mine |= (transfers["src"] == src) & (transfers["dst"] == dst) & (transfers["packets"] >= 4)
+            rows = received[dst]
+            mine.append(rows[(transfers["src"][rows] == src) & (transfers["packets"][rows] >= 4)])
             back = (joined.flows["src"] == dst) & (joined.flows["dst"] == src)
             closed += int(joined.flows["zero_window"][back].sum())
             there = (joined.flows["src"] == src) & (joined.flows["dst"] == dst)
             lossy |= bool((_too_often(joined.flows) & there).any())
-        sending = transfers["sent_end_ns"] - transfers["sent_ns"]
-        receiving = transfers["arrived_end_ns"] - transfers["arrived_ns"]
-        took = np.maximum(sending, receiving) / np.maximum(transfers["bytes"].astype(np.float64), 1)
-        evidence = message_evidence(captures, joined, _worst(joined, mine, took))
+        rows = np.sort(np.concatenate(mine))
+        moved = transfers[rows]
+        sending = moved["sent_end_ns"] - moved["sent_ns"]
+        receiving = moved["arrived_end_ns"] - moved["arrived_ns"]
+        took = np.maximum(sending, receiving) / np.maximum(moved["bytes"].astype(np.float64), 1)
+        evidence = message_evidence(captures, joined, _worst(rows, took))
         moves = f"Data moves at {8 / pace:.2f} Gbit/s from {pairs}{against}"
         endpoints = [node, *peers] if len(here) > 1 else list(here[0][:2])
         if closed >= FEWEST:
@@ -161,11 +191,9 @@ def find_losses(
     def again(numbers: list[int]) -> int:
         return int(flows["retransmitted"][numbers].sum())
 
+    sent = _ByEnd(joined, "src")
     for sender, numbers in sorted(by_sender.items(), key=lambda item: -again(item[1])):
         packets = int(flows["packets"][numbers].sum())
-        mine = transfers["src"] == sender
-        if (transfers["retransmitted"][mine] > 0).any():
-            mine &= transfers["retransmitted"] > 0
         few = again(numbers) < FEWEST
         much = again(numbers) >= 0.01 * packets and cost_share >= CRITICAL_SHARE
         yield Finding(
@@ -189,7 +217,7 @@ def find_losses(
                 "reordering",
                 "a receiver's host that was too slow to acknowledge",
             ],
-            evidence=message_evidence(captures, joined, _worst(joined, mine, transfers["retransmitted"])),
+            evidence=message_evidence(captures, joined, _most(sent[sender], transfers["retransmitted"])),
         )
 
 
@@ -197,12 +225,12 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
     """One finding for each receiver towards which packets were marked, or senders were told to slow down."""
     flows, transfers = joined.flows, joined.transfers
     marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
+    received = _ByEnd(joined, "dst")
     for receiver in np.unique(flows["dst"][marked]).tolist():
         numbers = np.flatnonzero(marked & (flows["dst"] == receiver))
         senders = sorted({int(src) for src in flows["src"][numbers]})
-        mine = (transfers["dst"] == receiver) & np.isin(transfers["src"], senders)
-        if (transfers["ecn_marked"][mine] > 0).any():
-            mine &= transfers["ecn_marked"] > 0
+        rows = received[receiver]
+        rows = rows[np.isin(transfers["src"][rows], senders)]
         yield Finding(
             id=0,
             condition="congestion",
@@ -220,18 +248,19 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
             ),
             advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
             alternatives=["incast", "a marking threshold set too low"],
-            evidence=message_evidence(captures, joined, _worst(joined, mine, transfers["ecn_marked"])),
+            evidence=message_evidence(captures, joined, _most(rows, transfers["ecn_marked"])),
         )
 
 
 def find_starvation(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
     """One finding for each receiver that answered RoCE messages by receiver-not-ready NAKs."""
     flows, transfers = joined.flows, joined.transfers
+    received = _ByEnd(joined, "dst")
     for receiver in np.unique(flows["src"][flows["rnr"] > 0]).tolist():
         numbers = np.flatnonzero((flows["src"] == receiver) & (flows["rnr"] > 0))
         senders = sorted({int(dst) for dst in flows["dst"][numbers]})
-        mine = (transfers["dst"] == receiver) & np.isin(transfers["src"], senders)
-        shown = mine & (transfers["retransmitted"] > 0)  # what was refused came again
+        rows = received[receiver]
+        rows = rows[np.isin(transfers["src"][rows], senders)]
         refused = int(flows["rnr"][numbers].sum())
         whose = _listed([result.endpoints[s].address for s in senders])
         yield _starved(
@@ -239,9 +268,8 @@ def find_starvation(captures: Sequence[CaptureTables], joined: Joined, result: A
             [receiver, *senders],
             f"{result.endpoints[receiver].address} refused messages from {whose} {refused} times (receiver"
             " not ready): it had posted no receive for them.",
-            message_evidence(
-                captures, joined, _worst(joined, shown if shown.any() else mine, transfers["retransmitted"])
-            ),
+            # What was refused came again.
+            message_evidence(captures, joined, _most(rows, transfers["retransmitted"])),
             0.9 if refused >= FEWEST else 0.6,
         )
 
