@@ -204,10 +204,21 @@ class Proposer:
             kind = self._kernels.BARRIER
         length: int = self._kernels.run_length(
             streams.rows, streams.at, streams.end, lanes, hypothesis.plan.counts, hypothesis.plan.shares,
-            hypothesis.cuts, self.sizes, kind, ELEMENT_BYTES,
+            hypothesis.cuts, self.sizes, kind, self._uneven(hypothesis),
             streams.count if most is None else max(4, most // hypothesis.messages),
         )  # fmt: skip
         return length
+
+    def _uneven(self, hypothesis: Hypothesis) -> int:
+        """By how many bytes a segment may differ from its share.
+
+        Libraries that name their operations round each rank's block to an element. NCCL rounds all blocks but
+        the last up to 16 bytes, twice that on the wire in its LL protocol: the last one lacks what the
+        others have too much.
+        """
+        if self.op != Op.UNKNOWN:
+            return ELEMENT_BYTES
+        return max(ELEMENT_BYTES, 2 * ELEMENT_BYTES * len(hypothesis.order) // hypothesis.cuts)
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
 from dpuflow.collectives.streams import Streams, columns_of
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 EXPLAINED = 0.9
 """An algorithm that leaves more than a tenth of a channel's messages over has not understood it."""
+UNEVEN = 2 * ELEMENT_BYTES
+"""By how many bytes a channel's messages may differ in the mean: blocks are rounded up to so much."""
 
 
 def structured_instances(
@@ -67,7 +70,8 @@ def _is_evident(instance: Instance) -> bool:
 def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
     """``rows`` by channel: the k-th connection of each pair of endpoints, where these are connected.
 
-    Which connections of different pairs make one channel is told by their order of first use.
+    Which connections of different pairs make one channel is told by the sizes of their messages, where these
+    differ from channel to channel, else by their order of first use.
     """
     from dpuflow.kernels import streams as kernels
 
@@ -84,11 +88,7 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
     first = dealt[at[used]]
     used, first = used[np.argsort(first)], np.sort(first)
     pairs = list(zip(exchanges["src"][first].tolist(), exchanges["dst"][first].tolist(), strict=True))
-    place: dict[Edge, int] = {}
-    level = []
-    for pair in pairs:
-        level.append(place.get(pair, 0))
-        place[pair] = level[-1] + 1
+    level = _levels(pairs, _kinds(exchanges, dealt, at[used], end[used]))
     label: dict[tuple[int, int], tuple[int, int]] = {}
     for number, pair in zip(level, pairs, strict=True):
         for end_point in pair:
@@ -104,6 +104,39 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
         which = np.array([direction for _, direction in members])
         found.append(Streams([edge for edge, _ in members], dealt, at[which], end[which]))
     return found
+
+
+def _kinds(
+    exchanges: Rows, dealt: NDArray[np.int64], at: NDArray[np.int64], end: NDArray[np.int64]
+) -> list[int]:
+    """A number for the mean size of each connection's messages ``dealt[at:end]``; near sizes have the same.
+
+    A channel's blocks differ by rounding only (``UNEVEN``), one in as many as there are ranks.
+    """
+    ends = np.stack([at, end], axis=1).ravel()
+    size = np.r_[exchanges["bytes"][dealt].astype(np.int64), 0]
+    mean = np.add.reduceat(size, ends)[::2] / (end - at)
+    order = np.argsort(mean, kind="stable")
+    kind = np.empty(len(order), np.int64)
+    kind[order] = np.cumsum(np.r_[0, np.diff(mean[order]) > UNEVEN])
+    return [int(k) for k in kind]
+
+
+def _levels(pairs: Sequence[Edge], kinds: Sequence[int]) -> list[int]:
+    """For each connection, in order of first use, which one of its pair it is."""
+    by: dict[Edge, list[int]] = {}
+    for pair, kind in zip(pairs, kinds, strict=True):
+        by.setdefault(pair, []).append(kind)
+    # Sizes tell channels apart where every pair has the same ones.
+    alike = len({tuple(sorted(each)) for each in by.values()}) == 1
+    level = [0] * len(pairs)
+    places: dict[Edge, list[int]] = {}
+    for place, pair in enumerate(pairs):
+        places.setdefault(pair, []).append(place)
+    for mine in places.values():
+        for number, place in enumerate(sorted(mine, key=lambda p: kinds[p]) if alike else mine):
+            level[place] = number
+    return level
 
 
 def _root(label: dict[tuple[int, int], tuple[int, int]], end: tuple[int, int]) -> tuple[int, int]:

@@ -1,0 +1,81 @@
+"""NCCL's collectives, told from the structure of scripted traffic whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from synth_worlds import loop
+
+import dpuflow
+from dpuflow.collectives.structured import _kinds, _levels
+from dpuflow.schema import EXCHANGE
+from dpuflow.synth.case import write_case
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpuflow.results import Analysis
+
+
+def analysed(folder: Path, op: str, more: str = "", iterations: int = 12) -> tuple[Analysis, int]:
+    """The result for a loop of the operation ``op``, and how many collectives there truly were."""
+    captures = write_case(loop(op, more + "\nobservation: {compress: false}\n", iterations), str(folder))
+    files = sorted(str(folder / capture.name) for capture in captures)
+    truth = json.loads((folder / "truth.json").read_text())["collectives"]
+    return dpuflow.analyze([dpuflow.Vantage(file, (file,)) for file in files]), len(truth)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "channels", "size", "protocol"),
+    [
+        (5, 4, 2153220, "simple"),  # the last block lacks 3 times 16 bytes
+        (6, 4, 73800, "ll"),  # two rounds of a block of 9568 bytes, one of 9504
+        (4, 2, 30352, "ll"),
+        (5, 2, 83960, "simple"),  # second slices of no bytes
+        (2, 2, 157936, "simple"),  # two ranks: nothing but time tells it from all_gathers
+    ],
+)
+def test_uneven_rings(tmp_path: Path, nodes: int, channels: int, size: int, protocol: str) -> None:
+    """NCCL rounds all blocks but the last up to 16 bytes."""
+    more = f"cluster: {{nodes: {nodes}}}\nnccl: {{channels: {channels}}}"
+    op = f"op: all_reduce, algorithm: ring, protocol: {protocol}, bytes: {size}"
+    result, true = analysed(tmp_path, op, more)
+    assert len(result.collectives) == true
+    assert {(c.op, c.algorithm) for c in result.collectives} == {("all_reduce", "ring")}
+    assert {c.bytes for c in result.collectives} == {size}  # of data: LL puts a flag beside every four bytes
+
+
+def test_ll128_counts_whole_lines(tmp_path: Path) -> None:
+    """Of 2048 bytes 1920 are data, but the last line need not be full."""
+    size = 1 << 20
+    result, true = analysed(tmp_path, f"op: all_reduce, algorithm: ring, protocol: ll128, bytes: {size}")
+    assert len(result.collectives) == true
+    assert {c.algorithm for c in result.collectives} == {"ring"}
+    assert all(size <= (c.bytes or 0) < 1.05 * size for c in result.collectives)
+
+
+def test_channels_that_carry_parts_of_different_size(tmp_path: Path) -> None:
+    """Each edge may use its channels in another order: sizes tell which connections belong together."""
+    result, true = analysed(
+        tmp_path, "op: broadcast, bytes: 538576", "cluster: {nodes: 4}\nnccl: {channels: 2}"
+    )
+    assert [(c.op, c.algorithm, c.bytes) for c in result.collectives] == [
+        ("broadcast", "chain", 538576)
+    ] * true
+
+
+def test_connections_are_matched_by_size_where_all_pairs_have_the_same() -> None:
+    one, two = (0, 1), (1, 2)
+    assert _levels([one, one, two, two], [5, 3, 3, 5]) == [1, 0, 0, 1]
+    assert _levels([one, one, two, two], [5, 5, 5, 5]) == [0, 1, 0, 1]
+    assert _levels([one, one, two, two], [5, 3, 3, 3]) == [0, 1, 0, 1]  # no telling: by first use
+
+
+def test_kinds_of_connections() -> None:
+    exchanges = np.zeros(8, EXCHANGE.dtype)
+    exchanges["bytes"] = [100, 84, 500, 500, 90, 94, 540, 540]
+    at = np.array([0, 2, 4, 6])
+    assert _kinds(exchanges, np.arange(8), at, at + 2) == [0, 1, 0, 2]
