@@ -59,7 +59,7 @@ class Scorer:
         equal = [(h, n) for h, n in equal if n > beyond[frozenset(h.edges)]]
         bare = {run for run in equal if not len(run[0].plan.needs[1])}
         if bare and any(run not in bare and self.is_clear(streams, *run) for run in equal):
-            # No input can contradict what asks for none: where time bears out another one, it must do so here.
+            # No input can contradict what asks for none: where time bears out another, it must do so here.
             equal = [run for run in equal if run not in bare or self.is_clear(streams, *run)]
         if len(equal) == 1:
             return equal[0]
