@@ -108,6 +108,10 @@ def estimate(
         if number >= 0:
             s, of = samples[number], lines[number]
             tied[capture] = follow(tied[s.x], of) if capture == s.y else follow_back(tied[s.y], of)
+    # A pair that no line fits may have been what tied others to the reference: these stay untied.
+    reached = [n for n, s in enumerate(samples) if s.x in tied]
+    samples, lines = [samples[n] for n in reached], [lines[n] for n in reached]
+    doubts = [doubts[n] for n in reached]
     for _ in range(2):
         refit = [_residual(s, tied[s.x], tied[s.y], origin) for s in samples]
         fits = [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from worlds import START, Sent, World
 
+from dpuflow import clockgraph
 from dpuflow.clockmap import ClockMap
 from dpuflow.envelope import fit_line
 from dpuflow.join import join
@@ -217,3 +218,15 @@ def test_stamps_centuries_apart(mode: str) -> None:
     joined = join(captures, clock=mode)
     if mode != "trust":
         assert joined.clocks[1].offset_ns == pytest.approx(9_200_000_000_000_000_000, abs=10_000)
+
+
+def test_whom_only_a_pair_that_no_line_fits_tied_stays_untied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """node1 and node2 share packets, but what both share with the reference fits no line."""
+    later = {"node1": (1_000_000_000_000, 0.0), "node2": (2_000_000_000_000, 0.0)}
+    captures = World(3, clocks=later).ring(200).captures("node0", "node1", "node2")
+    fit_lines = clockgraph.fit_lines
+    monkeypatch.setattr(
+        clockgraph, "fit_lines", lambda x, y, way: [] if x.min() < START + 10**11 else fit_lines(x, y, way)
+    )
+    joined = join(captures, clock="estimate")
+    assert [c.method for c in joined.clocks] == ["reference", "none", "none"]
