@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
@@ -78,6 +77,8 @@ def read_captures(
             ingest(list(v.files), v.name, number, threads, meter.of(number))
             for number, v in enumerate(vantages)
         ]
+    from concurrent.futures import ThreadPoolExecutor
+
     # Kernels give up the interpreter lock, so threads read captures side by side.
     with ThreadPoolExecutor(at_once, "dpuflow-read") as pool:
         jobs = [

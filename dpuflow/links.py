@@ -90,13 +90,22 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     if len(links.src):
         for row in np.flatnonzero(links.slow).tolist():
             links.slow[row] = _surely(stretch[link == order[row]])
+        links.slow |= _held_back(exchanges[(of >= 0) & (exchanges["wire"] == Wire.GLOO_DATA)], links)
+    if links.slow.any():
         picked, of = exchanges[of >= 0], of[of >= 0]
-        links.slow |= _held_back(picked, links)
-        trip = _round_trip_ns(picked) if links.slow.any() else 0.0
+        trip, parts = _round_trip_ns(picked), _by_link(picked, links)
         for row in np.flatnonzero(links.slow).tolist():
-            mine = (picked["src"] == links.src[row]) & (picked["dst"] == links.dst[row])
-            _weigh(links, row, picked[mine], of[mine], trip)
+            _weigh(links, row, picked[parts[row]], of[parts[row]], trip)
     return links
+
+
+def _by_link(rows: Rows, links: Links) -> list[NDArray[np.int64]]:
+    """For each link which of ``rows`` it carried."""
+    key = rows["src"].astype(np.int64) << 32 | rows["dst"]
+    order = np.argsort(key, kind="stable")
+    link = np.asarray(links.src, np.int64) << 32 | np.asarray(links.dst, np.int64)
+    start, stop = (np.searchsorted(key[order], link, side=side) for side in ("left", "right"))
+    return [order[a:b] for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
 
 
 def _surely(stretch: NDArray[np.float64]) -> bool:
@@ -117,19 +126,17 @@ def _usual(took: NDArray[np.int64], kind: NDArray[np.int64], link: NDArray[np.in
     return np.asarray(median[order[starts + (count - 1) // 2]], np.int64)
 
 
-def _held_back(picked: Rows, links: Links) -> NDArray[np.bool_]:
-    """Links whose data leaves far later than it could: it was offered, and its credit had come."""
-    gloo = picked["wire"] == Wire.GLOO_DATA
-    known = gloo & (picked["data_ns"] != NEVER) & (picked["retransmitted"] == 0)
+def _held_back(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
+    """Links whose Gloo data leaves far later than it could: it was offered, and its credit had come."""
+    known = (exchanges["data_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
     for name in ("offer_ns", "grant_arrived_ns"):
-        known &= picked[name] != NEVER
-    rows = picked[known]
+        known &= exchanges[name] != NEVER
+    rows = exchanges[known]
     held = rows["data_ns"] - np.maximum(rows["offer_ns"], rows["grant_arrived_ns"])
     middle, most = np.zeros((2, len(links.src)))
-    for row in range(len(links.src) if len(rows) else 0):
-        mine = held[(rows["src"] == links.src[row]) & (rows["dst"] == links.dst[row])]
-        if len(mine) >= FEWEST:
-            middle[row], most[row] = np.percentile(mine, (50, 95))
+    for row, part in enumerate(_by_link(rows, links)):
+        if len(part) >= FEWEST:
+            middle[row], most[row] = np.percentile(held[part], (50, 95))
     measured = most > 0
     if measured.sum() < 2:
         return np.zeros(len(links.src), bool)

@@ -224,6 +224,7 @@ def find_losses(
 def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
     """One finding for each receiver towards which packets were marked, or senders were told to slow down."""
     flows, transfers = joined.flows, joined.transfers
+    marks = np.ascontiguousarray(transfers["ecn_marked"])
     marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
     received = _ByEnd(joined, "dst")
     for receiver in np.unique(flows["dst"][marked]).tolist():
@@ -248,7 +249,7 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
             ),
             advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
             alternatives=["incast", "a marking threshold set too low"],
-            evidence=message_evidence(captures, joined, _most(rows, transfers["ecn_marked"])),
+            evidence=message_evidence(captures, joined, _most(rows, marks)),
         )
 
 
