@@ -36,7 +36,7 @@ def analyze(
     from dpuflow.assemble import assemble
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.collectives.protocols import without_flags
-    from dpuflow.exchanges import build_exchanges
+    from dpuflow.exchanges import announced, build_exchanges
     from dpuflow.identity import endpoint_ranks, rank_order, seen_whole
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
@@ -49,7 +49,12 @@ def analyze(
     joined = join(captures, clock=clock)
     known = endpoint_ranks(joined, ranks)
     exchanges = build_exchanges(joined.transfers)
-    instances = build_collectives(exchanges, rank_order(joined, known), seen_whole(joined))
+    instances = build_collectives(
+        exchanges,
+        rank_order(joined, known),
+        seen_whole(joined),
+        announced(joined.transfers, exchanges),
+    )
     instances = without_flags(instances, exchanges, joined.transfers)
     entries = build_entries(exchanges, instances)
     return assemble(

@@ -52,6 +52,14 @@ def build_exchanges(transfers: Rows) -> Rows:
     return _sorted(np.concatenate(pieces)) if len(pieces) > 2 else pieces[-1]
 
 
+def announced(transfers: Rows, exchanges: Rows) -> NDArray[np.int64]:
+    """Bytes that the grant of each exchange allowed, 0 where none was seen or it did not say."""
+    found = np.zeros(len(exchanges), np.int64)
+    seen = exchanges["grant"] != NONE32
+    found[seen] = transfers["announces"][exchanges["grant"][seen]]
+    return found
+
+
 def _unframed(transfers: Rows) -> NDArray[np.int64]:
     """Bursts on connections of which nothing but bursts is known."""
     burst = transfers["wire"] == Wire.TCP_BURST

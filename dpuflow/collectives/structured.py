@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.credited import cut_rings
 from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
@@ -40,10 +41,12 @@ def structured_instances(
     rows: NDArray[np.int64],
     position: NDArray[np.int64],
     near: frozenset[int] | None = None,
+    announced: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
 
-    ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``.
+    ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``;
+    ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen.
     """
     channels: list[list[Instance]] = []
     habits: Habits = {}
@@ -51,6 +54,11 @@ def structured_instances(
     for streams in _channels(exchanges, rows):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
+        if announced is not None:
+            rings = cut_rings(exchanges, columns, streams, announced, position, near)
+            if rings is not None:
+                channels.append(rings)
+                continue
         # NCCL's clear-to-send entries count from 1.
         whole = bool((exchanges["sub"][streams.rows[streams.at]] == 1).all())
         messages = streams.count

@@ -1,0 +1,76 @@
+"""NCCL's rings, from whole captures of scripted jobs: chunks that do not divide, loops, protocols."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synth_worlds import loop, settings
+
+import dpuflow
+from dpuflow.collectives.credited import PROTOCOLS, _gathered, _reduced, looped_ring
+from dpuflow.collectives.schedules import dependencies
+from dpuflow.schema import Op
+from dpuflow.synth.case import write_case
+
+SIMPLE, LL = (next(p for p in PROTOCOLS.values() if p.name == n) for n in ("simple", "ll"))
+ONE = settings(nccl={"channels": 1})
+
+
+@pytest.mark.parametrize(
+    ("op", "more", "told"),
+    [
+        # The last of four chunks is shorter: 1000000 is no multiple of 64.
+        ("op: all_reduce, bytes: 1000000", ONE, ("all_reduce", 1_000_000)),
+        # 16 bytes a chunk: the last two of eight are empty.
+        (
+            "op: all_reduce, bytes: 96",
+            settings(nccl={"channels": 1}, cluster={"nodes": 8}),
+            ("all_reduce", 96),
+        ),
+        # Two loops on each channel.
+        ("op: all_reduce, bytes: 20000000", "", ("all_reduce", 20_000_000)),
+        ("op: all_gather, bytes: 9000000", "", ("all_gather", 9_000_000)),
+        ("op: all_reduce, bytes: 145488, protocol: ll", ONE, ("all_reduce", 145_488)),
+        # LL cannot tell 4 bytes from 8.
+        ("op: all_reduce, bytes: 145484, protocol: ll", ONE, ("all_reduce", 145_488)),
+    ],
+)
+def test_ring_of_nccl(op: str, more: str, told: tuple[str, int], tmp_path: Path) -> None:
+    captures = write_case(loop(op, more, iterations=6), tmp_path)
+    vantages = [dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures]
+    collectives = dpuflow.analyze(vantages).collectives
+    assert Counter((str(c.op), c.bytes) for c in collectives) == {told: 6}
+
+
+def test_chunks_that_no_all_reduce_has() -> None:
+    n = 3
+    label = (np.arange(n)[:, None] - 1 - np.arange(2 * (n - 1))) % n
+    tail = np.array([[64, 0], [64, 0], [48, 0]])
+
+    def buffer(chunks: np.ndarray) -> int | None:
+        return _reduced(chunks[label].reshape(n, 2, n - 1, 2), SIMPLE)
+
+    assert buffer(tail) == 176
+    assert buffer(np.array([[64, 0], [48, 0], [32, 0]])) is None  # two shorter ones
+    wrong = tail[label].reshape(n, 2, n - 1, 2)
+    wrong[1, 1, 1, 0] += 16  # the same chunk, longer on one way
+    assert _reduced(wrong, SIMPLE) is None
+
+
+def test_only_the_last_loop_may_be_short() -> None:
+    chunks = np.full((3, 2, 2, 1), LL.slot)
+    chunks[:, 1] = 128
+    assert _gathered(chunks, LL) == LL.slot + 128
+    chunks[:, 0], chunks[:, 1] = 128, LL.slot
+    assert _gathered(chunks, LL) is None
+
+
+def test_a_later_loop_waits_for_the_one_before() -> None:
+    twice = looped_ring(Op.ALL_GATHER, 2)
+    needs = dict(dependencies(twice, 3))
+    # Each rank sends two chunks a loop; its third send needs the second one that it received.
+    assert needs[(0, 1), 2] == ((2, 0), 1)
+    assert ((0, 1), 0) not in needs
