@@ -7,6 +7,7 @@ import pytest
 from dpuflow.collectives.partial import Contact, placements
 from dpuflow.collectives.plans import plan
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, first_acts, schedule
+from dpuflow.schema import Op
 
 
 def contacts_of(algorithm: Algorithm, n: int, seat: int) -> list[Contact]:
@@ -43,6 +44,17 @@ def test_a_rank_is_placed_where_it_sees_what_it_saw(algorithm: Algorithm, n: int
                 if me in (order[s], order[d])
             }
             assert seen == {(c.src, c.dst): c.messages for c in contacts}
+
+
+def test_inputs_that_come_in_another_order_do_not_hide_the_schedule() -> None:
+    """Recursive doubling of four: the second partner may be there long before the first one."""
+    doubling = next(a for a in ALGORITHMS if (a.op, a.name) == (Op.ALL_REDUCE, "recursive_doubling"))
+    for seat in range(4):
+        seen = contacts_of(doubling, 4, seat)
+        late = [c for c in seen if c.src == 100 + seat] + [c for c in seen if c.dst == 100 + seat][::-1]
+        orders = [o for a, o, _ in placements(doubling.op, late, frozenset({100 + seat})) if a is doubling]
+        first = next(c.dst for c in seen if c.src == 100 + seat)
+        assert any(len(o) == 4 and o.index(first) == o.index(100 + seat) ^ 1 for o in orders)
 
 
 def test_more_than_one_captured_rank_is_not_placed() -> None:

@@ -109,6 +109,7 @@ class Entries:
         np.int64
     ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
     held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
+    way_ns: NDArray[np.int64]  # how long the act may have been on its way to where it was stamped
     acked_ns: NDArray[np.int64]  # all its data had been acknowledged, as far as that was seen; NEVER without
     early_ns: NDArray[np.int64]  # a tenth of the collective's sends came more than this before their input
 
@@ -234,6 +235,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         spread_ns=np.full(total, NEVER),
         stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
+        way_ns=np.zeros(total, np.int64),
         acked_ns=acked,
         # Where another algorithm fits as well, it is that one.
         early_ns=np.array(

@@ -78,13 +78,17 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     error = np.where(slack == NEVER, NEVER, slack + clocks)
     slack = np.maximum(slack, 0)
     lead = entries.enter_ns - earliest
+    # A rank without a capture of its own acted before that arrived, never after.
+    error = np.where(error == NEVER, NEVER, error + entries.way_ns + entries.way_ns[first % len(first)])
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
-    least = exact & ((lead > slack) | missing)
+    least = exact & ((lead > slack + entries.way_ns) | missing)
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     widened = np.where(most != NEVER, most + slack, NEVER)
-    lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(lead - slack, 0)], widened)
+    lateness = np.select(
+        [bound == EXACT, bound == AT_LEAST], [lead, np.maximum(lead - slack - entries.way_ns, 0)], widened
+    )
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error))
