@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
+from dpuflow.striping import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def build_exchanges(transfers: Rows) -> Rows:
         _mark_cut(framed, direction)
         pieces.append(framed)
     if len(plain):
-        pieces.append(_in_order(transfers, plain))
+        pieces.append(_in_order(one_line(transfers, plain), plain))
     if len(bursts):
         rows = transfers[bursts]
         pieces.append(_fill(rows, rows["src"], np.arange(len(rows)), bursts))

@@ -57,6 +57,15 @@ def test_ll128_counts_whole_lines(tmp_path: Path) -> None:
     assert all(size <= (c.bytes or 0) < 1.05 * size for c in result.collectives)
 
 
+@pytest.mark.parametrize("qps", [2, 4])
+def test_queue_pairs_that_share_a_connection(tmp_path: Path, qps: int) -> None:
+    """Messages are dealt out to them in turn; they are one stream, and its credits are of the first."""
+    more = f"cluster: {{nodes: 4}}\nnccl: {{channels: 2, qps_per_connection: {qps}}}"
+    result, true = analysed(tmp_path, "op: all_reduce, algorithm: ring, bytes: 1048576", more)
+    found = [(c.op, c.algorithm, c.bytes) for c in result.collectives]
+    assert found == [("all_reduce", "ring", 1048576)] * true
+
+
 def test_channels_that_carry_parts_of_different_size(tmp_path: Path) -> None:
     """Each edge may use its channels in another order: sizes tell which connections belong together."""
     result, true = analysed(
