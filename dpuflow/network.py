@@ -30,6 +30,8 @@ LOSS_SHARE = 1e-4
 """Retransmissions below one packet in ten thousand are everyday noise."""
 CRITICAL_SHARE = 0.10
 """A cause that takes a tenth of a group's time or more is critical; below that a warning."""
+SMALL_SHARE = 0.01
+"""A loss that held up messages for less than a hundredth of the time is told as information."""
 FEWEST = 3
 """Fewer packets sent again, or not granted, are told as information."""
 SHOWN = 3
@@ -181,7 +183,10 @@ def _too_often(flows: Rows) -> NDArray[np.bool_]:
 def find_losses(
     captures: Sequence[CaptureTables], joined: Joined, result: Analysis, cost_share: float
 ) -> Iterator[Finding]:
-    """One finding a sender. ``cost_share``: of the job's time, what ranks waited because of the network."""
+    """One finding a sender, as severe as the time that it cost.
+
+    ``cost_share``: of the job's time, what ranks waited because of the network.
+    """
     flows, transfers = joined.flows, joined.transfers
     bad = np.flatnonzero(_too_often(flows))
     by_sender: dict[int, list[int]] = {}
@@ -195,7 +200,10 @@ def find_losses(
     for sender, numbers in sorted(by_sender.items(), key=lambda item: -again(item[1])):
         packets = int(flows["packets"][numbers].sum())
         few = again(numbers) < FEWEST
-        much = again(numbers) >= 0.01 * packets and cost_share >= CRITICAL_SHARE
+        held_ns = _held_up_ns(joined, sent[sender])
+        share = held_ns / max(joined.end_ns - joined.start_ns, 1)
+        # Messages that nobody waited for cost the job nothing: both must be large.
+        much = min(share, cost_share) >= CRITICAL_SHARE
         yield Finding(
             id=0,
             condition="packet_loss",
@@ -203,12 +211,13 @@ def find_losses(
             endpoints=[sender, *sorted({int(flows["dst"][n]) for n in numbers})],
             start_ns=int(flows["first_ns"][numbers].min()),
             end_ns=int(flows["last_ns"][numbers].max()),
-            severity="info" if few else "critical" if much else "warning",
+            severity="info" if share < SMALL_SHARE else "critical" if much else "warning",
             confidence=0.5 if few else 0.9,
             summary=(
                 f"{again(numbers)} of {packets} packets from {result.endpoints[sender].address} came again"
                 f" ({100 * again(numbers) / max(packets, 1):.2f} %): they or their acknowledgments were lost"
-                " or late."
+                f" or late. Messages were held up for {held_ns / 1e6:.1f} ms by it"
+                f" ({100 * share:.1f} % of the time)."
             ),
             advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",
             alternatives=[
@@ -219,6 +228,28 @@ def find_losses(
             ],
             evidence=message_evidence(captures, joined, _most(sent[sender], transfers["retransmitted"])),
         )
+
+
+def _held_up_ns(joined: Joined, mine: Ints) -> int:
+    """For how long messages sent again, of TRANSFER rows ``mine``, were under way longer than the others.
+
+    A message is held to the usual pace of the same sender's other messages; where it has none, to the
+    quickest. Messages held up at the same time count once.
+    """
+    rows = joined.transfers[mine]
+    start = np.minimum(rows["sent_ns"], rows["arrived_ns"])
+    took = np.maximum(rows["sent_end_ns"] - rows["sent_ns"], rows["arrived_end_ns"] - rows["arrived_ns"])
+    again = rows["retransmitted"] > 0
+    if not again.any():
+        return 0
+    pace = took / np.maximum(rows["bytes"].astype(np.float64), 1)
+    usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
+    end = (start + took)[again]
+    begin = end - np.maximum(took[again] - usual * rows["bytes"][again], 0).astype(np.int64)
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    before = np.maximum.accumulate(np.concatenate([begin[:1], end[:-1]]))
+    return int(np.maximum(end - np.maximum(begin, before), 0).sum())
 
 
 def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:

@@ -174,6 +174,26 @@ def test_loss_is_no_straggler() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lost", "held_ms", "severity"), [(7, 0, "info"), (1, 1, "info"), (4, 3, "warning"), (13, 3, "warning")]
+)
+def test_loss_is_as_severe_as_what_it_cost(lost: int, held_ms: int, severity: str) -> None:
+    """The same share of packets each time; the job takes 200 ms, and nobody waits for these messages."""
+
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        flow = joined.flows[0]
+        joined.flows["retransmitted"][0], joined.flows["packets"][0] = 50, 1000
+        transfers = joined.transfers
+        mine = np.flatnonzero((transfers["src"] == flow["src"]) & (transfers["bytes"] > 0))
+        hit = mine[:: len(mine) // lost][:lost]
+        transfers["retransmitted"][hit] = 1
+        transfers["arrived_end_ns"][hit] += held_ms * MS
+
+    found = only(analysed(job(), 4, change)[0], "packet_loss")
+    assert found.severity == severity, found.summary
+    assert f"held up for {lost * held_ms}." in found.summary
+
+
+@pytest.mark.parametrize(
     ("again", "packets", "expected"), [(1, 100, 0), (2, 100, 1), (9, 100_000, 0), (11, 100_000, 1)]
 )
 def test_everyday_retransmissions_are_no_finding(again: int, packets: int, expected: int) -> None:
