@@ -138,7 +138,8 @@ def busy_elsewhere(instances: Sequence[Instance]) -> frozenset[int]:
     """Endpoints without a capture that are in some groups of a captured one, but not in all.
 
     The captured rank belongs to several communicators; so will its peers, and they may have been kept by
-    one of which nothing was captured.
+    one of which nothing was captured. The same goes for point-to-point transfers: in a pipeline all ranks
+    have some, and wait for them.
     """
     groups: dict[frozenset[int], int] = {}
     near: set[int] = set()
@@ -150,6 +151,8 @@ def busy_elsewhere(instances: Sequence[Instance]) -> frozenset[int]:
             members = frozenset(instance.order)
             groups[members] = max(groups.get(members, 0), instance.ranks or len(members))
     found: set[int] = set()
+    if any(i.near is not None and i.op == Op.SEND_RECV for i in instances):
+        found.update(*groups)
     for (one, many), (other, others) in combinations(groups.items(), 2):
         # Of one communicator different algorithms show different peers, never more than it has ranks.
         if one & other & near and len(one | other) > min(many, others):

@@ -102,6 +102,12 @@ def test_a_leaf_of_a_tree_does_not_name_the_rank_above(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("node", range(4))
+def test_stages_that_waited_for_a_pipeline_are_not_named(shared: Path, node: int) -> None:
+    """Stage 2 is slow; the first stage enters the all_reduce last, for its backward pass comes last."""
+    assert set(blamed(analysed(shared, "gloo_pp_gpipe_n4_slow2", node))) <= {"10.77.0.3"}
+
+
+@pytest.mark.parametrize("node", range(4))
 def test_the_way_is_taken_off_the_bounds_of_ranks_beside(shared: Path, node: int) -> None:
     """Over Soft-RoCE messages take up to 20 ms: what arrived late need not have been sent late."""
     folder = shared / "captures" / "roce" / "ar-recdbl-n4-8k-random"
