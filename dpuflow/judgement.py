@@ -336,7 +336,8 @@ def _judge_one(
 ) -> Judgement:
     if not len(rows):
         return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
-    lateness, late = relative.lateness_ns[rows], charges.late[rows]
+    # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
+    lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
     charged = int(charges.wait_ns[rows].sum())
     mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.

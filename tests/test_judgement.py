@@ -306,3 +306,11 @@ def test_two_incidents_each_that_go_round_are_a_habit_of_the_group() -> None:
     """Every fourth collective another rank: twice each in thirty, which for one rank alone were incidents."""
     found = judged(lambda rank, turn: 9 * MS * (turn % 4 == 1 and rank == turn // 4 % 4), times=30)
     assert {(j.verdict, j.steadiness) for j in found} == {("intermittent", "rotating")}
+
+
+def test_what_the_verdict_counts_is_told_as_late() -> None:
+    """Of three ranks one is late in the second half: the others' entries scatter about it, too."""
+    rank = judged(lambda rank, turn: 3 * MS if rank == 1 and turn >= 20 else 0, n=3)[1]
+    assert (rank.verdict, rank.steadiness) == ("late", "persistent")
+    assert rank.since_ns is not None
+    assert rank.late_share == pytest.approx(0.5, abs=0.06)
