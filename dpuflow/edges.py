@@ -67,7 +67,7 @@ def measure_edges(
                 # Entries cancel in the sum, which leaves both delays.
                 delays = there.lead_ns[one] + back.lead_ns[two]
                 value = 0.5 * (there.lead_ns[one] - back.lead_ns[two])
-                found.append(_measured(a, b, common, value, max(float(delays.min()), 0.0) / 2))
+                found.append(_measured(a, b, common, value, max(float(np.median(delays)), 0.0) / 2))
                 continue
         view, start, end = (there, a, b) if there is not None else (back, b, a)
         assert view is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpuflow.collectives import Instance, build_collectives
-from dpuflow.edges import Measured, disagreements, measure_edges
+from dpuflow.edges import Measured, View, disagreements, measure_edges
 from dpuflow.exchanges import build_exchanges
 from dpuflow.identity import endpoint_ranks, rank_order, seen_whole
 from dpuflow.ingest import ingest
@@ -116,3 +116,16 @@ def test_no_collective_no_edge() -> None:
     entries = build_entries(nothing, [])
     assert measure_edges(joined, nothing, [], entries) == []
     assert disagreements(joined, [], entries) == []
+
+
+def test_the_error_holds_where_one_way_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues one way in all collectives but one: halved, the delay looks like a difference of lateness."""
+    number = np.arange(9)
+    there, back = np.where(number == 0, 10_000, 2_000_000), np.full(9, 10_000)
+    views = {(0, 1): View(number, there), (1, 0): View(number, back)}
+    monkeypatch.setattr("dpuflow.edges._views", lambda *_: views)
+    joined = join(captures("gloo-allreduce-n4")[:2])
+    nothing = build_exchanges(joined.transfers[:0])
+    (found,) = measure_edges(joined, nothing, [], build_entries(nothing, []))
+    assert found.edge.error_ns is not None
+    assert abs(found.edge.median_ns) <= found.edge.error_ns
