@@ -110,6 +110,7 @@ def find_slow_links(
     slow = [(int(links.src[i]), int(links.dst[i]), i) for i in np.flatnonzero(links.slow)]
     transfers = joined.transfers
     received = _ByEnd(joined, "dst")
+    captured = {end for ends in joined.local for end in ends}
     while slow:
         ends = [end for src, dst, _ in slow for end in (src, dst)]
         node = max(sorted(set(ends)), key=ends.count)
@@ -138,6 +139,8 @@ def find_slow_links(
         receiving = moved["arrived_end_ns"] - moved["arrived_ns"]
         took = np.maximum(sending, receiving) / np.maximum(moved["bytes"].astype(np.float64), 1)
         evidence = message_evidence(captures, joined, _worst(rows, took))
+        # What leaves a host leaves in a burst and arrives as the path allows: one end does not compare.
+        unlike = any((src in captured) != (dst in captured) for src, dst, _ in here)
         moves = f"Data moves at {8 / pace:.2f} Gbit/s from {pairs}{against}"
         endpoints = [node, *peers] if len(here) > 1 else list(here[0][:2])
         if closed >= FEWEST:
@@ -157,9 +160,9 @@ def find_slow_links(
             endpoints=endpoints,
             start_ns=joined.start_ns,
             end_ns=joined.end_ns,
-            severity="warning",
-            confidence=0.5 if lossy else 0.9 if len(here) > 1 else 0.7,
-            summary=f"{moves}: the path is slow, not the ranks.",
+            severity="info" if unlike else "warning",
+            confidence=0.5 if lossy or unlike else 0.9 if len(here) > 1 else 0.7,
+            summary=f"{moves}: the path {'may be' if unlike else 'is'} slow, not the ranks.",
             advice=(
                 "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
                 + (f" of {result.endpoints[node].address}." if len(here) > 1 else ".")

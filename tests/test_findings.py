@@ -141,6 +141,17 @@ def test_slow_link_is_no_straggler() -> None:
     assert f"{8 * 16_000 / 7_000:.2f} Gbit/s" in found.summary
 
 
+def test_a_slow_link_seen_at_one_end_is_information() -> None:
+    """What the captured node sends leaves in a burst: a message that arrives took longer anyway."""
+
+    def one_node(_: list[CaptureTables], joined: Joined) -> None:
+        joined.local[:] = [[2]]
+
+    found = only(analysed(job(slow={(1, 2): 900.0}), 4, one_node)[0], "slow_link")
+    assert (found.severity, found.confidence) == ("info", 0.5)
+    assert "may be slow" in found.summary
+
+
 def test_slow_links_of_one_node_are_one_finding() -> None:
     slow = {edge: 300.0 for r in (0, 1, 2) for edge in ((r, 3), (3, r))}
     result = analysed(job(slow=slow), 4)[0]
