@@ -304,10 +304,12 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
     for tables in captures:
         hidden = int(np.count_nonzero(tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)))
         if hidden:
-            limits.append(
-                f"{tables.info.vantage}: {hidden} message headers lie beyond the snap length or were lost; "
-                "their fields are inferred."
+            told = (
+                "header lies beyond the snap length or was lost; its"
+                if hidden == 1
+                else "headers lie beyond the snap length or were lost; their"
             )
+            limits.append(f"{tables.info.vantage}: {hidden} message {told} fields are inferred.")
     return limits
 
 

@@ -160,6 +160,14 @@ def test_nobody_seen_late_is_not_nobody_late() -> None:
     assert next(text_lines(result)).startswith("NO VERDICT: collectives were found")
 
 
+def test_time_before_and_after_the_job_costs_nothing() -> None:
+    result = one_late()
+    usual = [line for line in text_lines(result) if "cost:" in line]
+    assert result.start_ns is not None
+    result.start_ns -= 10_000 * MS
+    assert [line for line in text_lines(result) if "cost:" in line] == usual
+
+
 def test_transfers_alone_give_no_verdict() -> None:
     result = nobody_late()
     for row in result.collectives:
@@ -170,7 +178,7 @@ def test_transfers_alone_give_no_verdict() -> None:
 def test_a_network_fault_is_in_the_first_lines() -> None:
     result = nobody_late()
     result.findings = late_now_and_then().findings[-1:]
-    assert "beside that: slow link" in "\n".join(list(text_lines(result))[:4])
+    assert list(text_lines(result))[1].startswith("  but: slow link (rank ")
 
 
 def test_the_table_is_bounded() -> None:

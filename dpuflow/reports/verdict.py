@@ -46,6 +46,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
     for line in wrap(text).splitlines():
         yield paint(line, style)
     if not late:
+        yield from _other_faults(result, names, "but")
         yield from _spread(result)
         yield from _what_to_add(result)
     if len(late) > 1 and all(row.steadiness == "rotating" for row in late):
@@ -55,7 +56,8 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
             yield from _late(result, row, names, alone=len(late) == 1)
     if len(late) > MOST_LATE:
         yield f"  and {len(late) - MOST_LATE} more, in the table below"
-    yield from _other_faults(result)
+    if late:
+        yield from _other_faults(result, names, "beside that")
 
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
@@ -254,11 +256,11 @@ def _cost(result: Analysis, row: Lateness) -> str:
     if row.caused_wait_ns is None:
         return ""
     text = f"cost: the others waited {rank_seconds(row.caused_wait_ns)} for it"
-    if result.start_ns is None or result.end_ns is None or result.end_ns <= result.start_ns:
-        return text
     endpoints = len({endpoint for group in result.groups for endpoint in group.endpoints})
-    span = result.end_ns - result.start_ns
-    if not endpoints:
+    # Before its first and after its last collective the job computes nothing together: no time to lose.
+    begin = min((c.start_ns for c in result.collectives), default=0)
+    span = max((c.end_ns for c in result.collectives), default=0) - begin
+    if not endpoints or span <= 0:
         return text
     share = percent(row.caused_wait_ns / (endpoints * span))
     return f"{text}, {share} of the job's time ({count(endpoints, 'endpoint')} x {duration(span)})"
@@ -310,15 +312,18 @@ def _relative(row: Lateness, names: Names) -> str:
     )
 
 
-def _other_faults(result: Analysis) -> Iterator[str]:
-    """Faults that are not somebody's lateness, in the first lines because they may be the answer."""
-    kinds = Counter(
-        finding.condition.replace("_", " ")
+def _other_faults(result: Analysis, names: Names, lead: str) -> Iterator[str]:
+    """Faults that are nobody's lateness, and where: in the first lines, as they may be the answer."""
+    faults = [
+        finding
         for finding in result.findings
         if finding.severity != "info" and finding.condition not in _ABOUT_THE_CAPTURE
-    )
-    if kinds:
-        named = listed(
-            [kind if number == 1 else f"{kind} ({number} times)" for kind, number in kinds.items()]
-        )
-        yield wrap(f"beside that: {named}; see the findings", "  ", "    ")
+    ]
+    parts = []
+    for condition in dict.fromkeys(finding.condition for finding in faults):
+        alike = [finding for finding in faults if finding.condition == condition]
+        where = listed([names.short(endpoint) for endpoint in alike[0].endpoints], 3)
+        where = f"{len(alike)} times" if len(alike) > 1 else where
+        parts.append(condition.replace("_", " ") + (f" ({where})" if where else ""))
+    if parts:
+        yield wrap(f"{lead}: {listed(parts)}; see the findings", "  ", "    ")
