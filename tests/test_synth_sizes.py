@@ -9,7 +9,7 @@ import pytest
 from dpuflow.synth import algorithms
 from dpuflow.synth.algorithms import Lane, double_tree
 from dpuflow.synth.pat import _gather, _scatter, depth_first, gather_messages
-from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks, p2p_parts
+from dpuflow.synth.sizes import PROTOCOLS, STEPS, channels_for, deal, p2p_chunks, p2p_parts
 
 KIB, MIB = 1024, 1 << 20
 
@@ -152,3 +152,14 @@ def test_pat_aggregates_small_blocks() -> None:
 )  # fmt: skip
 def test_parts_of_a_send(size: int, channels: int, parts: list[int]) -> None:
     assert p2p_parts(size, channels) == parts
+
+
+@pytest.mark.parametrize("ranks", [8, 33, 64])
+@pytest.mark.parametrize("order", [_gather, _scatter])
+def test_pat_never_waits_for_a_slot_that_only_a_later_receive_gives_back(ranks, order):
+    """All ranks run one program: more than STEPS messages of a dimension not received stopped 64 ranks."""
+    waiting: dict[int, int] = {}
+    for sends, message in order(gather_messages(ranks, 1 << 16)):
+        waiting[message.dimension] = waiting.get(message.dimension, 0) + (1 if sends else -1)
+        assert 0 <= waiting[message.dimension] <= STEPS
+    assert not any(waiting.values())

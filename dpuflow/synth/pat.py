@@ -89,33 +89,48 @@ def pat(channel: int, order: Sequence[int], size: int, scatter: bool) -> dict[in
 def _gather(messages: list[Message]) -> Iterator[tuple[bool, Message]]:
     """(sends, message) in a rank's order: each message is received when a send needs it, or at the end."""
     source = {block: i for i, message in enumerate(messages) for block in message.blocks}
-    taken: set[int] = set()
-    for message in messages:
-        for block in message.blocks:
-            needed = source.get(block - (1 << message.dimension))
-            if needed is not None and needed not in taken:
-                yield from _take(messages, needed, taken)
-        yield True, message
-    for i in range(len(messages)):
-        if i not in taken:
-            yield from _take(messages, i, taken)
+    needs = [
+        [source[near] for block in message.blocks if (near := block - (1 << message.dimension)) in source]
+        for message in messages
+    ]
+    yield from _in_turn(messages, needs)
 
 
 def _scatter(messages: list[Message]) -> Iterator[tuple[bool, Message]]:
     """The same backwards: a partial sum is sent when those of all branches below it are there."""
     backwards = messages[::-1]
     source = {block: i for i, message in enumerate(backwards) for block in message.blocks}
+    needs = [
+        [
+            source[far]
+            for block in message.blocks
+            for bit in range(message.dimension)
+            if (far := block | 1 << bit) in source
+        ]
+        for message in backwards
+    ]
+    yield from _in_turn(backwards, needs)
+
+
+def _in_turn(messages: list[Message], needs: list[list[int]]) -> Iterator[tuple[bool, Message]]:
+    """Sends in order, each after what it needs, and after what would else leave its peer without a slot.
+
+    All ranks run the same program, so a rank that never has more than STEPS messages of a dimension waiting
+    for it never makes the rank beyond wait for a slot without end.
+    """
     taken: set[int] = set()
-    for message in backwards:
-        for block in message.blocks:
-            for bit in range(message.dimension):
-                needed = source.get(block | 1 << bit)
-                if needed is not None and needed not in taken:
-                    yield from _take(backwards, needed, taken)
+    sent: dict[int, list[int]] = {}
+    for i, message in enumerate(messages):
+        before = sent.setdefault(message.dimension, [])
+        oldest = before[-STEPS:][:1] if len(before) >= STEPS else []
+        for needed in needs[i] + oldest:
+            if needed not in taken:
+                yield from _take(messages, needed, taken)
         yield True, message
-    for i in range(len(backwards)):
+        before.append(i)
+    for i in range(len(messages)):
         if i not in taken:
-            yield from _take(backwards, i, taken)
+            yield from _take(messages, i, taken)
 
 
 def _take(messages: list[Message], wanted: int, taken: set[int]) -> Iterator[tuple[bool, Message]]:
