@@ -66,6 +66,22 @@ def test_queue_pairs_that_share_a_connection(tmp_path: Path, qps: int) -> None:
     assert found == [("all_reduce", "ring", 1048576)] * true
 
 
+def test_who_waits_for_the_credit_of_a_slow_host_is_not_exact(tmp_path: Path) -> None:
+    """Slices that stream show no reactions; that the others' credits came before they left tells enough."""
+    more = """
+cluster: {nodes: 5}
+nccl: {channels: 2}
+faults: [{kind: slow_host, rank: 4, us: 300}]
+"""
+    result, true = analysed(tmp_path, "op: reduce_scatter, bytes: 2628900", more)
+    assert len(result.collectives) == true
+    for collective in result.collectives[2:]:
+        told = {rank.endpoint: rank.bound for rank in collective.ranks}
+        assert told[3] != "exact"  # it could not send before rank 4 let it
+    verdicts = {row.endpoint: row.verdict for row in result.lateness}
+    assert verdicts[3] not in ("late", "intermittent")
+
+
 def test_channels_that_carry_parts_of_different_size(tmp_path: Path) -> None:
     """Each edge may use its channels in another order: sizes tell which connections belong together."""
     result, true = analysed(

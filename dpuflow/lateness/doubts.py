@@ -87,8 +87,13 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
         rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
         gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
         prompt = gated & (entries.credit_ns <= usual.most_ns)
-    least = _least_work_ns(entries, gated & ~prompt, of_row)
-    prompt &= (entries.since_ns == NEVER) | (_since_ns(entries) - entries.credit_ns >= least)
+    known = entries.since_ns != NEVER
+    room = _since_ns(entries) - entries.credit_ns  # from leaving its last collective to the credit
+    # Where no reaction was ever seen (messages that stream), that is all there is to go by.
+    unmeasured = gated & np.isnan(usual.most_ns)
+    least = _least_work_ns(entries, gated & ~prompt & (~unmeasured | (known & (room <= 0))), of_row)
+    prompt |= unmeasured & known & (least > 0)
+    prompt &= ~known | (room >= least)
     after = np.where(prompt & (entries.since_ns != NEVER), entries.since_ns + least, entries.since_ns)
     entries = replace(entries, since_ns=after)
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
