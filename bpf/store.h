@@ -28,6 +28,21 @@ static __always_inline void copy_words(void *to, const void *from, __u32 bytes)
 			((__u64 *)to)[k] = ((const __u64 *)from)[k];
 }
 
+/* A packet that ends within a small size class: its first `first` bytes, and its last `last` ones, which overlap. */
+static __always_inline int copy_short(void *to, void *data, void *data_end, __u64 bytes, __u32 first, __u32 last)
+{
+	__u64 at = bytes - last;
+
+	if (bytes < first || data + first > data_end)
+		return -1;
+	asm volatile("" : "+r"(at)); /* lest the compiler drop what the verifier needs */
+	if (at > first || data + at + last > data_end)
+		return -1;
+	copy_words(to, data, first);
+	copy_words(to + at, data + at, last);
+	return 0;
+}
+
 /* One size class: the kernel reserves constant sizes only. Small ones are filled, whatever is wanted of them: the
  * reader looks at `captured`. Returns from the caller. */
 #define STORE(room)                                                                                            \
@@ -47,6 +62,13 @@ static __always_inline void copy_words(void *to, const void *from, __u32 bytes)
 			SUBMIT(record);                                                                        \
 			count->captured++;                                                                     \
 			return;                                                                                \
+		}                                                                                             \
+		if ((room) <= 128 && !packet->tag &&                                                          \
+		    !copy_short(record + 1, data, data_end, bytes, (room) == 64 ? 56 : 64,                    \
+				(room) == 64 ? 8 : 64)) {                                                     \
+			SUBMIT(record);                                                                       \
+			count->captured++;                                                                    \
+			return;                                                                               \
 		}                                                                                             \
 		if (copy(ctx, xdp, packet, record, bytes)) {                                           \
 			DISCARD(record);                                                                       \

@@ -150,6 +150,30 @@ def test_the_program_judges_as_its_twin(
     assert len(seen) > 1 or choice == {"protocols": ("any",)}
 
 
+@pytest.mark.parametrize("program", ["dpuflow_xdp", "dpuflow_in"])
+@pytest.mark.parametrize("snaplen", [64, 71, 96, 128, 0])
+def test_packets_of_every_length_are_kept_byte_for_byte(programs: None, program: str, snaplen: int) -> None:
+    """Around the size classes of the ring, where packets are copied in several ways."""
+    options = LiveOptions(("lo",), snaplen=snaplen, protocols=("any",))
+    size = 1 << 20
+    ring = Ring(libbpf.create_ring(size), size)
+    loaded = libbpf.Loaded(object_path(), (program,), options.settings(0, 0), ring.fd)
+    tally = np.zeros(ring_kernel.D_SIZE, np.int64)
+    tally[ring_kernel.D_LEFT] = 1 << 60
+    out = np.zeros(1 << 19, np.uint8)
+    head = bytes(12) + b"\x08\x00\x45" + bytes(8) + b"\x11"
+    for length in [*range(54, 300), 1023, 1024, 1025, 1514]:
+        frame = head + bytes(k * 7 % 251 for k in range(length - len(head)))
+        assert run_program(loaded.fds[program], frame)
+        end = ring.drain(out, 0, tally)
+        captured, wire = (int(word) for word in out[20:28].view(np.uint32))
+        assert wire == length
+        assert out[28 : 28 + captured].tobytes() == frame[: snaplen or length], length
+        assert end == ring_kernel.BLOCK_BYTES + (captured + 3 & ~3)
+    loaded.close()
+    ring.close()
+
+
 def pcap_of(packets: list[bytes], path: Path) -> Path:
     """A classic pcap file of whole packets."""
     records = [struct.pack("<IIII", 1, 0, len(each), len(each)) + each for each in packets]
