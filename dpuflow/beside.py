@@ -99,8 +99,8 @@ def _inside_ns(
 
 def _share_unseen(instance: Instance, endpoint: int) -> float:
     """How much longer than captured ranks a link may hold ``endpoint``, in terms of what it holds those."""
-    if instance.algorithm is None or endpoint not in instance.order:
-        return np.inf
+    if instance.algorithm is None or instance.algorithm.rooted or endpoint not in instance.order:
+        return np.inf  # how large a tree is cannot be seen from within
     seats = instance.seats or tuple(range(len(instance.order)))
     n, root = instance.ranks or len(seats), instance.root or 0
     own = [seat for seat, end in zip(seats, instance.order, strict=True) if end in (instance.near or ())]
@@ -115,7 +115,9 @@ def _unseen(algorithm: Algorithm, n: int, root: int, seat: int, mine: int) -> fl
     A slow link costs a rank as much for each message that the rank's leaving depends on. That goes for links
     from ``mine``, too: what leaves a host at full pace may wait behind it.
     """
-    waits, own = _messages(algorithm, n, root, seat), _messages(algorithm, n, root, mine)
+    waits, own = dict(_messages(algorithm, n, root, seat)), _messages(algorithm, n, root, mine)
+    # A call may not return before the network has taken all that it sends.
+    waits |= Counter((send.src, send.dst) for send in schedule(algorithm, n, root) if send.src == seat)
     shares = [(number - own[edge]) / own[edge] if own.get(edge) else np.inf for edge, number in waits.items()]
     return max([0.0, *shares])
 

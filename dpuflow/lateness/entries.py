@@ -195,7 +195,12 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     ends = (picked["arrived_end_ns"] != NEVER) & (picked["arrived_end_ns"] == leave[receiver])
     last[receiver[ends]] = picked["data"][ends]
     sent = np.full(total, NEVER, np.int64)
-    np.maximum.at(sent, sender, picked["data_end_ns"])
+    # What arrived from a rank without a capture of its own may have left as early as its first packet.
+    far = np.fromiter(
+        (i.near is not None and e not in i.near for i in instances for e in i.order), bool, total
+    )
+    sending = far[sender] & (picked["data_ns"] != NEVER) if total else np.zeros(0, bool)
+    np.maximum.at(sent, sender, np.where(sending, picked["data_ns"], picked["data_end_ns"]))
     # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
     resent = picked["retransmitted"] > 0
     np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
