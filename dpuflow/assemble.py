@@ -288,8 +288,8 @@ def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} data message{'s belong' if untold > 1 else ' belongs'} to no collective that was"
-            f" recognised: {'their' if untold > 1 else 'its'} framing is not read, or the pattern fits none."
+            f"{untold} data message{'s are' if untold > 1 else ' is'} part of no collective that was recognised:"
+            " set-up, other traffic, or a framing or pattern that is not known."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)
