@@ -288,8 +288,8 @@ def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} data message{'s are' if untold > 1 else ' is'} part of no collective that was recognised:"
-            " set-up, other traffic, or a framing or pattern that is not known."
+            f"{untold} data message{'s are' if untold > 1 else ' is'} part of no collective that was"
+            " recognised: set-up, other traffic, or a framing or pattern that is not known."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)
