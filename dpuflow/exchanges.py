@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
+from dpuflow.stripes import bundled
 from dpuflow.striping import one_line
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def build_exchanges(transfers: Rows) -> Rows:
         _mark_cut(framed, direction)
         pieces.append(framed)
     if len(plain):
-        pieces.append(_in_order(one_line(transfers, plain), plain))
+        proven, plain = bundled(transfers, plain)
+        pieces.append(_in_order(one_line(proven, plain), plain))
     if len(bursts):
         rows = transfers[bursts]
         pieces.append(_fill(rows, rows["src"], np.arange(len(rows)), bursts))

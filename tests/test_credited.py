@@ -32,6 +32,15 @@ ONE = settings(nccl={"channels": 1})
         ),
         # Two loops on each channel.
         ("op: all_reduce, bytes: 20000000", "", ("all_reduce", 20_000_000)),
+        # Messages in turn over several queue pairs, clear-to-send entries on one of them.
+        *(
+            (
+                f"op: all_reduce, bytes: {size}",
+                settings(nccl={"qps_per_connection": qps}),
+                ("all_reduce", size),
+            )
+            for qps, size in ((2, 1_000_000), (3, 999_996))
+        ),
         ("op: all_gather, bytes: 9000000", "", ("all_gather", 9_000_000)),
         ("op: all_reduce, bytes: 145488, protocol: ll", ONE, ("all_reduce", 145_488)),
         # LL cannot tell 4 bytes from 8.

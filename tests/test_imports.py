@@ -35,6 +35,7 @@ ORDER = [
     *("vantage", "sightings", "envelope", "clockmap", "clockgraph", "clocks", "join"),
     *(
         "ordering",
+        "stripes",
         "striping",
         "exchanges",
         "identity",

@@ -1,0 +1,132 @@
+"""Queue pairs that carry one connection of NCCL together: TRANSFER rows in, the same as one connection out.
+
+With NCCL_IB_QPS_PER_CONNECTION above 1 messages go over a connection's queue pairs in turn, while its
+clear-to-send entries use the first one only (NCCL 2.30, src/transport/net_ib/common.h
+ncclIbCommBaseGetQpForRequest, p2p.h ncclIbRecvCommGetQpForCts). So data without entries belongs to the
+entries that allowed as many messages, each before it was sent. Queue pairs of one connection write to the
+same staging buffer in turn: where they begin is at most a slot apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import Role, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+AHEAD = 8
+"""NCCL_STEPS (src/include/device.h): entries that may be out before their data, at a capture's end too."""
+HELD = 0.99
+"""Share of messages that must follow their entries: clocks of two nodes may be a little off."""
+
+
+@dataclass
+class _Line:
+    """One direction of a queue pair: its data and the entries that allow it, as places in ``part``."""
+
+    number: int  # of its connection
+    data: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    lowest: int  # address that data was written to
+    slot: int  # bytes that an entry announces
+
+
+def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
+    """``transfers`` and ``part`` with the queue pairs of each connection of NCCL made one.
+
+    ``part`` are rows of DATA and GRANT in order of time; messages of joined queue pairs then stand in turn.
+    """
+    rows = transfers[["connection", "src", "dst", "role", "wire", "va", "announces", "sent_ns"]][part]
+    joined = [
+        (credit, group)
+        for lines in _ways(rows)
+        for credit, group in _matched(rows, lines)
+        if any(line is not credit for line in group)
+    ]
+    if not joined:
+        return transfers, part
+    transfers, out = transfers.copy(), part.copy()
+    for credit, group in joined:
+        place = np.sort(np.concatenate([line.data for line in group]))
+        order = part[_in_turn([line.data for line in group])]
+        out[place] = order
+        transfers["connection"][order] = credit.number
+    return transfers, out
+
+
+def _ways(rows: Rows) -> Iterator[list[_Line]]:
+    """The lines from one endpoint to another, for each two where some lack entries and some have too many."""
+    grant = rows["role"] == Role.GRANT
+    entry = grant & (rows["announces"] > 0)
+    data = ~grant & np.isin(rows["wire"], (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM))
+    if not entry.any() or not data.any():
+        return
+    sender = np.where(grant, rows["dst"], rows["src"])
+    key = 2 * rows["connection"].astype(np.int64) + (sender == np.maximum(rows["src"], rows["dst"]))
+    keys = int(key.max()) + 1
+    granted, written = np.bincount(key[entry], minlength=keys), np.bincount(key[data], minlength=keys)
+    bare, rich = (granted == 0) & (written > 0), granted > written + AHEAD
+    if not bare.any() or not rich.any():
+        return
+    ways: dict[tuple[int, int], list[_Line]] = {}
+    for each in np.flatnonzero(bare | rich).tolist():
+        mine = key == each
+        some, allowed = np.flatnonzero(mine & data), np.flatnonzero(mine & entry)
+        at = int((some if len(some) else allowed)[0])
+        ends = int(rows["src"][at]), int(rows["dst"][at])
+        lowest = int(rows["va"][some].min()) if len(some) else -1
+        slot = int(rows["announces"][allowed].max(initial=0))
+        line = _Line(each // 2, some, allowed, lowest, slot)
+        ways.setdefault(ends if len(some) else ends[::-1], []).append(line)
+    yield from ways.values()
+
+
+def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_Line]]]:
+    """Lines with entries, each with the lines whose data these allow."""
+    credits_ = sorted((line for line in lines if len(line.entries)), key=lambda line: int(line.entries[0]))
+    if not credits_:
+        return
+    slot = max(line.slot for line in credits_)
+    groups: list[list[_Line]] = []
+    for line in sorted((line for line in lines if len(line.data)), key=lambda line: line.lowest):
+        if groups and line.lowest - groups[-1][-1].lowest <= slot:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    groups.sort(key=lambda group: min(int(line.data[0]) for line in group))
+    for group in groups:
+        own = [line for line in group if len(line.entries)]
+        for credit in own if own else [line for line in credits_ if not len(line.data)]:
+            if len(own) < 2 and _follows(rows, credit, group):
+                credits_.remove(credit)
+                yield credit, group
+                break
+
+
+def _follows(rows: Rows, credit: _Line, group: Sequence[_Line]) -> bool:
+    """Whether each message came after its entry, and there are as many."""
+    data = _in_turn([line.data for line in group])
+    if abs(len(data) - len(credit.entries)) > AHEAD:
+        return False
+    count = min(len(data), len(credit.entries))
+    sent, allowed = rows["sent_ns"][data[:count]], rows["sent_ns"][credit.entries[:count]]
+    return bool((sent >= allowed).mean() >= HELD)
+
+
+def _in_turn(lanes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Places of messages that go over ``lanes`` in turn; by time where some lane lost a message."""
+    every = np.concatenate(lanes)
+    if max(map(len, lanes)) - min(map(len, lanes)) > 1:
+        return np.sort(every)
+    turns = np.concatenate([np.arange(len(lane)) for lane in lanes])
+    begin = np.repeat([int(lane[0]) for lane in lanes], [len(lane) for lane in lanes])
+    return every[np.lexsort((begin, turns))]

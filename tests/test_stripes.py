@@ -1,0 +1,51 @@
+"""Messages that go over several queue pairs in turn, put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import TRANSFER, Role, Wire
+from dpuflow.stripes import bundled
+
+if TYPE_CHECKING:
+    from dpuflow.tables import Rows
+
+SLOT = 1 << 20
+
+
+def traffic(count: int = 24, late: int = 0, base: int = 1 << 40) -> Rows:
+    """Entries on connection 7, data in turn on 7 and 8; ``late``: entries come so much after their data."""
+    rows = TRANSFER.zeros(2 * count)
+    for k in range(count):
+        entry, data = rows[2 * k], rows[2 * k + 1]
+        entry["role"], entry["wire"], entry["announces"] = Role.GRANT, Wire.ROCE_WRITE, SLOT
+        entry["connection"], entry["src"], entry["dst"], entry["sent_ns"] = 7, 1, 0, 1000 * k + late
+        data["role"], data["wire"], data["bytes"] = Role.DATA, Wire.ROCE_WRITE_IMM, k
+        data["connection"], data["src"], data["dst"], data["sent_ns"] = 7 + k % 2, 0, 1, 1000 * k + 500
+        data["va"] = base + k % 4 * SLOT
+    return rows
+
+
+def test_put_together_in_turn() -> None:
+    rows = traffic()
+    # The wire may swap neighbours on different queue pairs.
+    swapped = np.arange(len(rows))
+    swapped[[9, 11]] = swapped[[11, 9]]
+    joined, part = bundled(rows[swapped], np.arange(len(rows)))
+    data = part[joined["role"][part] == Role.DATA]
+    assert (joined["connection"] == 7).all()
+    assert joined["bytes"][data].tolist() == list(range(24))
+
+
+def test_left_alone() -> None:
+    part = np.arange(48)
+    early = traffic(late=700)  # data comes before what would allow it
+    assert bundled(early, part)[0] is early
+    far = traffic()
+    far["va"][far["connection"] == 8] += 64 * SLOT  # another buffer
+    assert bundled(far, part)[0] is far
+    whole = traffic()
+    whole["connection"] = 7
+    assert bundled(whole, part)[0] is whole
