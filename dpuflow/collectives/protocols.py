@@ -21,21 +21,24 @@ if TYPE_CHECKING:
     from dpuflow.collectives.model import Instance
     from dpuflow.tables import Rows
 
-LINES: Final = {65_536: (16, 8), 614_400: (2048, 1920)}
-"""Capacity announced -> bytes of a line on the wire, of data in it: LL, LL128 (prims_ll.h, prims_ll128.h)."""
+LL: Final = 65_536
+LL128: Final = 614_400
+"""Capacities announced: an eighth of the default buffers (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
+LINES: Final = {LL: 16, LL128: 2048}
+"""Bytes of what is sent whole: two words with a flag each, a warp's lines (prims_ll.h, prims_ll128.h)."""
 
 
 def without_flags(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
-    """Instances with the size of the data. LL128's lines may not be full: theirs is the most that fits."""
+    """Instances with the size of their data: half of LL's bytes; None for LL128, whose lines may not be full."""
     out = []
     for instance in instances:
         rows = instance.rows
         if instance.size and len(rows) and exchanges["wire"][rows[0]] == Wire.ROCE_WRITE_IMM:
             grants = exchanges["grant"][rows]
             announced = transfers["announces"][grants[grants != NONE32]]
-            line, data = LINES.get(int(announced.max(initial=0)), (1, 1))
-            lines = (announced == announced.max(initial=0)).all()
-            if line > 1 and lines and not (exchanges["bytes"][rows] % np.uint64(line)).any():
-                instance = replace(instance, size=instance.size * data // line)
+            slot = int(announced.max(initial=0))
+            lined = slot in LINES and (announced == slot).all()
+            if lined and not (exchanges["bytes"][rows] % np.uint64(LINES[slot])).any():
+                instance = replace(instance, size=instance.size // 2 if slot == LL else None)
         out.append(instance)
     return out
