@@ -29,7 +29,7 @@ LINES: Final = {LL: 16, LL128: 2048}
 
 
 def without_flags(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
-    """Instances with the size of their data: half of LL's bytes; None for LL128, whose lines may not be full."""
+    """Instances with the size of their data: half of LL's; None for LL128, whose lines may not be full."""
     out = []
     for instance in instances:
         rows = instance.rows
