@@ -78,9 +78,13 @@ def _ways(rows: Rows) -> Iterator[list[_Line]]:
     if not bare.any() or not rich.any():
         return
     ways: dict[tuple[int, int], list[_Line]] = {}
-    for each in np.flatnonzero(bare | rich).tolist():
-        mine = key == each
-        some, allowed = np.flatnonzero(mine & data), np.flatnonzero(mine & entry)
+    picked = np.flatnonzero(bare | rich)
+    of_these = np.flatnonzero((bare | rich)[key] & (data | entry))
+    of_these = of_these[np.argsort(key[of_these], kind="stable")]
+    bounds = np.searchsorted(key[of_these], np.append(picked, keys))
+    for number, each in enumerate(picked.tolist()):
+        mine = of_these[bounds[number] : bounds[number + 1]]
+        some, allowed = mine[data[mine]], mine[entry[mine]]
         at = int((some if len(some) else allowed)[0])
         ends = int(rows["src"][at]), int(rows["dst"][at])
         lowest = int(rows["va"][some].min()) if len(some) else -1
