@@ -109,11 +109,15 @@ def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_
     groups.sort(key=lambda group: min(int(line.data[0]) for line in group))
     for group in groups:
         own = [line for line in group if len(line.entries)]
-        for credit in own if own else [line for line in credits_ if not len(line.data)]:
-            if len(own) < 2 and _follows(rows, credit, group):
-                credits_.remove(credit)
-                yield credit, group
-                break
+        fits = [
+            credit
+            for credit in (own or [line for line in credits_ if not len(line.data)])
+            if len(own) < 2 and _follows(rows, credit, group)
+        ]
+        # Several channels that do the same work look alike: which entries allow whose data stays open then.
+        if len(fits) == 1:
+            credits_.remove(fits[0])
+            yield fits[0], group
 
 
 def _follows(rows: Rows, credit: _Line, group: Sequence[_Line]) -> bool:

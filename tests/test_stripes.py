@@ -49,3 +49,15 @@ def test_left_alone() -> None:
     whole = traffic()
     whole["connection"] = 7
     assert bundled(whole, part)[0] is whole
+
+
+def test_channels_alike_are_not_guessed() -> None:
+    """Two flows of entries and two of data apart from them, all in step: any pairing would fit."""
+    one, other = traffic(), traffic(base=1 << 41)
+    for rows, entries, data in ((one, 1, 2), (other, 3, 4)):
+        rows["connection"] = np.where(rows["role"] == Role.GRANT, entries, data)
+    both = np.stack([one, other], axis=1).ravel()
+    joined, _ = bundled(both, np.arange(len(both)))
+    assert joined is both
+    alone, _ = bundled(one, np.arange(len(one)))
+    assert set(alone["connection"].tolist()) == {1}
