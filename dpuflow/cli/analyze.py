@@ -10,6 +10,8 @@ Examples:
     dpuflow analyze node0.pcap.gz node1.pcap.gz node2.pcap.gz
   The whole result for a program:
     dpuflow analyze node*.pcapng --json result.json
+  Column files of dpuflow capture --mode messages, beside captures or alone:
+    dpuflow analyze node0.dpuflow node1.dpuflow node2.pcapng
   A rotated capture of one node, and a switch:
     dpuflow analyze --vantage node0=a.pcap0,a.pcap1 --vantage switch=mirror.pcapng
   From tcpdump:
@@ -58,8 +60,9 @@ def analyze(
 ) -> None:
     """Read captures of one job and say which rank was late, how often, by how much and what it cost.
 
-    CAPTURE is a pcap or pcapng file (plain, .gz or .zst) or - for standard input. Each is one vantage
-    point: one node's interface, or a switch's mirror port. RoCEv2, RoCEv1 and TCP are read.
+    CAPTURE is a pcap or pcapng file (plain, .gz or .zst), a column file of "dpuflow capture --mode
+    messages", or - for standard input. Each is one vantage point: one node's interface, or a switch's
+    mirror port. RoCEv2, RoCEv1 and TCP are read.
     """
     from dpuflow.cli.vantages import vantages_from
 

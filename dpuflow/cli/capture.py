@@ -41,6 +41,17 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return round(float(found[1]) * _UNITS[found[2] or ""])
 
 
+class _Seconds(click.FloatRange):
+    """A number of seconds, which not-a-number is not."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        seconds = float(super().convert(value, param, ctx))  # type: ignore[arg-type,unused-ignore]
+        if seconds != seconds:
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
+
 def _given(name: str) -> bool:
     """Whether the option stands on the command line."""
     from click.core import ParameterSource
@@ -74,9 +85,7 @@ def _given(name: str) -> bool:
     help="messages: the kernel folds the middle of RoCE messages, and -w names a column file for dpuflow"
     " analyze.",
 )
-@click.option(
-    "--duration", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds."
-)
+@click.option("--duration", type=_Seconds(min=0, min_open=True), metavar="S", help="End after S seconds.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
 @click.option(
     "--snaplen",
@@ -84,7 +93,7 @@ def _given(name: str) -> bool:
     default=128,
     show_default=True,
     metavar="B",
-    help="Bytes to keep of a packet (64 at least); 0 keeps all.",
+    help="Bytes to keep of a packet: 64 to 262144, or 0 for all.",
 )
 @click.option(
     "--filter",
@@ -149,7 +158,7 @@ def _given(name: str) -> bool:
 )
 @click.option(
     "--rotate-time",
-    type=click.FloatRange(min=0),
+    type=_Seconds(min=0),
     default=0.0,
     metavar="S",
     help="Begin another file every S seconds.",
@@ -176,27 +185,40 @@ def capture(
     """
     if path == "-" and sys.stdout.isatty():
         raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
+    if path == "":
+        raise click.UsageError("-w needs the name of a file, or -.")
+    if (rotate_size or rotate_time) and path in (None, "-"):
+        raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
+    if (rotate_size or rotate_time or path == "-") and mode == "messages":
+        raise click.UsageError("--mode messages writes one column file: name it with -w, without rotation.")
+    if backend == "bcc" and mode == "messages":
+        raise click.UsageError("--backend bcc has packets mode alone.")
+    if backend == "afpacket" and hook != "auto":
+        raise click.UsageError("--backend afpacket has no hooks: leave out --hook.")
     if files and not (rotate_size or rotate_time):
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
     if expression is not None and (hosts or ports or qps or vlans or _given("protocols")):
         raise click.UsageError("--filter says it all: leave out --protocol, --host, --port, --qp and --vlan.")
 
-    from dpuflow.errors import DpuflowError
+    from dpuflow.errors import DpuflowError, OptionError
     from dpuflow.live.options import LiveOptions
     from dpuflow.live.output import Rotation
     from dpuflow.live.record import record
     from dpuflow.reports.live import LiveLine, summary_lines
 
-    if expression is not None:
-        from dpuflow.live.expression import translate
+    try:
+        if expression is not None:
+            from dpuflow.live.expression import translate
 
-        wanted = translate(expression)
-        protocols, hosts, ports = wanted.protocols, wanted.hosts, wanted.ports
-        qps, vlans = wanted.qps, wanted.vlans
-    options = LiveOptions(
-        interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode
-    )
+            wanted = translate(expression)
+            protocols, hosts, ports = wanted.protocols, wanted.hosts, wanted.ports
+            qps, vlans = wanted.qps, wanted.vlans
+        options = LiveOptions(
+            interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode
+        )
+    except OptionError as error:
+        raise click.UsageError(f"{error}.") from None
     with LiveLine(enabled=not quiet) as line:
         summary = record(
             options,

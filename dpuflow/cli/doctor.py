@@ -10,7 +10,8 @@ Examples:
   dpuflow doctor -i eth2
   dpuflow doctor --clean
 
-The exit status is 0 where capture works in one way at least, else 1."""
+The exit status is 0 where capture works in one way at least, and on every
+interface named; else 1."""
 
 
 @click.command(epilog=EPILOG)
@@ -23,6 +24,8 @@ def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
     from dpuflow.errors import MissingError
     from dpuflow.live import doctor as live
 
+    if clean and interfaces:
+        raise click.UsageError("--clean looks at every interface: leave out --interface.")
     if clean:
         removed = live.clean()
         click.echo(f"removed from {', '.join(removed)}" if removed else "nothing was left behind")
@@ -30,5 +33,8 @@ def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
     checks = live.examine(list(interfaces))
     for check in checks:
         click.echo(f"{'ok' if check.met else 'NO':3} {check.name:12} {check.text}")
-    if not all(check.met for check in checks if check.needed):
+    unmet = [check.name for check in checks if check.needed and not check.met]
+    if "capture" in unmet:
         raise MissingError("live capture does not work here; the list above says why")
+    if unmet:
+        raise MissingError(f"{', '.join(unmet)}: nothing can be captured there; the list above says why")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dpuflow.errors import DpuflowError, OptionError
+from dpuflow.errors import DpuflowError
 from dpuflow.kernels.columns import MAX_CAPTURED
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ class Backend(Protocol):
 
 
 def find_interface(name: str) -> Interface:
-    """The interface of that name. Raises OptionError, DpuflowError."""
+    """The interface of that name. Raises DpuflowError."""
     try:
         index = socket.if_nametoindex(name)
     except OSError:
         known = ", ".join(sorted(each for _, each in socket.if_nameindex()))
-        raise OptionError(f"{name}: there is no such interface; there are {known}") from None
+        raise DpuflowError(f"{name or repr(name)}: there is no such interface; there are {known}") from None
     kind, mac = _hardware(name)
     if kind not in _ETHERNET_TYPES:
         raise DpuflowError(

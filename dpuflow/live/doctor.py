@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ _SYS_ADMIN = 21  # counts as CAP_BPF and CAP_PERFMON
 
 @dataclass(frozen=True)
 class Check:
-    """One condition: whether it is met, and in words. ``needed``: capture does not work without it."""
+    """One condition: whether it is met, and in words. ``needed``: what was asked for needs it."""
 
     name: str
     met: bool
@@ -159,7 +159,7 @@ def _interface(name: str) -> Check:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             return "can be captured from" + ("" if _is_up(control, name) else ", but is down")
 
-    return _tried(name, look)
+    return replace(_tried(name, look), needed=True)
 
 
 def _is_up(control: socket.socket, name: str) -> bool:

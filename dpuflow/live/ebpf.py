@@ -17,7 +17,7 @@ from dpuflow.live import attach, libbpf
 from dpuflow.live.base import find_interface, object_path
 from dpuflow.live.clock import StampClock
 from dpuflow.live.compiled import Compiled
-from dpuflow.live.options import HOOKS, LiveOptions
+from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import Ring
 from dpuflow.live.watchdog import watch
 
@@ -37,8 +37,6 @@ class EbpfCapture:
 
         Raises OptionError, MissingError, DpuflowError; nothing stays attached then.
         """
-        if options.hook not in HOOKS:
-            raise OptionError(f"{options.hook!r} is no hook: {', '.join(HOOKS)}")
         self.interfaces = [find_interface(name) for name in options.interfaces]
         self.name = "bcc" if compile else "ebpf"
         if compile and options.mode != "packets":

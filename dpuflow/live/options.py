@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 DEFAULT_SNAPLEN: Final = 128
 DEFAULT_BUFFER: Final = 64 << 20
-MIN_SNAPLEN: Final = 64
+MIN_SNAPLEN: Final = 64  # all that a RoCEv2 or TCP packet over IPv4 is judged by, and the smallest size class
+MIN_BUFFER: Final = 1 << 16  # a page of arm64 kernels with the largest ones; rings are whole pages
+MAX_BUFFER: Final = 1 << 31  # the largest power of two that the kernel takes as a ring's size
 
 PROTOCOLS: Final = {
     "roce": ring.Protocol.ROCE_V2 | ring.Protocol.ROCE_V1 | ring.Protocol.PAUSE,
@@ -24,6 +26,7 @@ PROTOCOLS: Final = {
 }
 MODES: Final = ("packets", "messages")
 HOOKS: Final = ("auto", "tcx", "clsact", "xdp", "xdp-generic")
+MAX_SAMPLE: Final = 16
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,30 @@ class LiveOptions:
         ):
             if len(values) > most:
                 raise OptionError(f"{len(values)} {what} are named, and at most {most} can be")
-        if self.mode not in MODES:
-            raise OptionError(f"{self.mode!r} is no mode: {', '.join(MODES)}")
+        for word, value, words in (("mode", self.mode, MODES), ("hook", self.hook, HOOKS)):
+            if value not in words:
+                raise OptionError(f"{value!r} is no {word}: {', '.join(words)}")
+        if self.snaplen and not MIN_SNAPLEN <= self.snaplen <= ring.MAX_SNAPLEN:
+            raise OptionError(
+                f"snap length {self.snaplen}: it lies between {MIN_SNAPLEN}, which the headers need, and"
+                f" {ring.MAX_SNAPLEN}; 0 keeps all of a packet"
+            )
+        if not MIN_BUFFER <= self.buffer <= MAX_BUFFER:
+            raise OptionError(f"a buffer of {self.buffer} bytes: it lies between 64Ki and 2Gi")
+        if not 0 <= self.sample <= MAX_SAMPLE:
+            raise OptionError(f"sampling 1 of 2^{self.sample} pairs of hosts: 0 to {MAX_SAMPLE} are possible")
         for host in self.hosts:
             address_words(host)
-        self.protocol_bits()
+        bits = self.protocol_bits()
+        for what, numbers, bit, protocol in (
+            ("port", self.ports, ring.Protocol.TCP, "tcp"),
+            ("QP", self.qps, ring.Protocol.ROCE_V2, "roce"),
+        ):
+            if numbers and not bits & bit:
+                raise OptionError(
+                    f"{what} {numbers[0]} is of protocol {protocol}, and {', '.join(self.protocols)} alone is"
+                    " captured"
+                )
         for what, numbers, top in (
             ("port", self.ports, 65535),
             ("QP", self.qps, 0xFFFFFF),
@@ -75,7 +97,7 @@ class LiveOptions:
         """The SETTINGS row of the programs of interface number ``iface``."""
         row = ring.SETTINGS.zeros(1)
         row["clock_ns"], row["schema"], row["iface"] = clock_ns, ring.layout_number(), iface
-        row["snaplen"] = min(max(self.snaplen or ring.MAX_SNAPLEN, MIN_SNAPLEN), ring.MAX_SNAPLEN)
+        row["snaplen"] = self.snaplen or ring.MAX_SNAPLEN
         row["protocols"] = self.protocol_bits()
         row["sample"] = 0 if self.sample == 0 else (1 << 32) - (1 << 32 >> self.sample)
         for k, (high, low) in enumerate(map(address_words, self.hosts)):
@@ -120,6 +142,6 @@ def address_words(text: str) -> tuple[int, int]:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise OptionError(f"{text!r} is no IPv4 or IPv6 address") from None
+        raise OptionError(f"host {text!r} is no IPv4 or IPv6 address") from None
     number = int(address) if address.version == 6 else 0xFFFF << 32 | int(address)
     return number >> 64, number & (1 << 64) - 1
