@@ -8,9 +8,9 @@ import pytest
 
 from dpuflow.cli import run
 from dpuflow.errors import OptionError
+from dpuflow.settings import read_size
 from dpuflow.synth.describe import tables
 from dpuflow.synth.scenario import GpuLate, Loop, parse_scenario, read_scenario, ready
-from dpuflow.synth.yamlread import read_size
 
 JOB = "job: {kind: loop, ops: [{op: all_reduce, bytes: 1MiB}]}\n"
 

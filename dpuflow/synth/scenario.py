@@ -12,7 +12,7 @@ from typing import ClassVar
 import yaml
 
 from dpuflow.errors import OptionError
-from dpuflow.synth.yamlread import Reader, setting
+from dpuflow.settings import Reader, setting
 
 PROTOCOLS = ("simple", "ll", "ll128")
 ALGORITHMS = ("ring", "tree", "pat")

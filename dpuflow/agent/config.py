@@ -1,0 +1,255 @@
+"""The agent's configuration: a YAML file in, dataclasses out; every error names file, line and option.
+
+An empty file, or none, is a whole configuration. ``docs/agent.md`` lists the options; its table is made from
+the fields here (``table``), and a test compares them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from dpuflow.errors import OptionError
+from dpuflow.live.options import DEFAULT_BUFFER, HOOKS, MIN_SNAPLEN, PROTOCOLS
+from dpuflow.settings import DURATION, SHARE, SIZE, Reader, setting, written
+
+BACKENDS: Final = ("ebpf", "bcc", "afpacket")
+FIDELITIES: Final = ("packets", "messages")
+CLOCKS: Final = ("auto", "trust", "estimate")
+SEVERITIES: Final = ("info", "warning", "critical")
+
+
+def _address(value: str) -> str | None:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return f"{value!r} is no IPv4 or IPv6 address"
+    return None
+
+
+def _listen(value: str) -> str | None:
+    """ADDRESS:PORT, [IPV6]:PORT or "off"."""
+    if value == "off":
+        return None
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        return f"{value!r} is not ADDRESS:PORT, such as 127.0.0.1:9477, and not off"
+    return _address(host.strip("[]"))
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Where packets are taken from, and which; as the options of ``dpuflow capture``."""
+
+    interfaces: list[str] = setting(
+        ["auto"], "interfaces to capture from; auto: every physical Ethernet interface that is up"
+    )
+    backend: str = setting("ebpf", "how packets are taken", choices=BACKENDS)
+    hook: str = setting("auto", "where the programs are attached", choices=HOOKS)
+    mode: str = setting("packets", "most that is kept: packets, or messages folded in the kernel",
+                        choices=FIDELITIES)  # fmt: skip
+    protocols: list[str] = setting(["roce", "tcp"], "what is captured", choices=tuple(PROTOCOLS))
+    snaplen: int = setting(192, "bytes to keep of a packet", low=MIN_SNAPLEN, high=65535, unit=SIZE)
+    hosts: list[str] = setting([], "only packets from or to these addresses", check=_address)
+    ports: list[int] = setting([], "of TCP only these ports", low=1, high=65535)
+    qps: list[int] = setting([], "of RoCE only packets to these QPs", low=0, high=0xFFFFFF)
+    vlans: list[int] = setting([], "only these (outer) VLANs", low=0, high=4094)
+    buffer: int = setting(DEFAULT_BUFFER, "ring between kernel and agent, bytes", low=1 << 20, high=1 << 32,
+                          unit=SIZE)  # fmt: skip
+    sample: int = setting(0, "follow one in 2^N pairs of hosts", low=0, high=16)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How often results are published, and on how much traffic they rest."""
+
+    step: float = setting(1.0, "a window is published this often", low=0.1, high=60, unit=DURATION)
+    span: float = setting(10.0, "traffic that is held and analysed at least", low=2, high=600, unit=DURATION)
+    longest: float = setting(
+        300.0, "traffic that is held at most, where there is little of it", low=10, high=86400, unit=DURATION
+    )
+    messages: int = setting(
+        20_000, "where fewer messages than this are held, traffic older than the span is kept", low=100,
+        high=10_000_000,
+    )  # fmt: skip
+    settle: float = setting(
+        1.0, "a collective is published when it has been over for this long", low=0.05, high=60,
+        unit=DURATION,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """How messages are read."""
+
+    ranks: str | None = setting(None, "rank map (YAML: address -> rank, GPU, host)")
+    hold: float = setting(
+        10.0, "a finding is closed when it has not been confirmed for this long", low=1, high=86400,
+        unit=DURATION,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the agent may use; it gives up detail before it exceeds them, and says so."""
+
+    cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.05, high=64,
+                         unit=SHARE)  # fmt: skip
+    memory: int = setting(
+        512 << 20, "resident memory that the agent may use, bytes", low=160 << 20, high=1 << 40, unit=SIZE
+    )
+    max_sample: int = setting(
+        6, "sampling goes down to one in 2^N pairs of hosts, no further", low=0, high=16
+    )
+    recover: float = setting(
+        30.0, "detail comes back after this long with room to spare", low=1, high=3600, unit=DURATION
+    )
+
+
+@dataclass(frozen=True)
+class History:
+    """The local history that ``dpuflow analyze DIR`` reads."""
+
+    directory: str | None = setting("/var/lib/dpuflow", "where it is kept; null: none is written")
+    segment: float = setting(5.0, "a file of messages holds this much", low=1, high=600, unit=DURATION)
+    keep_size: int = setting(1 << 30, "bytes kept at most", low=1 << 20, high=1 << 50, unit=SIZE)
+    keep_age: float = setting(86400.0, "age of the oldest kept", low=10, high=86400 * 3650, unit=DURATION)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Prometheus metrics."""
+
+    listen: str = setting("127.0.0.1:9477", "ADDRESS:PORT, or off", check=_listen)
+
+
+@dataclass(frozen=True)
+class Api:
+    """The HTTP API."""
+
+    listen: str = setting("127.0.0.1:9478", "ADDRESS:PORT, or off", check=_listen)
+    token_file: str | None = setting(None, "file with the token that requests must carry")
+    tls_cert: str | None = setting(None, "certificate chain, PEM")
+    tls_key: str | None = setting(None, "its private key, PEM")
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """One receiver of findings."""
+
+    url: str = setting(MISSING, "where findings are posted")
+    conditions: list[str] = setting([], "only these conditions; empty: all")
+    min_severity: str = setting("warning", "least severity that is posted", choices=SEVERITIES)
+    token_file: str | None = setting(None, "file with the bearer token to send")
+
+
+@dataclass(frozen=True)
+class Log:
+    """What is written to standard error (the journal, under systemd)."""
+
+    level: str = setting("info", "least that is told", choices=("debug", "info", "warning", "error"))
+    format: str = setting("text", "text, or json: one object a line", choices=("text", "json"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of it."""
+
+    capture: Capture = setting(Capture(), "where packets are taken from")
+    windows: Windows = setting(Windows(), "how often results are published")
+    analysis: Analysis = setting(Analysis(), "how messages are read")
+    limits: Limits = setting(Limits(), "what the agent may use")
+    history: History = setting(History(), "the local history")
+    metrics: Metrics = setting(Metrics(), "Prometheus metrics")
+    api: Api = setting(Api(), "the HTTP API")
+    webhooks: list[Webhook] = setting([], "receivers of findings")
+    log: Log = setting(Log(), "what is told")
+
+
+def read_config(file: str | None) -> Config:
+    """The configuration in ``file``; None: the defaults. Raises OptionError and OSError."""
+    if file is None:
+        return Config()
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{file}: not UTF-8 text, at byte {error.start}") from None
+    return parse_config(text, file)
+
+
+def parse_config(text: str, name: str) -> Config:
+    """The configuration in ``text``; errors call it ``name``. Raises OptionError."""
+    reader = Reader(name, "the configuration", optional=True)
+    root = reader.root(text)
+    config = reader.build(Config, root, "")
+    windows = config.windows
+    for bad, section, key, why in (
+        (windows.longest < windows.span, "windows", "longest", "is shorter than span"),
+        (windows.settle > windows.span / 2, "windows", "settle", "is more than half of span"),
+        (windows.step > windows.span / 2, "windows", "step", "is more than half of span"),
+        (config.history.segment > windows.span, "history", "segment",
+         f"is longer than windows.span ({windows.span:g} s): a crash would lose more than a window"),
+        (bool(config.api.tls_cert) != bool(config.api.tls_key), "api", "tls_cert",
+         "tls_cert and tls_key go together"),
+    ):  # fmt: skip
+        if bad:
+            raise reader.fail(_place(root, section, key), f"{section}.{key}", why)
+    return config
+
+
+def _place(root: Any, section: str, key: str) -> Any:
+    """The node of an option, else of its section, else the whole."""
+    for name, value in getattr(root, "value", []):
+        if name.value == section and isinstance(value.value, list):
+            return next((k for k, _ in value.value if k.value == key), name)
+    return root
+
+
+def as_yaml(config: Config) -> str:
+    """The effective configuration, in the form that it is read in."""
+    import yaml
+
+    return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=False)
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value):
+        return list(value) if isinstance(value, list) else value
+    plain = {}
+    for each in fields(value):
+        inner = getattr(value, each.name)
+        unit = each.metadata.get("unit")
+        if isinstance(inner, list):
+            plain[each.name] = [_plain(item) for item in inner]
+        elif unit is not None and inner is not None:
+            plain[each.name] = written(inner, unit)
+        else:
+            plain[each.name] = _plain(inner)
+    return plain
+
+
+def table() -> str:
+    """The options as a table for the docs."""
+    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for section in fields(Config):
+        inner: Any = get_type_hints(Config)[section.name]
+        listed = get_origin(inner) is list
+        cls = get_args(inner)[0] if listed else inner
+        for each in fields(cls):
+            default = each.default_factory() if each.default_factory is not MISSING else each.default
+            unit = each.metadata.get("unit")
+            if default is MISSING:
+                shown = "must be given"
+            elif unit is not None and default is not None:
+                shown = str(written(default, unit))
+            elif isinstance(default, list):
+                shown = f"[{', '.join(map(str, default))}]"
+            else:
+                shown = "null" if default is None else str(default)
+            choices = each.metadata.get("choices")
+            more = f" ({', '.join(map(str, choices))})" if choices else ""
+            name = f"{section.name}{'[]' if listed else ''}.{each.name}"
+            lines.append(f"| `{name}` | {shown} | {each.metadata['what']}{more} |")
+    return "\n".join(lines)

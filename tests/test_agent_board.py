@@ -1,0 +1,114 @@
+"""The board: what is published is there for readers, in bounds, and nobody waits for a slow one."""
+
+from __future__ import annotations
+
+from dpuflow.agent.board import Board, FindingState, Health, Window
+from dpuflow.results import Analysis, Collective, Endpoint, Finding, Group, Lateness, RankEntry
+
+MS = 1_000_000
+
+
+def window(number: int, late_ms: float = 5.0, collectives: int = 2) -> Window:
+    """A window of all_reduces between a and b, in which b enters late."""
+    made = []
+    for k in range(collectives):
+        start = number * 1000 * MS + k * 100 * MS
+        late = round(late_ms * MS)
+        ranks = [
+            RankEntry(0, start, start + 20 * MS, 0, 1, "exact", "none", ""),
+            RankEntry(1, start + late, start + 20 * MS, late, 1, "exact", "compute", ""),
+        ]
+        made.append(
+            Collective(
+                k, 0, "all_reduce", "ring", [], None, 64, 128, start, start + 20 * MS, 1.0, True, [], ranks
+            )
+        )
+    analysis = Analysis(
+        endpoints=[
+            Endpoint(0, "10.0.0.1", ["10.0.0.1"], rank=0),
+            Endpoint(1, "10.0.0.2", ["10.0.0.2"], rank=1),
+        ],
+        groups=[Group(0, [0, 1], "dp")],
+        collectives=made,
+        lateness=[Lateness(1, collectives, 1.0, 1.0, 5, 5, 5, "late", "compute", "persistent")],
+    )
+    late_rows = frozenset((k, 1) for k in range(collectives))
+    return Window(number, number * 1000 * MS, (number + 1) * 1000 * MS, analysis, late_rows)
+
+
+def finding(active: bool = True, last_ns: int = 1) -> FindingState:
+    inner = Finding("0", "straggler", "", [1], None, None, "warning", 0.9, "late", "look")
+    return FindingState("straggler-1", "straggler", ("10.0.0.2",), "warning", 0, 1, last_ns, active, inner)
+
+
+def test_figures_cover_the_windows_held_and_no_more() -> None:
+    board = Board(windows=3)
+    for number in range(10):
+        board.publish(window(number, late_ms=number))
+    assert [each.number for each in board.windows()] == [7, 8, 9]
+    assert [each.number for each in board.windows(2)] == [8, 9]
+    assert board.windows(0) == []
+    first, other = board.lateness()
+    assert (first.address, first.collectives, first.verdict, first.cause) == (
+        "10.0.0.2",
+        6,
+        "late",
+        "compute",
+    )
+    assert first.median_ns == 8 * MS
+    assert first.caused_wait_ns == 2 * (7 + 8 + 9) * MS
+    assert first.late_share == first.last_share == 1.0
+    assert (other.address, other.median_ns, other.late_share) == ("10.0.0.1", 0, 0.0)
+    (group,) = board.groups()
+    assert group.addresses == ("10.0.0.1", "10.0.0.2")
+    assert group.operations == (("all_reduce", "ring", 6),)
+    assert group.median_ns == 20 * MS
+
+
+def test_who_is_gone_from_all_windows_is_forgotten() -> None:
+    board = Board(windows=2)
+    board.publish(window(0))
+    for number in (1, 2):
+        board.publish(Window(number, 0, 1, Analysis()))
+    assert board.lateness() == []
+    assert board.groups() == []
+
+
+def test_findings_open_change_and_close_once_each() -> None:
+    board = Board()
+    events = board.subscribe()
+    for number, state in enumerate([finding(), finding(last_ns=2), finding(active=False, last_ns=2)]):
+        board.publish(window(number), (state,))
+    kinds = [event.kind for event in (events.get(0) for _ in range(6)) if event and event.kind != "window"]
+    assert kinds == ["finding_opened", "finding_changed", "finding_closed"]
+    assert board.findings() == []
+    assert [state.id for state in board.findings(active_only=False)] == ["straggler-1"]
+
+
+def test_a_slow_reader_loses_the_oldest_and_is_told() -> None:
+    board = Board()
+    slow = board.subscribe(size=2)
+    for number in range(5):
+        board.publish(window(number))
+    assert slow.missed == 3
+    first = slow.get(0)
+    assert first is not None
+    assert first.window is not None
+    assert first.window.number == 3
+
+
+def test_closing_ends_waiting_readers() -> None:
+    board = Board()
+    subscription = board.subscribe()
+    board.close()
+    assert list(subscription) == []
+    board.publish(window(0))
+    assert subscription.get(0) is None
+
+
+def test_errors_of_parts_show_in_the_health() -> None:
+    board = Board()
+    board.report(Health(errors={"history": 1}))
+    board.count_error("webhook")
+    board.count_error("webhook")
+    assert board.health().errors == {"history": 1, "webhook": 2}
