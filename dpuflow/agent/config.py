@@ -7,6 +7,7 @@ the fields here (``table``), and a test compares them.
 from __future__ import annotations
 
 import ipaddress
+import urllib.parse
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -36,6 +37,18 @@ def _listen(value: str) -> str | None:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         return f"{value!r} is not ADDRESS:PORT, such as 127.0.0.1:9477, and not off"
     return _address(host.strip("[]"))
+
+
+def _url(value: str) -> str | None:
+    parts = urllib.parse.urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "is no http:// or https:// URL"
+    return None
+
+
+def local(listen: str) -> bool:
+    """Whether only this machine reaches ``listen`` (ADDRESS:PORT)."""
+    return ipaddress.ip_address(listen.rpartition(":")[0].strip("[]")).is_loopback
 
 
 @dataclass(frozen=True)
@@ -119,29 +132,47 @@ class History:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Prometheus metrics."""
+    """Prometheus metrics, served at /metrics of ``api.listen``."""
 
-    listen: str = setting("127.0.0.1:9477", "ADDRESS:PORT, or off", check=_listen)
+    max_peers: int = setting(
+        256, "pairs of addresses, and members of groups, with series of their own; the rest are other",
+        low=0, high=65536,
+    )  # fmt: skip
+    max_groups: int = setting(64, "groups with series of their own; the rest are other", low=0, high=65536)
+    nic_counters: bool = setting(True, "show the counters of RDMA devices, drivers and interfaces, too")
+    sysfs: str = setting("/sys", "where sysfs is mounted (a container may have the host's elsewhere)")
 
 
 @dataclass(frozen=True)
 class Api:
-    """The HTTP API."""
+    """The HTTP server: /metrics and the API."""
 
-    listen: str = setting("127.0.0.1:9478", "ADDRESS:PORT, or off", check=_listen)
+    listen: str = setting("127.0.0.1:9477", "ADDRESS:PORT, or off", check=_listen)
     token_file: str | None = setting(None, "file with the token that requests must carry")
     tls_cert: str | None = setting(None, "certificate chain, PEM")
     tls_key: str | None = setting(None, "its private key, PEM")
+    insecure: bool = setting(
+        False, "listen to other machines without TLS and token, as something else protects the address"
+    )
+    events: int = setting(1000, "events kept for clients of the stream that reconnect", low=10, high=100_000)
+    max_clients: int = setting(32, "clients of the event stream at a time", low=1, high=1000)
 
 
 @dataclass(frozen=True)
 class Webhook:
     """One receiver of findings."""
 
-    url: str = setting(MISSING, "where findings are posted")
+    url: str = setting(MISSING, "where findings are posted", check=_url)
+    name: str | None = setting(None, "what metrics call it; null: its host")
     conditions: list[str] = setting([], "only these conditions; empty: all")
     min_severity: str = setting("warning", "least severity that is posted", choices=SEVERITIES)
     token_file: str | None = setting(None, "file with the bearer token to send")
+    secret_file: str | None = setting(None, "file with the secret that notices are signed with")
+    ca_file: str | None = setting(None, "certificates to trust, PEM; null: the system's")
+    insecure: bool = setting(False, "send to another machine by plain http")
+    timeout: float = setting(5.0, "one try may take this long", low=0.1, high=60, unit=DURATION)
+    give_up: float = setting(300.0, "a notice is tried for this long", low=0, high=86400, unit=DURATION)
+    queue: int = setting(1000, "notices that wait at most; the oldest go first", low=1, high=100_000)
 
 
 @dataclass(frozen=True)
@@ -193,10 +224,31 @@ def parse_config(text: str, name: str) -> Config:
          f"is longer than windows.span ({windows.span:g} s): a crash would lose more than a window"),
         (bool(config.api.tls_cert) != bool(config.api.tls_key), "api", "tls_cert",
          "tls_cert and tls_key go together"),
+        (_open(config.api), "api", "listen",
+         "other machines reach this address: give tls_cert, tls_key and token_file as well, or insecure: "
+         "true where something else protects it"),
     ):  # fmt: skip
         if bad:
             raise reader.fail(_place(root, section, key), f"{section}.{key}", why)
+    for number, hook in enumerate(config.webhooks):
+        if hook.url.startswith("http:") and not hook.insecure and not _loopback_url(hook.url):
+            raise reader.fail(
+                _place(root, "webhooks", ""),
+                f"webhooks[{number}].url",
+                "would send findings in plain text to another machine: use https, or give insecure: true",
+            )
     return config
+
+
+def _open(api: Api) -> bool:
+    """Whether anybody on the network could read what the server says."""
+    guarded = api.tls_cert and api.tls_key and api.token_file
+    return api.listen != "off" and not local(api.listen) and not guarded and not api.insecure
+
+
+def _loopback_url(url: str) -> bool:
+    host = urllib.parse.urlsplit(url).hostname or ""
+    return host == "localhost" or (_address(host) is None and ipaddress.ip_address(host).is_loopback)
 
 
 def _place(root: Any, section: str, key: str) -> Any:
@@ -247,7 +299,13 @@ def table() -> str:
             elif isinstance(default, list):
                 shown = f"[{', '.join(map(str, default))}]"
             else:
-                shown = "null" if default is None else str(default)
+                shown = (
+                    "null"
+                    if default is None
+                    else str(default).lower()
+                    if isinstance(default, bool)
+                    else str(default)
+                )
             choices = each.metadata.get("choices")
             more = f" ({', '.join(map(str, choices))})" if choices else ""
             name = f"{section.name}{'[]' if listed else ''}.{each.name}"

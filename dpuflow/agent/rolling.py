@@ -125,7 +125,7 @@ class Rolled:
                     collective.end_ns,
                 )
             )
-            waits = _charged(collective)
+            waits = charged(collective)
             for rank in collective.ranks:
                 state = self._endpoints.setdefault(address[rank.endpoint], _Endpoint())
                 state.seen = window.number
@@ -199,7 +199,7 @@ class Rolled:
         return sorted(found, key=lambda row: (-row.caused_wait_ns, row.address))
 
 
-def _charged(collective: Collective) -> dict[int, int]:
+def charged(collective: Collective) -> dict[int, int]:
     """The caused wait of the collective's last rank (rank-ns), by endpoint; empty where none can be told."""
     seen = sorted(
         (rank.enter_ns, rank.endpoint, rank.bound) for rank in collective.ranks if rank.enter_ns is not None

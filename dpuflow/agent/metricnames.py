@@ -1,0 +1,280 @@
+"""The table of the agent's own metrics: name, type, labels and meaning, as docs/metrics.md lists them.
+
+In: nothing. Out: ``METRICS``, from which ``metrics`` makes the exposition. Names follow Prometheus' and
+OpenMetrics' rules: base units, unit last, ``_total`` on counters (left out here: the client adds it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One family of series."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    about: str
+
+    @property
+    def shown(self) -> str:
+        """The name that queries use."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+_PAIR: Final = ("transport", "src", "dst")
+_MEMBER: Final = ("group", "peer")
+
+FLOWS: Final = {
+    "packets": Metric("dpuflow_flow_packets", "counter", _PAIR, "Packets sent from src to dst."),
+    "bytes": Metric(
+        "dpuflow_flow_payload_bytes",
+        "counter",
+        _PAIR,
+        "Transport payload from src to dst, repetitions included.",
+    ),
+    "messages": Metric("dpuflow_flow_messages", "counter", _PAIR, "Messages from src to dst."),
+    "retransmitted": Metric(
+        "dpuflow_flow_retransmitted_packets",
+        "counter",
+        _PAIR,
+        "Packets whose bytes or PSN had been sent before.",
+    ),
+    "out_of_order": Metric(
+        "dpuflow_flow_out_of_order_packets", "counter", _PAIR, "Packets that came before one sent earlier."
+    ),
+    "missing": Metric(
+        "dpuflow_flow_missing_packets",
+        "counter",
+        _PAIR,
+        "Packets acknowledged, yet never captured: capture loss.",
+    ),
+    "ecn_marked": Metric(
+        "dpuflow_flow_ecn_marked_packets", "counter", _PAIR, "Packets from src to dst marked CE on their way."
+    ),
+    "cnp": Metric(
+        "dpuflow_flow_cnp_packets",
+        "counter",
+        _PAIR,
+        "Congestion notifications from src, which ask dst to slow down.",
+    ),
+    "nak": Metric(
+        "dpuflow_flow_nak_packets", "counter", _PAIR, "NAKs from src: it missed packets that dst had sent."
+    ),
+    "rnr": Metric(
+        "dpuflow_flow_rnr_nak_packets",
+        "counter",
+        _PAIR,
+        "Receiver-not-ready NAKs from src: it had no receive posted.",
+    ),
+    "zero_window": Metric(
+        "dpuflow_flow_zero_window_segments",
+        "counter",
+        _PAIR,
+        "TCP segments of src that close its window: it does not read.",
+    ),
+}
+
+PFC_FRAMES: Final = Metric(
+    "dpuflow_pfc_frames",
+    "counter",
+    ("sender", "priority"),
+    "Pause frames captured, by the sender's MAC address; priority is empty for plain 802.3 pause.",
+)
+PFC_QUANTA: Final = Metric(
+    "dpuflow_pfc_requested_quanta",
+    "counter",
+    ("sender", "priority"),
+    "Sum of the pause times asked for, in quanta of 512 bit times.",
+)
+COLLECTIVES: Final = Metric(
+    "dpuflow_collectives",
+    "counter",
+    ("group", "op", "algorithm"),
+    "Collectives seen, by group and operation.",
+)
+COLLECTIVE_BYTES: Final = Metric(
+    "dpuflow_collective_wire_bytes",
+    "counter",
+    ("group", "op"),
+    "Payload of the messages of collectives, each once.",
+)
+DURATION: Final = Metric(
+    "dpuflow_collective_duration_seconds",
+    "histogram",
+    ("group", "op"),
+    "From the first packet of a collective to its last; whole collectives only.",
+)
+LATENESS: Final = Metric(
+    "dpuflow_lateness_seconds",
+    "histogram",
+    _MEMBER,
+    "How much later than the first of its group a peer entered a collective, where that is known exactly.",
+)
+ENTRIES: Final = Metric(
+    "dpuflow_entries",
+    "counter",
+    (*_MEMBER, "bound"),
+    "Entries of a peer into collectives, by what its lateness is: exact, at_most, at_least, unobservable.",
+)
+LATE_ENTRIES: Final = Metric(
+    "dpuflow_late_entries", "counter", _MEMBER, "Entries of a peer that were later than its group's noise."
+)
+CAUSED_WAIT: Final = Metric(
+    "dpuflow_caused_wait_seconds",
+    "counter",
+    _MEMBER,
+    "Time that the others of the group waited for a peer that came last, summed over them (rank-seconds).",
+)
+GROUP_INFO: Final = Metric(
+    "dpuflow_group_info",
+    "gauge",
+    ("group", "kind", "size"),
+    "1 for each group seen lately; kind is tp, dp, pp or ep.",
+)
+PEER_INFO: Final = Metric(
+    "dpuflow_peer_info",
+    "gauge",
+    ("peer", "rank", "label"),
+    "1 for each peer judged lately; rank and label by the rank map.",
+)
+VERDICT: Final = Metric(
+    "dpuflow_peer_verdict",
+    "gauge",
+    ("peer", "verdict"),
+    "1 for the verdict that holds of a peer, 0 for the others: on_time, late, intermittent, unknown.",
+)
+FINDINGS_ACTIVE: Final = Metric(
+    "dpuflow_findings_active", "gauge", ("condition", "severity"), "Findings that hold now."
+)
+FINDINGS: Final = Metric(
+    "dpuflow_findings",
+    "counter",
+    ("condition", "severity"),
+    "Findings opened; severity is that at the opening.",
+)
+
+BUILD_INFO: Final = Metric("dpuflow_build_info", "gauge", ("version",), "1, with the version of dpuflow.")
+WINDOWS: Final = Metric("dpuflow_agent_windows", "counter", (), "Windows settled.")
+LAST_WINDOW: Final = Metric(
+    "dpuflow_agent_last_window_timestamp_seconds", "gauge", (), "End of the last settled window, Unix time."
+)
+LAG: Final = Metric("dpuflow_agent_lag_seconds", "gauge", (), "Now minus the end of what is settled.")
+CPU: Final = Metric("dpuflow_agent_cpu_ratio", "gauge", (), "CPU in use, of one core.")
+CPU_LIMIT: Final = Metric("dpuflow_agent_cpu_limit_ratio", "gauge", (), "CPU the agent may use, of one core.")
+MEMORY_LIMIT: Final = Metric(
+    "dpuflow_agent_memory_limit_bytes",
+    "gauge",
+    (),
+    "Memory the agent may use; what it uses is process_resident_memory_bytes.",
+)
+RING: Final = Metric("dpuflow_agent_ring_used_ratio", "gauge", (), "Share of the capture ring that is full.")
+CAPTURE: Final = Metric(
+    "dpuflow_capture_packets",
+    "counter",
+    ("outcome",),
+    "Packets that the interfaces handed over, by what became of each; seen is their sum.",
+)
+LOST: Final = Metric(
+    "dpuflow_capture_lost_packets",
+    "counter",
+    ("kind",),
+    "Packets known to be missing from the capture, by where they were lost.",
+)
+DEGRADED: Final = Metric(
+    "dpuflow_agent_degraded", "gauge", (), "1 while the agent does less in order to keep its limits."
+)
+FIDELITY: Final = Metric(
+    "dpuflow_agent_fidelity",
+    "gauge",
+    ("fidelity",),
+    "1 for how traffic is captured now: packets, messages, sampled.",
+)
+FOLLOWED: Final = Metric(
+    "dpuflow_agent_followed_ratio",
+    "gauge",
+    (),
+    "Share of the pairs of hosts that is followed; below 1 while sampling.",
+)
+INTERFACE: Final = Metric(
+    "dpuflow_agent_interface_captured",
+    "gauge",
+    ("interface",),
+    "1 where an interface is being captured from, 0 where it is down or gone.",
+)
+HELD_MESSAGES: Final = Metric(
+    "dpuflow_agent_held_messages", "gauge", (), "Messages held in memory for the next windows."
+)
+HELD_FLOWS: Final = Metric("dpuflow_agent_held_flows", "gauge", (), "Flows held in memory.")
+HISTORY_BYTES: Final = Metric("dpuflow_agent_history_bytes", "gauge", (), "Size of the history on disk.")
+HISTORY_OLDEST: Final = Metric(
+    "dpuflow_agent_history_oldest_timestamp_seconds",
+    "gauge",
+    (),
+    "Start of the oldest history kept, Unix time.",
+)
+HISTORY_WRITING: Final = Metric(
+    "dpuflow_agent_history_writing",
+    "gauge",
+    (),
+    "1 while history is written, 0 where it cannot be (disk full, say).",
+)
+CLOCK_STEPS: Final = Metric(
+    "dpuflow_agent_clock_steps", "counter", (), "Steps of the wall clock that were noticed."
+)
+GENERATION: Final = Metric(
+    "dpuflow_agent_config_generation",
+    "gauge",
+    (),
+    "Which configuration is in force: grows with each reload that was taken.",
+)
+ERRORS: Final = Metric("dpuflow_agent_errors", "counter", ("kind",), "Failures of the agent's parts.")
+MISSED: Final = Metric(
+    "dpuflow_agent_missed_events",
+    "counter",
+    ("reader",),
+    "Events lost as a part of the agent did not read them in time.",
+)
+NAMES: Final = Metric(
+    "dpuflow_agent_label_names",
+    "gauge",
+    ("kind",),
+    "Names that have series of their own: pairs, members, groups, senders.",
+)
+NAMES_EVICTED: Final = Metric(
+    "dpuflow_agent_label_names_evicted",
+    "counter",
+    ("kind",),
+    "Names that gave up their series, having been idle.",
+)
+
+CLIENTS: Final = Metric("dpuflow_api_event_clients", "gauge", (), "Clients that listen to the event stream.")
+REQUESTS: Final = Metric("dpuflow_api_requests", "counter", ("route", "status"), "HTTP requests answered.")
+EVENTS_MISSED: Final = Metric(
+    "dpuflow_api_events_missed",
+    "counter",
+    (),
+    "Events that clients of the stream were too slow for; they were told.",
+)
+
+DELIVERIES: Final = Metric(
+    "dpuflow_webhook_deliveries",
+    "counter",
+    ("webhook", "outcome"),
+    "Notices: delivered, failed (after all tries), refused (no retry would help), dropped (queue full).",
+)
+RETRIES: Final = Metric(
+    "dpuflow_webhook_retries", "counter", ("webhook",), "Tries of a delivery after the first."
+)
+QUEUED: Final = Metric("dpuflow_webhook_queued", "gauge", ("webhook",), "Notices that wait for delivery.")
+
+METRICS: Final[tuple[Metric, ...]] = tuple(
+    each
+    for value in list(globals().values())
+    for each in (value.values() if isinstance(value, dict) else (value,))
+    if isinstance(each, Metric)
+)
+"""All of the above, in their order."""
