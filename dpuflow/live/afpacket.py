@@ -53,6 +53,7 @@ class PacketCapture:
         self.tally = np.zeros(ring.D_SIZE, np.int64)
         self.tally[ring.D_LEFT] = np.iinfo(np.int64).max
         self._wanted = filter_words(options)
+        self._peak = 0.0
         self._seen: Bytes = np.zeros(1 << 16, np.uint8)
         blocks = max(options.buffer // BLOCK // len(self.interfaces), 4)
         with contextlib.ExitStack() as stack:
@@ -67,10 +68,27 @@ class PacketCapture:
 
     def read(self, out: Bytes, at: int) -> int:
         """Move the packets of ready blocks to ``out`` from ``at`` on, as much as fits; where it ends."""
+        self._peak = max(self._peak, self.ring_share())
         for opened in self._sockets:
             while len(out) - at >= OUT_BYTES and opened.ready() and self.tally[ring.D_LEFT] > 0:
                 at = opened.drain(self._wanted, out, at, self.tally, self._seen)
         return at
+
+    def ring_share(self) -> float:
+        """How many of the blocks are full and not read yet, of the fullest ring, 0 to 1."""
+        return max(opened.share() for opened in self._sockets)
+
+    def take_peak(self) -> float:
+        """The same at the fullest look since the last call."""
+        peak, self._peak = self._peak, 0.0
+        return max(peak, self.ring_share())
+
+    def switch(self, options: LiveOptions) -> None:
+        """Filter and keep what ``options`` say from now on."""
+        wanted = filter_words(options)
+        for opened in self._sockets:
+            opened.keep(int(wanted[kernel.P_SNAPLEN]))
+        self._wanted = wanted
 
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface."""
@@ -104,7 +122,7 @@ class _Socket:
             raise MissingError("packet sockets are not allowed: run as root or with CAP_NET_RAW") from None
         try:
             self._socket.setsockopt(_PACKET, _VERSION, _TPACKET_V3)
-            self._filter(snaplen)
+            self.keep(snaplen)
             frames = blocks * BLOCK // _FRAME
             request = struct.pack("7I", BLOCK, blocks, _FRAME, frames, _HAND_OVER_MS, 0, 0)
             self._socket.setsockopt(_PACKET, _RX_RING, request)
@@ -118,7 +136,7 @@ class _Socket:
             raise DpuflowError(f"{interface.name}: no packet ring ({error.strerror})") from None
         self._bytes: Bytes = np.frombuffer(self._area, np.uint8)
 
-    def _filter(self, snaplen: int) -> None:
+    def keep(self, snaplen: int) -> None:
         """A classic filter that keeps ``snaplen`` bytes of everything; 0 keeps nothing."""
         program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, snaplen), 8)
         self._socket.setsockopt(
@@ -134,12 +152,16 @@ class _Socket:
 
     def stop(self) -> None:
         """Take no more packets."""
-        self._filter(0)
+        self.keep(0)
 
     def ready(self) -> bool:
         """Whether the next block has been handed over."""
         at = self._next * BLOCK + kernel.STATUS
         return bool(self._bytes[at] & _USER)
+
+    def share(self) -> float:
+        """How many of the blocks have been handed over and not been read, 0 to 1."""
+        return float(np.count_nonzero(self._bytes[kernel.STATUS :: BLOCK] & _USER)) / self._blocks
 
     def drain(self, wanted: Numbers, out: Bytes, at: int, tally: Numbers, seen: Bytes) -> int:
         """Move the next block's packets to ``out`` and give the block back."""

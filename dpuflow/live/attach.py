@@ -10,13 +10,10 @@ import errno
 import os
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dpuflow.errors import DpuflowError, MissingError
 from dpuflow.live.libbpf import last_words, library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _XDP, _TCX_INGRESS, _TCX_EGRESS = 37, 46, 47  # enum bpf_attach_type
 _BEFORE: Final = 1 << 3  # BPF_F_BEFORE: ahead of programs that may redirect or drop
@@ -25,6 +22,7 @@ _XDP_GENERIC, _XDP_NATIVE = 1 << 1, 1 << 2  # XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_
 HANDLE: Final = 0xD9F10001  # dpuflow's own filters are known by this and the priority
 PRIORITY: Final = 0xD9F1
 _INGRESS, _EGRESS = 1, 2  # enum bpf_tc_attach_point
+_REPLACE: Final = 1  # BPF_TC_F_REPLACE
 
 
 class _LinkOptions(ctypes.Structure):
@@ -55,8 +53,28 @@ class _Options(ctypes.Structure):
     )
 
 
-def link(program: int, ifindex: int, name: str, hook: str) -> Callable[[], None]:
-    """Attach ``program`` by a link at ``hook`` (tcx-in, tcx-out, xdp, xdp-generic); what detaches it.
+@dataclass(frozen=True)
+class Link:
+    """A program attached by a link, which ends with ``remove`` or with the process."""
+
+    fd: int
+    name: str
+    hook: str
+
+    def replace(self, program: int) -> Link:
+        """Another program in its place, without a packet between that neither sees. Raises DpuflowError."""
+        status = int(library().bpf_link_update(self.fd, program, None))
+        if status < 0:
+            raise _link_error(-status, self.name, self.hook)
+        return self
+
+    def remove(self) -> None:
+        """Take the program off."""
+        os.close(self.fd)
+
+
+def link(program: int, ifindex: int, name: str, hook: str) -> Link:
+    """Attach ``program`` by a link at ``hook`` (tcx-in, tcx-out, xdp, xdp-generic).
 
     Raises MissingError where the kernel has no such link, DpuflowError where the hook is taken.
     """
@@ -70,7 +88,7 @@ def link(program: int, ifindex: int, name: str, hook: str) -> Callable[[], None]
     fd = int(library().bpf_link_create(program, ifindex, kind, ctypes.byref(options)))
     if fd < 0:
         raise _link_error(-fd, name, hook)
-    return lambda: os.close(fd)
+    return Link(fd, name, hook)
 
 
 def _link_error(number: int, name: str, hook: str) -> DpuflowError:
@@ -116,12 +134,19 @@ def add_filter(program: int, ifindex: int, name: str, outbound: bool) -> Filter:
         last_words()
         raise DpuflowError(f"{name}: no clsact can be added ({os.strerror(-made)})")
     remove_filter(ifindex, outbound)  # of a dpuflow that was killed
-    options = _Options(ctypes.sizeof(_Options), program, 0, 0, HANDLE, PRIORITY)
-    status = lib.bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options))
+    return _put_filter(program, ifindex, name, outbound, 0)
+
+
+def _put_filter(program: int, ifindex: int, name: str, outbound: bool, flags: int) -> Filter:
+    hook, options = (
+        _hook(ifindex, outbound),
+        _Options(ctypes.sizeof(_Options), program, flags, 0, HANDLE, PRIORITY),
+    )
+    status = library().bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options))
     if status < 0:
         last_words()
         raise DpuflowError(f"{name}: the clsact filter cannot be added ({os.strerror(-status)})")
-    return Filter(ifindex, outbound, options.program_id)
+    return Filter(ifindex, name, outbound, options.program_id)
 
 
 @dataclass(frozen=True)
@@ -129,8 +154,13 @@ class Filter:
     """A clsact filter that is attached: where, and which program."""
 
     ifindex: int
+    name: str
     outbound: bool
     program_id: int
+
+    def replace(self, program: int) -> Filter:
+        """Another program in its place, without a packet between that neither sees. Raises DpuflowError."""
+        return _put_filter(program, self.ifindex, self.name, self.outbound, _REPLACE)
 
     def remove(self) -> None:
         """Take it off, unless another program has come in its place."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.live.clock import StampClock
+    from dpuflow.live.options import LiveOptions
 
     Bytes = NDArray[np.uint8]
     Numbers = NDArray[np.int64]
@@ -59,6 +60,22 @@ class Backend(Protocol):
 
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface, by name, since the start."""
+        ...
+
+    def ring_share(self) -> float:
+        """How much of the ring is filled now, 0 to 1; of several the fullest."""
+        ...
+
+    def take_peak(self) -> float:
+        """The highest ``ring_share`` at any look since the last call."""
+        ...
+
+    def switch(self, options: LiveOptions) -> None:
+        """Go on with other filters, snap length, mode or sampling. Nothing that was counted or taken is lost.
+
+        Interfaces, buffer and hook stay. Raises OptionError, MissingError, DpuflowError; all is then as
+        before.
+        """
         ...
 
     def detach(self) -> None:

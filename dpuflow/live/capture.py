@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -42,6 +42,8 @@ class Status:
     packet_rate: float
     message_rate: float
     bit_rate: float
+    ring_share: float
+    """The fullest that the ring has been over the last second or so, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,27 @@ def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
 
 
 class LiveCapture:
-    """One capture. Iterate ``pieces`` to the end, then ``summary``; ``close`` in any case."""
+    """One capture. Iterate ``pieces`` to the end, then ``summary``; ``close`` in any case.
+
+    For those who run for long: ``ring_share`` tells how near to losing packets it is, ``switch`` goes on with
+    another mode or sampling, and ``restart`` begins anew after ``pieces`` has ended (an interface was gone).
+    What was counted stays counted. All of it from the thread that iterates ``pieces``: between two pieces, or
+    in ``stopped`` and ``every_second``, which are called whether packets come or not.
+    """
 
     def __init__(self, options: LiveOptions, backend: str = "ebpf") -> None:
+        """Attach. Raises OptionError, MissingError, DpuflowError."""
         self.options = options
         self.backend = open_backend(options, backend)
-        self._start_s = time.monotonic()
+        self._closed = False
+        self._start_s = self._begun_s = time.monotonic()
         self._nic = NicCounters([interface.index for interface in self.backend.interfaces])
+        self._past: dict[str, dict[str, int]] = {}
         self._counters = self._count()
         self._warnings: list[str] = []
         self._reason: str | None = None
         self._before = (self._start_s, 0, 0, 0)
-        self._status = Status(0.0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+        self._status = Status(0.0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
     def head(self) -> bytes:
         """The blocks that a file of this capture begins with."""
@@ -121,8 +132,8 @@ class LiveCapture:
         out = np.empty(OUT_BYTES + LARGEST_BLOCK, np.uint8)
         if count is not None:
             tally[kernel.D_LEFT] = count
-        end_s = math.inf if duration_s is None else self._start_s + duration_s
-        next_s = self._start_s + _EVERY_S
+        end_s = math.inf if duration_s is None else self._begun_s + duration_s
+        next_s = self._begun_s + _EVERY_S
         pause_s, longest_s = _PAUSE_S, max(min(_IDLE_PAUSE_S, self.options.buffer / _BURST), _PAUSE_S)
         while tally[kernel.D_LEFT] > 0 and not stopped():
             filled = backend.read(out, 0)
@@ -146,6 +157,51 @@ class LiveCapture:
             yield out[:filled]
         self._look(time.monotonic())
 
+    def ring_share(self) -> float:
+        """How much of the ring is filled now, 0 to 1: at 1 packets are lost.
+
+        ``Status.ring_share`` has the highest of the last second, by which an overload is told.
+        """
+        return 0.0 if self._closed else self.backend.ring_share()
+
+    def switch(
+        self, *, mode: str | None = None, sample: int | None = None, snaplen: int | None = None
+    ) -> None:
+        """Go on with another mode, sampling (of 2^sample pairs of hosts one) or snap length; None: as it is.
+
+        Between two pieces; no packet is lost by it, none is counted twice, and runs of messages that have
+        begun are ended. Raises OptionError, MissingError, DpuflowError; all is then as before.
+        """
+        wanted = {"mode": mode, "sample": sample, "snaplen": snaplen}
+        options = replace(self.options, **{name: v for name, v in wanted.items() if v is not None})  # type: ignore[arg-type]
+        self.backend.switch(options)
+        self.options = options
+
+    def restart(self, options: LiveOptions | None = None) -> None:
+        """Attach anew, as before or by other ``options``, after ``pieces`` has ended or failed.
+
+        Counters go on by interface, packets and messages in all; the ring and the clock's offset are new
+        (``head`` tells it). Raises OptionError, MissingError, DpuflowError, and may be called again then.
+        """
+        if not self._closed:
+            self._counters = self._count()
+            names = [interface.name for interface in self.backend.interfaces]
+            self._past |= dict(zip(names, self._counters, strict=True))
+            self.close()
+        options = options or self.options
+        backend = open_backend(options, self.backend.name)
+        backend.tally[: kernel.D_FLOWS] = self.backend.tally[: kernel.D_FLOWS]
+        delivered = {
+            interface.name: int(self.backend.tally[kernel.D_IFACES + number])
+            for number, interface in enumerate(self.backend.interfaces)
+        }
+        for number, interface in enumerate(backend.interfaces):
+            backend.tally[kernel.D_IFACES + number] = delivered.get(interface.name, 0)
+        self._nic = NicCounters([interface.index for interface in backend.interfaces])
+        self.backend, self.options, self._closed, self._reason = backend, options, False, None
+        self._begun_s = time.monotonic()
+        self._counters = self._count()
+
     def _look(self, now_s: float) -> None:
         """Counters, clock and interfaces as they are now."""
         backend, tally = self.backend, self.backend.tally
@@ -159,7 +215,7 @@ class LiveCapture:
         flows = int(tally[kernel.D_FLOWS])
         self._status = Status(
             now_s - self._start_s, packets, messages, _estimate(flows), size, lost,
-            rates[0], rates[1], 8 * rates[2],
+            rates[0], rates[1], 8 * rates[2], backend.take_peak(),
         )  # fmt: skip
         step = backend.clock.check()
         if step and not self._warnings:
@@ -172,9 +228,12 @@ class LiveCapture:
 
     def _count(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface and its NIC_NAMES, since the start."""
-        return [
-            counters | nic for counters, nic in zip(self.backend.counters(), self._nic.grown(), strict=True)
-        ]
+        counted = []
+        rows = zip(self.backend.interfaces, self.backend.counters(), self._nic.grown(), strict=True)
+        for interface, counters, nic in rows:
+            past = self._past.get(interface.name, {})
+            counted.append({name: n + past.get(name, 0) for name, n in (counters | nic).items()})
+        return counted
 
     def summary(self) -> Summary:
         """What the capture has come to, after the last piece."""
@@ -185,6 +244,7 @@ class LiveCapture:
 
     def close(self) -> None:
         """Detach and give everything back."""
+        self._closed = True
         self.backend.close()
 
 

@@ -12,48 +12,39 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dpuflow import schema_ring as ring
 from dpuflow.errors import DpuflowError, MissingError
-from dpuflow.live import libbpf
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 SOURCES: Final = Path(__file__).resolve().parents[2] / "bpf"
-_PERCPU_ARRAY: Final = 6  # enum bpf_map_type
 
 
 class Compiled:
     """As ``libbpf.Loaded``, by bcc: the programs of packets.bpf.c for one interface."""
 
-    def __init__(self, programs: tuple[str, ...], settings: NDArray[np.void], ring_fd: int) -> None:
+    def __init__(
+        self, programs: tuple[str, ...], settings: NDArray[np.void], ring_fd: int, counters_fd: int
+    ) -> None:
         """Compile and load. Raises MissingError, DpuflowError."""
         try:
             from bcc import BPF
         except ImportError:
             raise MissingError("bcc is not installed: apt-get install python3-bpfcc") from None
-        self.counters_fd = int(
-            libbpf.library().bpf_map_create(
-                _PERCPU_ARRAY, b"counters", 4, ring.COUNTERS.dtype.itemsize, 1, None
-            )
-        )
-        if self.counters_fd < 0:
-            raise libbpf.load_error(-self.counters_fd)
         try:
             flags = ["-Wno-everything", *_header_flags()]
-            self._module: Any = BPF(text=source_text(settings, ring_fd, self.counters_fd), cflags=flags)
+            self._module: Any = BPF(text=source_text(settings, ring_fd, counters_fd), cflags=flags)
             kinds = {name: BPF.XDP if name == "dpuflow_xdp" else BPF.SCHED_CLS for name in programs}
             self.fds = {name: int(self._module.load_func(name, kind).fd) for name, kind in kinds.items()}
         except Exception as error:  # bcc raises nothing else
-            os.close(self.counters_fd)
             raise DpuflowError(
                 f"bcc cannot make the programs ({error}): it needs the headers of some kernel"
                 " (apt-get install linux-headers-amd64, or -arm64)"
             ) from None
 
     def close(self) -> None:
-        """Give the programs and counters back."""
+        """Give the programs back."""
         self._module.cleanup()
-        os.close(self.counters_fd)
 
 
 def source_text(settings: NDArray[np.void], ring_fd: int, counters_fd: int) -> str:

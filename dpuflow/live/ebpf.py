@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow import schema_ring
-from dpuflow.errors import DpuflowError, MissingError, OptionError
+from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import ring as kernel
-from dpuflow.live import attach, libbpf
-from dpuflow.live.base import find_interface, object_path
+from dpuflow.live import attach, libbpf, place
+from dpuflow.live.base import find_interface
 from dpuflow.live.clock import StampClock
-from dpuflow.live.compiled import Compiled
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import Ring
 from dpuflow.live.watchdog import watch
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from dpuflow.live.base import Bytes, Interface
+    from dpuflow.live.base import Bytes
 
-_IN, _OUT, _XDP, _FLUSH = "dpuflow_in", "dpuflow_out", "dpuflow_xdp", "dpuflow_flush"
+_SETTLED_S = 2 * schema_ring.RUN_NS / 1e9  # by then all runs have stood long enough
 
 
 class EbpfCapture:
@@ -39,92 +38,96 @@ class EbpfCapture:
         """
         self.interfaces = [find_interface(name) for name in options.interfaces]
         self.name = "bcc" if compile else "ebpf"
-        if compile and options.mode != "packets":
-            raise OptionError("--backend bcc has packets mode alone")
-        path = None if compile else _programs(options.mode)
+        self._options = self._checked(options)
         self.clock = StampClock()
         self.tally = np.zeros(kernel.D_SIZE, np.int64)
         self.tally[kernel.D_LEFT] = np.iinfo(np.int64).max
-        self._counters: list[int] = []
-        self._filters: list[attach.Filter] = []
-        self._flushes: list[int] = []
-        self._detached = False
+        self._attached = True
+        self._places: list[place.Place] = []
         with ExitStack() as stack:
             size = 1 << max(options.buffer - 1, 4095).bit_length()
             self.ring = Ring(libbpf.create_ring(size), size)
             stack.callback(self.ring.close)
-            detached = stack.enter_context(ExitStack())
-            hooks = [
-                self._attach(path, interface, number, options, stack, detached)
-                for number, interface in enumerate(self.interfaces)
-            ]
-            self.hooks = ", ".join(sorted(set(hooks)))
-            if self._filters:
-                detached.callback(watch(self._filters))
-            self._attached = detached.pop_all()
+            clock_ns = self.clock.start.real_ns
+            for number, interface in enumerate(self.interfaces):
+                each = place.Place(number, interface, options, clock_ns, self.ring.fd, compile)
+                self._places.append(each)
+                stack.callback(each.close)
+            self.hooks = ", ".join(sorted({each.hook for each in self._places}))
+            self._dismiss = self._watch()
             self._stack = stack.pop_all()
 
-    def _attach(
-        self,
-        path: Path | None,
-        interface: Interface,
-        number: int,
-        options: LiveOptions,
-        stack: ExitStack,
-        detached: ExitStack,
-    ) -> str:
-        """Load and attach one interface's programs; the hook they are at."""
-        xdp = options.hook.startswith("xdp")
-        settings = options.settings(number, self.clock.start.real_ns)
-        programs: tuple[str, ...] = (_XDP,) if xdp else (_IN, _OUT)
-        if options.mode == "messages":
-            programs += (_FLUSH,)
-        loaded: libbpf.Loaded | Compiled
-        if path is None:
-            loaded = Compiled(programs, settings, self.ring.fd)
-        else:
-            loaded = libbpf.Loaded(path, programs, settings, self.ring.fd)
-        stack.callback(loaded.close)
-        if options.mode == "messages":
-            self._flushes.append(loaded.fds[_FLUSH])
-        self._counters.append(loaded.counters_fd)
-        name, index = interface.name, interface.index
-        if xdp:
-            detached.callback(attach.link(loaded.fds[_XDP], index, name, options.hook))
-            return options.hook + " (inbound only)"
-        if options.hook != "clsact":
-            try:
-                with ExitStack() as both:
-                    both.callback(attach.link(loaded.fds[_IN], index, name, "tcx-in"))
-                    both.callback(attach.link(loaded.fds[_OUT], index, name, "tcx-out"))
-                    detached.enter_context(both.pop_all())
-                return "tcx"
-            except MissingError:
-                if options.hook == "tcx":
-                    raise
-        detached.callback(attach.claim(index, name).close)
-        for program, outbound in ((_IN, False), (_OUT, True)):
-            filter_ = attach.add_filter(loaded.fds[program], index, name, outbound)
-            detached.callback(filter_.remove)
-            self._filters.append(filter_)
-        return "clsact"
+    def _checked(self, options: LiveOptions) -> LiveOptions:
+        if self.name == "bcc" and options.mode != "packets":
+            raise OptionError("--backend bcc has packets mode alone")
+        return options
+
+    def _watch(self) -> Callable[[], None]:
+        """Have what links do not hold removed when this process dies; what calls that off."""
+        filters = [filter_ for each in self._places for filter_ in each.filters()]
+        return watch(filters) if filters else lambda: None
 
     def read(self, out: Bytes, at: int) -> int:
         """Move what is in the ring to ``out`` from ``at`` on, as much as fits; where it ends."""
         return self.ring.drain(out, at, self.tally)
 
+    def ring_share(self) -> float:
+        """How much of the ring is filled now, 0 to 1."""
+        return self.ring.share()
+
+    def take_peak(self) -> float:
+        """The highest share at any look since the last call."""
+        return self.ring.take_peak()
+
+    def switch(self, options: LiveOptions) -> None:
+        """Other programs in place of those attached, without a packet between that neither sees.
+
+        Ring and counters go on; runs that have begun are ended. Raises OptionError, MissingError,
+        DpuflowError; then all is as before.
+        """
+        self._checked(options)
+        with ExitStack() as unused:
+            fresh = []
+            for each in self._places:
+                fresh.append(each.load(options))
+                unused.callback(fresh[-1].close)
+            before = self._put(fresh)
+            unused.pop_all()
+        self._options = options
+        dismiss, self._dismiss = self._dismiss, self._watch()  # of filters that are there no more
+        dismiss()
+        if any(place.FLUSH in programs.fds for programs in before):
+            time.sleep(_SETTLED_S)
+        for programs in before:
+            place.flush(programs)
+            programs.close()
+
+    def _put(self, fresh: list[place.Programs]) -> list[place.Programs]:
+        """Attach ``fresh`` everywhere or nowhere; what was attached before."""
+        before: list[place.Programs] = []
+        try:
+            for each, programs in zip(self._places, fresh, strict=True):
+                before.append(each.put(programs))
+        except DpuflowError:
+            for each, programs in zip(self._places, before, strict=False):
+                each.put(programs)
+            raise
+        return before
+
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface. In messages mode runs that have stood long are ended first."""
-        for fd in self._flushes:
-            libbpf.run_program(fd)
-        return [libbpf.read_counters(fd) for fd in self._counters]
+        return [each.counters() for each in self._places]
 
     def detach(self) -> None:
         """Take the programs off the interfaces; the ring can still be read."""
-        self._attached.close()
-        if self._flushes and not self._detached:
-            self._detached = True
-            time.sleep(2 * schema_ring.RUN_NS / 1e9)  # then all runs have stood long enough
+        if not self._attached:
+            return
+        self._attached = False
+        for each in self._places:
+            each.detach()
+        self._dismiss()
+        if self._options.mode == "messages":
+            time.sleep(_SETTLED_S)
             self.counters()
 
     def close(self) -> None:
@@ -160,16 +163,9 @@ def load_once() -> None:
     """Load all programs and give them back. Raises MissingError, DpuflowError."""
     ring_fd = libbpf.create_ring(1 << 16)
     try:
-        for mode, more in (("packets", ()), ("messages", (_FLUSH,))):
-            programs = (_IN, _OUT, _XDP, *more)
-            libbpf.Loaded(_programs(mode), programs, LiveOptions(("lo",)).settings(0, 0), ring_fd).close()
+        for mode, more in (("packets", ()), ("messages", (place.FLUSH,))):
+            programs = (place.IN, place.OUT, place.XDP, *more)
+            settings = LiveOptions(("lo",)).settings(0, 0)
+            libbpf.Loaded(place.made(mode), programs, settings, ring_fd).close()
     finally:
         os.close(ring_fd)
-
-
-def _programs(mode: str) -> Path:
-    """The object file. Raises MissingError."""
-    path = object_path(mode)
-    if not path.is_file():
-        raise MissingError(f"{path} is not there: make it with `make bpf` (needs clang and libbpf-dev)")
-    return path

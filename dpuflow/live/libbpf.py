@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _Pointer = ctypes.c_void_p
 _PRINT: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, _Pointer)
 _said: list[str] = []
+_PERCPU_ARRAY, _RINGBUF = 6, 27  # enum bpf_map_type
 
 
 def _listen(level: int, form: bytes | None, arguments: Any) -> int:
@@ -68,6 +69,7 @@ def library() -> ctypes.CDLL:
         ("bpf_program__fd", ctypes.c_int, (_Pointer,)),
         ("bpf_program__set_autoload", ctypes.c_int, (_Pointer, ctypes.c_bool)),
         ("bpf_link_create", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int, _Pointer)),
+        ("bpf_link_update", ctypes.c_int, (ctypes.c_int, ctypes.c_int, _Pointer)),
         ("bpf_map_lookup_elem", ctypes.c_int, (ctypes.c_int, _Pointer, _Pointer)),
         ("bpf_map_create", ctypes.c_int, (ctypes.c_int, ctypes.c_char_p, *(ctypes.c_uint32,) * 3, _Pointer)),
         ("bpf_tc_hook_create", ctypes.c_int, (_Pointer,)),
@@ -95,9 +97,14 @@ class Loaded:
     """The programs of one object file, loaded for one interface; ``close`` gives them back."""
 
     def __init__(
-        self, path: Path, programs: tuple[str, ...], settings: NDArray[np.void], ring_fd: int
+        self,
+        path: Path,
+        programs: tuple[str, ...],
+        settings: NDArray[np.void],
+        ring_fd: int,
+        counters_fd: int | None = None,
     ) -> None:
-        """Load ``programs`` with ``settings``, to write to the ring ``ring_fd``.
+        """Load ``programs`` with ``settings``, to write to the ring and count in the map given (or its own).
 
         Raises MissingError, DpuflowError.
         """
@@ -109,6 +116,8 @@ class Loaded:
             self._set(path, settings)
             self._choose(programs)
             lib.bpf_map__reuse_fd(self._map("ring"), ring_fd)
+            if counters_fd is not None:
+                lib.bpf_map__reuse_fd(self._map("counters"), counters_fd)
             status = lib.bpf_object__load(self._object)
             if status < 0:
                 raise load_error(-status)
@@ -189,12 +198,21 @@ def create_ring(size: int) -> int:
 
     Raises MissingError, DpuflowError.
     """
-    fd = int(library().bpf_map_create(27, b"dpuflow_ring", 0, 0, size, None))  # BPF_MAP_TYPE_RINGBUF
+    fd = int(library().bpf_map_create(_RINGBUF, b"dpuflow_ring", 0, 0, size, None))
     if fd < 0:
         if -fd == errno.EINVAL:
             raise MissingError(
                 "this kernel has no eBPF ring buffer (Linux 5.8 and later): take --backend afpacket"
             )
+        raise load_error(-fd)
+    return fd
+
+
+def create_counters() -> int:
+    """The file descriptor of a new counters map. Raises MissingError, DpuflowError."""
+    size = ring.COUNTERS.dtype.itemsize
+    fd = int(library().bpf_map_create(_PERCPU_ARRAY, b"counters", 4, size, 1, None))
+    if fd < 0:
         raise load_error(-fd)
     return fd
 

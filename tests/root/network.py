@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -32,6 +33,10 @@ class Pair:
         self.a, self.b = f"dpuflow-a{os.getpid()}", f"dpuflow-b{os.getpid()}"
         run("ip", "netns", "add", self.a)
         run("ip", "netns", "add", self.b)
+        self.connect()
+
+    def connect(self) -> None:
+        """Make the interfaces."""
         run("ip", "-n", self.a, "link", "add", "west", "mtu", "9000", "type", "veth",
             "peer", "name", "east", "mtu", "9000", "netns", self.b)  # fmt: skip
         for space, device in ((self.a, "west"), (self.b, "east")):
@@ -100,6 +105,18 @@ class Pair:
         done = self.call(space, sys.executable, str(HERE / "send.py"), device, str(rate), *map(str, files))
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
+
+
+@contextlib.contextmanager
+def inside(space: str) -> Iterator[None]:
+    """This thread in another network namespace while the block runs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/self/ns/net", "rb") as home, open(f"/run/netns/{space}", "rb") as there:
+        assert libc.setns(there.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(home.fileno(), 0x40000000) == 0
 
 
 class Capture:
