@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
-from dpuflow.stripes import bundled
-from dpuflow.striping import one_line
+from dpuflow.stripes import bundled, striped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,8 +45,7 @@ def build_exchanges(transfers: Rows) -> Rows:
         _mark_cut(framed, direction)
         pieces.append(framed)
     if len(plain):
-        proven, plain = bundled(transfers, plain)
-        pieces.append(_in_order(one_line(proven, plain), plain))
+        pieces.append(_in_order(transfers, plain))
     if len(bursts):
         rows = transfers[bursts]
         pieces.append(_fill(rows, rows["src"], np.arange(len(rows)), bursts))
@@ -83,13 +81,25 @@ def _sorted(exchanges: Rows) -> Rows:
 
 def _in_order(transfers: Rows, part: NDArray[np.int64]) -> Rows:
     """Exchanges of messages without keys, in order of their first sign (``kernels.turns``)."""
+    out, granted, written = _pay(transfers, part)
+    if striped(granted, written):
+        joined, turns = bundled(transfers, part)
+        if joined is not transfers:
+            out, _, _ = _pay(joined, turns)
+    return out
+
+
+def _pay(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
+    """The exchanges, and how many entries and how many WRITEs each direction of a connection has."""
     from dpuflow.kernels.turns import pay
 
     directions = 2 * (int(transfers["connection"][part].max()) + 1)
     out = EXCHANGE.zeros(len(part))
-    head, tail, written = np.full((3, directions), -1)
-    turns, after = np.zeros(directions, np.int64), np.empty(len(part), np.int64)
-    return out[: pay(transfers, part, head, tail, written, turns, after, out)]
+    head, tail, latest = np.full((3, directions), -1)
+    turns, granted, written = np.zeros((3, directions), np.int64)
+    after = np.empty(len(part), np.int64)
+    count = pay(transfers, part, head, tail, latest, turns, granted, written, after, out)
+    return out[:count], granted, written
 
 
 def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -40,6 +40,12 @@ class _Line:
     slot: int  # bytes that an entry announces
 
 
+def striped(granted: NDArray[np.int64], written: NDArray[np.int64]) -> bool:
+    """Whether queue pairs may share connections, from the entries and WRITEs of each way of each: some have
+    none of the entries, and some more than they carry."""
+    return bool(((granted == 0) & (written > 0)).any() and (granted > written + AHEAD).any())
+
+
 def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
     """``transfers`` and ``part`` with the queue pairs of each connection of NCCL made one.
 
@@ -101,8 +107,13 @@ def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_
         return
     slot = max(line.slot for line in credits_)
     groups: list[list[_Line]] = []
-    for line in sorted((line for line in lines if len(line.data)), key=lambda line: line.lowest):
-        if groups and line.lowest - groups[-1][-1].lowest <= slot:
+    # The queue pair of the entries carries the first message, to the buffer's start: the next one with
+    # entries begins another connection's buffer, be it right behind.
+    for line in sorted(
+        (line for line in lines if len(line.data)), key=lambda e: (e.lowest, not len(e.entries))
+    ):
+        begins = len(line.entries) > 0 and bool(groups) and any(len(e.entries) for e in groups[-1])
+        if groups and line.lowest - groups[-1][-1].lowest <= slot and not begins:
             groups[-1].append(line)
         else:
             groups.append([line])

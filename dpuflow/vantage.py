@@ -132,9 +132,13 @@ def _join_flows(captures: Sequence[CaptureTables], endpoint_rows: list[Ints]) ->
     return flows, flow_rows
 
 
+_EVIDENCE: Final = (Pairing.ONLY, Pairing.UDP_PORT, Pairing.ACKS, Pairing.HANDSHAKE, Pairing.PORTS)
+"""What tells a flow's opposite, better evidence last."""
+
+
 def _join_peers(captures: Sequence[CaptureTables], flows: Rows, flow_rows: list[Ints]) -> None:
     """Take each flow's peer from the capture that had the best evidence for it."""
-    for wanted in (Pairing.ONLY, Pairing.ACKS, Pairing.HANDSHAKE, Pairing.PORTS):  # better ones last
+    for wanted in _EVIDENCE:
         for tables, rows in zip(captures, flow_rows, strict=True):
             at = np.flatnonzero((tables.flows["pairing"] == wanted) & (tables.flows["peer"] != NONE32))
             mine, theirs = rows[at], rows[tables.flows["peer"][at]]

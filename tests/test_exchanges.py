@@ -343,22 +343,3 @@ def test_random_interleavings_of_ob1_messages(seed: int) -> None:
     found = build_exchanges(wires.rows())
     assert {times(e) for e in found} == set(truth)
     assert len(found) == len(truth)
-
-
-def test_queue_pairs_that_were_never_granted_anything() -> None:
-    """They belong to one that was granted more than it carried, and to none that was not."""
-    from dpuflow.striping import one_line
-
-    rows = TRANSFER.zeros(12)
-    rows["wire"] = Wire.ROCE_WRITE_IMM
-    rows["role"], rows["wire"][:4] = Role.DATA, Wire.ROCE_WRITE
-    rows["role"][:4] = Role.GRANT  # four entries, all of connection 5
-    rows["connection"][:4], rows["dst"][4:] = 5, 1
-    rows["src"][:4] = 1
-    rows["connection"][4:8] = [5, 6, 5, 6]
-    rows["connection"][8:] = 7
-    rows["dst"][8:] = 2  # to somewhere else, which grants nothing
-    part = np.arange(len(rows))
-    assert one_line(rows, part)["connection"].tolist() == [5] * 8 + [7] * 4
-    rows["connection"][:2] = 9  # now connection 5 was granted no more than it carried
-    assert one_line(rows, part) is rows

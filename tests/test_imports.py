@@ -36,7 +36,6 @@ ORDER = [
     *(
         "ordering",
         "stripes",
-        "striping",
         "exchanges",
         "identity",
         "collectives",

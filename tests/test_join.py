@@ -11,7 +11,7 @@ from worlds import START, Sent, World
 
 from dpuflow.errors import OptionError
 from dpuflow.join import join
-from dpuflow.schema import NEVER, MessageFlag, Role, Seen, Transport
+from dpuflow.schema import NEVER, NONE32, MessageFlag, Pairing, Role, Seen, Transport
 
 if TYPE_CHECKING:
     from dpuflow.tables import CaptureTables
@@ -91,6 +91,18 @@ def test_one_capture_alone() -> None:
     assert (joined.transfers["seen"][~sent] == Seen.AT_RECEIVER).all()
     assert len(joined.limits) == 1
     assert "10.0.0.1, 10.0.0.3" in joined.limits[0]
+
+
+@pytest.mark.parametrize("how", [how for how in Pairing if how not in (Pairing.UNKNOWN, Pairing.PORTS)])
+def test_opposite_flows_stay_together_however_they_were_told(how: Pairing) -> None:
+    (capture,) = ring_captures(3, "node1", transport=Transport.ROCE)
+    told = capture.flows["peer"] != NONE32
+    assert told.any()
+    before = len(set(join([capture]).transfers["connection"].tolist()))
+    capture.flows["pairing"][told] = how
+    joined = join([capture])
+    assert (joined.flows["peer"] != NONE32).sum() == told.sum()
+    assert len(set(joined.transfers["connection"].tolist())) == before
 
 
 def test_two_ranks_are_told_apart_by_their_waits_for_acks() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.schema import TRANSFER, Role, Wire
-from dpuflow.stripes import bundled
+from dpuflow.stripes import bundled, striped
 
 if TYPE_CHECKING:
     from dpuflow.tables import Rows
@@ -49,6 +49,26 @@ def test_left_alone() -> None:
     whole = traffic()
     whole["connection"] = 7
     assert bundled(whole, part)[0] is whole
+
+
+def test_buffers_right_behind_each_other() -> None:
+    """Two connections of two queue pairs: the second buffer begins at a queue pair with entries."""
+    one, other = traffic(), traffic(base=(1 << 40) + 2 * SLOT)
+    other["connection"] += 2
+    other["sent_ns"] += 1
+    for rows in (one, other):
+        rows["va"] += SLOT * (rows["connection"] % 2 == 0).astype(np.uint64) - rows["va"] % (2 * SLOT)
+    both = np.stack([one, other], axis=1).ravel()
+    joined, _ = bundled(both, np.arange(len(both)))
+    assert sorted(set(joined["connection"].tolist())) == [7, 9]
+    assert (joined["connection"] == np.tile([7, 9], 48)).all()
+
+
+def test_whether_queue_pairs_may_share() -> None:
+    some, none, more = 20, 0, 40
+    assert striped(np.array([more, none]), np.array([some, some]))
+    assert not striped(np.array([some, none]), np.array([some, some]))  # nobody has entries to spare
+    assert not striped(np.array([more, some]), np.array([some, some]))  # nobody lacks any
 
 
 def test_channels_alike_are_not_guessed() -> None:

@@ -10,8 +10,10 @@ import pytest
 from synth_worlds import loop
 
 import dpuflow
-from dpuflow.collectives.structured import _kinds, _levels
-from dpuflow.schema import EXCHANGE
+from dpuflow.collectives.model import Instance
+from dpuflow.collectives.streams import columns_of
+from dpuflow.collectives.structured import _kinds, _levels, _merged
+from dpuflow.schema import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:
@@ -104,4 +106,36 @@ def test_kinds_of_connections() -> None:
     exchanges = np.zeros(8, EXCHANGE.dtype)
     exchanges["bytes"] = [100, 84, 500, 500, 90, 94, 540, 540]
     at = np.array([0, 2, 4, 6])
-    assert _kinds(exchanges, np.arange(8), at, at + 2) == [0, 1, 0, 2]
+    assert _kinds(exchanges, np.arange(8), at, at + 2)[0] == [0, 1, 0, 2]
+
+
+def test_kinds_where_the_capture_cuts_an_operation() -> None:
+    """One more message at the end moves a mean; another operation's small ones move it further."""
+    exchanges = np.zeros(40 + 41 + 80, EXCHANGE.dtype)
+    exchanges["bytes"] = 100_000
+    exchanges["bytes"][[39, 79, 80]] = 200
+    exchanges["bytes"][81::2] = 0
+    exact, coarse = _kinds(
+        exchanges, np.arange(len(exchanges)), np.array([0, 40, 81]), np.array([40, 81, 161])
+    )
+    assert exact == [2, 1, 0]
+    assert coarse == [1, 1, 0]
+    one, two = (0, 1), (1, 2)
+    assert _levels([one, one, two, two], [3, 2, 1, 0], [1, 0, 0, 1]) == [1, 0, 0, 1]
+
+
+def test_entries_that_wait_for_the_next_operation_join_nothing() -> None:
+    """A small operation uses one channel; the other's entries for the next one are out before it begins."""
+    exchanges = np.zeros(3, EXCHANGE.dtype)
+    for name in ("offer_ns", "grant_ns", "data_ns", "data_end_ns", "arrived_end_ns"):
+        exchanges[name] = NEVER
+    exchanges["grant_ns"] = [0, 200, 10]
+    exchanges["data_ns"] = [100, 300, 310]
+    exchanges["data_end_ns"] = exchanges["arrived_end_ns"] = exchanges["data_ns"] + 50
+
+    def part(row: int, size: int) -> Instance:
+        return Instance(np.array([row]), Op.ALL_REDUCE, [0, 1], None, [], None, size)
+
+    channels = [[part(0, 8), part(1, 64)], [part(2, 64)]]
+    merged = _merged(channels, exchanges, columns_of(exchanges))
+    assert [i.size for i in merged] == [8, 128]

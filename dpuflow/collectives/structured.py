@@ -17,7 +17,6 @@ from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
 from dpuflow.collectives.streams import Streams, columns_of
-from dpuflow.collectives.tagged import span
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives.model import Instance
-    from dpuflow.collectives.streams import Edge
+    from dpuflow.collectives.streams import Columns, Edge
     from dpuflow.tables import Rows
 
 
@@ -34,6 +33,8 @@ EXPLAINED = 0.9
 """An algorithm that leaves more than a tenth of a channel's messages over has not understood it."""
 UNEVEN = 2 * ELEMENT_BYTES
 """By how many bytes a channel's messages may differ in the mean: blocks are rounded up to so much."""
+AHEAD = 8
+"""Messages by which connections of one channel may be apart: NCCL_STEPS, its slots (src/include/device.h)."""
 
 
 def structured_instances(
@@ -66,7 +67,7 @@ def structured_instances(
         named = [i for i in found if i.algorithm is not None and _is_evident(i)]
         if sum(len(i.rows) for i in named) >= EXPLAINED * messages:
             channels.append(named)
-    return _merged(channels, exchanges)
+    return _merged(channels, exchanges, columns)
 
 
 def _is_evident(instance: Instance) -> bool:
@@ -96,7 +97,7 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
     first = dealt[at[used]]
     used, first = used[np.argsort(first)], np.sort(first)
     pairs = list(zip(exchanges["src"][first].tolist(), exchanges["dst"][first].tolist(), strict=True))
-    level = _levels(pairs, _kinds(exchanges, dealt, at[used], end[used]))
+    level = _levels(pairs, *_kinds(exchanges, dealt, at[used], end[used]))
     label: dict[tuple[int, int], tuple[int, int]] = {}
     for number, pair in zip(level, pairs, strict=True):
         for end_point in pair:
@@ -116,33 +117,46 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
 
 def _kinds(
     exchanges: Rows, dealt: NDArray[np.int64], at: NDArray[np.int64], end: NDArray[np.int64]
-) -> list[int]:
-    """A number for the mean size of each connection's messages ``dealt[at:end]``; near sizes have the same.
+) -> tuple[list[int], list[int]]:
+    """Two numbers for the mean size of each connection's messages ``dealt[at:end]``; near sizes share them.
 
-    A channel's blocks differ by rounding only (``UNEVEN``), one in as many as there are ranks.
+    A channel's blocks differ by rounding only (``UNEVEN``), one in as many as there are ranks; that is the
+    first number. The capture may begin and end within an operation, at another message on each connection:
+    then means differ by so many messages' share as well, and the second number allows for that.
     """
     ends = np.stack([at, end], axis=1).ravel()
     size = np.r_[exchanges["bytes"][dealt].astype(np.int64), 0]
-    mean = np.add.reduceat(size, ends)[::2] / (end - at)
+    count = end - at
+    mean = np.add.reduceat(size, ends)[::2] / count
     order = np.argsort(mean, kind="stable")
-    kind = np.empty(len(order), np.int64)
-    kind[order] = np.cumsum(np.r_[0, np.diff(mean[order]) > UNEVEN])
-    return [int(k) for k in kind]
+    apart = np.diff(mean[order])
+    cut = (AHEAD * np.maximum.reduceat(size, ends)[::2] / count)[order]
+
+    def numbered(slack: NDArray[np.float64]) -> list[int]:
+        kind = np.empty(len(order), np.int64)
+        kind[order] = np.cumsum(np.r_[0, apart > slack])
+        return [int(k) for k in kind]
+
+    exact = np.full(len(apart), float(UNEVEN))
+    return numbered(exact), numbered(exact + np.maximum(cut[1:], cut[:-1]))
 
 
-def _levels(pairs: Sequence[Edge], kinds: Sequence[int]) -> list[int]:
-    """For each connection, in order of first use, which one of its pair it is."""
-    by: dict[Edge, list[int]] = {}
-    for pair, kind in zip(pairs, kinds, strict=True):
-        by.setdefault(pair, []).append(kind)
-    # Sizes tell channels apart where every pair has the same ones.
-    alike = len({tuple(sorted(each)) for each in by.values()}) == 1
-    level = [0] * len(pairs)
+def _levels(pairs: Sequence[Edge], *kinds: Sequence[int]) -> list[int]:
+    """For each connection, in order of first use, which one of its pair it is.
+
+    The first of ``kinds`` that every pair has the same of tells connections apart, beside their order.
+    """
     places: dict[Edge, list[int]] = {}
     for place, pair in enumerate(pairs):
         places.setdefault(pair, []).append(place)
+    kind: Sequence[int] = [0] * len(pairs)
+    for these in kinds:
+        if len({tuple(sorted(these[place] for place in mine)) for mine in places.values()}) == 1:
+            kind = these
+            break
+    level = [0] * len(pairs)
     for mine in places.values():
-        for number, place in enumerate(sorted(mine, key=lambda p: kinds[p]) if alike else mine):
+        for number, place in enumerate(sorted(mine, key=lambda p: kind[p])):
             level[place] = number
     return level
 
@@ -154,16 +168,20 @@ def _root(label: dict[tuple[int, int], tuple[int, int]], end: tuple[int, int]) -
     return end
 
 
-def _merged(channels: Sequence[list[Instance]], exchanges: Rows) -> list[Instance]:
-    """Collectives of several channels that are one: the same ranks, operation and time."""
+def _merged(channels: Sequence[list[Instance]], exchanges: Rows, columns: Columns) -> list[Instance]:
+    """Collectives of several channels that are one: the same ranks, operation and time of their data.
+
+    Clear-to-send entries do not count: a channel that an operation leaves out has those of the next one
+    out while it still runs.
+    """
     waiting = [(lane, i) for lane, channel in enumerate(channels) for i in channel]
     if not waiting:
         return []
-    starts, ends = span(exchanges)
     rows = np.concatenate([i.rows for _, i in waiting])
     bounds = np.cumsum([0, *(len(i.rows) for _, i in waiting[:-1])])
-    begins = np.minimum.reduceat(starts[rows], bounds)
-    closes = np.maximum.reduceat(ends[rows], bounds).tolist()
+    begins = np.minimum.reduceat(columns.starts[rows], bounds)
+    ends = np.maximum(columns.arrivals[rows], exchanges["data_end_ns"][rows])
+    closes = np.maximum.reduceat(ends, bounds).tolist()
     merged: list[_Merging] = []
     last: dict[tuple[object, ...], _Merging] = {}
     for number in np.argsort(begins, kind="stable").tolist():

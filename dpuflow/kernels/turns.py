@@ -42,13 +42,14 @@ def _open(t, e, turn):  # type: ignore[no-untyped-def]
     e.seen = np.uint8(255)
 
 
-@kernel(i8(_TRANSFERS, _I8, _I8, _I8, _I8, _I8, _I8, _EXCHANGES))
-def pay(transfers, part, head, tail, written, turns, after, out):  # type: ignore[no-untyped-def]
+@kernel(i8(_TRANSFERS, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _EXCHANGES))
+def pay(transfers, part, head, tail, latest, turns, granted, written, after, out):  # type: ignore[no-untyped-def]
     """Make exchanges of the rows ``part``; returns their number.
 
-    ``head``, ``tail``, ``written`` (-1) and ``turns`` (0) have two elements a connection, one a direction:
-    the queue of exchanges that wait for their other half, the one whose WRITE came last, and how many
-    there were. ``after`` links the queues. With adaptive routing NCCL's data goes as a WRITE and an empty
+    ``head``, ``tail``, ``latest`` (-1) and ``turns``, ``granted``, ``written`` (0) have two elements a
+    connection, one a direction: the queue of exchanges that wait for their other half, the one whose WRITE
+    came last, how many there were, and how many clear-to-send entries and WRITEs of data. ``after`` links
+    the queues. With adaptive routing NCCL's data goes as a WRITE and an empty
     WRITE WITH IMM behind it (transport/net_ib, ncclIbMultiSend): these are one exchange.
     """
     count = np.int64(0)
@@ -58,9 +59,13 @@ def pay(transfers, part, head, tail, written, turns, after, out):  # type: ignor
         grant = t.role == GRANT
         # A connection has two ends, so one bit tells its direction; grants go against the data.
         key = 2 * np.int64(t.connection) + (np.int64(1) if (t.src > t.dst) != grant else np.int64(0))
-        if not grant and t.wire == WRITE_IMM and t.bytes == 0 and written[key] >= 0:
-            e = out[written[key]]
-            written[key] = -1
+        if grant:
+            granted[key] += np.int64(1) if t.announces > 0 else np.int64(0)
+        elif t.wire == WRITE or t.wire == WRITE_IMM:
+            written[key] += 1
+        if not grant and t.wire == WRITE_IMM and t.bytes == 0 and latest[key] >= 0:
+            e = out[latest[key]]
+            latest[key] = -1
             e.wire = t.wire
             e.tag = t.tag
             e.data_end_ns = t.sent_end_ns
@@ -110,5 +115,5 @@ def pay(transfers, part, head, tail, written, turns, after, out):  # type: ignor
             e.packets = t.packets
             e.wire = t.wire
             e.data = np.uint32(row)
-            written[key] = number if t.wire == WRITE else np.int64(-1)
+            latest[key] = number if t.wire == WRITE else np.int64(-1)
     return count
