@@ -6,7 +6,12 @@ ARGS ?=
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
 
-.PHONY: help setup demo test check lint types format bench bench-accuracy score help-text headers bpf dist clean
+# The system and processor that `make deb` is for: this machine's, if it is one of those there are packages for.
+RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
+ARCH ?= $(shell dpkg --print-architecture)
+
+.PHONY: help setup demo test check lint types format bench bench-accuracy score help-text headers bpf dist deb \
+	deb-check clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -60,6 +65,12 @@ bpf: ## compile the eBPF programs into dpuflow/live/ (clang, libbpf-dev)
 
 dist: $(READY) bpf ## build a wheel into dist/
 	$(PYTHON) -m pip wheel -q --no-deps -w dist .
+
+deb: $(READY) ## build a Debian package into dist/ (RELEASE=jammy, noble or bookworm; ARCH=amd64 or arm64)
+	sh tools/deb.sh $(RELEASE) $(ARCH)
+
+deb-check: deb ## as root: install that package here, start the service as its unit would, remove it, look what is left
+	DPUFLOW_DEB="$$(ls dist/dpuflow_*~$(RELEASE)_$(ARCH).deb)" $(PYTHON) -m pytest tests/root/test_deb.py $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -f dpuflow/live/*.bpf.o

@@ -1,6 +1,7 @@
 """The few calls of libbpf that load a program made beforehand, through ctypes: no compiler, no build.
 
-libbpf 1.x (libbpf.so.1; packages libbpf1 of Debian 12 and Ubuntu 24.04).
+libbpf 1.x (libbpf.so.1; packages libbpf1 of Debian 12 and Ubuntu 24.04; dpuflow's package for Ubuntu 22.04
+brings it).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import errno
 import os
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,12 +19,11 @@ from dpuflow import schema_ring as ring
 from dpuflow.errors import DpuflowError, MissingError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 _Pointer = ctypes.c_void_p
 _PRINT: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, _Pointer)
+_BROUGHT: Final = Path(__file__).with_name("libbpf.so.1")  # by a package for a system without it
 _said: list[str] = []
 _PERCPU_ARRAY, _RINGBUF = 6, 27  # enum bpf_map_type
 
@@ -45,13 +46,19 @@ def _c() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
+def _open(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name, use_errno=True)
+    except OSError:
+        return None
+
+
 @cache
 def library() -> ctypes.CDLL:
     """libbpf, its functions declared. Raises MissingError."""
-    try:
-        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
-    except OSError:
-        raise MissingError("libbpf.so.1 is not installed: apt-get install libbpf1") from None
+    lib = _open("libbpf.so.1") or _open(str(_BROUGHT))
+    if lib is None:
+        raise MissingError("libbpf.so.1 is not installed: apt-get install libbpf1")
     for name, result, arguments in (
         ("bpf_object__open_file", _Pointer, (ctypes.c_char_p, _Pointer)),
         ("bpf_object__load", ctypes.c_int, (_Pointer,)),

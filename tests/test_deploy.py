@@ -1,0 +1,145 @@
+"""What is deployed: the unit, the chart and the pod ask for the same few rights, and each is well-formed."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+CHART = DEPLOY / "helm" / "dpuflow-agent"
+RIGHTS = {"BPF", "PERFMON", "NET_ADMIN", "NET_RAW"}
+
+
+def unit(path: Path = DEPLOY / "systemd" / "dpuflow-agent.service") -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(path)
+    return parser
+
+
+def chart_values() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return values
+
+
+def test_the_unit_gives_the_capabilities_that_are_needed_and_no_others() -> None:
+    service = unit()["Service"]
+    for key in ("AmbientCapabilities", "CapabilityBoundingSet"):
+        assert {word.removeprefix("CAP_") for word in service[key].split()} == RIGHTS
+    assert service["User"] == "dpuflow"
+    assert service["NoNewPrivileges"] == "yes"
+
+
+def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze (package systemd)")
+    # Only the command is not there before the package is installed.
+    text = (DEPLOY / "systemd" / "dpuflow-agent.service").read_text()
+    path = tmp_path / "dpuflow-agent.service"
+    path.write_text(text.replace("/usr/bin/dpuflow", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = [line for line in (done.stdout + done.stderr).splitlines() if path.name in line]
+    assert not said
+
+
+def test_systemd_counts_the_unit_as_well_protected() -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze (package systemd)")
+    done = subprocess.run(
+        [
+            *("systemd-analyze", "security", "--offline=yes", "--threshold=30"),
+            str(DEPLOY / "systemd" / "dpuflow-agent.service"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze cannot look at a unit that is not loaded")
+    assert done.returncode == 0, done.stdout.splitlines()[-1:]
+
+
+def test_the_pods_have_the_rights_of_the_unit() -> None:
+    pod = yaml.safe_load((DEPLOY / "kubelet" / "dpuflow-agent.yaml").read_text())
+    (container,) = pod["spec"]["containers"]
+    assert set(container["securityContext"]["capabilities"]["add"]) == RIGHTS
+    text = (CHART / "templates" / "daemonset.yaml").read_text()
+    (added,) = re.findall(r"add: \[(.*)\]", text)
+    assert set(added.split(", ")) == RIGHTS
+
+
+def test_every_volume_that_the_pod_mounts_is_there() -> None:
+    pod = yaml.safe_load((DEPLOY / "kubelet" / "dpuflow-agent.yaml").read_text())
+    (container,) = pod["spec"]["containers"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize("name", ["configmap.yaml", "daemonset.yaml"])
+def test_the_chart_names_no_value_that_it_has_no_default_for(name: str) -> None:
+    values = chart_values()
+    used = re.findall(r"\.Values\.([A-Za-z.]+)", (CHART / "templates" / name).read_text())
+    assert used
+    for path in used:
+        place: Any = values
+        for part in path.split("."):
+            assert part in place, f"{name}: {path} is not in values.yaml"
+            place = place[part]
+
+
+def test_the_chart_takes_what_the_platform_framework_fills_in() -> None:
+    values = chart_values()
+    assert {"serviceID", "serviceDaemonSet", "resources", "image", "imagePullSecrets", "tolerations"} <= set(
+        values
+    )
+    assert {"labels", "annotations", "updateStrategy", "nodeSelector"} == set(values["serviceDaemonSet"])
+    text = (CHART / "templates" / "daemonset.yaml").read_text()
+    assert "svc.dpu.nvidia.com/service: {{ .Values.serviceID" in text
+
+
+def test_the_chart_renders(tmp_path: Path) -> None:
+    if not shutil.which("helm"):
+        pytest.skip("no helm command")
+    done = subprocess.run(
+        ["helm", "template", "rel", str(CHART)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = {each["kind"] for each in yaml.safe_load_all(done.stdout) if each}
+    assert kinds == {"ConfigMap", "DaemonSet"}
+
+
+def test_all_versions_are_the_packages_own() -> None:
+    import dpuflow
+
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == chart_values()["image"]["tag"] == dpuflow.__version__
+    pod = (DEPLOY / "kubelet" / "dpuflow-agent.yaml").read_text()
+    assert f"image: dpuflow:{dpuflow.__version__}" in pod
+    service = yaml.safe_load((DEPLOY / "dpf" / "dpuservice.yaml").read_text())
+    assert service["spec"]["helmChart"]["source"]["version"] == dpuflow.__version__
+    assert service["spec"]["helmChart"]["source"]["chart"] == chart["name"]
+
+
+def test_the_configuration_that_the_package_brings_is_a_valid_one() -> None:
+    from dpuflow.agent.config import read_config
+
+    read_config(str(DEPLOY / "debian" / "agent.yaml"))
+
+
+def test_the_chart_s_example_is_a_valid_configuration(tmp_path: Path) -> None:
+    from dpuflow.agent.config import read_config
+
+    service = yaml.safe_load((DEPLOY / "dpf" / "dpuservice.yaml").read_text())
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(service["spec"]["helmChart"]["values"]["config"]))
+    read_config(str(path))
