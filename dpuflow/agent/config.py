@@ -266,6 +266,23 @@ def as_yaml(config: Config) -> str:
     return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=False)
 
 
+def public(config: Config) -> dict[str, Any]:
+    """The effective configuration for others to see: of URLs only the part that is no secret.
+
+    Tokens, keys and secrets are in files, of which it names the path alone.
+    """
+    plain: dict[str, Any] = _plain(config)
+    for hook in plain["webhooks"]:
+        parts = urllib.parse.urlsplit(hook["url"])
+        host = parts.netloc.rpartition("@")[2]
+        hook["url"] = (
+            f"{parts.scheme}://{host}/..."
+            if parts.path.strip("/") or parts.query
+            else f"{parts.scheme}://{host}"
+        )
+    return plain
+
+
 def _plain(value: Any) -> Any:
     if not is_dataclass(value):
         return list(value) if isinstance(value, list) else value

@@ -1,0 +1,93 @@
+"""Who may talk to the agent: bearer tokens and TLS, from files that are read again on reload.
+
+In: file names from the configuration. Out: a guard around an ASGI application, a TLS context. Without a token
+file everybody who reaches the address may read; the configuration refuses that beyond this machine.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from dpuflow.errors import OptionError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""For probes, which have no token to send: they say ok or why not, and name no address."""
+
+_LEAST_TOKEN: Final = 16  # characters: fewer can be tried out
+
+
+def read_secret(file: str, what: str) -> bytes:
+    """The one line in ``file``. Raises OptionError, naming ``what``; the text never holds the secret."""
+    try:
+        with open(file, "rb") as stream:
+            text = stream.read(65536).strip()
+    except OSError as error:
+        raise OptionError(f"{what}: {file}: {error.strerror}") from None
+    if not text or b"\n" in text:
+        raise OptionError(f"{what}: {file}: must hold one line, the secret")
+    return text
+
+
+def read_token(file: str, what: str) -> bytes:
+    """The token in ``file``: visible ASCII, not too short. Raises OptionError."""
+    token = read_secret(file, what)
+    if len(token) < _LEAST_TOKEN or not all(33 <= byte <= 126 for byte in token):
+        raise OptionError(f"{what}: {file}: a token is {_LEAST_TOKEN} or more visible ASCII characters")
+    return token
+
+
+def make_tls(cert: str, key: str) -> ssl.SSLContext:
+    """A server's context, TLS 1.2 or later. Raises OptionError, naming the file."""
+    for name, file in (("tls_cert", cert), ("tls_key", key)):
+        try:
+            with open(file, "rb"):
+                pass
+        except OSError as error:
+            raise OptionError(f"api.{name}: {file}: {error.strerror}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        raise OptionError(
+            f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {error.reason}"
+        ) from None
+    return context
+
+
+class Guard:
+    """Lets requests through that carry the token; answers 401 to the others.
+
+    Tokens are compared in constant time, as bytes of any length. ``token`` may be replaced at any time; None
+    lets everything through.
+    """
+
+    def __init__(self, app: ASGIApp, token: bytes | None) -> None:
+        self._app = app
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self.allows(scope):
+            await self._app(scope, receive, send)
+            return
+        from dpuflow.agent.answers import problem
+
+        answer = problem(401, "a bearer token is needed: Authorization: Bearer TOKEN")
+        answer.headers["WWW-Authenticate"] = 'Bearer realm="dpuflow"'
+        await answer(scope, receive, send)
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether the request carries the token."""
+        if self.token is None:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, token = given[0].partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token)

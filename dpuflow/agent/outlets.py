@@ -1,0 +1,108 @@
+"""What the agent tells the world, started and ended together: metrics, HTTP server, webhooks.
+
+In: a board and a configuration. Out: ``Outlets``; each part runs in threads of its own, and the failure of
+one is counted in the health and ends nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from dpuflow.errors import MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dpuflow.agent.board import Board
+    from dpuflow.agent.config import Config
+    from dpuflow.agent.metrics import Metrics
+    from dpuflow.agent.server import Server
+
+
+def start(board: Board, config: Config, captured: Iterable[str] = ()) -> Outlets:
+    """Start all that ``config`` asks for; ``captured`` are the interfaces captured from.
+
+    Raises OptionError where an address, a certificate or a secret cannot be used, and MissingError without
+    the packages of the extra ``agent``.
+    """
+    return Outlets(board, config, captured)
+
+
+class Outlets:
+    """The running parts."""
+
+    def __init__(self, board: Board, config: Config, captured: Iterable[str] = ()) -> None:
+        try:
+            from dpuflow.agent import routes, server, webhook  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise MissingError(
+                f"the agent needs {error.name}: install it with pip install 'dpuflow[agent]'"
+            ) from None
+        self._board = board
+        self._captured = tuple(captured)
+        self._sender = socket.gethostname()
+        self._run = secrets.token_hex(4)  # tells cursors of this run from those of another
+        self._config = config
+        self.webhooks = webhook.start(board, config.webhooks, self._sender)
+        self._context = routes.Context(board, self._run, self._sender, config, webhooks=self.webhooks.figures)
+        self.metrics: Metrics | None = None
+        self.server: Server | None = None
+        try:
+            self._serve(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def reload(self, config: Config) -> None:
+        """Take another configuration, and read the files that it names again.
+
+        A changed ``api`` or ``metrics`` section starts both anew: counters begin at 0, streams break off.
+        Raises OptionError where the new one cannot be used; then the old one goes on.
+        """
+        before = self._config
+        self.webhooks.reload(config.webhooks)
+        self._config = self._context.config = config
+        if (before.api, before.metrics) == (config.api, config.metrics):
+            if self.server is not None:
+                self.server.reload(config.api)
+            return
+        self._stop_serving()
+        try:
+            self._serve(config)
+        except BaseException:
+            self._config = self._context.config = before
+            self._serve(before)
+            raise
+
+    def close(self) -> None:
+        """Stop all of it."""
+        self._stop_serving()
+        self.webhooks.close()
+
+    def _serve(self, config: Config) -> None:
+        from dpuflow.agent import events, metrics, routes, server
+
+        context = self._context
+        self.metrics = metrics.start(self._board, config.metrics, self._captured)
+        self.metrics.add(self.webhooks)
+        if config.api.listen == "off":
+            return
+        context.stream = events.Stream(
+            self._board,
+            self._run,
+            self._sender,
+            config.api.events,
+            lambda: routes.health(context, routes.Nothing()),
+        )
+        self.server = server.Server(context, self.metrics.registry, config.api)
+
+    def _stop_serving(self) -> None:
+        if self._context.stream is not None:
+            self._context.stream.close()
+        if self.server is not None:
+            self.server.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.server = self.metrics = self._context.stream = None

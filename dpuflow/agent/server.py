@@ -1,0 +1,160 @@
+"""The agent's HTTP server: one address for metrics and API, TLS and token where configured.
+
+In: a context, a registry, the ``api`` section. Out: a running server in a thread of its own, whose failure
+is counted and ends nothing else. ``reload`` reads certificate, key and token again; connections go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from dpuflow.agent import metricnames as names
+from dpuflow.agent.access import Guard, make_tls, read_token
+from dpuflow.agent.api import ROUTE, make_app
+from dpuflow.errors import OptionError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric as Family
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from dpuflow.agent.config import Api
+    from dpuflow.agent.routes import Context
+
+_log = logging.getLogger(__name__)
+
+_THREADS: Final = 4  # handlers and scrapes at a time; each is short
+_CONNECTIONS: Final = 256
+_GRACE_S: Final = 2
+
+
+class Server:
+    """A running server; ``address`` is where (the port that was found, if 0 was asked for)."""
+
+    def __init__(self, context: Context, registry: CollectorRegistry, settings: Api) -> None:
+        """Listen and serve. Raises OptionError where address, certificate or token cannot be used."""
+        self._context = context
+        self._settings = settings
+        self._counts: dict[tuple[str, str], int] = {}
+        self._guard = Guard(make_app(context, registry), self._token(settings))
+        self._tls = self._context_of(settings)
+        registry.register(self)
+        self._socket = _listen(settings.listen)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        config = uvicorn.Config(
+            self._counted(self._guard),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        config.load()
+        config.ssl = self._tls
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+
+    def reload(self, settings: Api) -> None:
+        """Take token, certificate and key of ``settings``. Raises OptionError, and then changes nothing."""
+        token = self._token(settings)
+        if self._tls is not None and settings.tls_cert and settings.tls_key:
+            make_tls(settings.tls_cert, settings.tls_key)  # whole, before the one in use is touched
+            self._tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+        self._guard.token = token
+        self._settings = settings
+
+    def close(self) -> None:
+        """Stop; requests under way may take a moment to finish."""
+        self._server.should_exit = True
+        self._thread.join(_GRACE_S + 3)
+        self._socket.close()
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing, as with all collectors here."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """Requests and listeners, for the registry."""
+        requests = CounterMetricFamily(
+            names.REQUESTS.name, names.REQUESTS.about, labels=names.REQUESTS.labels
+        )
+        for key, count in sorted(self._counts.items()):
+            requests.add_metric(key, count)
+        yield requests
+        stream = self._context.stream
+        if stream is not None:
+            yield GaugeMetricFamily(names.CLIENTS.name, names.CLIENTS.about, stream.clients)
+            yield CounterMetricFamily(names.EVENTS_MISSED.name, names.EVENTS_MISSED.about, stream.missed)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            _log.exception("the HTTP server ended")
+            self._context.board.count_error("api")
+
+    async def _serve(self) -> None:
+        import anyio.to_thread
+
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        await self._server.serve(sockets=[self._socket])
+
+    @staticmethod
+    def _token(settings: Api) -> bytes | None:
+        return None if settings.token_file is None else read_token(settings.token_file, "api.token_file")
+
+    @staticmethod
+    def _context_of(settings: Api) -> ssl.SSLContext | None:
+        if settings.tls_cert is None or settings.tls_key is None:
+            return None
+        return make_tls(settings.tls_cert, settings.tls_key)
+
+    def _counted(self, app: ASGIApp) -> ASGIApp:
+        """``app``, its answers counted by route and status; all that matches no route is one."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    route = scope.get(ROUTE, "other")
+                    key = (route, str(message["status"]))
+                    self._counts[key] = self._counts.get(key, 0) + 1
+                    if message["status"] >= 500 and route not in ("/healthz", "/readyz"):
+                        self._context.board.count_error("api")
+                await send(message)
+
+            await app(scope, receive, noting)
+
+        return counted
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, int(port)))
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        raise OptionError(f"api.listen: {address}: {error.strerror}") from None
+    return made
