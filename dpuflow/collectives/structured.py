@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.credited import cut_rings
+from dpuflow.collectives.p2p import p2p_instances
 from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
@@ -52,6 +53,9 @@ def structured_instances(
     channels: list[list[Instance]] = []
     habits: Habits = {}
     columns = columns_of(exchanges)
+    handed: list[Instance] = []
+    if announced is not None:
+        handed, rows = p2p_instances(exchanges, columns, rows, announced, position, near)
     for streams in _channels(exchanges, rows):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
@@ -67,7 +71,7 @@ def structured_instances(
         named = [i for i in found if i.algorithm is not None and _is_evident(i)]
         if sum(len(i.rows) for i in named) >= EXPLAINED * messages:
             channels.append(named)
-    return _merged(channels, exchanges, columns)
+    return [*handed, *_merged(channels, exchanges, columns)]
 
 
 def _is_evident(instance: Instance) -> bool:

@@ -74,7 +74,8 @@ def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
         "iter": work.iteration,
         "op": work.operation.op,
         "bytes": work.operation.bytes,
-        "algorithm": work.plan.algorithm,
+        # A single transfer has no algorithm.
+        "algorithm": None if work.operation.op == "send_recv" else work.plan.algorithm,
         "enter_ns": by_rank(work.enter_ns, None),
         "leave_ns": by_rank(work.leave_ns, None),
         "injected_ns": by_rank(work.injected_ns, 0),

@@ -1,0 +1,328 @@
+"""NCCL's sends and receives, which go over connections of their own: transfers, and calls of all with all.
+
+In: EXCHANGE rows of connections whose clear-to-send entries announce the chunk of point-to-point buffers.
+Out: collectives: each transfer a send_recv, or, where every rank of some sends to every other in one call, an
+all_to_all. Facts of NCCL's that carry this (2.30, src/transport/net.cc, src/enqueue.cc addP2pToPlan,
+src/device/sendrecv.h):
+
+- point-to-point connections are never a collective's (connIndex 1), and have buffers of their own;
+- a transfer is cut into parts, one a channel, and each part into equal chunks but for the last;
+- a connection takes up a part when the one before it is done there, so the entry for a part's first chunk
+  comes after the last chunk before it (``credited``); as many entries as there are slots come with it;
+- the sends and receives of one call run in one kernel: who has not sent its own has consumed nothing either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.collectives.model import Instance
+from dpuflow.collectives.schedules import ALGORITHMS
+from dpuflow.schema import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives.streams import Columns, Edge
+    from dpuflow.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+CHUNKS: Final = (131_072, 262_144)
+"""What entries of point-to-point buffers announce: NCCL_P2P_NET_CHUNKSIZE (src/init.cc computeBuffSizes),
+twice as much on Arm with Blackwell."""
+ALIKE: Final = 0.9
+"""Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
+TWICE: Final = 2
+"""Times the usual time for one slot that is no more than one; a part's end takes as many as there are."""
+_LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
+
+
+@dataclass
+class Transfers:
+    """The transfers from one endpoint to another within one communicator, in order; arrays are parallel."""
+
+    edge: Edge
+    rows: list[Ints]  # EXCHANGE rows of each
+    start_ns: Ints
+    end_ns: Ints  # all of it had arrived
+    size: Ints
+    whole: NDArray[np.bool_]  # neither end is cut off by the capture
+    next_ns: Ints  # first entry for the transfer after it; NEVER where there is none
+
+
+def p2p_instances(
+    exchanges: Rows,
+    columns: Columns,
+    rows: Ints,
+    announced: Ints,
+    position: Ints,
+    near: frozenset[int] | None,
+) -> tuple[list[Instance], Ints]:
+    """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections.
+
+    Arguments as of ``structured_instances``.
+    """
+    own, lines = _lines(exchanges, rows, announced)
+    parts = [_Parts(exchanges, columns, edge, line) for edge, line in lines]
+    known = {signature for part in parts for signature in part.signatures()}
+    by: dict[Edge, list[_Parts]] = {}
+    for part in parts:
+        part.mend(known)
+        by.setdefault(part.edge, []).append(part)
+    every = [each for lanes in by.values() for each in _transfers(lanes)]
+    found: list[Instance] = []
+    for members in _cliques(every):
+        if _is_call(members, near):
+            found += [_all_to_all(members, turn, position, near) for turn in range(len(members[0].rows))]
+            continue
+        for each in members:
+            found += [
+                Instance(
+                    taken, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), near=near
+                )
+                for taken, size, whole in zip(each.rows, each.size, each.whole, strict=True)
+            ]
+    return found, rows[~own]
+
+
+def _lines(exchanges: Rows, rows: Ints, announced: Ints) -> tuple[NDArray[np.bool_], list[tuple[Edge, Ints]]]:
+    """Which of ``rows`` are of point-to-point connections; (sender, receiver) and rows of each way."""
+    from dpuflow.kernels import streams
+
+    key = np.empty(len(rows), np.int64)
+    keys = streams.directions(exchanges, rows, key) + 1
+    room = announced[rows]
+    chunk = np.isin(room, CHUNKS)
+    other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
+    own = ((np.bincount(key[chunk], minlength=keys) > 0) & (other == 0))[key]
+    mine, line = rows[own], key[own]
+    if not len(mine):
+        return own, []
+    order = np.lexsort((exchanges["order"][mine], line))
+    parts = np.split(mine[order], np.flatnonzero(np.diff(line[order])) + 1)
+    parts.sort(key=lambda part: int(part[0]))
+    return own, [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
+
+
+class _Parts:
+    """The parts that one connection carries one way: ``begins[k]:begins[k + 1]`` are places in ``rows``."""
+
+    def __init__(self, exchanges: Rows, columns: Columns, edge: Edge, rows: Ints) -> None:
+        self.edge, self.rows = edge, rows
+        self.sizes, self.starts = columns.sizes[rows], columns.starts[rows]
+        self.arrivals = columns.arrivals[rows]
+        self.grants = exchanges["grant_ns"][rows]
+        self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
+        self.begins = self._cut()
+
+    def _cut(self) -> Ints:
+        """Where parts begin, the end as the last."""
+        count = len(self.rows)
+        granted, before = self.grants[1:], self.arrivals[:-1]
+        unknown = (granted == NEVER) | (before == NEVER)
+        # A part's chunks never grow.
+        new = np.where(unknown, self.sizes[1:] != self.sizes[:-1], granted > before)
+        new |= (self.sizes[1:] > self.sizes[:-1]) | (np.diff(self.number) > 1)
+        begins = np.flatnonzero(np.r_[True, new])
+        # A receiver that comes late frees slots one by one and looks like a beginning: there the entries
+        # come one by one, too, at a true one as many at once as there are slots.
+        ends = np.append(begins[1:], count)
+        at_once = np.array(
+            [
+                int(np.searchsorted(self.grants[a:b], self.arrivals[a], "right"))
+                for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
+            ]
+        )
+        slots = int(at_once.max(initial=1))
+        kept = [0]
+        for number in range(1, len(begins)):
+            at, last = int(begins[number]), int(begins[number]) - 1
+            even = last > kept[-1] and self.sizes[kept[-1]] == self.sizes[last] >= self.sizes[at]
+            doubt = even and at - kept[-1] >= slots
+            rest = self.sizes[at : ends[number]]
+            one_by_one = at_once[number] < min(slots, len(rest)) or rest.max() > _chunk(int(rest.sum()))
+            if not (doubt and (one_by_one or self._goes_on(kept[-1] + slots, at))):
+                kept.append(at)
+        return np.array([*kept, count])
+
+    def _goes_on(self, begin: int, at: int) -> bool:
+        """Whether the entry ``at`` comes as those from ``begin`` on do, which wait for one slot each.
+
+        Where a part ends all slots are emptied before the next entry.
+        """
+        gaps = np.diff(self.grants[begin - 1 : at + 1])
+        return len(gaps) > 1 and bool(gaps[-1] <= TWICE * np.median(gaps[:-1]))
+
+    def signatures(self) -> set[tuple[int, int]]:
+        """Messages and bytes of every part."""
+        total = np.add.reduceat(self.sizes, self.begins[:-1])
+        return set(zip(np.diff(self.begins).tolist(), total.tolist(), strict=True))
+
+    def mend(self, known: set[tuple[int, int]]) -> None:
+        """Put together what a late receiver made look like two parts, where others show it as one."""
+        kept = [0]
+        bounds = self.begins.tolist()
+        for at, end in pairwise(bounds[1:]):
+            begin = kept[-1]
+            even = self.sizes[begin] == self.sizes[at - 1] >= self.sizes[at]
+            if at - begin >= 2 and even and (end - begin, int(self.sizes[begin:end].sum())) in known:
+                continue
+            kept.append(at)
+        self.begins = np.array([*kept, len(self.rows)])
+        begins = self.begins[:-1]
+        self.start_ns = self.starts[begins]
+        self.end_ns = self.arrivals[self.begins[1:] - 1]
+        self.size = np.add.reduceat(self.sizes, begins)
+        self.whole = np.ones(len(begins), bool)
+        if self.number[0] > 1:
+            self.whole[0] = (int(self.begins[1]), int(self.size[0])) in known
+        self.next_ns = np.r_[self.grants[begins[1:]], NEVER]
+
+    def piece(self, number: int) -> Ints:
+        """The rows of a part."""
+        return self.rows[self.begins[number] : self.begins[number + 1]]
+
+
+def _chunk(size: int) -> int:
+    """The largest chunk of a part of ``size`` bytes."""
+    return 32_768 if size < 131_072 else 65_536 if size < 1 << 20 else max(CHUNKS)
+
+
+def _transfers(lanes: Sequence[_Parts]) -> list[Transfers]:
+    """What connections from one endpoint to another carry: parts that go side by side are one transfer."""
+    left = sorted(lanes, key=lambda lane: (-len(lane.start_ns), int(lane.start_ns[0])))
+    found: list[Transfers] = []
+    while left:
+        base, rest = left[0], []
+        merged = [(base, np.arange(len(base.start_ns)))]
+        for lane in left[1:]:
+            turn = _beside(lane, base)
+            if turn is None:
+                rest.append(lane)
+            else:
+                merged.append((lane, turn))
+        found.append(_whole(merged))
+        left = rest
+    return found
+
+
+def _beside(lane: _Parts, base: _Parts) -> Ints | None:
+    """For each part of ``lane`` that of ``base`` which it goes beside; None where they do not go together."""
+    if len(lane.start_ns) == len(base.start_ns):
+        turn = np.arange(len(lane.start_ns))
+        over = _overlap(lane, base, turn)
+    else:
+        later = np.searchsorted(base.start_ns, lane.start_ns)
+        tries = np.stack([np.clip(later + k, 0, len(base.start_ns) - 1) for k in (-1, 0)])
+        over = np.stack([_overlap(lane, base, turn) for turn in tries])
+        best = np.argmax(over, axis=0)
+        turn, over = tries[best, np.arange(len(best))], over.max(axis=0)
+        if (np.diff(turn) <= 0).any():
+            return None
+    return turn if (over >= 0).mean() >= ALIKE else None
+
+
+def _overlap(lane: _Parts, base: _Parts, turn: Ints) -> Ints:
+    """How long each part was under way together with that of ``base``, ns; below 0 where not at all."""
+    start = np.maximum(lane.start_ns, base.start_ns[turn])
+    return np.asarray(np.minimum(lane.end_ns, base.end_ns[turn]) - start, np.int64)
+
+
+def _whole(merged: Sequence[tuple[_Parts, Ints]]) -> Transfers:
+    """Transfers of parts that go together, each with its place among the transfers."""
+    base = merged[0][0]
+    count = len(base.start_ns)
+    start, end = base.start_ns.copy(), base.end_ns.copy()
+    size, whole, following = base.size.copy(), base.whole.copy(), base.next_ns.copy()
+    rows = [[base.piece(k)] for k in range(count)]
+    for lane, turn in merged[1:]:
+        np.minimum.at(start, turn, lane.start_ns)
+        np.maximum.at(end, turn, lane.end_ns)
+        np.add.at(size, turn, lane.size)
+        whole[turn] &= lane.whole
+        for number, place in enumerate(turn.tolist()):
+            rows[place].append(lane.piece(number))
+    together = [np.sort(np.concatenate(each)) if len(each) > 1 else each[0] for each in rows]
+    return Transfers(base.edge, together, start, end, size, whole, following)
+
+
+def _cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
+    """Transfers by endpoints that they connect, those of as many calls and bytes apart from others.
+
+    Communicators that exchange all with all do so equally often on all their edges; a pipeline's edges that
+    touch them need not.
+    """
+    classes: dict[int, list[Transfers]] = {}
+    for each in every:
+        classes.setdefault(len(each.rows), []).append(each)
+    found: list[list[Transfers]] = []
+    for members in classes.values():
+        parent: dict[int, int] = {}
+
+        def root(node: int, parent: dict[int, int] = parent) -> int:
+            while parent.setdefault(node, node) != node:
+                node = parent[node]
+            return node
+
+        for each in members:
+            parent[root(each.edge[1])] = root(each.edge[0])
+        by: dict[int, list[Transfers]] = {}
+        for each in members:
+            by.setdefault(root(each.edge[0]), []).append(each)
+        found += by.values()
+    return found
+
+
+def _is_call(members: Sequence[Transfers], near: frozenset[int] | None) -> bool:
+    """Whether the k-th transfers of all edges are one call of all with all, for every k."""
+    edges = {each.edge for each in members}
+    ends = sorted({end for edge in edges for end in edge})
+    asked = {(a, b) for a in ends for b in ends if a != b and (near is None or a in near or b in near)}
+    if edges != asked or len(members) != len(edges):
+        return False
+    start = {each.edge: each.start_ns for each in members}
+    end = {each.edge: each.end_ns for each in members}
+    if len(members[0].rows) > 1:
+        # Nobody makes a call before it has all of the one before.
+        for own in ends:
+            sent = np.min([start[edge][1:] for edge in edges if edge[0] == own], axis=0)
+            came = np.max([end[edge][:-1] for edge in edges if edge[1] == own], axis=0)
+            if (sent >= came).mean() < ALIKE:
+                return False
+    return len(ends) > 2 or not _answers(members[0], members[1])
+
+
+def _answers(one: Transfers, other: Transfers) -> bool:
+    """Whether of two endpoints one mostly answers the other: it sends when it has consumed what came.
+
+    In one call nothing is consumed before the own kernel runs, however late that is: the next entry for the
+    other's data then comes with the own first message, not with the arrival.
+    """
+    for asks, answers in ((one, other), (other, one)):
+        after = answers.start_ns > asks.end_ns
+        if after.mean() < ALIKE:
+            continue
+        known = after & (asks.next_ns != NEVER)
+        waited, ahead = (asks.next_ns - asks.end_ns)[known], (answers.start_ns - asks.next_ns)[known]
+        if not known.any() or (waited < ahead).mean() >= 0.5:
+            return True
+    return False
+
+
+def _all_to_all(
+    members: Sequence[Transfers], turn: int, position: Ints, near: frozenset[int] | None
+) -> Instance:
+    rows = np.sort(np.concatenate([each.rows[turn] for each in members]))
+    ends = sorted({end for each in members for end in each.edge}, key=lambda end: int(position[end]))
+    sizes = {int(each.size[turn]) for each in members}
+    size = sizes.pop() * len(ends) if len(sizes) == 1 else None
+    whole = all(bool(each.whole[turn]) for each in members)
+    names = ["pairwise"] if len(ends) == 2 else []
+    return Instance(rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, near=near)

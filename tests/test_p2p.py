@@ -1,0 +1,73 @@
+"""NCCL's sends and receives, from captures of scripted jobs: transfers, parts, calls of all with all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from synth_worlds import loop, settings
+
+import dpuflow
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import Scenario, parse_scenario
+
+
+def analysed(scenario: Scenario, folder: Path) -> Analysis:
+    captures = write_case(scenario, str(folder))
+    return dpuflow.analyze([dpuflow.Vantage(c.name, (str(folder / c.name),)) for c in captures])
+
+
+def told(result: Analysis) -> Counter[tuple[str, int | None]]:
+    return Counter((str(c.op), c.bytes) for c in result.collectives)
+
+
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [
+        (1, {}),
+        (100_000, {}),  # 32 KiB a chunk
+        (1 << 20, {"nccl": {"channels": 4}}),  # four parts side by side
+        (9_000_001, {"nccl": {"channels": 4}}),
+        (3 << 20, {"nccl": {"channels": 1}}),  # chunks all alike
+        (3 << 20, {"faults": [{"kind": "slow_receiver", "rank": 0, "us": 50}]}),
+        # Eight chunks lie at the receiver before it comes: its ninth entry waits for none of the next part.
+        (3 << 20, {"faults": [{"kind": "gpu_late", "rank": 0, "us": 3000}]}),
+        (1_100_000, {"nccl": {"channels": 1}, "faults": [{"kind": "gpu_late", "rank": 0, "us": 3000}]}),
+        (700_000, {"nccl": {"channels": 2, "qps_per_connection": 2}}),
+    ],
+)
+def test_transfers(size: int, more: dict[str, object], tmp_path: Path) -> None:
+    scenario = loop(f"op: send_recv, root: 2, peer: 0, bytes: {size}", settings(**more), iterations=9)
+    result = analysed(scenario, tmp_path)
+    assert told(result) == {("send_recv", size): 9}
+    two, nought = (next(e.id for e in result.endpoints if e.address == a) for a in ("10.0.0.3", "10.0.0.1"))
+    assert {tuple(r.endpoint for r in c.ranks) for c in result.collectives} == {(two, nought)}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 6])
+@pytest.mark.parametrize("fault", [None, "gpu_late", "slow_host"])
+def test_all_with_all(nodes: int, fault: str | None, tmp_path: Path) -> None:
+    """Also of two ranks of which one is always later than the other's data: it had consumed none of it."""
+    faults = [{"kind": fault, "rank": 1, "us": 700}] if fault else []
+    size = 24_000 * nodes
+    scenario = loop(
+        f"op: all_to_all, bytes: {size}", settings(cluster={"nodes": nodes}, faults=faults), iterations=12
+    )
+    assert told(analysed(scenario, tmp_path)) == {("all_to_all", size): 12}
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_two_stages_answer_each_other(batches: int, tmp_path: Path) -> None:
+    """What comes back is as large and as often, and yet no call of all with all."""
+    scenario = parse_scenario(
+        f"""
+cluster: {{nodes: 2}}
+job: {{kind: training, pp: 2, steps: 10, microbatches: {batches}, layers: 1, pp_bytes: 400000}}
+""",
+        "test.yaml",
+    )
+    result = analysed(scenario, tmp_path)
+    assert told(result) == {("send_recv", 400_000): 20 * batches}
+    assert {g.kind for g in result.groups} == {"pp"}
