@@ -69,13 +69,17 @@ def p2p_instances(
 
     Arguments as of ``structured_instances``.
     """
-    own, lines = _lines(exchanges, rows, announced)
-    parts = [_Parts(exchanges, columns, edge, line) for edge, line in lines]
-    known = {signature for part in parts for signature in part.signatures()}
+    parts = [_Parts(exchanges, columns, edge, line) for edge, line in _lines(exchanges, rows, announced)]
     by: dict[Edge, list[_Parts]] = {}
     for part in parts:
-        part.mend(known)
         by.setdefault(part.edge, []).append(part)
+    by = {edge: lanes for edge, lanes in by.items() if all(lane.cut_by_rule(len(lanes)) for lane in lanes)}
+    by = {edge: lanes for edge, lanes in by.items() if not _in_turn(lanes, by.get(edge[::-1], []))}
+    by = _without_rings(by)
+    known = {signature for lanes in by.values() for lane in lanes for signature in lane.signatures()}
+    for lanes in by.values():
+        for lane in lanes:
+            lane.mend(known)
     every = [each for lanes in by.values() for each in _transfers(lanes)]
     found: list[Instance] = []
     for members in _cliques(every):
@@ -84,16 +88,15 @@ def p2p_instances(
             continue
         for each in members:
             found += [
-                Instance(
-                    taken, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), near=near
-                )
-                for taken, size, whole in zip(each.rows, each.size, each.whole, strict=True)
+                Instance(own, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), near=near)
+                for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
             ]
-    return found, rows[~own]
+    taken = [lane.rows for lanes in by.values() for lane in lanes]
+    return found, np.setdiff1d(rows, np.concatenate(taken), assume_unique=True) if taken else rows
 
 
-def _lines(exchanges: Rows, rows: Ints, announced: Ints) -> tuple[NDArray[np.bool_], list[tuple[Edge, Ints]]]:
-    """Which of ``rows`` are of point-to-point connections; (sender, receiver) and rows of each way."""
+def _lines(exchanges: Rows, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:
+    """(sender, receiver) and rows of each way of a connection whose entries announce a chunk."""
     from dpuflow.kernels import streams
 
     key = np.empty(len(rows), np.int64)
@@ -104,11 +107,45 @@ def _lines(exchanges: Rows, rows: Ints, announced: Ints) -> tuple[NDArray[np.boo
     own = ((np.bincount(key[chunk], minlength=keys) > 0) & (other == 0))[key]
     mine, line = rows[own], key[own]
     if not len(mine):
-        return own, []
+        return []
     order = np.lexsort((exchanges["order"][mine], line))
     parts = np.split(mine[order], np.flatnonzero(np.diff(line[order])) + 1)
     parts.sort(key=lambda part: int(part[0]))
-    return own, [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
+    return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
+
+
+def _in_turn(lanes: Sequence[_Parts], back: Sequence[_Parts]) -> bool:
+    """Whether two endpoints send each message when the other's one before has come, within parts, too.
+
+    Chunks of a transfer wait for none; two ranks' all_reduce along a ring does.
+    """
+    if len(lanes) != 1 or len(back) != 1 or len(lanes[0].rows) != len(back[0].rows):
+        return False
+    inside = np.ones(len(lanes[0].rows), bool)
+    inside[lanes[0].begins[:-1]] = inside[back[0].begins[:-1]] = False
+    at = np.flatnonzero(inside)
+    pairs = ((lanes[0], back[0]), (back[0], lanes[0]))
+    return len(at) > 0 and all((a.starts[at] > b.arrivals[at - 1]).mean() >= ALIKE for a, b in pairs)
+
+
+def _without_rings(by: dict[Edge, list[_Parts]]) -> dict[Edge, list[_Parts]]:
+    """Lines but for those that hand on along a ring of three or more: a collective, whoever wrote it."""
+    after: dict[int, list[int]] = {}
+    before: dict[int, list[int]] = {}
+    for src, dst in by:
+        after.setdefault(src, []).append(dst)
+        before.setdefault(dst, []).append(src)
+    ring: set[Edge] = set()
+    for start in after:
+        order = [start]
+        while len(after.get(order[-1], ())) == 1 == len(before[after[order[-1]][0]]):
+            following = after[order[-1]][0]
+            if following in order:
+                break
+            order.append(following)
+        if len(order) > 2 and after.get(order[-1]) == [start]:
+            ring.update(zip(order, [*order[1:], start], strict=True))
+    return {edge: lanes for edge, lanes in by.items() if edge not in ring}
 
 
 class _Parts:
@@ -159,6 +196,13 @@ class _Parts:
         """
         gaps = np.diff(self.grants[begin - 1 : at + 1])
         return len(gaps) > 1 and bool(gaps[-1] <= TWICE * np.median(gaps[:-1]))
+
+    def cut_by_rule(self, lanes: int) -> bool:
+        """Whether chunks are as large as NCCL cuts parts of ``lanes`` that a transfer may have."""
+        total = lanes * np.add.reduceat(self.sizes, self.begins[:-1])
+        largest = np.maximum.reduceat(self.sizes, self.begins[:-1])
+        unit = np.where(total < 131_072, 32_768, np.where(total < 1 << 20, 65_536, max(CHUNKS)))
+        return bool((largest <= unit).mean() >= ALIKE)
 
     def signatures(self) -> set[tuple[int, int]]:
         """Messages and bytes of every part."""
