@@ -1,239 +1,266 @@
-"""Rings of NCCL's net_ib, cut where its clear-to-send entries say that an operation begins.
+"""Operations of NCCL's net_ib, cut where its clear-to-send entries say that one begins.
 
-In: the streams of one channel and what each message's clear-to-send entry announced. Out: collectives, or
-None where the channel carries something else. Two facts of NCCL's transport carry this, no pause and no
-guess of sizes (NCCL 2.30, src/proxy.cc ProxyAppend, src/transport/net.cc recvProxyProgress,
-src/enqueue.cc calcCollChunking, src/device/all_reduce.h):
+In: connections and what each message's clear-to-send entry announced. Out: collectives, and the connections
+that carry something else. One mechanism serves rings, chains, trees and PAT; no pause and no guess of sizes
+enters:
 
-- A connection takes up an operation when the one before it is done there. So the entry for an operation's
-  first message comes after the last message before it has arrived. Within an operation entries run ahead by
-  the slots of the buffer.
-- A ring goes round in loops. In each a rank's chunk fills the slots that are announced, but for the last
-  loop: what is left is cut into equal chunks, rounded up (16 bytes), so that the last chunks are shorter,
-  or empty. All ranks send the same chunk with the same sizes. Empty slices are sent as well.
+1. Connections that carry the same operations are in lockstep: the same numbers of messages, and the places
+   where an operation may begin are the same on all of them (``pipes``).
+2. Each rank carries out the operations of a communicator one after the other, on all connections. So the
+   turns of several sets in lockstep go together if at every rank all first messages of a turn come before
+   those of the next one.
+3. What takes part in a turn must make up one algorithm of NCCL with sizes that it can have (``layouts``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+
+from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.layouts import SLOTS, Lane, layout_of
 from dpuflow.collectives.model import Instance, placed
-from dpuflow.collectives.schedules import ALGORITHMS
-from dpuflow.collectives.streams import HOLE
-from dpuflow.schema import NEVER, Op
+from dpuflow.collectives.pipes import in_lockstep, pipes_of
+from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.schedules import Algorithm
-    from dpuflow.collectives.sending import Send
-    from dpuflow.collectives.streams import Columns, Streams
+    from dpuflow.collectives.layouts import Layout
+    from dpuflow.collectives.pipes import Lockstep, Pipe
+    from dpuflow.collectives.streams import Columns
     from dpuflow.tables import Rows
 
-EXPLAINED = 0.9
-"""What leaves more than a tenth of a channel's messages over has not understood it."""
+EXPLAINED: Final = 0.9
+"""What leaves more than a tenth of the messages over has not understood them."""
+MOST_SETS: Final = 6
+"""Sets in lockstep whose combinations are tried."""
+LONGEST: Final = 8
+"""So many places where an operation may begin are skipped at most: NCCL_STEPS, what uses up the slots."""
+_FAR = np.iinfo(np.int64).max
+
+Turn = tuple[tuple[int, int, int], ...]
+"""For each set that takes part: its number, and its bounds from the how-manieth to the how-manieth."""
 
 
-class Protocol(NamedTuple):
-    """How a chunk becomes messages: so many a chunk, each at most ``slot`` bytes."""
-
-    name: str
-    slices: int
-    slot: int
-
-
-PROTOCOLS: Final = {
-    protocol.slot: protocol
-    for protocol in (Protocol("simple", 2, 1 << 20), Protocol("ll", 1, 65_536), Protocol("ll128", 1, 614_400))
-}
-"""By what a clear-to-send entry of a ring announces (src/init.cc computeBuffSizes; Simple: two steps of an
-eighth of 4 MiB). Other sizes of buffers say nothing of the protocol."""
-
-
-@dataclass
-class _Ring:
-    """A channel whose connections make one ring: messages by position of their sender and number."""
-
-    order: list[int]  # endpoints along the ring
-    rows: NDArray[np.int64]  # (ranks, messages)
-    sizes: NDArray[np.int64]
-    begins: NDArray[np.int64]  # numbers at which an operation may begin, the end as the last
-    protocol: Protocol
-
-
-def cut_rings(
+def credited_instances(
     exchanges: Rows,
     columns: Columns,
-    streams: Streams,
+    connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     announced: NDArray[np.int64],
     position: NDArray[np.int64],
     near: frozenset[int] | None,
-) -> list[Instance] | None:
-    """The collectives of one channel, where it is a ring of NCCL whose clear-to-send entries were seen.
+) -> tuple[list[Instance], NDArray[np.bool_]]:
+    """Collectives, and whether each connection is understood.
 
-    ``announced``: bytes that the entry of each row of ``exchanges`` allowed, 0 where it was not seen;
-    ``position`` and ``near`` as in ``structured``.
+    ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
+    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position`` and ``near``
+    as in ``structured_instances``.
     """
-    ring = _ring(exchanges, columns, streams, announced, position)
-    if ring is None:
-        return None
+    dealt, at, end = connections
+    told = np.zeros(len(at), bool)
     found: list[Instance] = []
-    at, last = 0, len(ring.begins) - 1
-    while at < last:
-        # A receiver that is slow everywhere at once may look like a beginning: then the parts fit nothing.
-        for end in range(at + 1, last + 1):
-            instance = _collective(ring, int(ring.begins[at]), int(ring.begins[end]), columns)
-            if instance is not None:
-                found.append(placed(instance, near))
-                break
-        at = end if instance is not None else at + 1
-    told = sum(len(instance.rows) for instance in found)
-    once = len(ring.order) == 2 and ring.protocol.slices == 1
-    if once and any(i.op == Op.ALL_GATHER for i in found) and _answers(columns, ring):
-        return None  # a tree of two ranks sends one message each way as well
-    return found if found and told >= EXPLAINED * streams.count else None
+    if not announced.any():
+        return found, told
+    pipes = pipes_of(exchanges, dealt, at, end, announced)
+    usable = [
+        (number, pipe)
+        for number, pipe in enumerate(pipes)
+        if pipe is not None and int(pipe.slots[0]) in SLOTS and np.isin(pipe.slots, list(SLOTS)).all()
+    ]
+    for members in _joined(usable):
+        instances = _Reading(columns, in_lockstep([pipe for _, pipe in members]), position).instances()
+        count = sum(len(pipe.rows) for _, pipe in members)
+        if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
+            found += [placed(instance, near) for instance in instances]
+            told[[number for number, _ in members]] = True
+    return found, told
 
 
-def _ring(
-    exchanges: Rows,
-    columns: Columns,
-    streams: Streams,
-    announced: NDArray[np.int64],
-    position: NDArray[np.int64],
-) -> _Ring | None:
-    after = dict(streams.edges)
-    n = len(streams.edges)
-    start = min(after, key=lambda end: int(position[end]))
-    order = [start]
-    while (end := after.get(order[-1])) is not None and end not in order:
-        order.append(end)
-    if n < 2 or len(after) != n or len(order) != n or end != start:
+def _joined(pipes: Sequence[tuple[int, Pipe]]) -> Iterator[list[tuple[int, Pipe]]]:
+    """Pipes that are connected by endpoints."""
+    label: dict[int, int] = {}
+
+    def root(end: int) -> int:
+        while label.setdefault(end, end) != end:
+            label[end] = label[label[end]]
+            end = label[end]
+        return end
+
+    for _, pipe in pipes:
+        label[root(pipe.src)] = root(pipe.dst)
+    groups: dict[int, list[tuple[int, Pipe]]] = {}
+    for number, pipe in pipes:
+        groups.setdefault(root(pipe.src), []).append((number, pipe))
+    yield from groups.values()
+
+
+class _Kinds(NamedTuple):
+    """Turns that look alike: which sets take part, and for each the kind of its messages."""
+
+    sets: tuple[int, ...]
+    kinds: tuple[int, ...]
+
+
+
+
+class _Reading:
+    """Reads the operations of connected pipes, given the sets of them that are in lockstep."""
+
+    def __init__(self, columns: Columns, sets: list[Lockstep], position: NDArray[np.int64]) -> None:
+        self.columns, self.sets, self.position = columns, sets, position
+        self.ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
+        self.sizes = [columns.sizes[each.rows] for each in sets]
+        self.first = [self._first_sends(each) for each in sets]
+        self._kinds: dict[tuple[int, bytes], int] = {}
+        self._layouts: dict[_Kinds, list[Layout] | None] = {}
+
+    def instances(self) -> list[Instance]:
+        """All operations that are understood."""
+        alike: dict[_Kinds, list[Turn]] = {}
+        for turn in self._turns():
+            alike.setdefault(self._kinds_of(turn), []).append(turn)
+        found: list[Instance] = []
+        for kinds, turns in alike.items():
+            found += self._made(kinds, turns)
+        return found
+
+    # -- turns -------------------------------------------------------------------------------
+
+    def _first_sends(self, each: Lockstep) -> NDArray[np.int64]:
+        """When each endpoint first sent on the set in each of its operations; far in the future without."""
+        starts = self.columns.starts[each.rows[:, each.bounds[:-1]]]
+        starts = np.where(starts == NEVER, _FAR, starts)
+        first = np.full((len(each), len(self.ends)), _FAR)
+        for pipe, when in zip(each.pipes, starts, strict=True):
+            place = self.ends.index(pipe.src)
+            first[:, place] = np.minimum(first[:, place], when)
+        return first
+
+    def _turns(self) -> Iterator[Turn]:
+        """Turns in order, each with all sets that take part; what fits nothing is left out."""
+        if self._is_even():
+            even = [tuple((number, j, j + 1) for number in range(len(self.sets))) for j in range(len(self.sets[0]))]
+            if all(self._layout(self._kinds_of(turn), turn) for turn in even):
+                yield from even
+                return
+        at = [0] * len(self.sets)
+        usual: tuple[int, ...] = ()
+        while any(here < len(each) for here, each in zip(at, self.sets, strict=True)):
+            turn = self._next(at, usual)
+            if turn is None:
+                # What begins first fits nothing: go on behind it.
+                left = [number for number, each in enumerate(self.sets) if at[number] < len(each)]
+                at[min(left, key=lambda number: int(self.first[number][at[number]].min()))] += 1
+                continue
+            for number, _, end in turn:
+                at[number] = end
+            usual = tuple(number for number, _, _ in turn)
+            yield turn
+
+    def _is_even(self) -> bool:
+        """Whether all sets have as many operations, and the first messages of each come before the next one's."""
+        if not self.sets or len({len(each) for each in self.sets}) > 1:
+            return False
+        if len(self.sets) == 1:
+            return True
+        every = np.stack(self.first)
+        latest = np.where(every == _FAR, NEVER, every).max(axis=0)
+        return bool((latest[:-1] <= every.min(axis=0)[1:]).all())
+
+    def _next(self, at: list[int], usual: tuple[int, ...]) -> Turn | None:
+        """The next turn: as many sets as make up an operation that none of the others began within."""
+        left = [number for number, each in enumerate(self.sets) if at[number] < len(each)]
+        left = sorted(left, key=lambda number: int(self.first[number][at[number]].min()))[:MOST_SETS]
+        choices = [c for size in range(len(left), 0, -1) for c in combinations(sorted(left), size)]
+        if usual in choices:
+            choices.insert(0, usual)
+        for chosen in choices:
+            if self._is_next(chosen, at, left):
+                turn = tuple((number, at[number], at[number] + 1) for number in chosen)
+                if self._layout(self._kinds_of(turn), turn):
+                    return turn
+        # A receiver that is slow on all connections at once may look like a beginning.
+        for length in range(2, LONGEST + 1):
+            chosen = tuple(sorted(left))
+            if all(at[number] + length <= len(self.sets[number]) for number in chosen):
+                turn = tuple((number, at[number], at[number] + length) for number in chosen)
+                if self._layout(self._kinds_of(turn), turn):
+                    return turn
         return None
-    parts = [rows for _, rows in streams.left()]
-    if len(parts) != n or any((rows == HOLE).any() for rows in parts):
-        return None
-    number = dict(zip(streams.edges, range(n), strict=True))
-    parts = [parts[number[edge]] for edge in zip(order, [*order[1:], start], strict=True)]
-    # The entries are counted from 1 on every connection; all of a ring carry the same messages.
-    indices = [exchanges["sub"][rows].astype(np.int64) for rows in parts]
-    if any(index[0] < 1 or (np.diff(index) != 1).any() for index in indices):
-        return None
-    first, stop = max(int(index[0]) for index in indices), min(int(index[-1]) + 1 for index in indices)
-    if stop <= first:
-        return None
-    rows = np.stack(
-        [
-            part[first - int(index[0]) : stop - int(index[0])]
-            for part, index in zip(parts, indices, strict=True)
+
+    def _is_next(self, chosen: tuple[int, ...], at: list[int], left: list[int]) -> bool:
+        """Whether no rank sent on other sets, or again on these, before it had begun on all of ``chosen``."""
+        every = np.stack([self.first[number][at[number]] for number in chosen])
+        latest = np.where(every == _FAR, NEVER, every).max(axis=0)
+        later = [self.first[number][at[number]] for number in left if number not in chosen]
+        later += [
+            self.first[number][at[number] + 1] for number in chosen if at[number] + 1 < len(self.sets[number])
         ]
-    )
-    slots = np.unique(announced[rows])
-    protocol = PROTOCOLS.get(int(slots[-1]))
-    if protocol is None or slots[0] not in (0, protocol.slot):
-        return None
-    begins = _begins(exchanges, rows)
-    ends_alike = all(int(index[-1]) + 1 == stop for index in indices)
-    places = np.flatnonzero(begins)
-    if first > 1 and len(places) and places[0] == 0:
-        places = places[1:]  # the capture began within an operation
-    if ends_alike:
-        places = np.r_[places, stop - first]
-    return _Ring(order, rows, columns.sizes[rows], places, protocol)
+        return all(bool((when >= latest).all()) for when in later)
 
+    # -- what they are -------------------------------------------------------------------------
 
-def _answers(columns: Columns, ring: _Ring) -> bool:
-    """Whether one of two ranks always waits for the other's data."""
-    starts, arrivals = columns.starts[ring.rows], columns.arrivals[ring.rows]
-    first = ring.begins[ring.begins < ring.rows.shape[1]]
-    waits = starts[:, first] > arrivals[::-1, first]
-    return bool((waits.mean(axis=1) >= EXPLAINED).any())
+    def _kinds_of(self, turn: Turn) -> _Kinds:
+        kinds = []
+        for number, begin, end in turn:
+            each = self.sets[number]
+            low, high = each.bounds[begin], each.bounds[end]
+            content = self.sizes[number][:, low:high].tobytes() + int(each.slots[begin]).to_bytes(8, "little")
+            kinds.append(self._kinds.setdefault((number, content), len(self._kinds)))
+        return _Kinds(tuple(number for number, _, _ in turn), tuple(kinds))
 
+    def _layout(self, kinds: _Kinds, turn: Turn) -> list[Layout] | None:
+        """What ``turn`` is, if it is one operation; all that look alike are the same."""
+        if kinds not in self._layouts:
+            self._layouts[kinds] = self._recognise(self._lanes([turn]))
+        return self._layouts[kinds]
 
-def _begins(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether an operation may begin with each number: on all connections the entry waited for what was."""
-    granted, arrived = exchanges["grant_ns"][rows[:, 1:]], exchanges["arrived_end_ns"][rows[:, :-1]]
-    unknown = (granted == NEVER) | (arrived == NEVER)
-    waited = ((granted > arrived) | unknown).all(axis=0) & ~unknown.all(axis=0)
-    return np.asarray(np.r_[True, waited], bool)
+    def _recognise(self, lanes: list[Lane]) -> list[Layout] | None:
+        found = layout_of(lanes, self.position)
+        return None if found is None else [found]
 
+    def _lanes(self, turns: Sequence[Turn]) -> list[Lane]:
+        lanes = []
+        for place, (number, begin, end) in enumerate(turns[0]):
+            each = self.sets[number]
+            low, high = each.bounds[begin], each.bounds[end]
+            places = np.array([each.bounds[turn[place][1]] for turn in turns])[:, None] + np.arange(high - low)
+            slot = int(each.slots[begin])
+            for row, pipe in enumerate(each.pipes):
+                rows = each.rows[row][places]
+                lanes.append(
+                    Lane(
+                        pipe.src,
+                        pipe.dst,
+                        slot,
+                        self.sizes[number][row, low:high],
+                        self.columns.starts[rows],
+                        self.columns.arrivals[rows],
+                    )
+                )
+        return lanes
 
-def _collective(ring: _Ring, begin: int, end: int, columns: Columns) -> Instance | None:
-    """What the messages from ``begin`` up to ``end`` of every connection are, None if no one operation."""
-    n, protocol = len(ring.order), ring.protocol
-    sizes = ring.sizes[:, begin:end]
-    per_round = (n - 1) * protocol.slices
-    if sizes.shape[1] % per_round or sizes.max() > protocol.slot:
-        return None
-    rounds = sizes.shape[1] // per_round
-    # (ranks, rounds of n - 1 chunks, chunks, slices)
-    chunks = sizes.reshape(n, rounds, n - 1, protocol.slices)
-    if protocol.slices == 2 and (chunks[..., 1] > chunks[..., 0]).any():
-        return None
-    reduced = _reduced(chunks, protocol) if rounds % 2 == 0 else None
-    if reduced is not None:
-        op, loops, buffer = Op.ALL_REDUCE, rounds // 2, reduced
-    elif (gathered := _gathered(chunks, protocol)) is not None:
-        op, loops, buffer = Op.ALL_GATHER, rounds, gathered
-    else:
-        return None
-    rows = ring.rows[:, begin:end].ravel()
-    rows = rows[np.argsort(columns.starts[rows], kind="stable")]
-    return Instance(rows, op, list(ring.order), looped_ring(op, loops), size=buffer)
+    def _made(self, kinds: _Kinds, turns: list[Turn]) -> Iterator[Instance]:
+        """The collectives of turns that look alike."""
+        layouts = self._recognise(self._lanes(turns)) or self._layouts[kinds]
+        assert layouts is not None
+        rows = np.concatenate([self._rows(place, turns) for place in range(len(kinds.sets))], axis=1)
+        rows = np.take_along_axis(rows, np.argsort(self.columns.starts[rows], axis=1, kind="stable"), 1)
+        for layout in layouts:
+            for mine in rows:
+                yield Instance(
+                    mine, layout.op, list(layout.order), layout.algorithm, root=layout.root, size=layout.size
+                )
 
-
-def _full(chunks: NDArray[np.int64], protocol: Protocol) -> bool:
-    """Whether all loops but the last fill their slots."""
-    return bool((chunks == protocol.slot).all())
-
-
-def _reduced(chunks: NDArray[np.int64], protocol: Protocol) -> int | None:
-    """The buffer as on the wire, bytes, if these are an all_reduce's chunks: twice round a loop."""
-    n, rounds = chunks.shape[:2]
-    loops = rounds // 2
-    loop = chunks.reshape(n, loops, 2 * (n - 1), protocol.slices)
-    if not _full(loop[:, :-1], protocol):
-        return None
-    # In step k rank p sends chunk p - 1 - k.
-    label = (np.arange(n)[:, None] - 1 - np.arange(2 * (n - 1))) % n
-    tail = np.full((n, protocol.slices), -1)
-    tail[label] = loop[:, -1]
-    if (tail[label] != loop[:, -1]).any() or not _rounded(tail.sum(axis=1)):
-        return None
-    full: int = (loops - 1) * n * protocol.slices * protocol.slot
-    return full + int(tail.sum())
-
-
-def _rounded(chunks: NDArray[np.int64]) -> bool:
-    """Whether chunks, by ring position, are equal but for one shorter one and empty ones."""
-    full = chunks == chunks.max()
-    return bool(chunks.max() > 0 and (~full & (chunks > 0)).sum() <= 1)
-
-
-def _gathered(chunks: NDArray[np.int64], protocol: Protocol) -> int | None:
-    """One rank's block as on the wire, bytes, if these are an all_gather's chunks: all the same in a loop."""
-    alike = (chunks == chunks[:1, :, :1]).all()
-    if not alike or not _full(chunks[:, :-1], protocol) or not chunks[0, -1, 0, 0]:
-        return None
-    return int(chunks[0, :, 0].sum())
-
-
-@lru_cache(maxsize=256)
-def looped_ring(op: Op, loops: int) -> Algorithm:
-    """The ring of ``op``, gone round for each of ``loops`` parts of the buffer, one after the other."""
-    base = next(a for a in ALGORITHMS if a.op == op and a.name == "ring")
-    if loops == 1:
-        return base
-
-    def sends(n: int, size: float, root: int) -> Iterator[Send]:
-        steps = 1 + max(send.step for send in base.sends(n, size, root))
-        for loop in range(loops):
-            for send in base.sends(n, size / loops, root):
-                yield send._replace(step=loop * steps + send.step)
-
-    return replace(base, sends=sends)
+    def _rows(self, place: int, turns: list[Turn]) -> NDArray[np.int64]:
+        """Rows of EXCHANGE of one set in each of ``turns``: (turns, messages)."""
+        number, begin, end = turns[0][place]
+        each = self.sets[number]
+        count = int(each.bounds[end] - each.bounds[begin])
+        places = np.array([each.bounds[turn[place][1]] for turn in turns])[:, None] + np.arange(count)
+        return each.rows[:, places].transpose(1, 0, 2).reshape(len(turns), -1)

@@ -48,7 +48,8 @@ class Algorithm:
     ``sends(n, size, root)`` gives the schedule; ``size_of(n, total)`` the buffer from the payload
     of all messages together; ``fits(n)`` whether it can serve ``n`` ranks; ``cuts`` whether each
     message may be cut into equal segments; ``turned`` whether another root's schedule is that of root 0 with
-    the ranks turned.
+    the ranks turned; ``starters(n, root)`` the ranks whose first message needs no input, where steps do not
+    tell: parts of the buffer that go side by side have steps of their own.
     """
 
     op: Op
@@ -59,6 +60,7 @@ class Algorithm:
     rooted: bool = False
     cuts: bool = False
     turned: bool = True
+    starters: Callable[[int, int], frozenset[int]] | None = None
 
 
 # -- rings -----------------------------------------------------------------------------------
@@ -472,6 +474,8 @@ def dependencies(
 @lru_cache(maxsize=4096)
 def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
+    if algorithm.starters is not None:
+        return algorithm.starters(n, root)
     first_send: dict[int, int] = {}
     first_input: dict[int, int] = {}
     for send in schedule(algorithm, n, root):

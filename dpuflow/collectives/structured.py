@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.credited import cut_rings
+from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.p2p import p2p_instances
 from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
@@ -50,28 +50,29 @@ def structured_instances(
     ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``;
     ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen.
     """
+    columns = columns_of(exchanges)
+    found: list[Instance] = []
+    if announced is not None:
+        found, rows = p2p_instances(exchanges, columns, rows, announced, position, near)
+    if not len(rows):
+        return found
+    dealt, at, end = _connections(exchanges, rows)
+    if announced is not None:
+        credited, told = credited_instances(exchanges, columns, (dealt, at, end), announced, position, near)
+        found, at, end = found + credited, at[~told], end[~told]
     channels: list[list[Instance]] = []
     habits: Habits = {}
-    columns = columns_of(exchanges)
-    handed: list[Instance] = []
-    if announced is not None:
-        handed, rows = p2p_instances(exchanges, columns, rows, announced, position, near)
-    for streams in _channels(exchanges, rows):
+    for streams in _channels(exchanges, dealt, at, end):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
-        if announced is not None:
-            rings = cut_rings(exchanges, columns, streams, announced, position, near)
-            if rings is not None:
-                channels.append(rings)
-                continue
         # NCCL's clear-to-send entries count from 1.
         whole = bool((exchanges["sub"][streams.rows[streams.at]] == 1).all())
         messages = streams.count
-        found = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits, near=near)
-        named = [i for i in found if i.algorithm is not None and _is_evident(i)]
+        cut = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits, near=near)
+        named = [i for i in cut if i.algorithm is not None and _is_evident(i)]
         if sum(len(i.rows) for i in named) >= EXPLAINED * messages:
             channels.append(named)
-    return [*handed, *_merged(channels, exchanges, columns)]
+    return found + _merged(channels, exchanges, columns)
 
 
 def _is_evident(instance: Instance) -> bool:
@@ -80,16 +81,12 @@ def _is_evident(instance: Instance) -> bool:
     return len(instance.order) > 2 or bool(dependencies(instance.algorithm, 2))
 
 
-def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
-    """``rows`` by channel: the k-th connection of each pair of endpoints, where these are connected.
-
-    Which connections of different pairs make one channel is told by the sizes of their messages, where these
-    differ from channel to channel, else by their order of first use.
-    """
+def _connections(
+    exchanges: Rows, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """``rows`` by connection and direction, each in order; where each begins and ends, by first use."""
     from dpuflow.kernels import streams as kernels
 
-    if not len(rows):
-        return []
     key = np.empty(len(rows), np.int64)
     keys = kernels.directions(exchanges, rows, key) + 1
     count = np.bincount(key, minlength=keys)
@@ -98,10 +95,23 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
     if not kernels.deal(exchanges, rows, key, at.copy(), dealt, np.zeros(keys, np.uint32)):
         dealt = rows[np.lexsort((exchanges["order"][rows], key))]
     used = np.flatnonzero(count)
-    first = dealt[at[used]]
-    used, first = used[np.argsort(first)], np.sort(first)
+    used = used[np.argsort(dealt[at[used]])]
+    return dealt, at[used], end[used]
+
+
+def _channels(
+    exchanges: Rows, dealt: NDArray[np.int64], at: NDArray[np.int64], end: NDArray[np.int64]
+) -> list[Streams]:
+    """Connections ``dealt[at:end]`` by channel: the k-th of each pair of endpoints, where these are connected.
+
+    Which connections of different pairs make one channel is told by the sizes of their messages, where these
+    differ from channel to channel, else by their order of first use.
+    """
+    if not len(at):
+        return []
+    first = dealt[at]
     pairs = list(zip(exchanges["src"][first].tolist(), exchanges["dst"][first].tolist(), strict=True))
-    level = _levels(pairs, *_kinds(exchanges, dealt, at[used], end[used]))
+    level = _levels(pairs, *_kinds(exchanges, dealt, at, end))
     label: dict[tuple[int, int], tuple[int, int]] = {}
     for number, pair in zip(level, pairs, strict=True):
         for end_point in pair:
@@ -109,7 +119,7 @@ def _channels(exchanges: Rows, rows: NDArray[np.int64]) -> list[Streams]:
         low, high = sorted(_root(label, (number, end_point)) for end_point in pair)
         label[high] = low
     channels: dict[tuple[int, int], list[tuple[Edge, int]]] = {}
-    for number, pair, direction in zip(level, pairs, used.tolist(), strict=True):
+    for direction, (number, pair) in enumerate(zip(level, pairs, strict=True)):
         channels.setdefault(_root(label, (number, pair[0])), []).append((pair, direction))
     found = []
     for members in channels.values():

@@ -1,0 +1,347 @@
+"""What the connections of one operation of NCCL make together: a ring, a chain, trees, PAT; and its bytes.
+
+In: for each connection that takes part its messages, over all operations that look the same. Out: operation,
+algorithm, the ranks in order and the bytes of the buffer as on the wire, or None where no algorithm of NCCL
+has such messages. Sources: NCCL 2.30 src/enqueue.cc (calcCollChunking), src/device/*.h, src/graph/trees.cc.
+
+- A ring goes round in loops. In each a rank's chunk fills the slots that are announced, but for the last
+  loop: what is left is cut into equal chunks, rounded up (16 bytes), so that the last chunks are shorter, or
+  empty. All ranks send the same chunk with the same sizes. Empty slices are sent as well.
+- Trees and chains pass chunks of one size, but for the last one. On a tree's edge what comes down waits for
+  what went up. Which ranks are next to each other follows from their number (``nccl.double_tree``).
+- PAT passes blocks over distances that are powers of two: so many as numbers of ranks have it as lowest bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.collectives.nccl import (
+    BROADCAST_CHAIN,
+    double_tree,
+    looped_ring,
+    pat,
+    pat_dimensions,
+    some_trees,
+    tree_all_reduce,
+)
+from dpuflow.collectives.protocols import LL, LL128
+from dpuflow.schema import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives.schedules import Algorithm
+
+WAITS: Final = 0.9
+"""Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
+seen where captures lost packets."""
+RING_SLOT: Final = 1 << 20
+"""What an entry of a Simple ring announces: two steps of an eighth of 4 MiB (src/init.cc computeBuffSizes)."""
+STEP_SLOT: Final = 1 << 19
+"""What an entry of Simple announces for all other collectives: one step."""
+SLOTS: Final = {RING_SLOT: "simple", STEP_SLOT: "simple", LL: "ll", LL128: "ll128"}
+"""Slots of NCCL's default buffers, by protocol. Other sizes say nothing of protocol and algorithm."""
+
+
+class Lane(NamedTuple):
+    """One connection's part in operations that look alike. Times are (operations, messages)."""
+
+    src: int
+    dst: int
+    slot: int
+    sizes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    arrivals: NDArray[np.int64]
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """What tells channels apart: the number of messages, and their bytes."""
+        return len(self.sizes), int(self.sizes.sum())
+
+
+class Layout(NamedTuple):
+    """An operation. ``order`` lists endpoints by position; ``alike``: operations with the same packets."""
+
+    op: Op
+    algorithm: Algorithm
+    order: list[int]
+    size: int
+    root: int | None = None
+    alike: tuple[Op, ...] = ()
+
+
+def layout_of(lanes: Sequence[Lane], position: NDArray[np.int64]) -> Layout | None:
+    """What the connected ``lanes`` make together. ``position``: see ``structured_instances``."""
+    slots = {lane.slot for lane in lanes}
+    if len(slots) > 1 or not slots <= SLOTS.keys():
+        return None
+    slot = slots.pop()
+    members = sorted({end for lane in lanes for end in lane[:2]}, key=lambda end: int(position[end]))
+    shapes = [_ring] if slot == RING_SLOT else [_trees, _pat, _chain] if slot == STEP_SLOT else [
+        _trees, _ring, _chain]  # fmt: skip
+    for shape in shapes:
+        found = shape(lanes, members)
+        if found is not None:
+            return found
+    return None
+
+
+# -- rings -----------------------------------------------------------------------------------
+
+
+def _ring(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
+    n, slot = len(members), lanes[0].slot
+    cycles = _cycles(lanes, members)
+    if cycles is None:
+        return None
+    slices = 2 if slot == RING_SLOT else 1
+    reduced, gathered, loops = [], [], 0
+    for cycle in cycles:
+        if len({len(lanes[i].sizes) for i in cycle}) > 1:
+            return None
+        sizes = np.stack([lanes[i].sizes for i in cycle])
+        rounds, rest = divmod(sizes.shape[1], (n - 1) * slices)
+        if rest or sizes.max() > slot:
+            return None
+        # (ranks, rounds of n - 1 chunks, chunks, slices)
+        chunks = sizes.reshape(n, rounds, n - 1, slices)
+        if slices == 2 and (chunks[..., 1] > chunks[..., 0]).any():
+            return None
+        reduced.append(_reduced(chunks, slot) if rounds % 2 == 0 else None)
+        gathered.append(_gathered(chunks, slot))
+        loops = max(loops, rounds)
+    order = [lanes[i].src for i in cycles[0]]
+    if None not in reduced:
+        alike = () if None in gathered else (Op.ALL_GATHER, Op.REDUCE_SCATTER)
+        size = sum(part for part in reduced if part is not None)
+        return Layout(Op.ALL_REDUCE, looped_ring(Op.ALL_REDUCE, loops // 2), order, size, alike=alike)
+    if None in gathered:
+        return None
+    size = sum(part for part in gathered if part is not None)
+    return Layout(
+        Op.ALL_GATHER, looped_ring(Op.ALL_GATHER, loops), order, size, alike=(Op.REDUCE_SCATTER,)
+    )
+
+
+def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None:
+    """The lanes of each channel, along its ring from the first of ``members`` on; None if they make no rings."""
+    n = len(members)
+    channels, rest = divmod(len(lanes), n)
+    if rest or n < 2:
+        return None
+    ways: dict[int, list[int]] = {}
+    for number in sorted(range(len(lanes)), key=lambda i: lanes[i].kind):
+        ways.setdefault(lanes[number].src, []).append(number)
+    place = {end: number for number, end in enumerate(members)}
+    cycles = []
+    for _ in range(channels):
+        cycle: list[int] = []
+        at, seen = members[0], {members[0]}
+        while len(cycle) < n:
+            # Channels may go round differently: the next rank first, then those further on.
+            left = [
+                i for i in ways.get(at, ()) if lanes[i].dst not in seen or len(cycle) == n - 1
+            ]
+            if not left:
+                return None
+            best = min(left, key=lambda i: ((place[lanes[i].dst] - place[at]) % n, lanes[i].kind))
+            ways[at].remove(best)
+            cycle.append(best)
+            at = lanes[best].dst
+            seen.add(at)
+        if at != members[0]:
+            return None
+        cycles.append(cycle)
+    return cycles
+
+
+def _reduced(chunks: NDArray[np.int64], slot: int) -> int | None:
+    """The buffer as on the wire, bytes, if these are an all_reduce's chunks: twice round a loop."""
+    n, rounds, _, slices = chunks.shape
+    loops = rounds // 2
+    loop = chunks.reshape(n, loops, 2 * (n - 1), slices)
+    if not (loop[:, :-1] == slot).all():  # all loops but the last fill their slots
+        return None
+    # In step k rank p sends chunk p - 1 - k.
+    label = (np.arange(n)[:, None] - 1 - np.arange(2 * (n - 1))) % n
+    tail = np.full((n, slices), -1)
+    tail[label] = loop[:, -1]
+    if (tail[label] != loop[:, -1]).any() or not _rounded(tail.sum(axis=1)):
+        return None
+    full: int = (loops - 1) * n * slices * slot
+    return full + int(tail.sum())
+
+
+def _rounded(chunks: NDArray[np.int64]) -> bool:
+    """Whether chunks, by ring position, are equal but for one shorter one and empty ones."""
+    full = chunks == chunks.max()
+    return bool(chunks.max() > 0 and (~full & (chunks > 0)).sum() <= 1)
+
+
+def _gathered(chunks: NDArray[np.int64], slot: int) -> int | None:
+    """One rank's block as on the wire, bytes, if these are an all_gather's chunks: all the same in a loop."""
+    alike = (chunks == chunks[:1, :, :1]).all()
+    if not alike or not (chunks[:, :-1] == slot).all() or not chunks[0, -1, 0, 0]:
+        return None
+    return int(chunks[0, :, 0].sum())
+
+
+# -- chunk by chunk: chains and trees ----------------------------------------------------------
+
+
+def _chunked(lanes: Sequence[Lane]) -> bool:
+    """Whether all messages of each lane are of one size, but for a shorter last one."""
+    return all(
+        (lane.sizes[:-1] == lane.sizes[0]).all() and 0 < lane.sizes[-1] <= lane.sizes[0] for lane in lanes
+    )
+
+
+def _chain(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
+    """Broadcast, or reduce the other way round: every rank but the last sends to the next one."""
+    after = {lane.src: lane.dst for lane in lanes}
+    pairs = {lane[:2] for lane in lanes}
+    heads = [end for end in members if end not in after.values()]
+    if len(pairs) != len(after) or len(pairs) != len(members) - 1 or len(heads) != 1 or not _chunked(lanes):
+        return None
+    order = [heads[0]]
+    while order[-1] in after:
+        order.append(after[order[-1]])
+    kinds = [sorted(lane.kind for lane in lanes if lane[:2] == pair) for pair in pairs]
+    if len(order) != len(members) or any(each != kinds[0] for each in kinds):
+        return None
+    size = sum(size for _, size in kinds[0])
+    return Layout(Op.BROADCAST, BROADCAST_CHAIN, order, size, root=0, alike=(Op.REDUCE,))
+
+
+def _trees(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
+    n = len(members)
+    channels, rest = divmod(len(lanes), 2 * (n - 1))
+    if rest or not _chunked(lanes):
+        return None
+    ways: dict[tuple[int, int], list[int]] = {}
+    for number in sorted(range(len(lanes)), key=lambda i: lanes[i].kind):
+        ways.setdefault(lanes[number][:2], []).append(number)
+    edges = []  # child, parent
+    for (a, b), forth in ways.items():
+        back = ways.get((b, a), [])
+        if [lanes[i].kind for i in forth] != [lanes[i].kind for i in back]:
+            return None
+        if a < b:
+            oriented = _oriented(lanes, forth, back)
+            if oriented is None:
+                return None
+            edges += oriented
+    algorithm = _known_trees(edges, channels, members) or some_trees(
+        tuple(sorted((members.index(child), members.index(parent)) for child, parent in set(edges)))
+    )
+    total = sum(int(lane.sizes.sum()) for lane in lanes)
+    if total % (2 * (n - 1)):
+        return None
+    return Layout(Op.ALL_REDUCE, algorithm, members, total // (2 * (n - 1)))
+
+
+def _oriented(lanes: Sequence[Lane], forth: list[int], back: list[int]) -> list[tuple[int, int]] | None:
+    """(child, parent) of each of an edge's channels, None where neither way waits for the other."""
+    edges, left = [], list(back)
+    for one in forth:
+        for other in left:
+            if lanes[one].kind != lanes[other].kind:
+                continue
+            up = next((u for u, down in ((one, other), (other, one)) if _waits(lanes[down], lanes[u])), None)
+            if up is not None:
+                left.remove(other)
+                edges.append((lanes[up].src, lanes[up].dst))
+                break
+        else:
+            return None
+    return edges
+
+
+def _waits(down: Lane, up: Lane) -> bool:
+    """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
+    known = (down.starts != NEVER) & (up.arrivals != NEVER)
+    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= WAITS)
+
+
+def _known_trees(edges: list[tuple[int, int]], channels: int, members: list[int]) -> Algorithm | None:
+    """NCCL's trees over ``members``, where they have these (child, parent): half of the channels each."""
+    first, second = double_tree(len(members))
+    for trees in ([first] * -(-channels // 2) + [second] * (channels // 2), [first] * channels):
+        wanted = [
+            (members[child], members[parent])
+            for parents in trees
+            for child, parent in enumerate(parents)
+            if parent >= 0
+        ]
+        if sorted(wanted) == sorted(edges):
+            return tree_all_reduce(tuple(dict.fromkeys(trees)))
+    return None
+
+
+# -- PAT -------------------------------------------------------------------------------------
+
+
+def _pat(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
+    n = len(members)
+    total = sum(int(lane.sizes.sum()) for lane in lanes)
+    if total % (n * (n - 1)):
+        return None
+    block = total // (n * (n - 1))
+    carried: dict[tuple[int, int], int] = {}
+    for lane in lanes:
+        carried[lane[:2]] = carried.get(lane[:2], 0) + int(lane.sizes.sum())
+    orders = [members]
+    around = _around(carried, members)
+    if around is not None:
+        # Numbered otherwise: all_gather sends far first, so the other way round is the same with reduce_scatter.
+        orders += [around, around[::-1]]
+    for order in orders:
+        fits = [op for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) if carried == _passed(op, order, block)]
+        if len(fits) == 2 or (fits and order is members):
+            op = fits[0]
+        elif fits and fits[0] == (Op.ALL_GATHER if _far_first(lanes, order) else Op.REDUCE_SCATTER):
+            op = fits[0]
+        else:
+            continue
+        size = block if op == Op.ALL_GATHER else block * n
+        return Layout(op, pat(op, n), order, size, alike=tuple(fits[1:]))
+    return None
+
+
+def _passed(op: Op, order: list[int], block: int) -> dict[tuple[int, int], int]:
+    """Bytes that each pair carries in PAT."""
+    n, away = len(order), -1 if op == Op.ALL_GATHER else 1
+    found: dict[tuple[int, int], int] = {}
+    for distance, blocks in pat_dimensions(n).items():
+        for place, end in enumerate(order):
+            pair = (end, order[(place + away * distance) % n])
+            found[pair] = found.get(pair, 0) + blocks * block
+    return found
+
+
+def _around(carried: dict[tuple[int, int], int], members: list[int]) -> list[int] | None:
+    """The ranks in the order of who sends most to whom, where that goes round: distance 1."""
+    most = max(carried.values())
+    after = {src: dst for (src, dst), size in carried.items() if size == most}
+    order = [members[0]]
+    while (then := after.get(order[-1])) is not None and then not in order:
+        order.append(then)
+    return order if len(order) == len(members) and then == members[0] else None
+
+
+def _far_first(lanes: Sequence[Lane], order: list[int]) -> bool:
+    """Whether ranks send further than to their neighbours first."""
+    n = len(order)
+    place = {end: number for number, end in enumerate(order)}
+    first: dict[int, NDArray[np.int64]] = {}
+    for lane in lanes:
+        distance = (place[lane.dst] - place[lane.src]) % n
+        near = min(distance, n - distance)
+        starts = lane.starts[:, 0]
+        first[near] = np.minimum(first[near], starts) if near in first else starts
+    return bool((first[1] > np.min([when for near, when in first.items() if near > 1], axis=0)).mean() > 0.5)

@@ -1,0 +1,146 @@
+"""Connections of NCCL's net_ib: which carry the same operations, and where one operation may end.
+
+In: EXCHANGE rows of writes that clear-to-send entries paid for. Out: one ``Pipe`` a connection and direction,
+and sets of pipes in lockstep: as many messages each for every operation, with the places where operations begin.
+
+A connection takes up an operation when the one before it is done there. So the entry for an operation's
+first message comes after the last message before it has arrived; within an operation entries run ahead by
+the slots of the buffer (NCCL 2.30, src/proxy.cc ProxyAppend, src/transport/net.cc recvProxyProgress). A
+receiver that is slow may use up its slots and look the same, but not at the same message of every connection
+that carries the operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import Rows
+
+LIKE: Final = 0.5
+"""Of the places where operations may begin on one of two pipes in lockstep, the share that the other must have as
+well. Chance gives pipes of other counts at most one in two."""
+
+
+class Pipe(NamedTuple):
+    """One direction of one connection."""
+
+    src: int
+    dst: int
+    rows: NDArray[np.int64]  # of EXCHANGE, in order
+    first: int  # number of its first clear-to-send entry; they are counted from 1
+    begins: NDArray[np.bool_]  # an operation may begin with this message
+    slots: NDArray[np.int64]  # bytes that each message's entry announced
+
+    @property
+    def stop(self) -> int:
+        """Number of the entry behind the last."""
+        return self.first + len(self.rows)
+
+
+@dataclass
+class Lockstep:
+    """Pipes that carry the same operations. Operation j has the messages ``bounds[j]:bounds[j + 1]`` of each pipe."""
+
+    pipes: list[Pipe]
+    rows: NDArray[np.int64]  # (pipes, messages) of EXCHANGE
+    bounds: NDArray[np.int64]
+    slots: NDArray[np.int64]  # of each operation: what its entries announced
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+
+def pipes_of(
+    exchanges: Rows,
+    dealt: NDArray[np.int64],
+    at: NDArray[np.int64],
+    end: NDArray[np.int64],
+    announced: NDArray[np.int64],
+) -> list[Pipe | None]:
+    """A pipe for each connection, whose rows are ``dealt[at:end]``; None where entries are missing.
+
+    ``announced``: bytes that the entry of each row of ``exchanges`` allowed, 0 where it was not seen.
+    """
+    index, slots = exchanges["sub"][dealt].astype(np.int64), announced[dealt]
+    granted, arrived = exchanges["grant_ns"][dealt], exchanges["arrived_end_ns"][dealt]
+    known = (granted[1:] != NEVER) & (arrived[:-1] != NEVER)
+    waited = (granted[1:] > arrived[:-1]) | ~known
+    begins = np.r_[True, waited | (slots[1:] != slots[:-1])]
+    gap = np.r_[True, index[1:] != index[:-1] + 1]
+    gap[at] = index[at] < 1
+    holes = np.r_[0, np.cumsum(gap | (slots == 0))]
+    ends = np.stack([exchanges["src"][dealt[at]], exchanges["dst"][dealt[at]]], axis=1).tolist()
+    found: list[Pipe | None] = []
+    for (src, dst), low, high, missing in zip(
+        ends, at.tolist(), end.tolist(), (holes[end] - holes[at]).tolist(), strict=True
+    ):
+        if missing:
+            found.append(None)
+            continue
+        begins[low] = True
+        part = slice(low, high)
+        found.append(Pipe(src, dst, dealt[part], int(index[low]), begins[part], slots[part]))
+    return found
+
+
+def in_lockstep(pipes: Sequence[Pipe]) -> list[Lockstep]:
+    """``pipes`` by what they carry, those with the fewest messages first."""
+    sets: list[tuple[list[Pipe], NDArray[np.int64]]] = []
+    for pipe in sorted(pipes, key=lambda pipe: pipe.stop):
+        places = pipe.first + np.flatnonzero(pipe.begins)
+        for number, (members, common) in enumerate(sets):
+            both = _in_both(members[0], common, pipe, places)
+            if both is not None:
+                members.append(pipe)
+                sets[number] = members, both
+                break
+        else:
+            sets.append(([pipe], places))
+    return [each for members, _ in sets if (each := _together(members)) is not None]
+
+
+def _in_both(
+    one: Pipe, places: NDArray[np.int64], other: Pipe, others: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Numbers with which operations may begin on both pipes, None if they are not in lockstep."""
+    first, stop = max(one.first, other.first), min(one.stop, other.stop)
+    left = places[(places >= first) & (places < stop)]
+    right = others[(others >= first) & (others < stop)]
+    both = np.intersect1d(left, right, assume_unique=True)
+    if len(both) < max(1, LIKE * min(len(left), len(right))):
+        return None
+    if one.stop != other.stop:
+        # The capture's end may have cut an operation off; more than one it cannot.
+        longest = max(np.diff(np.r_[left, stop]).max(), np.diff(np.r_[right, stop]).max())
+        if abs(one.stop - other.stop) > longest or 2 * len(both) < max(len(left), len(right)):
+            return None
+    return both
+
+
+def _together(pipes: list[Pipe]) -> Lockstep | None:
+    """Pipes in lockstep, from the first number that all of them have to the last."""
+    first, stop = max(pipe.first for pipe in pipes), min(pipe.stop for pipe in pipes)
+    if stop <= first:
+        return None
+    rows = np.stack([pipe.rows[first - pipe.first : stop - pipe.first] for pipe in pipes])
+    begins = np.ones(stop - first, bool)
+    for pipe in pipes:
+        begins &= pipe.begins[first - pipe.first : stop - pipe.first]
+    begins[0] = first == 1  # else the capture began within an operation
+    bounds = np.flatnonzero(begins)
+    if all(pipe.stop == stop for pipe in pipes):
+        bounds = np.r_[bounds, stop - first]
+    if len(bounds) < 2:
+        return None
+    slots = pipes[0].slots[bounds[:-1] + (first - pipes[0].first)]
+    return Lockstep(pipes, rows, bounds, slots)
