@@ -10,12 +10,13 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.credited import PROTOCOLS, _gathered, _reduced, looped_ring
+from dpuflow.collectives.layouts import RING_SLOT, _gathered, _reduced
+from dpuflow.collectives.nccl import looped_ring
+from dpuflow.collectives.protocols import LL
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
 
-SIMPLE, LL = (next(p for p in PROTOCOLS.values() if p.name == n) for n in ("simple", "ll"))
 ONE = settings(nccl={"channels": 1})
 
 
@@ -60,20 +61,20 @@ def test_chunks_that_no_all_reduce_has() -> None:
     tail = np.array([[64, 0], [64, 0], [48, 0]])
 
     def buffer(chunks: np.ndarray) -> int | None:
-        return _reduced(chunks[label].reshape(n, 2, n - 1, 2), SIMPLE)
+        return _reduced(chunks[label].reshape(n, 2, n - 1, 2), RING_SLOT)
 
     assert buffer(tail) == 176
     assert buffer(np.array([[64, 0], [48, 0], [32, 0]])) is None  # two shorter ones
     wrong = tail[label].reshape(n, 2, n - 1, 2)
     wrong[1, 1, 1, 0] += 16  # the same chunk, longer on one way
-    assert _reduced(wrong, SIMPLE) is None
+    assert _reduced(wrong, RING_SLOT) is None
 
 
 def test_only_the_last_loop_may_be_short() -> None:
-    chunks = np.full((3, 2, 2, 1), LL.slot)
+    chunks = np.full((3, 2, 2, 1), LL)
     chunks[:, 1] = 128
-    assert _gathered(chunks, LL) == LL.slot + 128
-    chunks[:, 0], chunks[:, 1] = 128, LL.slot
+    assert _gathered(chunks, LL) == LL + 128
+    chunks[:, 0], chunks[:, 1] = 128, LL
     assert _gathered(chunks, LL) is None
 
 

@@ -14,7 +14,6 @@ enters:
 
 from __future__ import annotations
 
-
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -58,8 +57,8 @@ def credited_instances(
     """Collectives, and whether each connection is understood.
 
     ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
-    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position`` and ``near``
-    as in ``structured_instances``.
+    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position`` and
+    ``near`` as in ``structured_instances``.
     """
     dealt, at, end = connections
     told = np.zeros(len(at), bool)
@@ -106,8 +105,6 @@ class _Kinds(NamedTuple):
     kinds: tuple[int, ...]
 
 
-
-
 class _Reading:
     """Reads the operations of connected pipes, given the sets of them that are in lockstep."""
 
@@ -144,7 +141,10 @@ class _Reading:
     def _turns(self) -> Iterator[Turn]:
         """Turns in order, each with all sets that take part; what fits nothing is left out."""
         if self._is_even():
-            even = [tuple((number, j, j + 1) for number in range(len(self.sets))) for j in range(len(self.sets[0]))]
+            even = [
+                tuple((number, j, j + 1) for number in range(len(self.sets)))
+                for j in range(len(self.sets[0]))
+            ]
             if all(self._layout(self._kinds_of(turn), turn) for turn in even):
                 yield from even
                 return
@@ -163,7 +163,7 @@ class _Reading:
             yield turn
 
     def _is_even(self) -> bool:
-        """Whether all sets have as many operations, and the first messages of each come before the next one's."""
+        """Whether all sets have as many operations, each one's first messages before those of the next."""
         if not self.sets or len({len(each) for each in self.sets}) > 1:
             return False
         if len(self.sets) == 1:
@@ -229,7 +229,9 @@ class _Reading:
         for place, (number, begin, end) in enumerate(turns[0]):
             each = self.sets[number]
             low, high = each.bounds[begin], each.bounds[end]
-            places = np.array([each.bounds[turn[place][1]] for turn in turns])[:, None] + np.arange(high - low)
+            places = np.array([each.bounds[turn[place][1]] for turn in turns])[:, None] + np.arange(
+                high - low
+            )
             slot = int(each.slots[begin])
             for row, pipe in enumerate(each.pipes):
                 rows = each.rows[row][places]
@@ -263,4 +265,5 @@ class _Reading:
         each = self.sets[number]
         count = int(each.bounds[end] - each.bounds[begin])
         places = np.array([each.bounds[turn[place][1]] for turn in turns])[:, None] + np.arange(count)
-        return each.rows[:, places].transpose(1, 0, 2).reshape(len(turns), -1)
+        rows: NDArray[np.int64] = each.rows[:, places].transpose(1, 0, 2).reshape(len(turns), -1)
+        return rows

@@ -41,7 +41,7 @@ WAITS: Final = 0.9
 """Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
 seen where captures lost packets."""
 RING_SLOT: Final = 1 << 20
-"""What an entry of a Simple ring announces: two steps of an eighth of 4 MiB (src/init.cc computeBuffSizes)."""
+"""What an entry of a Simple ring announces: two steps, each an eighth of 4 MiB (src/init.cc)."""
 STEP_SLOT: Final = 1 << 19
 """What an entry of Simple announces for all other collectives: one step."""
 SLOTS: Final = {RING_SLOT: "simple", STEP_SLOT: "simple", LL: "ll", LL128: "ll128"}
@@ -123,13 +123,11 @@ def _ring(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
     if None in gathered:
         return None
     size = sum(part for part in gathered if part is not None)
-    return Layout(
-        Op.ALL_GATHER, looped_ring(Op.ALL_GATHER, loops), order, size, alike=(Op.REDUCE_SCATTER,)
-    )
+    return Layout(Op.ALL_GATHER, looped_ring(Op.ALL_GATHER, loops), order, size, alike=(Op.REDUCE_SCATTER,))
 
 
 def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None:
-    """The lanes of each channel, along its ring from the first of ``members`` on; None if they make no rings."""
+    """The lanes of each channel, along its ring from the first of ``members`` on; None without rings."""
     n = len(members)
     channels, rest = divmod(len(lanes), n)
     if rest or n < 2:
@@ -144,9 +142,7 @@ def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None
         at, seen = members[0], {members[0]}
         while len(cycle) < n:
             # Channels may go round differently: the next rank first, then those further on.
-            left = [
-                i for i in ways.get(at, ()) if lanes[i].dst not in seen or len(cycle) == n - 1
-            ]
+            left = [i for i in ways.get(at, ()) if lanes[i].dst not in seen or len(cycle) == n - 1]
             if not left:
                 return None
             best = min(left, key=lambda i: ((place[lanes[i].dst] - place[at]) % n, lanes[i].kind))
@@ -298,13 +294,15 @@ def _pat(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
     orders = [members]
     around = _around(carried, members)
     if around is not None:
-        # Numbered otherwise: all_gather sends far first, so the other way round is the same with reduce_scatter.
+        # Numbered otherwise: the other way round all_gather looks like reduce_scatter, but sends far first.
         orders += [around, around[::-1]]
     for order in orders:
         fits = [op for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) if carried == _passed(op, order, block)]
-        if len(fits) == 2 or (fits and order is members):
-            op = fits[0]
-        elif fits and fits[0] == (Op.ALL_GATHER if _far_first(lanes, order) else Op.REDUCE_SCATTER):
+        if (
+            len(fits) == 2
+            or (fits and order is members)
+            or (fits and fits[0] == (Op.ALL_GATHER if _far_first(lanes, order) else Op.REDUCE_SCATTER))
+        ):
             op = fits[0]
         else:
             continue

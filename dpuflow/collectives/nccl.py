@@ -40,7 +40,7 @@ def looped_ring(op: Op, loops: int) -> Algorithm:
 
 
 def binary_tree(n: int) -> Parents:
-    """NCCL's first tree: a leaf hangs on the inner node next to it, which hangs on one two away, and so on."""
+    """NCCL's first tree: leaves hang on the inner node next to them, these on one two away, and so on."""
     parents = [-1]
     for place in range(1, n):
         bit = place & -place

@@ -1,7 +1,8 @@
 """Connections of NCCL's net_ib: which carry the same operations, and where one operation may end.
 
 In: EXCHANGE rows of writes that clear-to-send entries paid for. Out: one ``Pipe`` a connection and direction,
-and sets of pipes in lockstep: as many messages each for every operation, with the places where operations begin.
+and sets of pipes in lockstep: each operation has as many messages on all of them; with the places where
+operations begin.
 
 A connection takes up an operation when the one before it is done there. So the entry for an operation's
 first message comes after the last message before it has arrived; within an operation entries run ahead by
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 LIKE: Final = 0.5
-"""Of the places where operations may begin on one of two pipes in lockstep, the share that the other must have as
-well. Chance gives pipes of other counts at most one in two."""
+"""Of the places where operations may begin on one of two pipes in lockstep, the share that the other must
+have as well. Chance gives pipes of other counts at most one in two."""
 
 
 class Pipe(NamedTuple):
@@ -49,7 +50,7 @@ class Pipe(NamedTuple):
 
 @dataclass
 class Lockstep:
-    """Pipes that carry the same operations. Operation j has the messages ``bounds[j]:bounds[j + 1]`` of each pipe."""
+    """Pipes that carry the same operations: j has the messages ``bounds[j]:bounds[j + 1]`` of each."""
 
     pipes: list[Pipe]
     rows: NDArray[np.int64]  # (pipes, messages) of EXCHANGE

@@ -102,7 +102,7 @@ def _connections(
 def _channels(
     exchanges: Rows, dealt: NDArray[np.int64], at: NDArray[np.int64], end: NDArray[np.int64]
 ) -> list[Streams]:
-    """Connections ``dealt[at:end]`` by channel: the k-th of each pair of endpoints, where these are connected.
+    """Connections ``dealt[at:end]`` by channel: the k-th of each pair of endpoints that are connected.
 
     Which connections of different pairs make one channel is told by the sizes of their messages, where these
     differ from channel to channel, else by their order of first use.
