@@ -82,9 +82,22 @@ class _ByEnd:
         order = np.argsort(ends.astype(np.uint16) if count < 1 << 16 else ends, kind="stable")  # by counting
         return order, np.searchsorted(ends[order], np.arange(count + 1))
 
+    @cached_property
+    def _room(self) -> NDArray[np.int64]:
+        return np.empty(6 * int(np.diff(self._sorted[1]).max(initial=0)), np.int64)
+
     def __getitem__(self, end: int) -> Ints:
         order, bounds = self._sorted
         return order[bounds[end] : bounds[end + 1]]
+
+    def columns(self, end: int) -> NDArray[np.int64]:
+        """Six columns of an endpoint's rows, see ``kernels.links.under_way``; good until the next call."""
+        from dpuflow.kernels.links import under_way
+
+        rows = self[end]
+        out = self._room[: 6 * len(rows)].reshape(6, -1)
+        under_way(self._joined.transfers, rows, out)
+        return out
 
 
 def _worst(rows: Ints, values: NDArray[np.generic]) -> list[int]:
@@ -93,9 +106,8 @@ def _worst(rows: Ints, values: NDArray[np.generic]) -> list[int]:
     return sorted(most.tolist())
 
 
-def _most(rows: Ints, counts: NDArray[np.integer]) -> list[int]:
-    """The same by what ``counts`` has of each transfer; those that have none only where all do."""
-    own = counts[rows]
+def _most(rows: Ints, own: NDArray[np.integer]) -> list[int]:
+    """The same by counts; those that have none only where all do."""
     return _worst(rows[own > 0], own[own > 0]) if (own > 0).any() else _worst(rows, own)
 
 
@@ -190,7 +202,9 @@ def find_losses(
 
     ``cost_share``: of the job's time, what ranks waited because of the network.
     """
-    flows, transfers = joined.flows, joined.transfers
+    from dpuflow.kernels.links import AGAIN
+
+    flows = joined.flows
     bad = np.flatnonzero(_too_often(flows))
     by_sender: dict[int, list[int]] = {}
     for number in bad.tolist():
@@ -203,7 +217,8 @@ def find_losses(
     for sender, numbers in sorted(by_sender.items(), key=lambda item: -again(item[1])):
         packets = int(flows["packets"][numbers].sum())
         few = again(numbers) < FEWEST
-        held_ns = _held_up_ns(joined, sent[sender])
+        columns = sent.columns(sender)
+        held_ns = _held_up_ns(columns)
         share = held_ns / max(joined.end_ns - joined.start_ns, 1)
         # Messages that nobody waited for cost the job nothing: both must be large.
         much = min(share, cost_share) >= CRITICAL_SHARE
@@ -229,26 +244,27 @@ def find_losses(
                 "reordering",
                 "a receiver's host that was too slow to acknowledge",
             ],
-            evidence=message_evidence(captures, joined, _most(sent[sender], transfers["retransmitted"])),
+            evidence=message_evidence(captures, joined, _most(sent[sender], columns[AGAIN])),
         )
 
 
-def _held_up_ns(joined: Joined, mine: Ints) -> int:
-    """For how long messages sent again, of TRANSFER rows ``mine``, were under way longer than the others.
+def _held_up_ns(columns: NDArray[np.int64]) -> int:
+    """For how long messages sent again, of a sender's, were under way longer than the others.
 
-    A message is held to the usual pace of the same sender's other messages; where it has none, to the
-    quickest. Messages held up at the same time count once.
+    ``columns`` as from ``_ByEnd``. A message is held to the usual pace of the same sender's other messages;
+    where it has none, to the quickest. Messages held up at the same time count once.
     """
-    rows = joined.transfers[mine]
-    start = np.minimum(rows["sent_ns"], rows["arrived_ns"])
-    took = np.maximum(rows["sent_end_ns"] - rows["sent_ns"], rows["arrived_end_ns"] - rows["arrived_ns"])
-    again = rows["retransmitted"] > 0
+    from dpuflow.kernels.links import AGAIN, CARRIED, FROM, UNDER_WAY
+
+    start, took, carried = columns[FROM], columns[UNDER_WAY], columns[CARRIED]
+    again = columns[AGAIN] > 0
     if not again.any():
         return 0
-    pace = took / np.maximum(rows["bytes"].astype(np.float64), 1)
+    pace = took / np.maximum(carried, 1)
     usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
-    end = (start + took)[again]
-    begin = end - np.maximum(took[again] - usual * rows["bytes"][again], 0).astype(np.int64)
+    took = took[again]
+    end = start[again] + took
+    begin = end - np.maximum(took - usual * carried[again], 0).astype(np.int64)
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]
     before = np.maximum.accumulate(np.concatenate([begin[:1], end[:-1]]))
@@ -257,15 +273,16 @@ def _held_up_ns(joined: Joined, mine: Ints) -> int:
 
 def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
     """One finding for each receiver towards which packets were marked, or senders were told to slow down."""
-    flows, transfers = joined.flows, joined.transfers
-    marks = np.ascontiguousarray(transfers["ecn_marked"])
+    from dpuflow.kernels.links import MARKED, SENDER
+
+    flows = joined.flows
     marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
     received = _ByEnd(joined, "dst")
     for receiver in np.unique(flows["dst"][marked]).tolist():
         numbers = np.flatnonzero(marked & (flows["dst"] == receiver))
         senders = sorted({int(src) for src in flows["src"][numbers]})
-        rows = received[receiver]
-        rows = rows[np.isin(transfers["src"][rows], senders)]
+        columns = received.columns(receiver)
+        theirs = _among(columns[SENDER], senders)
         yield Finding(
             id=0,
             condition="congestion",
@@ -283,19 +300,29 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
             ),
             advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
             alternatives=["incast", "a marking threshold set too low"],
-            evidence=message_evidence(captures, joined, _most(rows, marks)),
+            evidence=message_evidence(captures, joined, _most(received[receiver][theirs], columns[MARKED][theirs])),
         )
+
+
+def _among(values: Ints, few: Sequence[int]) -> NDArray[np.bool_]:
+    """Where ``values`` is one of a few endpoints."""
+    told = np.zeros(max(few) + 1, bool)
+    told[list(few)] = True
+    found: NDArray[np.bool_] = told[np.minimum(values, len(told) - 1)] & (values < len(told))
+    return found
 
 
 def find_starvation(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
     """One finding for each receiver that answered RoCE messages by receiver-not-ready NAKs."""
-    flows, transfers = joined.flows, joined.transfers
+    from dpuflow.kernels.links import AGAIN, SENDER
+
+    flows = joined.flows
     received = _ByEnd(joined, "dst")
     for receiver in np.unique(flows["src"][flows["rnr"] > 0]).tolist():
         numbers = np.flatnonzero((flows["src"] == receiver) & (flows["rnr"] > 0))
         senders = sorted({int(dst) for dst in flows["dst"][numbers]})
-        rows = received[receiver]
-        rows = rows[np.isin(transfers["src"][rows], senders)]
+        columns = received.columns(receiver)
+        theirs = _among(columns[SENDER], senders)
         refused = int(flows["rnr"][numbers].sum())
         whose = _listed([result.endpoints[s].address for s in senders])
         yield _starved(
@@ -304,7 +331,7 @@ def find_starvation(captures: Sequence[CaptureTables], joined: Joined, result: A
             f"{result.endpoints[receiver].address} refused messages from {whose} {refused} times (receiver"
             " not ready): it had posted no receive for them.",
             # What was refused came again.
-            message_evidence(captures, joined, _most(rows, transfers["retransmitted"])),
+            message_evidence(captures, joined, _most(received[receiver][theirs], columns[AGAIN][theirs])),
             0.9 if refused >= FEWEST else 0.6,
         )
 

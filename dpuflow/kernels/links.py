@@ -1,17 +1,20 @@
-"""How long messages took, and medians by class: EXCHANGE rows in, plain columns out."""
+"""How long messages took, and medians by class: EXCHANGE or TRANSFER rows in, plain columns out."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, u1, void
-from dpuflow.schema import EXCHANGE
+from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, prefetch_row, u1, void
+from dpuflow.schema import EXCHANGE, TRANSFER
 
 NEVER = np.int64(-(1 << 63))
 TOOK, OP, BYTES, SRC, DST = range(5)  # columns of `durations`
+FROM, UNDER_WAY, CARRIED, AGAIN, MARKED, SENDER = range(6)  # columns of `under_way`
+AHEAD = 16  # rows that are asked for from memory while others are worked on
 FEWEST_PACKETS = 4  # a message of fewer has no duration to speak of
 
 _I8, _EXCHANGES = i8[::1], from_dtype(EXCHANGE.dtype)[::1]
+_TRANSFERS = from_dtype(TRANSFER.dtype)[::1]
 
 
 @inlined
@@ -51,6 +54,22 @@ def durations(exchanges, part, out, grain):  # type: ignore[no-untyped-def]
                 common = gcd(common, e.data_ns - e.offer_ns)
     grain[0] = common
     return n
+
+
+@kernel(void(_TRANSFERS, _I8, i8[:, ::1]))
+def under_way(transfers, rows, out):  # type: ignore[no-untyped-def]
+    """Columns of some rows: when a message was first seen, the longer one of the times it took to send and
+    to arrive (ns), its bytes, packets sent again and marked, its sender."""
+    for i in range(rows.shape[0]):
+        if i + AHEAD < rows.shape[0]:
+            prefetch_row(transfers, rows[i + AHEAD])  # type: ignore[call-arg]
+        t = transfers[rows[i]]
+        out[FROM, i] = min(t.sent_ns, t.arrived_ns)
+        out[UNDER_WAY, i] = max(t.sent_end_ns - t.sent_ns, t.arrived_end_ns - t.arrived_ns)
+        out[CARRIED, i] = np.int64(t.bytes)
+        out[AGAIN, i] = t.retransmitted
+        out[MARKED, i] = t.ecn_marked
+        out[SENDER, i] = t.src
 
 
 @kernel(i8(_I8, _I8, _I8, _I8))
