@@ -283,6 +283,7 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
         senders = sorted({int(src) for src in flows["src"][numbers]})
         columns = received.columns(receiver)
         theirs = _among(columns[SENDER], senders)
+        marks, rows = columns[MARKED][theirs], received[receiver][theirs]
         yield Finding(
             id=0,
             condition="congestion",
@@ -300,7 +301,7 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
             ),
             advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
             alternatives=["incast", "a marking threshold set too low"],
-            evidence=message_evidence(captures, joined, _most(received[receiver][theirs], columns[MARKED][theirs])),
+            evidence=message_evidence(captures, joined, _most(rows, marks)),
         )
 
 
