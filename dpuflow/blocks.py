@@ -75,6 +75,11 @@ def _aligned(size: int) -> Bytes:
     return raw[skip : skip + size]
 
 
+def _places(kept: NDArray[np.bool_]) -> Numbers:
+    """The new row of each: they move up; -1 where it is not kept."""
+    return np.where(kept, np.cumsum(kept) - 1, -1)
+
+
 def _empty_flows(rows: int) -> Rows:
     flows = FLOW.zeros(rows)
     flows["peer"] = NONE32
@@ -116,6 +121,40 @@ class Interned:
             self.index = np.full(2 * len(more), -1, np.int32)
             refill_index(self.endpoints, endpoints, self.index)
 
+    def keep(self, flows: NDArray[np.bool_], endpoints: int) -> tuple[Interned, Numbers, Numbers]:
+        """A smaller copy with the flows that are True, of ``endpoints`` rows those which they name.
+
+        Returns it, and the new row of each flow and of each endpoint (-1: gone).
+        """
+        from dpuflow.kernels.intern import IPV6_TAG, TAG_SHIFT
+        from dpuflow.kernels.tables import refill_index, refill_slots
+
+        place = _places(flows)
+        count = int(flows.sum())
+        rows, ends = self.flows[: len(flows)][flows], self.ends.view(_ENDS)[: len(flows)][flows]
+        named = np.zeros(endpoints, bool)
+        named[ends["src"]] = named[ends["dst"]] = True
+        moved = _places(named)
+        made = Interned(max(1024, 1 << int(max(count, int(named.sum()) + 2)).bit_length()))
+        for name in ("src", "dst"):
+            rows[name] = ends[name] = moved[ends[name]]
+        paired = rows["peer"] != NONE32
+        other = place[rows["peer"][paired]]
+        rows["peer"][paired] = np.where(other >= 0, other, NONE32)
+        made.flows[:count], made.ends.view(_ENDS)[:count] = rows, ends
+        made.keys[:count] = self.keys[: len(flows)][flows]
+        numbered = (made.keys[:count, 1] >> TAG_SHIFT) & IPV6_TAG != 0  # their keys are rows of endpoints
+        made.keys[:count, 0][numbered] = (
+            ends["src"][numbered].astype(np.int64) | ends["dst"][numbered].astype(np.int64) << 32
+        )
+        entries = made.keys[:count].copy()
+        entries[:, 1] |= np.arange(count, dtype=np.int64) << 32
+        refill_slots(entries.reshape(-1).view(np.uint8), made.slots)
+        left = int(named.sum())
+        made.endpoints[:left] = self.endpoints[:endpoints][named]
+        refill_index(made.endpoints, left, made.index)
+        return made, place, moved
+
     def count_packets(self, flows: int) -> None:
         """Set the endpoints' packet counts from the first ``flows`` flows' counts."""
         ends = self.ends.view(_ENDS)[:flows]
@@ -156,6 +195,12 @@ class Parser:
     def grow(self) -> None:
         """Make room for more flows and endpoints."""
         self.known.grow(int(self.state[c.S_FLOWS]), int(self.state[c.S_ENDPOINTS]))
+
+    def keep(self, flows: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+        """Forget the flows that are False; the new row of each flow and endpoint, -1 where it is gone."""
+        self.known, place, ends = self.known.keep(flows, int(self.state[c.S_ENDPOINTS]))
+        self.state[c.S_FLOWS], self.state[c.S_ENDPOINTS] = int(flows.sum()), int((ends >= 0).sum())
+        return place, ends
 
     def start_block(self, first_frame: int = 0) -> None:
         """Begin an empty block, whose first row is that frame."""

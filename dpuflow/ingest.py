@@ -71,11 +71,11 @@ def ingest_source(
             pauses.append(seen)
     flows = reader.flows
     empty = MESSAGE.zeros(0)
-    messages = _merge(roce.finish(flows) if roce else empty, tcp.finish(flows) if tcp else empty)
+    messages = merge(roce.finish(flows) if roce else empty, tcp.finish(flows) if tcp else empty)
     return CaptureTables(reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses))
 
 
-def _merge(roce: Rows, tcp: Rows) -> Rows:
+def merge(roce: Rows, tcp: Rows) -> Rows:
     """Both, each in order of ``last_ns``, in that order; equal ones in order of frames."""
     if not len(roce) or not len(tcp):
         return roce if len(roce) else tcp

@@ -10,6 +10,7 @@ InfiniBand volume 1, 9.7.5 (ACK), 12.6 (CM messages).
 
 from __future__ import annotations
 
+import copy
 import struct
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ENOUGH_ACKS = 8  # before a capture's end, fewer decide nothing
 MOST_SCORES = 1 << 24  # pairs of flows that are compared; more flows stay unpaired
+
+MOST_NAMED = 1 << 16  # QPs that a handshake named which are kept when flows are forgotten
 
 _MAD_HEADER = 24  # common MAD header; the CM message follows (IBTA 13.4.3)
 _CM_CLASS = 7
@@ -56,6 +59,49 @@ class Pairs:
         self._requests: dict[tuple[int, int, int], int] = {}  # (from, to, communication id) -> QP
         self._named: dict[tuple[int, int, int], int] = {}  # (src, dst, destination QP) -> source QP
         self._known = 0
+
+    def copy(self) -> Pairs:
+        """One that can decide without this one's knowing."""
+        other = copy.copy(self)
+        other._named = dict(self._named)
+        return other
+
+    def keep_flows(
+        self, place: NDArray[np.int64], ends: NDArray[np.int64], flows: Rows, old_peers: Rows, peers: Rows
+    ) -> None:
+        """Follow the reader in forgetting flows: ``place`` is each one's new row, -1 if gone.
+
+        ``ends`` is the same for endpoints; ``flows`` and ``peers`` are what is left. Of the QPs that
+        handshakes named the last ones are kept.
+        """
+        scored = []
+        opposite = {}
+        for (src, dst), row in self._directions.items():
+            back = np.array(self._directions.get((dst, src), []), np.int64)
+            opposite.update(dict.fromkeys(row, back))
+        for flow, conflicts, echoes in self._layout(old_peers):
+            if place[flow] >= 0:
+                left = place[opposite[flow][: len(conflicts)]] >= 0
+                scored.append((int(place[flow]), conflicts[left], echoes[left]))
+        self._directions = {}
+        self.conflicts = self.echoes = np.zeros(0, np.int32)
+        peers["candidates"] = peers["candidates_end"] = 0
+        # ACKs of the flows laid out anew are counted by what is put back below.
+        acks = peers["acks"].copy()
+        peers["acks"] = 0
+        self.add_flows(flows, peers, 0)
+        peers["acks"] = acks
+        for flow, conflicts, echoes in scored:
+            at = int(peers["scores"][flow])
+            width = min(int(peers["candidates_end"][flow]) - int(peers["candidates"][flow]), len(conflicts))
+            self.conflicts[at : at + width] = conflicts[:width]
+            self.echoes[at : at + width] = echoes[:width]
+        for named in (self._requests, self._named):
+            last = list(named.items())[-MOST_NAMED:]
+            named.clear()
+            for (src, dst, number), qp in last:
+                if ends[src] >= 0 and ends[dst] >= 0:
+                    named[int(ends[src]), int(ends[dst]), number] = qp
 
     def add_flows(self, flows: Rows, peers: Rows, known: int) -> None:
         """Lay the scores out anew, with the flows from row ``known`` on; what was scored is kept."""

@@ -13,8 +13,9 @@ from dpuflow.blocks import Buffers, Parser
 from dpuflow.capture.base import SLACK, WINDOW, Damage
 from dpuflow.capture.pcapng import text_of
 from dpuflow.capture.streams import Mapped
+from dpuflow.errors import FormatError
 from dpuflow.kernels import columns as c
-from dpuflow.schema import Kind
+from dpuflow.schema import NEVER, Kind
 from dpuflow.tables import CaptureInfo
 from dpuflow.workers import WindowEnd, Workers
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dpuflow.capture.base import Bytes, CaptureFile, CaptureSource, Numbers
+    from dpuflow.capture.base import Bytes, CaptureFile, CaptureSource, Format, Numbers
     from dpuflow.tables import Block
     from dpuflow.workers import Parsed
 
@@ -176,19 +177,63 @@ class BlockReader:
         state[c.S_POS], state[c.S_END] = done, len(data)
         state[c.S_LIMIT] = min(limit - pos, len(data))
         self._parser.start_block(self.info.packets)
-        reason = yield from self._blocks(file, data)
+        reason = yield from self._blocks(file.format, data, lambda: file.bytes.damage)
         pos += int(state[c.S_POS])
         if reason is not None:
             self._damaged(file, pos, reason)
             return None
         return pos
 
-    def _blocks(self, file: CaptureFile, data: Bytes) -> Generator[Block, None, str | None]:
+    def feed(self, form: Format, data: Bytes) -> Iterator[Block]:
+        """Blocks of whole records in ``data``, for one whose source never ends; ``info`` is not finished.
+
+        Raises FormatError where they are no records.
+        """
+        state = self._parser.state
+        state[c.S_POS], state[c.S_END], state[c.S_LIMIT] = 0, len(data), len(data)
+        self._parser.start_block(self.info.packets)
+        reason = yield from self._blocks(form, data, lambda: None)
+        if reason is not None:
+            raise FormatError(self.info.vantage, f"{reason} at byte {int(state[c.S_POS])} of a piece")
+
+    def keep(self, flows: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+        """Forget the flows that are False in ``flows``, and endpoints without any.
+
+        Returns the new row of each flow and of each endpoint, -1 where it is gone.
+
+        FLOW.peer is translated; whoever keeps rows of flows or endpoints has to follow.
+        """
+        return self._parser.keep(flows)
+
+    def renumber(self, frames: int) -> None:
+        """Take ``frames`` off the numbers of frames to come."""
+        self.info.packets -= frames
+
+    def shift(self, step_ns: int) -> None:
+        """The clock was set: what is remembered of the last stamp moves along."""
+        state = self._parser.state
+        if state[c.S_PREVIOUS] != NEVER:
+            state[c.S_PREVIOUS] += step_ns
+
+    def count_endpoints(self) -> Rows:
+        """A copy of ``endpoints`` with the packets counted so far."""
+        self._parser.known.count_packets(int(self._parser.state[c.S_FLOWS]))
+        counted: Rows = self.endpoints.copy()
+        return counted
+
+    def skipped(self) -> dict[str, int]:
+        """Packets skipped so far, by reason."""
+        counts = self._parser.skipped
+        return {kind.name.lower(): int(counts[kind]) for kind in Kind if counts[kind]}
+
+    def _blocks(
+        self, form: Format, data: Bytes, damage: Callable[[], str | None]
+    ) -> Generator[Block, None, str | None]:
         """Blocks of one window; returns why the file cannot be read on, or None."""
         parser, state = self._parser, self._parser.state
         reason: str | None = None
         while True:
-            status = parser.run(file.format, data, self._buffers)
+            status = parser.run(form, data, self._buffers)
             if state[c.S_COMMENTS]:
                 self._packet_comments(data, int(state[c.S_COMMENTS]), parser.comments)
                 state[c.S_COMMENTS] = 0
@@ -199,16 +244,16 @@ class BlockReader:
                 parser.grow()
             elif status == c.BLOCK:
                 try:
-                    following = file.format.block(data, int(state[c.S_POS]))
+                    following = form.block(data, int(state[c.S_POS]))
                 except Damage as error:
                     reason = str(error)
                     break
                 if following is None:
-                    reason = file.bytes.damage or "the file is cut short in the middle of a block"
+                    reason = damage() or "the file is cut short in the middle of a block"
                     break
                 state[c.S_POS] = following
             elif status == c.MORE:
-                reason = file.bytes.damage or "the file is cut short in the middle of a packet"
+                reason = damage() or "the file is cut short in the middle of a packet"
                 break
             elif status == c.DAMAGED:
                 reason = c.REASONS[int(state[c.S_REASON])]
@@ -255,9 +300,7 @@ class BlockReader:
         dropped = int(self._parser.state[c.S_DROPS])
         if lost or dropped >= 0:  # both may count the same drops
             info.lost_packets = max(sum(lost), dropped)
-        info.skipped = {
-            kind.name.lower(): int(self._parser.skipped[kind]) for kind in Kind if self._parser.skipped[kind]
-        }
+        info.skipped = self.skipped()
         if self._more_comments:
             info.comments.append(f"({self._more_comments} more comments)")
         self._parser.known.count_packets(int(self._parser.state[c.S_FLOWS]))

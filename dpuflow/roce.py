@@ -18,6 +18,7 @@ schema:
 
 from __future__ import annotations
 
+import copy
 import mmap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,9 @@ import numpy as np
 
 from dpuflow import wire
 from dpuflow.pairing import Pairs
+from dpuflow.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.roles import assign_roles
-from dpuflow.schema import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport
+from dpuflow.schema import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport, Wire
 from dpuflow.sends import SendHeads
 
 if TYPE_CHECKING:
@@ -70,6 +72,25 @@ class _Growing:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.rows = np.frombuffer(self._memory, self._row, count)
 
+    def copy(self, used: int) -> _Growing:
+        """The first ``used`` rows in memory of their own."""
+        other = object.__new__(_Growing)
+        other._row = self._row
+        other._memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        other.rows = np.frombuffer(other._memory, other._row, 0)
+        other.reach(0, used)
+        other.rows[:used] = self.rows[:used]
+        return other
+
+    def keep(self, used: int, keep: NDArray[Any]) -> int:
+        """Of the first ``used`` rows move the kept ones up; how many. What lies behind is given back."""
+        kept = self.rows[:used][keep]
+        self.rows[: len(kept)] = kept
+        first = -(-(len(kept) + 1) * self._row.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        if first < len(self._memory) and hasattr(self._memory, "madvise"):
+            self._memory.madvise(mmap.MADV_DONTNEED, first, len(self._memory) - first)
+        return len(kept)
+
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     """A copy that starts at a cache line."""
@@ -87,6 +108,7 @@ class RoceMessages:
         from dpuflow.kernels import acks, grants, lanes, roce
 
         self._scan, self._survey, self._at = roce.scan, grants.survey, lanes
+        self._row_word = grants.WORD_ROW
         self._replay = acks.replay
         self._table = opcode_table()
         self._lanes = np.zeros(0, lanes.LANE)
@@ -100,6 +122,7 @@ class RoceMessages:
         self._counts = np.zeros(8, np.int64)
         self._pairs = Pairs()
         self._heads = SendHeads()
+        self._imm = np.zeros(0, bool)  # flows of which a WRITE WITH IMMEDIATE is gone
 
     def feed(self, block: Block, flows: Rows) -> None:
         """Take in one block; ``flows`` holds at least the flows of its packets and is updated in place.
@@ -178,11 +201,125 @@ class RoceMessages:
         reads, unsorted = facts.tolist()
         if reads:
             _join_reads(rows, links["lane"] == 1, flows)
-        assign_roles(rows, flows, self._words.rows[: self._counts[self._at.WORDS]], writes[1] > 0, writes[0])
+        with_imm = writes[1] > 0
+        with_imm[: len(self._imm)] |= self._imm
+        assign_roles(rows, flows, self._words.rows[: self._counts[self._at.WORDS]], with_imm, writes[0])
         self._heads.read(rows)
         if unsorted:
             _sort_in_place(rows)
         return rows
+
+    def copy(self) -> RoceMessages:
+        """One to ``finish`` in place of this, which goes on: what the capture comes to so far."""
+        k, counts = self._at, self._counts
+        other = copy.copy(self)
+        other._lanes, other._holes = _aligned(self._lanes), self._holes.copy()
+        other._peers, other._counts = self._peers.copy(), counts.copy()
+        other._messages = self._messages.copy(int(counts[k.ROWS]))
+        other._links = self._links.copy(int(counts[k.ROWS]))
+        other._log, other._pairs = self._log.copy(int(counts[k.LOGGED])), self._pairs.copy()
+        return other
+
+    def forget(self, before_ns: NDArray[np.int64]) -> None:
+        """Let go of messages that ended before ``before_ns`` of their flow, and of what only they need.
+
+        What comes later is told as if they were still here, but that they are not mended by it.
+        """
+        k, counts = self._at, self._counts
+        n = int(counts[k.ROWS])
+        rows, links = self._messages.rows[:n], self._links.rows[:n]
+        keep = rows["last_ns"] >= before_ns[rows["flow"]]
+        self._forget_log(before_ns)
+        if keep.all():
+            return
+        gone = rows[~keep]
+        if len(self._imm) < len(self._peers):
+            self._imm = np.concatenate([self._imm, np.zeros(len(self._peers) - len(self._imm), bool)])
+        self._imm[gone["flow"][gone["wire"] == Wire.ROCE_WRITE_IMM]] = True
+        place = places(keep)
+        back, on = nearest_kept(links["prev"], keep), nearest_kept(links["next"], keep)
+        links["prev"], links["next"] = moved(back, place), moved(on, place)
+        lanes = self._lanes
+        lanes["tail"] = onto_kept(lanes["tail"], back, keep, place)
+        lanes["head"] = onto_kept(lanes["head"], on, keep, place)
+        lanes["cursor"] = moved(lanes["cursor"], place)
+        self._peers["datagram_row"] = moved(self._peers["datagram_row"], place)
+        words = self._words.rows[: counts[k.WORDS]]
+        row = moved(words[:, self._row_word], place)
+        words[:, self._row_word] = row.clip(0)
+        counts[k.WORDS] = self._words.keep(len(words), row >= 0)
+        needed = np.concatenate([rows["first_frame"][keep], lanes["first_frame"][lanes["open"] == 1]])
+        del rows, links, words
+        self._links.keep(n, keep)
+        counts[k.ROWS] = self._messages.keep(n, keep)
+        self._heads.forget(int(needed.min()) if len(needed) else None)
+
+    def _forget_log(self, before_ns: NDArray[np.int64]) -> None:
+        """Let go of ACKs that came before and belong to no flow known, and of those applied."""
+        count = int(self._counts[self._at.LOGGED])
+        if not count:
+            return
+        log, peers = self._log.rows[:count], self._peers
+        waiting = np.flatnonzero(peers["log_tail"] >= 0)
+        last = np.where(log["next"] >= 0, log["next"], np.arange(count)).astype(np.int64)
+        while (further := last[last]).tolist() != last.tolist():
+            last = further
+        flow = np.full(count, -1)
+        flow[peers["log_tail"][waiting]] = waiting
+        flow = flow[last]
+        keep = (flow >= 0) & (log["time_ns"] >= before_ns[flow])
+        place, on = places(keep), nearest_kept(log["next"], keep)
+        log["next"] = moved(on, place)
+        heads = onto_kept(peers["log_head"], on, keep, place)
+        peers["log_tail"] = np.where(heads >= 0, moved(peers["log_tail"], place), -1)
+        peers["log_head"] = heads
+        del log
+        self._counts[self._at.LOGGED] = self._log.keep(count, keep)
+
+    def keep_flows(self, place: NDArray[np.int64], ends: NDArray[np.int64], flows: Rows) -> None:
+        """Follow the reader in forgetting flows: ``place`` is each one's new row, -1 if gone.
+
+        ``ends`` is the same for endpoints, ``flows`` are those that are left. Of those gone no message may be
+        held (``forget``).
+        """
+        kept = np.flatnonzero(place[: len(self._peers)] >= 0)
+        rows = self._messages.rows[: self._counts[self._at.ROWS]]
+        rows["flow"] = place[rows["flow"]]
+        lanes = (2 * kept[:, None] + np.arange(2)).reshape(-1)
+        old = self._peers
+        self._lanes, self._holes = _aligned(self._lanes[lanes]), self._holes[lanes]
+        self._peers = old[kept]
+        self._peers["peer"] = moved(old["peer"][kept], place)
+        self._imm = self._imm[kept[kept < len(self._imm)]]
+        self._heads.keep_flows(place)
+        self._pairs.keep_flows(place, ends, flows[: len(kept)], old, self._peers)
+
+    def shift(self, step_ns: int) -> None:
+        """The clock was set: move all times that are kept."""
+        k, counts = self._at, self._counts
+        shift_times(self._messages.rows[: counts[k.ROWS]], ("first_ns", "last_ns", "acked_ns"), step_ns)
+        shift_times(self._lanes, ("first_ns", "last_ns", "acked_ns"), step_ns, (0,))
+        shift_times(self._peers, ("datagram_ns",), step_ns, (0,))
+        shift_times(self._log.rows[: counts[k.LOGGED]], ("time_ns",), step_ns, ())
+
+    def renumber(self, frames: int) -> None:
+        """Take ``frames`` off all numbers of frames, before they reach 32 bits."""
+        shift_frames(
+            self._messages.rows[: self._counts[self._at.ROWS]], ("first_frame", "last_frame"), frames
+        )
+        shift_frames(self._lanes, ("first_frame", "last_frame"), frames)
+        self._heads.renumber(frames)
+
+    def in_use(self) -> NDArray[np.bool_]:
+        """Per flow whether it holds messages, has one on its way, or ACKs that wait for a peer."""
+        used: NDArray[np.bool_] = (self._lanes["open"].reshape(-1, 2) == 1).any(axis=1)
+        used |= self._peers["log_head"] >= 0
+        used[self._messages.rows["flow"][: self.held()]] = True
+        return used
+
+    def held(self) -> int:
+        """Messages that are held."""
+        return int(self._counts[self._at.ROWS])
 
     def _read_mad(self, block: Block, flows: Rows, packet: int, row: int) -> None:
         """Learn QPs from a datagram to QP 1."""

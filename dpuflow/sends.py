@@ -70,6 +70,32 @@ class SendHeads:
         self._lengths.append(length.astype(np.uint16))
         self._heads.append(heads)
 
+    def forget(self, before_frame: int | None) -> None:
+        """Let go of what came before that frame; None: of everything."""
+        if not self._frames:
+            return
+        frames = np.concatenate(self._frames)
+        keep = frames >= before_frame if before_frame is not None else np.zeros(len(frames), bool)
+        self._keys = [np.concatenate(self._keys)[keep]]
+        self._lengths = [np.concatenate(self._lengths)[keep]]
+        self._heads = [np.concatenate(self._heads)[keep]]
+        self._frames = [frames[keep]]
+        if not keep.any():
+            self._keys, self._frames, self._lengths, self._heads = [], [], [], []
+
+    def keep_flows(self, place: NDArray[np.int64]) -> None:
+        """Follow the reader in forgetting flows: ``place`` is each one's new row, -1 if gone."""
+        for n, keys in enumerate(self._keys):
+            flow = place[keys >> wire.PSN_BITS]
+            kept = flow >= 0
+            self._keys[n] = (flow[kept] << wire.PSN_BITS) | (keys[kept] & wire.PSN_MASK)
+            self._frames[n], self._lengths[n] = self._frames[n][kept], self._lengths[n][kept]
+            self._heads[n] = self._heads[n][kept]
+
+    def renumber(self, frames: int) -> None:
+        """Take ``frames`` off all numbers of frames."""
+        self._frames = [np.maximum(each - frames, 0) for each in self._frames]
+
     def read(self, rows: Rows) -> None:
         """Fill op, context, tag, sub and bytes of the MESSAGE rows whose framing is understood."""
         if not self._frames:

@@ -7,12 +7,14 @@ the end (``hidden``) where the protocol leaves no choice.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpuflow.framing import HEADER_BYTES
 from dpuflow.hidden import resolve
+from dpuflow.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport
 from dpuflow.stretches import HiddenCounts
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.tables import Block, Rows
+
+
+_TIMES = (
+    "first_ns", "last_ns", "delivered_ns", "max_ack_ns", "beyond_ns", "timed_ns", "opened_ns", "seen_ns",
+)  # fmt: skip
+_FRAMES = ("first_frame", "last_frame", "delivered_frame")
 
 
 def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -94,6 +102,83 @@ class TcpMessages:
         rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
         flows["messages"] += np.bincount(rows["flow"], minlength=len(flows)).astype(np.uint32)
         return rows[np.argsort(rows["last_ns"], kind="stable")]
+
+    def copy(self) -> TcpMessages:
+        """One to ``finish`` in place of this, which goes on: what the capture comes to so far."""
+        count = int(self._counts[self._state.ROWS])
+        other = copy.copy(self)
+        other._streams, other._header = self._streams.copy(), self._header.copy()
+        other._rows, other._links = self._rows[:count].copy(), self._links[:count].copy()
+        other._held, other._held_data = self._held.copy(), self._held_data.copy()
+        other._counts, other._ends = self._counts.copy(), dict(self._ends)
+        return other
+
+    def forget(self, before_ns: NDArray[np.int64], flows: Rows) -> None:
+        """Let go of messages that ended before ``before_ns`` of their flow; ``flows`` keeps their number.
+
+        What comes later is told as if they were still here, but that they are not mended by it.
+        """
+        count = int(self._counts[self._state.ROWS])
+        rows, links, streams = self._rows[:count], self._links[:count], self._streams
+        keep = rows["last_ns"] >= before_ns[rows["flow"]]
+        if keep.all():
+            return
+        told = rows["flow"][~keep & (links["piece"] == 0)]
+        flows["messages"] += np.bincount(told, minlength=len(flows)).astype(np.uint32)
+        place = places(keep)
+        back, on = nearest_kept(links["prev"], keep), nearest_kept(links["next"], keep)
+        links["prev"], links["next"] = moved(back, place), moved(on, place)
+        for name in ("last_row", "trial"):
+            streams[name] = onto_kept(streams[name], back, keep, place)
+        streams["unacked"] = onto_kept(streams["unacked"], on, keep, place)
+        left = int(keep.sum())
+        room = max(1024, 2 * left)
+        kept_rows, kept_links = MESSAGE.zeros(room), np.zeros(room, self._state.LINK)
+        kept_rows[:left], kept_links[:left] = rows[keep], links[keep]
+        del rows, links
+        self._rows, self._links = kept_rows, kept_links
+        self._counts[self._state.ROWS] = left
+
+    def keep_flows(self, place: NDArray[np.int64], flows: Rows) -> None:
+        """Follow the reader in forgetting flows: ``place`` is each one's new row, -1 if gone.
+
+        ``flows`` are those that are left. Of those gone no message and no segment may be held.
+        """
+        kept = np.flatnonzero(place[: self._flows] >= 0)
+        rows = self._rows[: self._counts[self._state.ROWS]]
+        rows["flow"] = place[rows["flow"]]
+        self._streams = self._streams[kept]
+        self._streams["peer"] = moved(self._streams["peer"], place)
+        self._header = self._header.reshape(-1, HEADER_BYTES)[kept].reshape(-1)
+        self._flows = len(kept)
+        tcp = np.flatnonzero(flows["transport"][: len(kept)] == Transport.TCP)
+        columns = (flows[name][tcp].tolist() for name in ("src", "dst", "sport", "dport"))
+        self._ends = dict(zip(zip(*columns, strict=True), tcp.tolist(), strict=True))
+
+    def shift(self, step_ns: int) -> None:
+        """The clock was set: move all times that are kept."""
+        shift_times(
+            self._rows[: self._counts[self._state.ROWS]], ("first_ns", "last_ns", "acked_ns"), step_ns
+        )
+        shift_times(self._streams, _TIMES, step_ns, (0,))
+        shift_times(self._held, ("time_ns",), step_ns, (0,))
+
+    def renumber(self, frames: int) -> None:
+        """Take ``frames`` off all numbers of frames, before they reach 31 bits."""
+        shift_frames(self._rows[: self._counts[self._state.ROWS]], ("first_frame", "last_frame"), frames)
+        shift_frames(self._streams, _FRAMES, frames)
+        shift_frames(self._held, ("frame",), frames)
+
+    def in_use(self) -> NDArray[np.bool_]:
+        """Per flow whether it holds messages, has one on its way, or segments behind one that is missing."""
+        streams = self._streams[: self._flows]
+        used: NDArray[np.bool_] = (streams["start"] >= 0) | (streams["held_count"] > 0)
+        used[self._rows["flow"][: self.held()]] = True
+        return used
+
+    def held(self) -> int:
+        """Messages that are held."""
+        return int(self._counts[self._state.ROWS])
 
     def _new_flows(self, flows: Rows) -> None:
         """Make streams for flows not seen before, and pair them by their 4-tuple."""

@@ -18,6 +18,7 @@ ORDER = [
     *("framing", "tables", "rankmap", "results"),
     *("kernels", "icrc", "capture", "blocks", "workers", "records"),
     *(
+        "retained",
         "pairing",
         "roles",
         "stretches",

@@ -1,0 +1,198 @@
+"""One endless capture: pieces of pcapng in, at any time the tables of what is held out (``tables``).
+
+One reader and one builder of messages live as long as the agent. What is over is let go (``forget``), flows
+that have been idle for long, too, so memory is bounded by the span that is held and by the flows that are
+alive. Not thread-safe: the caller locks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.schema import MESSAGE, NEVER, PAUSE
+from dpuflow.tables import CaptureInfo, CaptureTables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.capture.base import Bytes, Format
+    from dpuflow.roce import RoceMessages
+    from dpuflow.tables import Rows
+    from dpuflow.tcp import TcpMessages
+
+    Ints = NDArray[np.int64]
+
+MOST_FRAMES: Final = 1 << 30  # numbers of frames are taken down before they reach the 31 bits they have
+FEW_FLOWS: Final = 4096  # so many idle flows are kept: they may go on
+COUNTERS: Final = (
+    "packets", "bytes", "messages", "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak",
+    "rnr", "zero_window",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of all flows at some moment; ``flow`` are their numbers, which never change, ascending."""
+
+    time_ns: int
+    flow: Ints
+    values: NDArray[np.uint64]  # flows x COUNTERS
+    packets: int
+    bytes: int
+
+
+class Stream:
+    """The reader and the builders of one vantage point."""
+
+    def __init__(self, vantage: str) -> None:
+        from dpuflow.capture.base import CaptureSource
+        from dpuflow.records import read_blocks
+
+        self._reader = read_blocks(CaptureSource(0, vantage, ["live"]))
+        self._roce: RoceMessages | None = None
+        self._tcp: TcpMessages | None = None
+        self._pauses: list[Rows] = []
+        self._pause_ns: list[Ints] = []
+        self._numbers = np.zeros(0, np.int64)  # of the flows' rows: what they are called for good
+        self._next_number = 0
+        self._bytes_before = 0
+
+    @property
+    def info(self) -> CaptureInfo:
+        """What was read so far; ``packets`` are those since frames were last numbered anew."""
+        return self._reader.info
+
+    def feed(self, form: Format, piece: Bytes) -> None:
+        """Take in whole records of a file of format ``form``."""
+        from dpuflow.roce import RoceMessages
+        from dpuflow.tcp import TcpMessages
+
+        for block in self._reader.feed(form, piece):
+            flows = self._reader.flows
+            if len(block.tcp) < block.rows:
+                self._roce = self._roce or RoceMessages()
+                self._roce.feed(block, flows)
+            if len(block.tcp):
+                self._tcp = self._tcp or TcpMessages()
+                self._tcp.feed(block, flows)
+            if len(block.pause):
+                seen = block.pause.copy()
+                self._pause_ns.append(block.columns["time_ns"][seen["packet"]].astype(np.int64))
+                seen["packet"] = block.columns["frame"][seen["packet"]]
+                self._pauses.append(seen)
+        if self.info.packets > MOST_FRAMES:
+            self._renumber()
+
+    def flow_numbers(self) -> Ints:
+        """What each row of the flows is called for good."""
+        count = len(self._reader.flows)
+        more = count - len(self._numbers)
+        if more > 0:
+            fresh = self._next_number + np.arange(more)
+            self._numbers = np.concatenate([self._numbers, fresh])
+            self._next_number += more
+        return self._numbers[:count]
+
+    def tables(self) -> CaptureTables:
+        """What is held, as if the capture ended now; counters are those since the start."""
+        from dpuflow.ingest import merge
+
+        flows = self._reader.flows.copy()
+        parts = [builder.copy().finish(flows) for builder in (self._roce, self._tcp) if builder is not None]
+        messages = merge(*parts) if len(parts) == 2 else parts[0] if parts else MESSAGE.zeros(0)
+        endpoints = self._reader.count_endpoints()
+        info = replace(
+            self.info, warnings=list(self.info.warnings), comments=[], skipped=self._reader.skipped()
+        )
+        pauses = np.concatenate(self._pauses) if self._pauses else PAUSE.zeros(0)
+        return CaptureTables(info, endpoints, flows, messages, pauses)
+
+    def pauses_since(self, since_ns: int) -> Rows:
+        """Pause frames that came later than that."""
+        parts = [rows[times > since_ns] for rows, times in zip(self._pauses, self._pause_ns, strict=True)]
+        return np.concatenate(parts) if parts else PAUSE.zeros(0)
+
+    def counts(self, flows: Rows, time_ns: int) -> Counts:
+        """The counters of the flows of ``tables``, taken when nothing was fed meanwhile."""
+        values = np.stack([flows[name].astype(np.uint64) for name in COUNTERS], axis=1)
+        return Counts(time_ns, self.flow_numbers().copy(), values, self.info.packets, self.info.bytes)
+
+    def held(self) -> int:
+        """Messages that are held."""
+        return sum(builder.held() for builder in (self._roce, self._tcp) if builder is not None)
+
+    def held_flows(self) -> int:
+        """Flows that are held."""
+        return len(self._reader.flows)
+
+    def forget(self, before_ns: Ints) -> None:
+        """Let go of messages that ended before ``before_ns`` of their flow (by row), and of pause frames."""
+        count = len(self._reader.flows)
+        if len(before_ns) < count:  # flows that came meanwhile keep theirs
+            more = np.full(count - len(before_ns), NEVER)
+            before_ns = np.concatenate([before_ns, more])
+        if self._roce is not None:
+            self._roce.forget(before_ns)
+        if self._tcp is not None:
+            self._tcp.forget(before_ns, self._reader.flows)
+        oldest = int(before_ns.max()) if len(before_ns) else NEVER
+        kept = [n for n, times in enumerate(self._pause_ns) if times[-1] >= oldest]
+        self._pauses = [self._pauses[n] for n in kept]
+        self._pause_ns = [self._pause_ns[n] for n in kept]
+
+    def forget_flows(self, tables: CaptureTables, before_ns: int) -> int:
+        """Forget flows idle since ``before_ns`` that hold nothing, by the last ``tables``; how many.
+
+        The last FEW_FLOWS of them are kept, and nothing is done before as many again would go: a connection
+        that is idle and goes on has then kept its peer and its framing.
+        """
+        flows = self._reader.flows
+        busy = np.ones(len(flows), bool)
+        last_ns = tables.flows["last_ns"]
+        busy[: len(last_ns)] = (last_ns >= before_ns) | (last_ns == NEVER)
+        for builder in (self._roce, self._tcp):
+            if builder is not None:
+                used = builder.in_use()
+                busy[: len(used)] |= used
+        paired = flows["peer"] < len(flows)
+        busy[flows["peer"][busy & paired]] = True
+        idle = np.flatnonzero(~busy)
+        if len(idle) < 2 * FEW_FLOWS:
+            return 0
+        latest = idle[np.argsort(last_ns[idle], kind="stable")[-FEW_FLOWS:]]
+        keep = busy
+        keep[latest] = True
+        keep[flows["peer"][latest][flows["peer"][latest] < len(flows)]] = True
+        numbers = self.flow_numbers()
+        place, ends = self._reader.keep(keep)
+        self._numbers = numbers[keep]
+        if self._roce is not None:
+            self._roce.keep_flows(place, ends, self._reader.flows)
+        if self._tcp is not None:
+            self._tcp.keep_flows(place, self._reader.flows)
+        return int((~keep).sum())
+
+    def shift(self, step_ns: int) -> None:
+        """The clock was set by so much: move all times that are held."""
+        from dpuflow.retained import shift_times
+
+        for builder in (self._roce, self._tcp):
+            if builder is not None:
+                builder.shift(step_ns)
+        shift_times(self._reader.flows, ("first_ns", "last_ns"), step_ns)
+        for times in self._pause_ns:
+            times += step_ns
+        self._reader.shift(step_ns)
+
+    def _renumber(self) -> None:
+        """Take down the numbers of frames."""
+        frames = self.info.packets
+        self._reader.renumber(frames)
+        for builder in (self._roce, self._tcp):
+            if builder is not None:
+                builder.renumber(frames)
+        for rows in self._pauses:
+            rows["packet"] = 0
