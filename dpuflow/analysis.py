@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ from dpuflow.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from dpuflow.assemble import Assembled
+    from dpuflow.collectives import Instance
     from dpuflow.rankmap import Place
     from dpuflow.results import Analysis
-    from dpuflow.tables import CaptureTables, Vantage
+    from dpuflow.tables import CaptureTables, Joined, Rows, Vantage
 
     Progress = Callable[[str, int, int], None]
     """Called with (stage, done, total); total 0 where it is not known."""
@@ -33,7 +36,29 @@ def analyze(
     ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
     OptionError and MissingError.
     """
-    from dpuflow.assemble import assemble
+    if not vantages:
+        raise OptionError("name at least one vantage point: there is nothing to analyse")
+
+    threads = threads or os.cpu_count() or 1
+    return analyze_tables(read_captures(vantages, threads, progress), clock=clock, ranks=ranks).analysis
+
+
+@dataclass
+class Worked:
+    """A result with what it was made of, for those who go on from there."""
+
+    analysis: Analysis
+    joined: Joined
+    exchanges: Rows
+    instances: Sequence[Instance]
+    assembled: Assembled
+
+
+def analyze_tables(
+    captures: list[CaptureTables], *, clock: str = "auto", ranks: Mapping[str, Place] | None = None
+) -> Worked:
+    """The same of captures that have been read. Raises OptionError."""
+    from dpuflow.assemble import assemble_all
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.collectives.protocols import without_flags
     from dpuflow.exchanges import announced, build_exchanges
@@ -41,11 +66,6 @@ def analyze(
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
 
-    if not vantages:
-        raise OptionError("name at least one vantage point: there is nothing to analyse")
-
-    threads = threads or os.cpu_count() or 1
-    captures = read_captures(vantages, threads, progress)
     joined = join(captures, clock=clock)
     known = endpoint_ranks(joined, ranks)
     exchanges = build_exchanges(joined.transfers)
@@ -57,16 +77,9 @@ def analyze(
     )
     instances = without_flags(instances, exchanges, joined.transfers)
     entries = build_entries(exchanges, instances)
-    return assemble(
-        captures,
-        joined,
-        known,
-        exchanges,
-        instances,
-        entries,
-        count_untold(joined.transfers, exchanges, instances),
-        ranks,
-    )
+    untold = count_untold(joined.transfers, exchanges, instances)
+    made = assemble_all(captures, joined, known, exchanges, instances, entries, untold, ranks)
+    return Worked(made.analysis, joined, exchanges, instances, made)
 
 
 def read_captures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -50,6 +51,16 @@ if TYPE_CHECKING:
     from dpuflow.tables import CaptureTables, Joined, Rows
 
 
+@dataclass
+class Assembled:
+    """A result with the rows that it was made of: ``instances`` has each collective's instance number."""
+
+    analysis: Analysis
+    entries: Entries
+    charges: Charges
+    instances: list[int]
+
+
 def assemble(
     captures: Sequence[CaptureTables],
     joined: Joined,
@@ -61,6 +72,20 @@ def assemble(
     places: Mapping[str, Place] | None,
 ) -> Analysis:
     """Put the whole result together. ``untold``: messages that no collective was made of."""
+    return assemble_all(captures, joined, ranks, exchanges, instances, entries, untold, places).analysis
+
+
+def assemble_all(
+    captures: Sequence[CaptureTables],
+    joined: Joined,
+    ranks: Mapping[int, int],
+    exchanges: Rows,
+    instances: Sequence[Instance],
+    entries: Entries,
+    untold: int,
+    places: Mapping[str, Place] | None,
+) -> Assembled:
+    """The same with the rows that it was made of."""
     groups, group_of = _groups(instances)
     entries = weigh(entries, exchanges, joined, instances, group_of)
     short = short_of_ranks(entries, instances)
@@ -81,6 +106,9 @@ def assemble(
     for group, kind in zip(groups, kinds, strict=True):
         group.kind = kind
     edges = measure_edges(joined, exchanges, instances, entries)
+    collectives, of = _collectives(
+        captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
+    )
     seen_with = _seen_with(instances, entries, short)
     result = Analysis(
         captures=joined.captures,
@@ -88,9 +116,7 @@ def assemble(
         endpoints=_endpoints(joined, ranks, places),
         flows=_flows(joined),
         groups=groups,
-        collectives=_collectives(
-            captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
-        ),
+        collectives=collectives,
         lateness=[_lateness(j, seen_with.get(j.endpoint)) for j in judgements],
         edges=[measured.edge for measured in edges],
         what_if=list(list_what_if(judgements, stages, own, steps, instances, entries)),
@@ -108,7 +134,7 @@ def assemble(
         result.limits += doubts_about(places, [endpoint.addresses for endpoint in result.endpoints])
     known = Known(entries, charges, own, causes, stages)
     result.findings = build_findings(captures, joined, known, links, result)
-    return result
+    return Assembled(result, entries, charges, of)
 
 
 def _groups(instances: Sequence[Instance]) -> tuple[list[Group], NDArray[np.int64]]:
@@ -169,7 +195,8 @@ def _collectives(
     charges: Charges,
     causes: Causes,
     group_of: NDArray[np.int64],
-) -> list[Collective]:
+) -> tuple[list[Collective], list[int]]:
+    """All collectives that anything was seen of, and the instance number of each."""
     enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
     error, cause = relative.error_ns.tolist(), causes.cause.tolist()
@@ -178,6 +205,7 @@ def _collectives(
     nbytes = exchanges["bytes"]
     phases = ring_phases(exchanges, instances)
     found: list[Collective] = []
+    of: list[int] = []
     for number, instance in enumerate(instances):
         rows = range(offsets[number], offsets[number + 1])
         complete = bool(entries.whole[rows.start])
@@ -201,6 +229,7 @@ def _collectives(
         if not seen:
             continue
         start, end = min(seen), max(seen)
+        of.append(number)
         found.append(
             Collective(
                 id=len(found),
@@ -219,7 +248,7 @@ def _collectives(
                 ranks=ranks,
             )
         )
-    return found
+    return found, of
 
 
 def _known(value: int) -> int | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def pieces(path: Path, step_ns: int) -> Iterator[tuple[int, Format, Bytes]]:
     """(end of the step, format, records) of a classic little-endian pcap file with ns or us stamps."""
-    raw = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     data = np.frombuffer(raw, np.uint8).copy()
     unit = {b"\x4d\x3c\xb2\xa1": 1, b"\xd4\xc3\xb2\xa1": 1000}[raw[:4]]
     starts, times, at = [], [], 24

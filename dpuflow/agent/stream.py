@@ -44,6 +44,31 @@ class Counts:
     bytes: int
 
 
+class Snapshot:
+    """What a Stream held at ``time_ns``."""
+
+    def __init__(
+        self, time_ns: int, info: CaptureInfo, flows: Rows, numbers: Ints, endpoints: Rows,
+        builders: list[RoceMessages | TcpMessages], pauses: Rows, pause_ns: Ints,
+    ) -> None:  # fmt: skip
+        self.time_ns, self.info, self.numbers = time_ns, info, numbers
+        self._flows, self._endpoints, self._builders = flows, endpoints, builders
+        self.pauses, self.pause_ns = pauses, pause_ns
+
+    def tables(self) -> CaptureTables:
+        """The tables as if the capture had ended then, to be asked for once; counters are since the start."""
+        from dpuflow.ingest import merge
+
+        parts = [builder.finish(self._flows) for builder in self._builders]
+        messages = merge(parts[0], parts[1]) if len(parts) == 2 else parts[0] if parts else MESSAGE.zeros(0)
+        return CaptureTables(self.info, self._endpoints, self._flows, messages, self.pauses)
+
+    def counts(self) -> Counts:
+        """The counters of all flows, after ``tables``."""
+        values = np.stack([self._flows[name].astype(np.uint64) for name in COUNTERS], axis=1)
+        return Counts(self.time_ns, self.numbers, values, self.info.packets, self.info.bytes)
+
+
 class Stream:
     """The reader and the builders of one vantage point."""
 
@@ -96,29 +121,18 @@ class Stream:
             self._next_number += more
         return self._numbers[:count]
 
-    def tables(self) -> CaptureTables:
-        """What is held, as if the capture ended now; counters are those since the start."""
-        from dpuflow.ingest import merge
-
-        flows = self._reader.flows.copy()
-        parts = [builder.copy().finish(flows) for builder in (self._roce, self._tcp) if builder is not None]
-        messages = merge(*parts) if len(parts) == 2 else parts[0] if parts else MESSAGE.zeros(0)
-        endpoints = self._reader.count_endpoints()
+    def snapshot(self, time_ns: int) -> Snapshot:
+        """All that is held, to be read while this goes on; a copy is quick, reading it is not."""
+        builders = [builder.copy() for builder in (self._roce, self._tcp) if builder is not None]
         info = replace(
             self.info, warnings=list(self.info.warnings), comments=[], skipped=self._reader.skipped()
         )
+        flows, numbers = self._reader.flows.copy(), self.flow_numbers().copy()
         pauses = np.concatenate(self._pauses) if self._pauses else PAUSE.zeros(0)
-        return CaptureTables(info, endpoints, flows, messages, pauses)
-
-    def pauses_since(self, since_ns: int) -> Rows:
-        """Pause frames that came later than that."""
-        parts = [rows[times > since_ns] for rows, times in zip(self._pauses, self._pause_ns, strict=True)]
-        return np.concatenate(parts) if parts else PAUSE.zeros(0)
-
-    def counts(self, flows: Rows, time_ns: int) -> Counts:
-        """The counters of the flows of ``tables``, taken when nothing was fed meanwhile."""
-        values = np.stack([flows[name].astype(np.uint64) for name in COUNTERS], axis=1)
-        return Counts(time_ns, self.flow_numbers().copy(), values, self.info.packets, self.info.bytes)
+        pause_ns = np.concatenate(self._pause_ns) if self._pause_ns else np.zeros(0, np.int64)
+        return Snapshot(
+            time_ns, info, flows, numbers, self._reader.count_endpoints(), builders, pauses, pause_ns
+        )
 
     def held(self) -> int:
         """Messages that are held."""

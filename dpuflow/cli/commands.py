@@ -12,6 +12,7 @@ from dpuflow import __version__
 COMMANDS: Final = {
     "capture": "Capture RoCE and TCP packets from interfaces with eBPF.",
     "doctor": "Say what this machine allows of live capture.",
+    "agent": "Watch this node for weeks: lateness and findings as they come.",
     "analyze": "Read captures of one job and say which rank was late.",
     "synth": "Write captures of a scripted job with known truth.",
     "score": "Compare analyses with what is known to have happened.",

@@ -123,8 +123,11 @@ class LiveCapture:
         count: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
         every_second: Callable[[Status], None] | None = None,
+        drained: Callable[[int], None] | None = None,
     ) -> Iterator[Bytes]:
         """Packet blocks as they come until time, packets or ``stopped`` end it. A piece holds until the next.
+
+        ``drained`` is told until when (monotonic clock, ns) the ring has been read.
 
         The packets that were taken before the end are all there. Does not hold ``head`` and ``statistics``.
         """
@@ -136,9 +139,12 @@ class LiveCapture:
         next_s = self._begun_s + _EVERY_S
         pause_s, longest_s = _PAUSE_S, max(min(_IDLE_PAUSE_S, self.options.buffer / _BURST), _PAUSE_S)
         while tally[kernel.D_LEFT] > 0 and not stopped():
+            looked_ns = time.monotonic_ns()
             filled = backend.read(out, 0)
             if filled:
                 yield out[:filled]
+            if drained is not None and filled < OUT_BYTES // 2:
+                drained(looked_ns)
             now_s = time.monotonic()
             if now_s >= end_s:
                 break
@@ -241,6 +247,10 @@ class LiveCapture:
         return Summary(
             self._status, self._counters, names, self.backend.hooks, list(self._warnings), self._reason
         )
+
+    def counters(self) -> list[dict[str, int]]:
+        """The COUNTERS and NIC_NAMES of each interface since the start, as of the last look."""
+        return self._counters
 
     def close(self) -> None:
         """Detach and give everything back."""

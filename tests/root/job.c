@@ -1,4 +1,7 @@
-/* job.c LATE_RANK LATE_MS: 24 all_reduce operations, 20 ms of work before each; stderr says when it was entered. */
+/*
+ * job.c LATE_RANK LATE_MS [STEPS [FROM]]: STEPS (24) all_reduce operations, 20 ms of work before each, LATE_MS
+ * more in the late rank from step FROM (0) on; stderr says when each was entered.
+ */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,13 +11,14 @@ int main(int argc, char **argv)
 {
 	static float in[16384], out[16384];
 	struct timespec now, work = { 0, 20 * 1000000L };
-	int rank, step;
+	int rank, step, steps = argc > 3 ? atoi(argv[3]) : 24, from = argc > 4 ? atoi(argv[4]) : 0;
+	long late_ns;
 
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-	if (rank == atoi(argv[1]))
-		work.tv_nsec += atol(argv[2]) * 1000000L;
-	for (step = 0; step < 24; step++) {
+	late_ns = rank == atoi(argv[1]) ? atol(argv[2]) * 1000000L : 0;
+	for (step = 0; step < steps; step++) {
+		work.tv_nsec = 20 * 1000000L + (step < from ? 0 : late_ns);
 		nanosleep(&work, NULL);
 		clock_gettime(CLOCK_REALTIME, &now);
 		fprintf(stderr, "enter %d %d %ld\n", rank, step, now.tv_sec * 1000000000L + now.tv_nsec);

@@ -1,0 +1,102 @@
+"""Findings from window to window: which are the same, since when, and which are over.
+
+In: an analysis of what is held, at each step. Out: FindingStates that opened, changed or closed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from dpuflow.agent.board import FindingState
+
+if TYPE_CHECKING:
+    from dpuflow.results import Analysis, Finding
+
+ALIKE: Final = 0.5
+"""Findings of a condition that share more than this of their endpoints are one: who is late in turn
+changes from window to window."""
+MUCH: Final = 0.25
+"""A change of confidence by less is no news."""
+
+
+class Tracker:
+    """The findings that are active. ``hold_s``: how long one lasts without being confirmed."""
+
+    def __init__(self, hold_s: float, idle_s: float) -> None:
+        self.hold_s, self.idle_s = hold_s, idle_s
+        self.active: dict[str, FindingState] = {}
+
+    def step(self, analysis: Analysis | None, until_ns: int) -> tuple[FindingState, ...]:
+        """What changed with ``analysis``; None where nothing came, so that nothing was analysed."""
+        told: list[FindingState] = []
+        if analysis is not None:
+            for finding in analysis.findings:
+                addresses = tuple(sorted(analysis.endpoints[end].address for end in finding.endpoints))
+                known = self._same(finding.condition, addresses)
+                state = self._state(analysis, finding, addresses, known, until_ns)
+                if known is None or _news(known, state):
+                    told.append(state)
+                self.active[state.id] = state
+        limit_s = self.hold_s if analysis is not None else self.idle_s
+        for state in list(self.active.values()):
+            if until_ns - state.last_ns > limit_s * 1e9:
+                told.append(replace(state, active=False))
+                del self.active[state.id]
+        return tuple(told)
+
+    def shift(self, step_ns: int) -> None:
+        """The clock was set by so much."""
+        for state in self.active.values():
+            moved = replace(state, last_ns=state.last_ns + step_ns)
+            self.active[state.id] = moved
+
+    def _same(self, condition: str, addresses: tuple[str, ...]) -> FindingState | None:
+        """The active finding that this is, if any."""
+        alike = [state for state in self.active.values() if state.condition == condition]
+        for state in alike:
+            if state.addresses == addresses:
+                return state
+        for state in alike:
+            ours, theirs = set(addresses), set(state.addresses)
+            if min(len(ours), len(theirs)) > 1 and len(ours & theirs) > ALIKE * len(ours | theirs):
+                return state
+        return None
+
+    def _state(
+        self,
+        analysis: Analysis,
+        finding: Finding,
+        addresses: tuple[str, ...],
+        known: FindingState | None,
+        until_ns: int,
+    ) -> FindingState:
+        ends = {analysis.endpoints[end].address: analysis.endpoints[end] for end in finding.endpoints}
+        since_ns = finding.start_ns if finding.start_ns is not None else until_ns
+        if known is not None:
+            since_ns = known.since_ns
+        name = f"{finding.condition} {' '.join(addresses)} {since_ns}"
+        return FindingState(
+            id=known.id if known else f"{finding.condition}-{zlib.crc32(name.encode()):08x}",
+            condition=finding.condition,
+            addresses=addresses,
+            severity=finding.severity,
+            since_ns=since_ns,
+            first_ns=known.first_ns if known else until_ns,
+            last_ns=until_ns,
+            active=True,
+            finding=finding,
+            labels=tuple(ends[address].label for address in addresses),
+            ranks=tuple(ends[address].rank for address in addresses),
+        )
+
+
+def _news(before: FindingState, now: FindingState) -> bool:
+    """Whether subscribers should hear of it again: severity, endpoints, advice or much of the confidence."""
+    return (
+        before.severity != now.severity
+        or before.addresses != now.addresses
+        or before.finding.advice != now.finding.advice
+        or abs(before.finding.confidence - now.finding.confidence) >= MUCH
+    )

@@ -1,0 +1,98 @@
+"""``dpuflow agent``: the long-running service of one node."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from dpuflow.agent.config import Config
+
+EPILOG = """\b
+Examples:
+  On a node or a DPU, by a configuration file:
+    dpuflow agent --config /etc/dpuflow/agent.yaml
+  With nothing but defaults:
+    dpuflow agent
+  Is the file all right?
+    dpuflow agent --config agent.yaml --check
+  Every option with its value, to begin a file from:
+    dpuflow agent --print-config > agent.yaml
+
+SIGHUP reads the file again: a faulty one changes nothing, and the log says why.
+SIGTERM and Ctrl-C end it, with nothing left attached. Needs what dpuflow
+capture needs; dpuflow doctor tells what this machine allows."""
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    help="Configuration (YAML); an empty file will do. Without it: defaults.",
+)
+@click.option("--check", is_flag=True, help="Check the configuration and end.")
+@click.option("--print-config", is_flag=True, help="Print the effective configuration and end.")
+def agent(path: str | None, check: bool, print_config: bool) -> None:
+    """Watch this node's traffic for weeks: collectives, lateness and findings as they come.
+
+    Captures, reconstructs in sliding windows, and says within seconds which rank is late and why.
+    """
+    from dpuflow.agent.config import as_yaml, read_config
+
+    config = _checked(read_config(path))
+    if print_config:
+        click.echo(as_yaml(config), nl=False)
+    elif check:
+        click.echo(f"{path or 'the defaults'}: fine")
+    else:
+        _run(path, config)
+
+
+def _checked(config: Config) -> Config:
+    """The configuration, if all that it names is usable."""
+    from dpuflow.agent.source import check_settings
+    from dpuflow.rankmap import read_rank_map
+
+    check_settings(config.capture)
+    if config.analysis.ranks is not None:
+        read_rank_map(config.analysis.ranks)
+    return config
+
+
+def _run(path: str | None, config: Config) -> None:
+    """Run until a signal ends it."""
+    import os
+
+    from dpuflow.agent.config import read_config
+    from dpuflow.agent.log import Log
+    from dpuflow.agent.service import run
+
+    stop, again = threading.Event(), threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    def read_again(number: int, frame: FrameType | None) -> None:
+        again.set()
+
+    def reload() -> Config | None:
+        if not again.is_set():
+            return None
+        again.clear()
+        return _checked(read_config(path))
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, read_again)
+    log = Log(config.log.level, config.log.format, journal="JOURNAL_STREAM" in os.environ)
+    try:
+        run(config, log, stop, reload)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    log.info("ended", "ended")

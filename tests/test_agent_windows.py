@@ -1,0 +1,94 @@
+"""Windows over an endless capture: the collectives that one analysis of the whole finds, each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from feeding import pieces
+
+from dpuflow.agent.config import Windows as Settings
+from dpuflow.agent.stream import Stream
+from dpuflow.agent.windows import Windows
+from dpuflow.analysis import analyze
+from dpuflow.ingest import ingest
+from dpuflow.results import Analysis
+from dpuflow.tables import Vantage
+
+TRACES = Path(__file__).resolve().parents[1] / "traces"
+FILES = sorted(TRACES.glob("*/node0.pcap.gz"))
+NAMES = [path.parent.name for path in FILES]
+
+
+def rows(analysis: Analysis) -> list[tuple[Any, ...]]:
+    """Collectives with addresses in place of ids."""
+    address = [endpoint.address for endpoint in analysis.endpoints]
+    return [
+        (
+            c.op, c.algorithm, c.bytes, c.wire_bytes, c.start_ns, c.end_ns,
+            tuple(sorted(address[r.endpoint] for r in c.ranks)),
+        )
+        for c in analysis.collectives
+    ]  # fmt: skip
+
+
+def live(path: Path, settings: Settings) -> tuple[list[tuple[Any, ...]], list[int]]:
+    """Collectives as they are settled, and how many messages are held after each step."""
+    stream, windows = Stream("x"), Windows(settings)
+    found, held, now = [], [], 0
+
+    def step(until_ns: int) -> None:
+        taken = stream.snapshot(until_ns)
+        settled = windows.step(taken.tables(), taken.counts(), until_ns)
+        stream.forget(settled.before_ns)
+        found.extend(rows(settled.analysis))
+        held.append(stream.held())
+
+    step_ns = round(settings.step * 1e9)
+    for now, form, piece in pieces(path, step_ns):
+        stream.feed(form, piece)
+        step(now)
+    for more_s in (1.0, 2.0, 3.5, settings.span / 2, settings.span + 1.0):
+        step(now + round(more_s * 1e9))
+    return found, held
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+@pytest.mark.parametrize("step_s", [0.3, 1.0])
+def test_each_collective_is_published_once_and_as_the_whole_capture_has_it(path: Path, step_s: float) -> None:
+    found, _ = live(path, Settings(step=step_s))
+    whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
+    assert len(found) == len(set(found))
+    assert sorted(found, key=str) == sorted(whole, key=str)
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_what_is_held_is_bounded_by_the_span(path: Path) -> None:
+    whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
+    found, held = live(path, Settings(step=0.25, span=2.0, settle=0.5, longest=10.0, messages=100))
+    assert len(found) == len(set(found))
+    assert abs(len(found) - len(whole)) <= 0.05 * len(whole)
+    assert held[-1] <= 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_messages_are_the_same_however_often_finished_ones_are_let_go(path: Path) -> None:
+    whole = ingest([str(path)])
+    stream, gone = Stream("x"), []
+    for now, form, piece in pieces(path, 100_000_000):
+        stream.feed(form, piece)
+        tables = stream.snapshot(now).tables()
+        before_ns = now - 2_000_000_000
+        gone.append(tables.messages[tables.messages["last_ns"] < before_ns])
+        stream.forget(np.full(len(tables.flows), before_ns))
+    end = stream.snapshot(0).tables()
+    every = np.concatenate([*gone, end.messages])
+    for table in (every, whole.messages):
+        table.sort(order=["flow", "first_ns", "seq", "wire", "seq_end"])
+    for name in ("flow", "first_ns", "last_ns", "acked_ns", "seq", "seq_end", "bytes", "packets", "role"):
+        assert (every[name] == whole.messages[name]).all(), name
+    for name in ("packets", "bytes", "retransmitted", "missing", "nak", "peer"):
+        assert (end.flows[name] == whole.flows[name]).all(), name
+    assert end.endpoints.tolist() == whole.endpoints.tolist()
