@@ -233,7 +233,7 @@ def parse_config(text: str, name: str) -> Config:
     for number, hook in enumerate(config.webhooks):
         if hook.url.startswith("http:") and not hook.insecure and not _loopback_url(hook.url):
             raise reader.fail(
-                _place(root, "webhooks", ""),
+                _place(root, "webhooks", "url", number),
                 f"webhooks[{number}].url",
                 "would send findings in plain text to another machine: use https, or give insecure: true",
             )
@@ -251,11 +251,12 @@ def _loopback_url(url: str) -> bool:
     return host == "localhost" or (_address(host) is None and ipaddress.ip_address(host).is_loopback)
 
 
-def _place(root: Any, section: str, key: str) -> Any:
-    """The node of an option, else of its section, else the whole."""
+def _place(root: Any, section: str, key: str, item: int | None = None) -> Any:
+    """The node of an option (of the ``item``-th entry of a list), else of its section, else the whole."""
     for name, value in getattr(root, "value", []):
         if name.value == section and isinstance(value.value, list):
-            return next((k for k, _ in value.value if k.value == key), name)
+            inner = value.value if item is None else value.value[item].value
+            return next((k for k, _ in inner if k.value == key), name)
     return root
 
 

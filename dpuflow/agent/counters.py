@@ -121,7 +121,7 @@ def _durations(names: str, about: str) -> list[Counter]:
 
 def _ethtool(names: str, about: str) -> list[Counter]:
     return [
-        Counter(name, "ethtool_" + re.sub(r"\{\w+\}", "", name), f"{about}: {name}.")
+        Counter(name, "ethtool_" + re.sub(r"_?\{\w+\}", "", name), f"{about}: {name}.")
         for name in names.split()
     ]
 

@@ -153,12 +153,12 @@ class Stream:
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),  # nginx would hold events back
         ]
+        at, unknown = self.place(last_id)
         ready = asyncio.Event()
         self._waiting[ready] = asyncio.get_running_loop()
         gone = asyncio.ensure_future(_until_gone(receive, ready))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            at, unknown = self.place(last_id)
             first = f"retry: {_RETRY_MS}\n\n".encode()
             if unknown is None:
                 first += _missed(None)

@@ -149,7 +149,8 @@ def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    # With the protocol named, asyncio turns Nagle's algorithm off: 40 ms less an answer on a kept connection.
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, int(port)))
