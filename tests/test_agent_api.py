@@ -219,7 +219,7 @@ def test_errors_are_problem_details(running: Running, path: str, status: int, wo
 def test_other_methods_are_refused_as_a_problem(running: Running) -> None:
     answer = running.pool.request("POST", running.url + "/api/v1/groups", retries=False)
     assert (answer.status, answer.headers["content-type"]) == (405, "application/problem+json")
-    assert answer.headers["allow"] == "GET, HEAD"
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_a_failure_inside_is_an_answer_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,8 @@ def problem(status: int, detail: str | None = None) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """What Starlette calls for errors: those it raised itself, and ours that nobody foresaw."""
-    if isinstance(error, HTTPException):
-        made = problem(error.status_code, error.detail)
-        made.headers.update(error.headers or {})
-        return made
-    return problem(500, "the agent failed to answer; its log and dpuflow_agent_errors_total tell of it")
+    """What Starlette raised (no such path, no such method), and the API itself, as a problem detail."""
+    assert isinstance(error, HTTPException)
+    made = problem(error.status_code, error.detail)
+    made.headers.update(error.headers or {})
+    return made

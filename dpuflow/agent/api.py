@@ -9,6 +9,7 @@ that the event stream goes on meanwhile.
 from __future__ import annotations
 
 import gzip
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dpuflow.agent.answers import answer, failed
+from dpuflow.agent.answers import answer, failed, problem
 from dpuflow.agent.events import EVENT_KINDS
 from dpuflow.agent.models import State
 from dpuflow.agent.routes import ROUTES, EventsQuery
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
+_log = logging.getLogger(__name__)
+
 ROUTE: Final = "dpuflow.route"
 _GZIP_FROM: Final = 1000  # bytes; below, a packet holds it anyway
 
@@ -49,15 +52,21 @@ def make_app(context: Context, registry: CollectorRegistry) -> Starlette:
     }
     answering = {route.path: special.get(route.path) or _answering(context, route) for route in ROUTES}
     routes = [Route(path, _named(path, endpoint)) for path, endpoint in answering.items()]
-    return Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
+    return Starlette(routes=routes, exception_handlers={HTTPException: failed})
 
 
 def _named(path: str, call: Endpoint) -> Endpoint:
-    """``call``, which tells in the scope which route it is, for the count of requests."""
+    """``call``, telling in the scope which route it is (requests are counted by that); it always answers."""
 
     async def endpoint(request: Request) -> Response:
         request.scope[ROUTE] = path
-        return await call(request)
+        try:
+            return await call(request)
+        except HTTPException:
+            raise
+        except Exception:
+            _log.exception("no answer to GET %s", path)
+            return problem(500, "no answer could be made; the log of the agent says why")
 
     return endpoint
 
