@@ -50,7 +50,8 @@ def weigh(
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     entries = settle(entries, usual, of_row)
     entries = _first_on_connection(entries, transfers)
-    entries = _repeated(entries, transfers)
+    entries = _repeated(entries, transfers, usual)
+    entries = _unacked(entries, exchanges, usual)
     queued, behind, called = queued_rows(entries, exchanges, instances, usual)
     entries = _mark(entries, queued, Rule.QUEUED, behind)
     since = np.where(entries.rule == Rule.QUEUED, called, entries.since_ns)
@@ -216,12 +217,43 @@ def _first_on_connection(entries: Entries, transfers: Rows) -> Entries:
     return _mark(entries, fresh, Rule.CONNECTING, np.full(len(fresh), NONE32))
 
 
-def _repeated(entries: Entries, transfers: Rows) -> Entries:
-    """What was sent again and not captured at its sender may have been sent before it was first seen."""
-    again = np.zeros(len(transfers) + 1, bool)
-    again[:-1] = (transfers["retransmitted"] > 0) & ((transfers["seen"] & Seen.AT_SENDER) == 0)
-    act = np.where(entries.act == NONE32, len(transfers), entries.act)
-    return _mark(entries, again[act], Rule.REPEATED, np.full(len(act), NONE32))
+def _repeated(entries: Entries, transfers: Rows, usual: Usual) -> Entries:
+    """What was sent again and not captured at its sender may have been sent before it was first seen.
+
+    A credit that was sent again came late: what follows it within its host's usual reaction, where one was
+    ever seen, may have waited for it.
+    """
+    held = (entries.credit_ns != NEVER) & ~(entries.credit_ns > usual.most_ns)
+    again = np.zeros((2, len(transfers) + 1), bool)
+    again[:, :-1] = transfers["retransmitted"] > 0
+    again[0, :-1] &= (transfers["seen"] & Seen.AT_SENDER) == 0
+    act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
+    entries = _mark(entries, again[0][act], Rule.REPEATED, np.full(len(act), NONE32))
+    return _mark(entries, again[1][grant] & held, Rule.CREDIT, entries.grant)
+
+
+def _unacked(entries: Entries, exchanges: Rows, usual: Usual) -> Entries:
+    """NCCL takes up an operation on a connection when the one before is done: acknowledged, for a sender.
+
+    So a first message may have waited for that, where the message before it had been sent again and it came
+    within the usual reaction after the ACK. Where no reaction was ever seen, a few round trips stand for it.
+    """
+    again = (exchanges["retransmitted"] > 0) & (exchanges["wire"] == Wire.ROCE_WRITE_IMM)
+    if not again.any():
+        return entries
+    line = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
+    order = np.lexsort((exchanges["order"], line))
+    behind = np.flatnonzero(again[order[:-1]] & (line[order[1:]] == line[order[:-1]]))
+    acked = np.full(int(exchanges["data"][exchanges["data"] != NONE32].max()) + 2, NEVER)
+    data = np.minimum(exchanges["data"][order[behind + 1]], len(acked) - 1)
+    acked[data] = exchanges["acked_ns"][order[behind]]
+    when = acked[np.minimum(entries.act, len(acked) - 1)]
+    waited = entries.enter_ns - when
+    trips = (exchanges["acked_ns"] - exchanges["data_end_ns"])[~again & (exchanges["acked_ns"] != NEVER)]
+    trip = float(np.median(trips)) if len(trips) else np.inf
+    soon = np.where(np.isnan(usual.most_ns), FAR_BEYOND * trip, usual.most_ns)
+    held = (when != NEVER) & (waited >= 0) & (waited <= soon)
+    return _mark(entries, held, Rule.UNACKED, np.full(len(held), NONE32))
 
 
 def _clocks(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

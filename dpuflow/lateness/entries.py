@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.ordering import Picked
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
+SLOTS = 8
+"""NCCL_STEPS (src/include/device.h): slots of a staging buffer, one message in each at the most."""
 _TABLE = 32  # words a row that a table may take instead of a search
 
 
@@ -48,6 +51,7 @@ class Rule(IntEnum):
     CONNECTING = 9  # at most: its first message opened a connection
     REPEATED = 10  # at most: the first time it was sent may not have been seen
     PARTLY = 11  # at most: not all messages of this rank can have been seen
+    UNACKED = 13  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
 
 
@@ -64,6 +68,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition may have been seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
+    Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
 }
 """Rule -> (bound, why)."""
@@ -83,7 +88,7 @@ class Entries:
     collective: NDArray[np.int64]
     endpoint: NDArray[np.int64]
     enter_ns: NDArray[np.int64]
-    leave_ns: NDArray[np.int64]  # all it needed was there; for a rank without input: all was sent
+    leave_ns: NDArray[np.int64]  # all it needed was there; without input: all was sent (NCCL: can have been)
     idle_ns: NDArray[np.int64]  # besides, its last data had left the node, or was acknowledged if sent again
     rule: NDArray[np.int64]
     act: NDArray[np.int64]
@@ -213,12 +218,20 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     whole = np.fromiter((i.complete for i in instances), bool, len(instances))
     whole[of[cut]] = False
     entered = np.where(seen, enter, NEVER)
+    # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
+    unfed = (leave == NEVER) & seen
+    staged = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    gone = sent.copy()
+    if staged.any():
+        rows = np.flatnonzero(staged)
+        gone[sender[rows]] = entered[sender[rows]]
+        np.maximum.at(gone, sender[rows], _slot_free_ns(picked, of, rows))
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
     entries = Entries(
         collective=collective,
         endpoint=endpoint,
         enter_ns=entered,
-        leave_ns=np.maximum(np.where(leave == NEVER, sent, leave), entered),
+        leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), entered),
         idle_ns=np.maximum(np.maximum(leave, sent), entered),
         rule=rule,
         act=act,
@@ -253,6 +266,20 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     before = previous_leave(entries)
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
     return replace(entries, since_ns=np.where(before <= there, before, NEVER))
+
+
+def _slot_free_ns(picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the slot of each message was free again, as the ACK of the one that had been in it shows.
+
+    NEVER where it had been free from the start: the GPU filled it some time after entering.
+    """
+    line, start = picked["connection"][rows].astype(np.int64), picked["data_ns"][rows]
+    order = np.lexsort((start, line, of[rows]))
+    ordered, before = rows[order], order[:-SLOTS]
+    free = np.full(len(rows), NEVER)
+    same = (line[order][SLOTS:] == line[before]) & (of[ordered[SLOTS:]] == of[rows[before]])
+    free[order[SLOTS:][same]] = picked["acked_ns"][rows[before[same]]]
+    return free
 
 
 class _Lookup:

@@ -1,7 +1,8 @@
 """Jobs: what each rank's program is, with the faults of ranks put into it.
 
-A builder adds compute phases and operations rank by rank; a rank that is delayed in an iteration is delayed
-at its beginning, and the first operation after that carries the delay in the truth.
+A builder adds compute phases and operations rank by rank. A GPU that is late in an iteration computes longer
+in its first compute phase (or before its first operation, where none comes before that); the operation after
+that carries the delay in the truth.
 """
 
 from __future__ import annotations
@@ -90,10 +91,11 @@ class Builder:
         self._group = group
         self._delays = Delays(scenario)
         self._jitter = {rank: stream(scenario.seed, "compute", rank) for rank in self.programs}
-        self._late: dict[
-            int, float
-        ] = {}  # of ranks delayed in this iteration: told with their next operation
+        # Of ranks delayed in this iteration: by their GPU, not yet put in; by their host; told with their
+        # next operation.
+        self._gpu: dict[int, float] = {}
         self._host: dict[int, float] = {}
+        self._late: dict[int, float] = {}
 
     def begin(self, iteration: int) -> None:
         """A new iteration: its faults wait for each rank's next compute phase and operation."""
@@ -102,18 +104,23 @@ class Builder:
             late = self._delays.of(rank, iteration, GpuLate)
             host = self._delays.of(rank, iteration, SlowHost)
             if late:
-                self.programs[rank].append(Compute(late))
+                self._gpu[rank] = late
             if host:
-                self._host[rank] = host
-            if late or host:
-                self._late[rank] = late + host
+                self._host[rank] = self._late[rank] = host
+
+    def _put_in(self, rank: int) -> float:
+        """What the rank's GPU computes longer in this iteration, once, ns."""
+        late = self._gpu.pop(rank, 0.0)
+        if late:
+            self._late[rank] = self._late.get(rank, 0.0) + late
+        return late
 
     def compute(self, ranks: Iterable[int], us: float, jitter_us: float = 0.0) -> None:
         """A compute phase; its random part never makes it shorter."""
         for rank in ranks:
             jitter = abs(self._jitter[rank].gauss(0.0, jitter_us * 1e3)) if jitter_us else 0.0
             if us or jitter:
-                self.programs[rank].append(Compute(us * 1e3 + jitter))
+                self.programs[rank].append(Compute(us * 1e3 + jitter + self._put_in(rank)))
 
     def launch(self, ranks: Sequence[int], operation: Operation, lane: int = 0, **extra: object) -> Work:
         """An operation of the communicator of ``ranks`` on stream ``lane``; nobody waits for it yet."""
@@ -122,6 +129,11 @@ class Builder:
         work = Work(operation, plan, self.iteration, lane, dict(extra))
         self.works.append(work)
         for rank in plan.shares:
+            # Who only receives from a peer computes on what it gets: after that.
+            receives = operation.op == "send_recv" and not plan.shares[rank].sends
+            longer = 0.0 if receives else self._put_in(rank)
+            if longer:
+                self.programs[rank].append(Compute(longer))
             late = self._late.pop(rank, 0.0)
             if late:
                 work.injected_ns[rank] = late
