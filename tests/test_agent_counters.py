@@ -21,8 +21,8 @@ def put(path: Path, value: object) -> None:
 
 
 def read(root: Path, captured: tuple[str, ...] = (), **statistics: dict[str, int]) -> Values:
-    files = NicCounterFiles(str(root), captured, lambda name: statistics.get(name, {}))
-    return {(each.counter.metric, each.labels): each.value for each in files.read()}
+    files = NicCounterFiles(str(root), lambda name: statistics.get(name, {}))
+    return {(each.counter.metric, each.labels): each.value for each in files.read(captured)}
 
 
 def test_a_port_has_its_own_counters(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from dpuflow.errors import OptionError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from dpuflow.agent.config import Config
+
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """For probes, which have no token to send: they say ok or why not, and name no address."""
 
@@ -58,6 +60,19 @@ def make_tls(cert: str, key: str) -> ssl.SSLContext:
             f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {error.reason}"
         ) from None
     return context
+
+
+def check_files(config: Config) -> None:
+    """Whether all files can be used that ``config`` names for access. Raises OptionError."""
+    if config.api.token_file is not None:
+        read_token(config.api.token_file, "api.token_file")
+    if config.api.tls_cert is not None and config.api.tls_key is not None:
+        make_tls(config.api.tls_cert, config.api.tls_key)
+    for number, hook in enumerate(config.webhooks):
+        if hook.token_file is not None:
+            read_token(hook.token_file, f"webhooks[{number}].token_file")
+        if hook.secret_file is not None:
+            read_secret(hook.secret_file, f"webhooks[{number}].secret_file")
 
 
 class Guard:

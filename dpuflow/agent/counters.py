@@ -191,18 +191,18 @@ LABELS: Final = {
 class NicCounterFiles:
     """Reads the counters of all RDMA devices and of some interfaces, anew at each call of ``read``."""
 
-    def __init__(
-        self, sysfs: str = "/sys", captured: Iterable[str] = (), statistics: Statistics | None = None
-    ) -> None:
+    def __init__(self, sysfs: str = "/sys", statistics: Statistics | None = None) -> None:
         self._sysfs = Path(sysfs)
-        self._captured = tuple(captured)
         self._statistics = statistics or EthtoolStatistics().read
 
-    def read(self) -> Iterator[Reading]:
-        """All that can be read now. A file that vanishes or cannot be read is left out."""
+    def read(self, captured: Iterable[str] = ()) -> Iterator[Reading]:
+        """All that can be read now; the interfaces ``captured`` are read whatever they are.
+
+        A file that vanishes or cannot be read is left out.
+        """
         for device in _entries(self._sysfs / "class" / "infiniband"):
             yield from self._device(device)
-        for interface in self.interfaces():
+        for interface in self._interfaces(captured):
             folder = self._sysfs / "class" / "net" / interface / "statistics"
             for counter in NETDEV:
                 value = _number(folder / counter.name)
@@ -214,11 +214,11 @@ class NicCounterFiles:
                     counter, labels = found
                     yield Reading(counter, (interface, *labels), number * counter.scale)
 
-    def interfaces(self) -> list[str]:
+    def _interfaces(self, captured: Iterable[str]) -> list[str]:
         """Those captured on, then those with a device behind them (PFC is counted at the uplink, which
         need not be where the copy of the traffic arrives)."""
         folder = self._sysfs / "class" / "net"
-        names = [name for name in self._captured if (folder / name).exists()]
+        names = [name for name in captured if (folder / name).exists()]
         names += [path.name for path in _entries(folder) if (path / "device").exists()]
         return list(dict.fromkeys(names))[:MOST_INTERFACES]
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.board import Board
     from dpuflow.agent.bounded import Bounded
     from dpuflow.agent.config import Metrics as Settings
+    from dpuflow.agent.counters import Reading
     from dpuflow.agent.metricnames import Metric
     from dpuflow.agent.tally import Histogram
 
@@ -42,19 +43,19 @@ _VERDICTS = ("on_time", "late", "intermittent", "unknown")
 _FIDELITIES = ("packets", "messages", "sampled")
 
 
-def start(board: Board, settings: Settings, captured: Iterable[str] = ()) -> Metrics:
-    """Begin to count; ``captured`` are the interfaces whose counters are shown whatever they are."""
-    return Metrics(board, settings, captured)
+def start(board: Board, settings: Settings) -> Metrics:
+    """Begin to count."""
+    return Metrics(board, settings)
 
 
 class Metrics:
     """The registry behind /metrics, and the thread that keeps it up to date."""
 
-    def __init__(self, board: Board, settings: Settings, captured: Iterable[str] = ()) -> None:
+    def __init__(self, board: Board, settings: Settings) -> None:
         self.tally = Tally(settings.max_peers, settings.max_groups)
         self.registry = CollectorRegistry()
         self._board = board
-        self._counters = NicCounterFiles(settings.sysfs, captured) if settings.nic_counters else None
+        self._counters = NicCounterFiles(settings.sysfs) if settings.nic_counters else None
         self._subscription = board.subscribe()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -94,7 +95,7 @@ class Metrics:
         yield from self._present()
         yield from self._health()
         if self._counters is not None:
-            yield from _nic(self._counters)
+            yield from _nic(self._counters.read(self._board.health().interfaces))
 
     def _flows(self) -> Iterator[Family]:
         for at, name in enumerate(FLOW_FIELDS):
@@ -202,9 +203,9 @@ class Metrics:
         yield _counter(names.LOST, [((name,), health.losses[name]) for name in lost])
 
 
-def _nic(counters: NicCounterFiles) -> Iterator[Family]:
+def _nic(readings: Iterable[Reading]) -> Iterator[Family]:
     families: dict[str, CounterMetricFamily] = {}
-    for reading in counters.read():
+    for reading in readings:
         name = f"dpuflow_{reading.counter.metric}"
         if name not in families:
             families[name] = CounterMetricFamily(name, reading.counter.about, labels=LABELS[reading.counter])

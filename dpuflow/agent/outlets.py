@@ -13,27 +13,25 @@ from typing import TYPE_CHECKING
 from dpuflow.errors import MissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dpuflow.agent.board import Board
     from dpuflow.agent.config import Config
     from dpuflow.agent.metrics import Metrics
     from dpuflow.agent.server import Server
 
 
-def start(board: Board, config: Config, captured: Iterable[str] = ()) -> Outlets:
-    """Start all that ``config`` asks for; ``captured`` are the interfaces captured from.
+def start(board: Board, config: Config) -> Outlets:
+    """Start all that ``config`` asks for.
 
     Raises OptionError where an address, a certificate or a secret cannot be used, and MissingError without
     the packages of the extra ``agent``.
     """
-    return Outlets(board, config, captured)
+    return Outlets(board, config)
 
 
 class Outlets:
     """The running parts."""
 
-    def __init__(self, board: Board, config: Config, captured: Iterable[str] = ()) -> None:
+    def __init__(self, board: Board, config: Config) -> None:
         try:
             from dpuflow.agent import routes, server, webhook  # noqa: F401
         except ModuleNotFoundError as error:
@@ -41,7 +39,6 @@ class Outlets:
                 f"the agent needs {error.name}: install it with pip install 'dpuflow[agent]'"
             ) from None
         self._board = board
-        self._captured = tuple(captured)
         self._sender = socket.gethostname()
         self._run = secrets.token_hex(4)  # tells cursors of this run from those of another
         self._config = config
@@ -85,7 +82,7 @@ class Outlets:
         from dpuflow.agent import events, metrics, routes, server
 
         context = self._context
-        self.metrics = metrics.start(self._board, config.metrics, self._captured)
+        self.metrics = metrics.start(self._board, config.metrics)
         self.metrics.add(self.webhooks)
         if config.api.listen == "off":
             return

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dpuflow.agent.config import Config
     from dpuflow.agent.log import Log
+    from dpuflow.agent.outlets import Outlets
     from dpuflow.agent.stream import Counts, Snapshot
     from dpuflow.agent.windows import Settled
     from dpuflow.rankmap import Place
@@ -59,10 +60,20 @@ class Service:
         self._cpu = (time.monotonic(), time.process_time())
         self._cpu_share = 0.0
         self._parts: list[Any] = []
+        self.outlets: Outlets | None = None
 
     def start(self) -> None:
         """Attach and begin. Raises OptionError, MissingError, DpuflowError."""
-        self.source.start()
+        from dpuflow.agent import outlets
+
+        self.outlets = outlets.start(
+            self.board, self.config
+        )  # first: an address in use leaves nothing attached
+        try:
+            self.source.start()
+        except BaseException:
+            self.outlets.close()
+            raise
 
     def step(self) -> Window:
         """Analyse what is held, publish what has been settled, let go of what is needed no more."""
@@ -167,7 +178,9 @@ class Service:
         )
 
     def reload(self, config: Config) -> None:
-        """Go on by another configuration."""
+        """Go on by another configuration. Raises DpuflowError, having changed nothing."""
+        if self.outlets is not None:
+            self.outlets.reload(config)
         before, self.config = self.config, config
         self.generation += 1
         self.log.set(config.log.level, config.log.format)
@@ -182,6 +195,8 @@ class Service:
         self.source.close()
         for part in reversed(self._parts):
             part.close()
+        if self.outlets is not None:
+            self.outlets.close()
         self.board.close()
 
 
@@ -215,8 +230,11 @@ def run(
             fresh = _reloaded(reload, log)
             if fresh is not None:
                 reloading()
-                service.reload(fresh)
-                log.info("reloaded", "the configuration was read again")
+                try:
+                    service.reload(fresh)
+                    log.info("reloaded", "the configuration was read again")
+                except DpuflowError as error:
+                    log.error("reload_failed", f"{error}; the configuration stays as it was")
                 notify("READY=1")
             try:
                 service.step()

@@ -56,10 +56,12 @@ def agent(path: str | None, check: bool, print_config: bool) -> None:
 
 def _checked(config: Config) -> Config:
     """The configuration, if all that it names is usable."""
+    from dpuflow.agent.access import check_files
     from dpuflow.agent.source import check_settings
     from dpuflow.rankmap import read_rank_map
 
     check_settings(config.capture)
+    check_files(config)
     if config.analysis.ranks is not None:
         read_rank_map(config.analysis.ranks)
     return config
