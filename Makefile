@@ -63,6 +63,10 @@ headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/
 bpf: ## compile the eBPF programs into dpuflow/live/ (clang, libbpf-dev)
 	sh tools/bpf.sh
 
+doca: ## compile the DOCA adapter for --backend doca, on the card, against its own DOCA SDK
+	$(MAKE) -C doca_bindings
+	cp doca_bindings/libdpuflow_doca.so dpuflow/live/
+
 dist: $(READY) bpf ## build a wheel into dist/
 	$(PYTHON) -m pip wheel -q --no-deps -w dist .
 
@@ -73,6 +77,7 @@ deb-check: deb ## as root: install that package here, start the service as its u
 	DPUFLOW_DEB="$$(ls dist/dpuflow_*~$(RELEASE)_$(ARCH).deb)" $(PYTHON) -m pytest tests/root/test_deb.py $(ARGS)
 
 clean: ## remove .venv and everything that was built
-	rm -f dpuflow/live/*.bpf.o
+	rm -f dpuflow/live/*.bpf.o dpuflow/live/libdpuflow_doca.so
+	$(MAKE) -s -C doca_bindings clean
 	rm -rf .venv build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,6 +19,8 @@ Examples:
     dpuflow capture -i eth2 --mode messages -w node0.dpuflow
   Of one job's two hosts:
     dpuflow capture -i eth2 -w job.pcapng --filter "roce and (host 10.0.0.1 or host 10.0.0.2)"
+  On a BlueField, all that goes through its port, copied by the card:
+    dpuflow capture -i p0 --backend doca -w node0.pcapng
   What is on the wire, without a file:
     dpuflow capture -i eth2
 
@@ -147,11 +149,41 @@ def _given(name: str) -> bool:
 )
 @click.option(
     "--backend",
-    type=click.Choice(["ebpf", "bcc", "afpacket"]),
+    type=click.Choice(["ebpf", "bcc", "afpacket", "doca"]),
     default="ebpf",
     show_default=True,
     help="ebpf: programs made beforehand; bcc: the same, compiled now; afpacket: packet sockets, where eBPF"
-    " is not allowed, slower, needs CAP_NET_RAW alone.",
+    " is not allowed, slower, needs CAP_NET_RAW alone; doca: copies made by a BlueField, whose uplink (p0) or"
+    " PCI address -i names.",
+)
+@click.option(
+    "--peer",
+    metavar="REP",
+    default="hpf",
+    show_default=True,
+    help="doca: who is behind the uplink: the host (hpf), or its function vfN or sfN.",
+)
+@click.option(
+    "--copy-by",
+    type=click.Choice(["auto", "mirror", "flood"]),
+    default="auto",
+    show_default=True,
+    help="doca: the shared mirror (DOCA 2.5 to 3.1) or a hash pipe that floods (from 3.1).",
+)
+@click.option(
+    "--production",
+    type=click.Choice(["pair", "kernel"]),
+    default="pair",
+    show_default=True,
+    help="doca: traffic goes on between uplink and peer by the card itself, or as the kernel has set it up.",
+)
+@click.option(
+    "--sample-packets",
+    type=click.IntRange(0, 16),
+    default=0,
+    metavar="K",
+    help="doca: copy one in 2^K packets, drawn by the card. What is missing then is no loss, but messages"
+    " cannot be told: for rates and marks alone.",
 )
 @click.option(
     "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."
@@ -175,8 +207,8 @@ def capture(
     interfaces: tuple[str, ...], path: str | None, mode: str, duration: float | None, count: int | None,
     snaplen: int, expression: str | None,
     protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
-    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, rotate_size: int,
-    rotate_time: float, files: int, quiet: bool,
+    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, peer: str, copy_by: str,
+    production: str, sample_packets: int, rotate_size: int, rotate_time: float, files: int, quiet: bool,
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
 
@@ -191,10 +223,13 @@ def capture(
         raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
     if (rotate_size or rotate_time or path == "-") and mode == "messages":
         raise click.UsageError("--mode messages writes one column file: name it with -w, without rotation.")
-    if backend == "bcc" and mode == "messages":
-        raise click.UsageError("--backend bcc has packets mode alone.")
-    if backend == "afpacket" and hook != "auto":
-        raise click.UsageError("--backend afpacket has no hooks: leave out --hook.")
+    if backend in ("bcc", "doca") and mode == "messages":
+        raise click.UsageError(f"--backend {backend} has packets mode alone.")
+    if backend in ("afpacket", "doca") and hook != "auto":
+        raise click.UsageError(f"--backend {backend} has no hooks: leave out --hook.")
+    for name in ("peer", "copy_by", "production", "sample_packets"):
+        if backend != "doca" and _given(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend doca.")
     if files and not (rotate_size or rotate_time):
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
@@ -202,7 +237,7 @@ def capture(
         raise click.UsageError("--filter says it all: leave out --protocol, --host, --port, --qp and --vlan.")
 
     from dpuflow.errors import DpuflowError, OptionError
-    from dpuflow.live.options import LiveOptions
+    from dpuflow.live.options import DocaOptions, LiveOptions
     from dpuflow.live.output import Rotation
     from dpuflow.live.record import record
     from dpuflow.reports.live import LiveLine, summary_lines
@@ -215,8 +250,9 @@ def capture(
             protocols, hosts, ports = wanted.protocols, wanted.hosts, wanted.ports
             qps, vlans = wanted.qps, wanted.vlans
         options = LiveOptions(
-            interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode
-        )
+            interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode,
+            DocaOptions(peer, copy_by, production, sample_packets),
+        )  # fmt: skip
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None
     with LiveLine(enabled=not quiet) as line:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpuflow.live.base import Backend, Bytes
     from dpuflow.live.options import LiveOptions
 
-BACKENDS: Final = ("ebpf", "bcc", "afpacket")
+BACKENDS: Final = ("ebpf", "bcc", "afpacket", "doca")
 _PAUSE_S: Final = 0.01  # between looks while packets come; a look that wakes a cold core costs some 100 us
 _IDLE_PAUSE_S: Final = 0.05  # while none come, if the ring holds what may come meanwhile,
 _BURST: Final = 1.28e9  # bytes of ring a second: 8 million records of 160 bytes
@@ -68,6 +68,10 @@ def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
         from dpuflow.live.afpacket import PacketCapture
 
         return PacketCapture(options)
+    if backend == "doca":
+        from dpuflow.live.doca import DocaCapture
+
+        return DocaCapture(options)
     raise OptionError(f"{backend!r} is no backend: {', '.join(BACKENDS)}")
 
 
@@ -244,9 +248,8 @@ class LiveCapture:
     def summary(self) -> Summary:
         """What the capture has come to, after the last piece."""
         names = [interface.name for interface in self.backend.interfaces]
-        return Summary(
-            self._status, self._counters, names, self.backend.hooks, list(self._warnings), self._reason
-        )
+        warnings = [*self._warnings, *getattr(self.backend, "warnings", ())]
+        return Summary(self._status, self._counters, names, self.backend.hooks, warnings, self._reason)
 
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS and NIC_NAMES of each interface since the start, as of the last look."""

@@ -29,6 +29,27 @@ HOOKS: Final = ("auto", "tcx", "clsact", "xdp", "xdp-generic")
 MAX_SAMPLE: Final = 16
 
 
+DOCA_METHODS: Final = ("auto", "mirror", "flood")
+PRODUCTIONS: Final = ("pair", "kernel")
+
+
+@dataclass(frozen=True)
+class DocaOptions:
+    """How a BlueField makes copies. ``sample``: of 2^k packets one is copied; ``frame``: the largest, in bytes."""
+
+    peer: str = "hpf"
+    method: str = "auto"
+    production: str = "pair"
+    sample: int = 0
+    frame: int = 9216
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for what cannot be."""
+        for value, known in ((self.method, DOCA_METHODS), (self.production, PRODUCTIONS)):
+            if value not in known:
+                raise OptionError(f"{value!r} is none of {', '.join(known)}")
+
+
 @dataclass(frozen=True)
 class LiveOptions:
     """What to capture. ``sample``: of 2^k pairs of hosts one is kept."""
@@ -44,6 +65,7 @@ class LiveOptions:
     buffer: int = DEFAULT_BUFFER
     hook: str = "auto"
     mode: str = "packets"
+    doca: DocaOptions = DocaOptions()
 
     def __post_init__(self) -> None:
         """Raise OptionError for what cannot be."""

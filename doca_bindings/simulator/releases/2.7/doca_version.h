@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated release. Written for dpuflow. */
+#ifndef SIMULATED_DOCA_VERSION_H
+#define SIMULATED_DOCA_VERSION_H
+
+#define DOCA_VERSION_MAJOR 2
+#define DOCA_VERSION_MINOR 7
+#define DOCA_VERSION_PATCH 85
+#define SIMULATED (2 * 100 + 7)
+
+#endif
