@@ -220,7 +220,7 @@ class _CopyClock(WallClock):
     def text(self) -> str:
         """How stamps relate to wall time, for the file."""
         return (
-            "clock: CLOCK_REALTIME when the copy was received, or the card's own stamp where its clock is within"
+            "clock: CLOCK_REALTIME when the copy was received, or the card's own where its clock is within"
             f" a second of that; both come after the eSwitch; {self._ahead()}"
         )
 

@@ -35,7 +35,7 @@ PRODUCTIONS: Final = ("pair", "kernel")
 
 @dataclass(frozen=True)
 class DocaOptions:
-    """How a BlueField makes copies. ``sample``: of 2^k packets one is copied; ``frame``: the largest, in bytes."""
+    """How a BlueField makes copies. ``sample``: of 2^k packets one is copied; ``frame``: bytes at most."""
 
     peer: str = "hpf"
     method: str = "auto"
