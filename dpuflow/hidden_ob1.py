@@ -80,6 +80,8 @@ def fill(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[li
     if gap.missing < 0:
         # Without a number on both sides only what holds no numbered frame is certain.
         return _alone(rows, order, gap, found, usage)
+    if len(gap.runs) > _TRIES:
+        return [None] * len(gap.runs)
     usual = _usual(rows, order, gap)
     ways: list[tuple[Filling, ...]] = []
     _fillings(rows, order, gap, gap.runs, gap.missing, found, usual, usage, (), ways)
@@ -140,7 +142,10 @@ def _fillings(
         return
     run, rest = runs[0], runs[1:]
     start = int(rows["sub"][gap.before]) + 1 + gap.missing - missing
-    for count in range(missing + 1) if rest else (missing,):
+    # No frame is smaller than a MATCH without data; a number that leapt would ask for thousands of them.
+    most = min(missing, _room(rows, [run]))
+    least = missing - _room(rows, rest)
+    for count in range(max(least, 0), most + 1):
         expected = usage.sizes(start, count)
         for filling in _options(rows, order, run, count, found, usual, expected):
             if rest:
@@ -150,6 +155,11 @@ def _fillings(
                 )
             else:
                 ways.append((*so_far, filling))
+
+
+def _room(rows: Rows, runs: list[Ints]) -> int:
+    """Most numbered frames that runs can hold."""
+    return sum((int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])) // _MATCH for run in runs)
 
 
 def _options(

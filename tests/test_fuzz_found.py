@@ -12,7 +12,8 @@ from readings import read_bytes, read_file
 
 from dpuflow import schema
 from dpuflow.collectives.sequenced import sequenced_instances
-from dpuflow.schema import Direction
+from dpuflow.hidden_ob1 import Gap, Usage, fill
+from dpuflow.schema import Direction, Wire
 
 SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
 
@@ -81,4 +82,19 @@ def test_a_small_segment_of_a_large_half_is_no_split_tree():
         rows[name] = schema.NEVER
     start = time.process_time()
     sequenced_instances(rows, np.arange(3), np.arange(3))
+    assert time.process_time() - start < 5
+
+
+def test_a_sequence_number_that_leaps_is_not_filled():
+    """A damaged number asked for 60,000 frames in a gap of some hundred bytes: hours of tries."""
+    rows = schema.MESSAGE.zeros(4)
+    rows["seq"] = [0, 100, 300, 400]
+    rows["seq_end"] = [100, 300, 400, 500]
+    rows["wire"] = [Wire.OB1_MATCH, Wire.UNKNOWN, Wire.UNKNOWN, Wire.OB1_MATCH]
+    rows["sub"] = [7, 0, 0, 60_007]
+    order = np.arange(4)
+    start = time.process_time()
+    for runs in ([order[1:2], order[2:3]], [order[1:2]] * 2000):
+        gap = Gap(before=0, after=3, missing=59_999, runs=runs)
+        assert fill(rows, order, gap, 0, Usage(rows, order)) == [None] * len(runs)
     assert time.process_time() - start < 5
