@@ -145,6 +145,7 @@ def test_a_client_that_stayed_away_too_long_is_told_how_much_it_missed() -> None
             waiting(running, 1)
             held.publish(window(0))
             first = listening.next()
+        waiting(running, 0)
         for number in range(1, 31):
             held.publish(window(number))
         stream = running.parts._context.stream

@@ -57,6 +57,13 @@ command -v tshark >/dev/null || apt_install "tshark, which tests and benchmarks 
 command -v cc >/dev/null || apt_install "a C compiler for the benchmark's peer" gcc libc6-dev || true
 [ -e /usr/include/pcap/pcap.h ] || apt_install "libpcap for the benchmark's peer" libpcap-dev || true
 
+command -v openssl >/dev/null || apt_install "openssl, with which tests make certificates" openssl || true
+if ! command -v promtool >/dev/null; then
+    # Tests start a Prometheus of their own; the package's would listen on port 9090 from now on.
+    [ "$(id -u)" != 0 ] || ! command -v systemctl >/dev/null || systemctl -q mask prometheus.service || true
+    apt_install "Prometheus, with which tests scrape the agent" prometheus || true
+fi
+
 # Live capture: libbpf loads the programs; clang makes them. bpftool shows what is attached, tcpdump checks.
 [ -e /usr/include/bpf/bpf_helpers.h ] || apt_install "libbpf for live capture" libbpf-dev || true
 command -v clang >/dev/null || apt_install "clang, which makes the eBPF programs" clang || true

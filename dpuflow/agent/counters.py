@@ -188,6 +188,23 @@ LABELS: Final = {
 """The labels of each counter."""
 
 
+def shown(counter: Counter) -> str:
+    """The name that queries use."""
+    return f"dpuflow_{counter.metric}_total"
+
+
+def table() -> str:
+    """The table of docs/metrics.md: a row for each kind of counters with the same labels."""
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for counter, labels in LABELS.items():
+        rows.setdefault((counter.about.partition(":")[0], labels), []).append(f"`{shown(counter)}`")
+    lines = ["| counters | labels | what they count |", "| --- | --- | --- |"]
+    for (about, labels), names in rows.items():
+        named = ", ".join(f"`{label}`" for label in labels)
+        lines.append(f"| {'<br>'.join(names)} | {named} | {about} |")
+    return "\n".join(lines)
+
+
 class NicCounterFiles:
     """Reads the counters of all RDMA devices and of some interfaces, anew at each call of ``read``."""
 

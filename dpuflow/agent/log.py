@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
@@ -59,3 +60,20 @@ class Log:
                 self._stream.flush()
             except (OSError, ValueError):
                 return  # nobody listens any more; the agent's work goes on
+
+
+class FromLogging(logging.Handler):
+    """Hands what is told by Python's ``logging``, by libraries above all, to a ``Log``."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record, as one line; of an exception its type and text."""
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f": {record.exc_info[1]!r}"
+        level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()
+        tell = {"debug": self._log.debug, "info": self._log.info, "warning": self._log.warning}
+        tell.get(level, self._log.error)(record.name, text)

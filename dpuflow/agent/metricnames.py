@@ -278,3 +278,12 @@ METRICS: Final[tuple[Metric, ...]] = tuple(
     if isinstance(each, Metric)
 )
 """All of the above, in their order."""
+
+
+def table() -> str:
+    """The table of docs/metrics.md."""
+    lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for each in METRICS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.shown}` | {each.kind} | {labels} | {each.about} |")
+    return "\n".join(lines)

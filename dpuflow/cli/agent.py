@@ -69,10 +69,11 @@ def _checked(config: Config) -> Config:
 
 def _run(path: str | None, config: Config) -> None:
     """Run until a signal ends it."""
+    import logging
     import os
 
     from dpuflow.agent.config import read_config
-    from dpuflow.agent.log import Log
+    from dpuflow.agent.log import FromLogging, Log
     from dpuflow.agent.service import run
 
     stop, again = threading.Event(), threading.Event()
@@ -92,6 +93,7 @@ def _run(path: str | None, config: Config) -> None:
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, read_again)
     log = Log(config.log.level, config.log.format, journal="JOURNAL_STREAM" in os.environ)
+    logging.basicConfig(level=logging.WARNING, handlers=[FromLogging(log)])
     try:
         run(config, log, stop, reload)
     finally:
