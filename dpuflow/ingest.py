@@ -27,17 +27,27 @@ def ingest(
 
     ``progress`` gets bytes done and bytes in all (None: not known). Memory grows with flows and
     messages, not with packets. Raises CaptureError and FormatError; damage within a file is told in
-    the info instead. A column file (``store``) is loaded as it is.
+    the info instead. Column files (``store``) are loaded as they are, and joined.
     """
     from dpuflow.capture import open_capture
     from dpuflow.store import is_saved, load_tables
 
-    if any(is_saved(file) for file in files):
-        if len(files) > 1:
+    saved = [is_saved(file) for file in files]
+    if any(saved):
+        if not all(saved):
             raise FormatError(
-                files[0], "a column file stands for a whole capture and cannot be one of several"
+                files[saved.index(True)], "column files go with other column files of the vantage point alone"
             )
-        tables = load_tables(files[0])
+        from dpuflow.segments import join_segments
+
+        parts = [load_tables(file) for file in files]
+        times = [(part.info.first_ns, part.info.last_ns) for part in parts]
+        for number, time in enumerate(times):
+            if time in times[:number]:
+                twice = files[times.index(time)]
+                raise FormatError(files[number], f"covers the same time as {twice}, and cannot follow it")
+        parts.sort(key=lambda part: part.info.first_ns if part.info.first_ns is not None else 0)
+        tables = join_segments(parts)
         info = tables.info
         info.id, info.vantage, info.files = id, vantage or info.vantage, list(files)
         return tables

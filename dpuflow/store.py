@@ -44,8 +44,8 @@ def is_saved(name: str) -> bool:
         return False
 
 
-def save_tables(tables: CaptureTables, name: str) -> None:
-    """Write ``tables``, whole or not at all. Raises DpuflowError."""
+def save_tables(tables: CaptureTables, name: str, durable: bool = False) -> None:
+    """Write ``tables``, whole or not at all; ``durable``: also if the power fails. Raises DpuflowError."""
     parts, described, at = [], {}, 0
     for table, record in _TABLES.items():
         rows = getattr(tables, table)
@@ -63,11 +63,25 @@ def save_tables(tables: CaptureTables, name: str) -> None:
             file.write(_START.pack(MAGIC, VERSION, len(text)) + text)
             for part in parts:
                 file.write(part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(new, name)
+        if durable:
+            _sync_folder(os.path.dirname(name) or ".")
     except OSError as error:
         if os.path.exists(new):
             os.unlink(new)
         raise DpuflowError(f"{name}: {error.strerror or error}") from None
+
+
+def _sync_folder(folder: str) -> None:
+    """Have the names in a folder written, too."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def load_tables(name: str) -> CaptureTables:

@@ -30,6 +30,7 @@ ORDER = [
         "sends",
         "roce",
         "store",
+        "segments",
         "ingest",
         "live",
     ),

@@ -62,9 +62,11 @@ def test_a_name_may_be_given_anew(saved: Path) -> None:
     assert (info.id, info.vantage, info.files) == (3, "another", [str(saved)])
 
 
-def test_several_files_are_refused(saved: Path) -> None:
-    with pytest.raises(FormatError, match="cannot be one of several"):
+def test_files_that_are_no_parts_of_one_capture_are_refused(saved: Path) -> None:
+    with pytest.raises(FormatError, match="covers the same time as"):
         ingest([str(saved), str(saved)])
+    with pytest.raises(FormatError, match="other column files of the vantage point alone"):
+        ingest([str(saved), str(TRACES / "nccl-allreduce-n2" / "node0.pcap.gz")])
 
 
 def test_any_cut_is_told(saved: Path) -> None:

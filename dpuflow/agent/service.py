@@ -9,9 +9,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dpuflow.agent.board import Board, FindingState, Health, Window
+from dpuflow.agent.history import History, Stand
 from dpuflow.agent.notify import notify, reloading, watchdog_s
 from dpuflow.agent.source import Source
 from dpuflow.agent.stream import Stream
@@ -59,21 +60,25 @@ class Service:
         self._unsettled = 0
         self._cpu = (time.monotonic(), time.process_time())
         self._cpu_share = 0.0
-        self._parts: list[Any] = []
+        self.history: History | None = None
         self.outlets: Outlets | None = None
 
     def start(self) -> None:
         """Attach and begin. Raises OptionError, MissingError, DpuflowError."""
         from dpuflow.agent import outlets
 
-        self.outlets = outlets.start(
-            self.board, self.config
-        )  # first: an address in use leaves nothing attached
+        # First: an address in use leaves nothing attached.
+        self.outlets = outlets.start(self.board, self.config)
         try:
             self.source.start()
         except BaseException:
             self.outlets.close()
             raise
+        self._start_history()
+
+    def _start_history(self) -> None:
+        if self.config.history.directory is not None:
+            self.history = History(self.config.history, self.stream.info.vantage, self.log)
 
     def step(self) -> Window:
         """Analyse what is held, publish what has been settled, let go of what is needed no more."""
@@ -87,6 +92,8 @@ class Service:
             self.tracker.shift(moved_ns)
             self._published_ns += moved_ns
             self._paused_ns += moved_ns
+            if self.history is not None:
+                self.history.shift(moved_ns)
         tables = taken.tables()
         counts = taken.counts()
         settled: Settled | None = None
@@ -102,6 +109,10 @@ class Service:
         self.board.publish(window, changed)
         for state in changed:
             self._tell(state)
+            if self.history is not None:
+                self.history.note(state)
+        if self.history is not None:
+            self.history.take(tables, counts, window.end_ns)
         self._counts, self._published_ns = counts, window.end_ns
         return window
 
@@ -154,6 +165,7 @@ class Service:
         state, limits = self.source.state, self.config.limits
         status = state.status
         degraded = f"nothing is captured: {state.error}" if state.error else None
+        stand = self.history.stand if self.history is not None else Stand(writing=False)
         return Health(
             time_ns=time.time_ns(),
             uptime_s=now_s - self._started_s,
@@ -173,12 +185,17 @@ class Service:
             sample=self.source.sample,
             degraded=degraded,
             interfaces=state.interfaces,
+            history_bytes=stand.bytes,
+            history_oldest_ns=stand.oldest_ns,
+            history_writing=stand.writing,
             clock_steps=state.clock_steps,
             generation=self.generation,
+            errors={"history": stand.lost} if stand.lost else {},
         )
 
     def reload(self, config: Config) -> None:
         """Go on by another configuration. Raises DpuflowError, having changed nothing."""
+        ranks = _ranks(config)
         if self.outlets is not None:
             self.outlets.reload(config)
         before, self.config = self.config, config
@@ -186,15 +203,23 @@ class Service:
         self.log.set(config.log.level, config.log.format)
         self.tracker.hold_s = config.analysis.hold
         self.windows.settings, self.windows.span_s = config.windows, config.windows.span
-        self.windows.ranks = _ranks(config)
+        self.windows.ranks = ranks
+        if config.history != before.history:
+            if self.history is not None:
+                self.history.close()
+                self.history = None
+            self._start_history()
         if config.capture != before.capture:
             self.source.reconfigure(config.capture)
 
     def close(self) -> None:
-        """Detach and end."""
+        """Detach, publish and keep what is left, and end."""
         self.source.close()
-        for part in reversed(self._parts):
-            part.close()
+        if self.history is not None:
+            with self.lock:
+                taken = self.stream.snapshot(max(self.source.read_until_ns, time.time_ns()))
+            self.history.take(taken.tables(), taken.counts(), taken.time_ns, last=True)
+            self.history.close()
         if self.outlets is not None:
             self.outlets.close()
         self.board.close()

@@ -67,6 +67,10 @@ class Source:
         self._open()
         self._thread.start()
 
+    def names(self) -> list[str]:
+        """The interfaces that are, or will be, captured from."""
+        return wanted(self.settings.interfaces)
+
     def close(self) -> None:
         """Detach; what was taken before is in the stream."""
         self._stop.set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from dpuflow.cli.vantages import Moment
+
 EPILOG = """\b
 Examples:
   One capture per node, one clock each:
@@ -14,6 +16,8 @@ Examples:
     dpuflow analyze node0.dpuflow node1.dpuflow node2.pcapng
   A rotated capture of one node, and a switch:
     dpuflow analyze --vantage node0=a.pcap0,a.pcap1 --vantage switch=mirror.pcapng
+  What an agent has kept of an incident:
+    dpuflow analyze /var/lib/dpuflow --since 2026-11-21T16:30:00 --until 2026-11-21T16:40:00
   From tcpdump:
     tcpdump -i eth0 -s 128 -w - | dpuflow analyze -
 
@@ -45,6 +49,8 @@ was late; 1 when a capture or the environment is at fault; 2 for wrong usage."""
     help="How the captures' clocks are tied: trust them (PTP), estimate offset and drift from packets"
     " seen at both ends, or decide by what the packets show.",
 )
+@click.option("--since", type=Moment(), metavar="TIME", help="Of an agent's history, only from this time on.")
+@click.option("--until", type=Moment(), metavar="TIME", help="Of an agent's history, only until this time.")
 @click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="Threads to read with (default: cores)."
 )
@@ -55,18 +61,20 @@ def analyze(
     json_file: str | None,
     ranks_file: str | None,
     clock: str,
+    since: int | None,
+    until: int | None,
     threads: int | None,
     quiet: bool,
 ) -> None:
     """Read captures of one job and say which rank was late, how often, by how much and what it cost.
 
     CAPTURE is a pcap or pcapng file (plain, .gz or .zst), a column file of "dpuflow capture --mode
-    messages", or - for standard input. Each is one vantage point: one node's interface, or a switch's
-    mirror port. RoCEv2, RoCEv1 and TCP are read.
+    messages", the folder of an agent's history, or - for standard input. Each is one vantage point: one
+    node's interface, or a switch's mirror port. RoCEv2, RoCEv1 and TCP are read.
     """
     from dpuflow.cli.vantages import vantages_from
 
-    vantages = vantages_from(captures, named)
+    vantages = vantages_from(captures, named, since, until)
 
     import dpuflow
     from dpuflow.cli.progress import ProgressLine

@@ -1,0 +1,270 @@
+"""The local history: messages as column files by time, findings as lines of JSON; bounded by size and age.
+
+In: the tables of what is held, step by step. Out: files in one folder that ``dpuflow analyze FOLDER`` reads.
+A thread of its own writes, so that a slow disk holds nothing up. A file has its final name only once it is
+whole and on the disk; a process that is killed loses what was not yet settled, and the segment in progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from dpuflow.agent.stream import COUNTERS
+from dpuflow.agent.windows import grown
+from dpuflow.errors import DpuflowError
+from dpuflow.schema import NEVER, NONE32, MessageFlag
+from dpuflow.segments import Segment, join_segments, list_segments, segment_name
+from dpuflow.store import load_tables, save_tables
+from dpuflow.tables import CaptureTables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.agent.board import FindingState
+    from dpuflow.agent.config import History as Settings
+    from dpuflow.agent.log import Log
+    from dpuflow.agent.stream import Counts
+
+QUEUE: Final = 8  # segments that wait for the disk; beyond it they are lost, and counted
+MERGED: Final = 24  # so many small files become one
+MERGED_BYTES: Final = 32 << 20  # unless they have grown to this, all together
+FINDINGS: Final = "findings.jsonl"
+FINDINGS_BYTES: Final = 4 << 20  # then another one is begun; the one before is kept
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How the history stands."""
+
+    bytes: int = 0
+    oldest_ns: int | None = None
+    writing: bool = True
+    lost: int = 0  # segments that could not be written
+
+
+class History:
+    """Writes segments; ``settings.directory`` must not be None."""
+
+    def __init__(self, settings: Settings, vantage: str, log: Log) -> None:
+        """Make the folder, tidy it up, and start. What fails now is tried again later."""
+        assert settings.directory is not None
+        self.settings, self.vantage, self.log = settings, vantage, log
+        self.folder = settings.directory
+        self.stand = Stand()
+        self._from_ns = NEVER  # messages that ended later have not been handed over
+        self._before: Counts | None = None
+        self._waiting: queue.Queue[CaptureTables | dict[str, Any] | None] = queue.Queue(QUEUE)
+        self._thread = threading.Thread(target=self._run, name="dpuflow-history", daemon=True)
+        self._thread.start()
+
+    def take(self, tables: CaptureTables, counts: Counts, until_ns: int, last: bool = False) -> None:
+        """Hand over what ended until ``until_ns`` once that fills a segment, or as the ``last`` one."""
+        if self._from_ns == NEVER:
+            first_ns = tables.info.first_ns
+            self._from_ns = until_ns if first_ns is None else min(first_ns - 1, until_ns)
+        if until_ns - self._from_ns < self.settings.segment * 1e9 and not last:
+            return
+        part = cut(tables, self._before, counts, self._from_ns, until_ns, last)
+        self._from_ns = until_ns
+        if len(part.messages) or (last and part.info.packets):
+            self._before = counts  # else what was counted goes into the next one
+            self._put(part)
+
+    def note(self, state: FindingState) -> None:
+        """Keep a finding that opened, changed or closed."""
+        self._put({"time_ns": time.time_ns()} | asdict(state))
+
+    def shift(self, step_ns: int) -> None:
+        """The clock was set by so much."""
+        if self._from_ns != NEVER:
+            self._from_ns += step_ns
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=10)
+        self._thread.join(30)
+
+    def _put(self, item: CaptureTables | dict[str, Any]) -> None:
+        try:
+            self._waiting.put_nowait(item)
+        except queue.Full:
+            self.stand = replace(self.stand, lost=self.stand.lost + 1)
+
+    def _run(self) -> None:
+        """Write until told to end; what fails is tried again until there is space."""
+        ready = False
+        while True:
+            item = self._waiting.get()
+            if item is None:
+                return
+            while True:
+                try:
+                    if not ready:
+                        self._prepare()
+                        ready = True
+                    self._write(item)
+                    self._succeeded()
+                    break
+                except (DpuflowError, OSError) as error:
+                    ready = False
+                    self._failed(error)
+                    if self._waiting.full() or self._ending():
+                        self.stand = replace(self.stand, lost=self.stand.lost + 1)
+                        break  # newer ones matter more
+                    time.sleep(1.0)
+
+    def _ending(self) -> bool:
+        return None in self._waiting.queue
+
+    def _failed(self, error: Exception) -> None:
+        if self.stand.writing:
+            self.log.error("history_stopped", f"the history is not written: {error}")
+        self.stand = replace(self.stand, writing=False)
+
+    def _succeeded(self) -> None:
+        if not self.stand.writing:
+            self.log.info("history_resumed", f"the history is written again, to {self.folder}")
+        self.stand = replace(self.stand, writing=True)
+
+    def _prepare(self) -> None:
+        """The folder, without what a killed process has left."""
+        os.makedirs(self.folder, mode=0o750, exist_ok=True)
+        for name in os.listdir(self.folder):
+            if name.endswith(".dpuflow.new"):
+                os.unlink(os.path.join(self.folder, name))
+        self._tidy()
+
+    def _write(self, item: CaptureTables | dict[str, Any]) -> None:
+        if isinstance(item, dict):
+            self._append(item)
+            return
+        assert item.info.first_ns is not None
+        assert item.info.last_ns is not None
+        name = segment_name(self.vantage, item.info.first_ns, item.info.last_ns)
+        save_tables(item, os.path.join(self.folder, name), durable=True)
+        self._tidy()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        path = os.path.join(self.folder, FINDINGS)
+        with suppress(FileNotFoundError):
+            if os.path.getsize(path) > FINDINGS_BYTES:
+                os.replace(path, path + ".1")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _tidy(self) -> None:
+        """Merge small segments, and let the oldest go that are beyond size or age."""
+        mine = list_segments(self.folder)
+        kept = {s.path for s in mine}
+        for name in os.listdir(self.folder):  # parts of what has been merged already
+            path = os.path.join(self.folder, name)
+            if name.endswith(".dpuflow") and path not in kept:
+                os.unlink(path)
+        sizes = {s.path: os.path.getsize(s.path) for s in mine}
+        mine = self._merge(mine, sizes)
+        mine.sort(key=lambda s: s.end_ns)
+        total = sum(sizes[s.path] for s in mine)
+        too_old_ns = time.time_ns() - round(self.settings.keep_age * 1e9)
+        while mine and (total > self.settings.keep_size or mine[0].end_ns < too_old_ns):
+            total -= sizes[mine[0].path]
+            os.unlink(mine.pop(0).path)
+        oldest_ns = min((s.start_ns for s in mine), default=None)
+        self.stand = replace(self.stand, bytes=total, oldest_ns=oldest_ns)
+
+    def _merge(self, segments: list[Segment], sizes: dict[str, int]) -> list[Segment]:
+        """The last small segments as one, once there are enough of them."""
+        limit_ns = 2 * round(self.settings.segment * 1e9)
+        small = [s for s in segments if s.end_ns - s.start_ns < limit_ns and sizes[s.path] < MERGED_BYTES]
+        if len(small) < 2 * MERGED:
+            return segments
+        first, total = small[:MERGED], 0
+        for number, segment in enumerate(first):
+            total += sizes[segment.path]
+            if total > MERGED_BYTES and number > 1:
+                first = first[:number]
+                break
+        joined = join_segments([load_tables(s.path) for s in first])
+        start_ns, end_ns = first[0].start_ns, max(s.end_ns for s in first)
+        # Wider than each of its parts by name, so that they count no more even if they cannot be removed.
+        name = segment_name(self.vantage, start_ns, end_ns)
+        path = os.path.join(self.folder, name)
+        save_tables(joined, path, durable=True)
+        for segment in first:
+            if segment.path != path:
+                os.unlink(segment.path)
+        sizes[path] = os.path.getsize(path)
+        gone = {s.path for s in first}
+        rest = [s for s in segments if s.path not in gone]
+        return [*rest, Segment(path, first[0].vantage, start_ns, end_ns)]
+
+
+def cut(
+    tables: CaptureTables, before: Counts | None, counts: Counts, from_ns: int, until_ns: int, last: bool
+) -> CaptureTables:
+    """The part of ``tables`` that ended after ``from_ns`` and until ``until_ns``, as a capture of its own.
+
+    Counters of flows are what they have grown by since ``before``. Messages on their way are left for later,
+    unless it is the ``last`` part.
+    """
+    ended = tables.messages["last_ns"]
+    within = (ended > from_ns) & (ended <= until_ns)
+    if not last:
+        within &= tables.messages["flags"] & np.uint8(MessageFlag.ENDS_AFTER) == 0
+    messages = tables.messages[within]
+    flows = tables.flows.copy()
+    values = counts.values if before is None else grown(before, counts)
+    for name, column in zip(COUNTERS, values.T, strict=True):
+        flows[name] = column.astype(flows[name].dtype)
+    used: NDArray[np.bool_] = np.asarray(values.any(axis=1))
+    used[messages["flow"]] = True
+    paired = used & (flows["peer"] < len(flows))
+    used[flows["peer"][paired]] = True
+    flows, messages = _keep_flows(flows, used, messages)
+    flows["first_ns"] = np.maximum(flows["first_ns"], from_ns + 1)
+    ends = np.zeros(len(tables.endpoints), bool)
+    ends[flows["src"]] = ends[flows["dst"]] = True
+    place = np.cumsum(ends) - 1
+    for name in ("src", "dst"):
+        flows[name] = place[flows[name]]
+    endpoints = tables.endpoints[ends].copy()
+    for name, side in (("packets_out", "src"), ("packets_in", "dst")):
+        endpoints[name] = 0
+        np.add.at(endpoints[name], flows[side], flows["packets"])
+    first_ns = int(messages["first_ns"].min()) if len(messages) else until_ns
+    info = replace(
+        tables.info,
+        files=["live"],
+        packets=int(flows["packets"].sum()),
+        bytes=int(flows["bytes"].sum()),
+        first_ns=min(max(first_ns, from_ns + 1), until_ns),
+        last_ns=until_ns,
+        skipped={},
+    )
+    return CaptureTables(info, endpoints, flows, messages, tables.pauses[:0])
+
+
+def _keep_flows(
+    flows: NDArray[np.void], used: NDArray[np.bool_], messages: NDArray[np.void]
+) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """The used flows alone, with what refers to them."""
+    place = np.where(used, np.cumsum(used) - 1, -1)
+    kept = flows[used].copy()
+    peer = kept["peer"].astype(np.int64)
+    known = peer < len(flows)
+    kept["peer"][known] = place[peer[known]]
+    kept["peer"][~known] = NONE32
+    moved = messages.copy()
+    moved["flow"] = place[messages["flow"]]
+    return kept, moved

@@ -1,0 +1,176 @@
+"""The agent's history: what was kept leads to the same collectives; bounds, crashes and full disks."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from feeding import pieces
+from test_agent_windows import FILES, NAMES, rows
+
+from dpuflow.agent import history as module
+from dpuflow.agent.config import History as Settings
+from dpuflow.agent.config import Windows as WindowSettings
+from dpuflow.agent.history import History
+from dpuflow.agent.log import Log
+from dpuflow.agent.stream import Stream
+from dpuflow.agent.windows import Windows
+from dpuflow.analysis import analyze
+from dpuflow.cli import run
+from dpuflow.errors import DpuflowError
+from dpuflow.segments import list_segments
+from dpuflow.tables import Vantage
+
+STEP_NS = 50_000_000
+SETTLE_NS = 100_000_000
+
+
+def kept(path: Path, folder: Path, settings: Settings | None = None, last: bool = True) -> History:
+    """Run a capture through the windows with a history in ``folder``; without ``last`` as if killed."""
+    settings = settings or Settings(directory=str(folder), segment=0.1, keep_age=86400.0 * 36500)
+    history = History(settings, "node0", Log(stream=io.StringIO()))
+    stream, windows, now = Stream("node0"), Windows(WindowSettings(settle=SETTLE_NS / 1e9)), 0
+    for now, form, piece in pieces(path, STEP_NS):
+        stream.feed(form, piece)
+        taken = stream.snapshot(now)
+        tables, counts = taken.tables(), taken.counts()
+        settled = windows.step(tables, counts, now)
+        history.take(tables, counts, now - SETTLE_NS)
+        stream.forget(settled.before_ns)
+    if last:
+        taken = stream.snapshot(now)
+        history.take(taken.tables(), taken.counts(), now, last=True)
+    history.close()
+    return history
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_the_history_leads_to_the_same_collectives_as_the_packets(path: Path, tmp_path: Path) -> None:
+    kept(path, tmp_path)
+    segments = list_segments(str(tmp_path))
+    assert len(segments) > 1
+    from_history = analyze([Vantage("node0", tuple(s.path for s in segments))], threads=1)
+    from_packets = analyze([Vantage("node0", (str(path),))], threads=1)
+    assert sorted(rows(from_history), key=str) == sorted(rows(from_packets), key=str)
+    ours, theirs = from_history.flows, from_packets.flows
+    assert [(f.packets, f.bytes, f.retransmitted) for f in ours if f.packets] == [
+        (f.packets, f.bytes, f.retransmitted) for f in theirs if f.packets
+    ]
+
+
+def test_a_kill_loses_what_was_not_settled_and_the_segment_in_progress(tmp_path: Path) -> None:
+    path = FILES[0]
+    kept(path, tmp_path, last=False)
+    segments = list_segments(str(tmp_path))
+    whole = analyze([Vantage("x", (str(path),))], threads=1)
+    assert whole.end_ns is not None
+    end_ns = segments[-1].end_ns
+    assert whole.end_ns - end_ns < 100_000_000 + SETTLE_NS + 2 * STEP_NS
+    found = analyze([Vantage("x", tuple(s.path for s in segments))], threads=1)
+    safe = [row for row in rows(whole) if row[5] < end_ns]
+    assert len(safe) > 10
+    assert len(set(safe) - set(rows(found))) <= 1  # the last one may go on after the cut
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    half = tmp_path / "node0-20261121T120000Z-1-2.dpuflow.new"
+    half.write_bytes(b"DPUFLOW\0half")
+    kept(FILES[0], tmp_path)
+    assert not half.exists()
+
+
+def test_small_segments_become_one_and_nothing_counts_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MERGED", 3)
+    path = FILES[0]
+    kept(path, tmp_path)
+    segments = list_segments(str(tmp_path))
+    assert any(s.end_ns - s.start_ns > 250_000_000 for s in segments)
+    found = analyze([Vantage("x", tuple(s.path for s in segments))], threads=1)
+    assert sorted(rows(found), key=str) == sorted(
+        rows(analyze([Vantage("x", (str(path),))], threads=1)), key=str
+    )
+
+
+def test_parts_that_outlive_their_merging_are_left_out(tmp_path: Path) -> None:
+    for name in ("n-20260101T000000Z-100-900.dpuflow", "n-20260101T000000Z-100-400.dpuflow",
+                 "n-20260101T000000Z-400-900.dpuflow", "n-20260101T000000Z-900-950.dpuflow"):  # fmt: skip
+        (tmp_path / name).write_bytes(b"")
+    assert [(s.start_ns, s.end_ns) for s in list_segments(str(tmp_path))] == [(100, 900), (900, 950)]
+
+
+def test_the_oldest_go_beyond_size_and_age(tmp_path: Path) -> None:
+    settings = Settings(directory=str(tmp_path), segment=0.1, keep_size=150_000, keep_age=86400.0 * 36500)
+    history = kept(FILES[0], tmp_path, settings)
+    sizes = [os.path.getsize(s.path) for s in list_segments(str(tmp_path))]
+    assert 0 < sum(sizes) <= 150_000
+    assert history.stand.bytes == sum(sizes)
+    settings = Settings(directory=str(tmp_path), segment=0.1, keep_age=3600.0)
+    kept(FILES[0], tmp_path, settings)  # captured long ago
+    assert list_segments(str(tmp_path)) == []
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing fails for a while: it is logged once each way, and what came meanwhile is written later."""
+    real, failures = module.save_tables, iter(range(3))
+
+    def full(tables: object, name: str, durable: bool = False) -> None:
+        if next(failures, None) is not None:
+            raise DpuflowError(f"{name}: {os.strerror(errno.ENOSPC)}")
+        real(tables, name, durable)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "save_tables", full)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    said = io.StringIO()
+    monkeypatch.setattr(Log, "__init__", _logs_to(said))
+    history = kept(FILES[0], tmp_path)
+    assert said.getvalue().count("the history is not written") == 1
+    assert said.getvalue().count("the history is written again") == 1
+    assert history.stand.writing
+    assert history.stand.lost == 0
+
+
+def _logs_to(said: io.StringIO):  # type: ignore[no-untyped-def]
+    original = Log.__init__
+
+    def init(self: Log, *args: object, **more: object) -> None:
+        original(self, stream=said)
+
+    return init
+
+
+def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    (tmp_path / "file").write_text("")
+    history = kept(FILES[0], tmp_path / "file" / "inside", Settings(directory=str(tmp_path / "file" / "in")))
+    assert not history.stand.writing
+    assert history.stand.lost > 0
+
+
+def test_analyze_reads_the_folder_and_a_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(FILES[0], tmp_path)
+    assert run(["analyze", str(tmp_path), "--quiet", "--json", "-"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    (capture,) = whole["captures"]
+    assert capture["vantage"] == "node0"
+    segments = list_segments(str(tmp_path))
+    at = datetime.fromtimestamp(segments[2].end_ns / 1e9, timezone.utc).isoformat()
+    assert run(["analyze", str(tmp_path), "--until", at, "--quiet", "--json", "-"]) == 0
+    part = json.loads(capsys.readouterr().out)
+    assert 0 < part["captures"][0]["packets"] < capture["packets"]
+    assert run(["analyze", str(tmp_path), "--since", "2001-01-01T00:00:00Z", "--until", "2001-01-02"]) == 1
+    assert "holds nothing of that time, only 20" in capsys.readouterr().err
+    assert run(["analyze", str(FILES[0]), "--since", "2001-01-01"]) == 2
+    assert "name one" in capsys.readouterr().err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert run(["analyze", str(empty)]) == 1
+    assert "without an agent's history" in capsys.readouterr().err
