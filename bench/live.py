@@ -93,7 +93,7 @@ def missing() -> str | None:
 
 def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure, say and return the figures, in ns."""
-    ring = Ring(libbpf.create_ring(RING), RING)
+    ring = Ring(RING, RING)
     frame = write_middle()
     tally = np.zeros(kernel.D_SIZE, np.int64)
     tally[kernel.D_LEFT] = 1 << 60
@@ -106,7 +106,8 @@ def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
         ("messages, xdp", "dpuflow_xdp", LiveOptions(("lo",), mode="messages")),
     ):
         settings = options.settings(0, 0)
-        made = libbpf.Loaded(object_path(options.mode), (program,), settings, ring.fd)
+        ring.set(settings)
+        made = libbpf.Loaded(object_path(options.mode), (program,), settings, ring.maps())
         loaded[name] = (made, made.fds[program])
     samples: dict[str, list[float]] = {name: [] for name in (*loaded, "reader", "bcc callback")}
     peer = _bcc_peer(say)

@@ -3,7 +3,7 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0xb9d25355U
+#define DPUFLOW_SCHEMA 0x7df1c3deU
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
@@ -24,6 +24,7 @@
 #define DPUFLOW_MAX_PORTS 8
 #define DPUFLOW_MAX_QPS 16
 #define DPUFLOW_MAX_VLANS 8
+#define DPUFLOW_CELL_RECORD 152
 #define DPUFLOW_CLASS_0 64
 #define DPUFLOW_CLASS_1 128
 #define DPUFLOW_CLASS_2 256
@@ -132,9 +133,11 @@ struct dpuflow_settings {
 	__u16 port[8]; /* TCP ports to capture, either end */
 	__u16 vlan[8]; /* outer VLAN ids to capture */
 	__u32 iface; /* number of the interface in records */
+	__u32 cell_mask; /* B: size of each CPU's own ring minus 1; 0: the kernel's ring buffer alone */
+	__u32 ordered; /* 1 where the processor does not reorder stores: a plain one publishes a record */
 	__u32 reserved; /* 0 */
 };
-_Static_assert(sizeof(struct dpuflow_settings) == 272, "settings");
+_Static_assert(sizeof(struct dpuflow_settings) == 280, "settings");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, clock_ns) == 0, "settings.clock_ns");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, host_hi) == 8, "settings.host_hi");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, host_lo) == 72, "settings.host_lo");
@@ -150,6 +153,8 @@ _Static_assert(__builtin_offsetof(struct dpuflow_settings, qp) == 168, "settings
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, port) == 232, "settings.port");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, vlan) == 248, "settings.vlan");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, iface) == 264, "settings.iface");
-_Static_assert(__builtin_offsetof(struct dpuflow_settings, reserved) == 268, "settings.reserved");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, cell_mask) == 268, "settings.cell_mask");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, ordered) == 272, "settings.ordered");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, reserved) == 276, "settings.reserved");
 
 #endif

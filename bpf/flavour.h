@@ -28,6 +28,7 @@ static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
 #define SUBMIT(record) bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP)
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_COUNTERS_FD), &zero)
+#define CELL(cpu) bpf_map_lookup_elem_(MAP(DPUFLOW_CELLS_FD), &cpu)
 
 #else
 
@@ -37,8 +38,8 @@ char _license[] SEC("license") = "GPL";
 /* Set before loading. A map of its own, so that it holds this struct and nothing else. */
 const volatile struct dpuflow_settings settings SEC(".rodata.settings") = { .schema = DPUFLOW_SCHEMA };
 
-/* Packets on their way to user space, of all interfaces and CPUs in one order; user space sets the size
- * and shares one ring between the programs. */
+/* Packets on their way to user space that each CPU's own ring has no room for, and those too long for it;
+ * user space sets the size and shares one between the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -52,10 +53,20 @@ struct {
 	__type(value, struct dpuflow_counters);
 } counters SEC(".maps");
 
+/* CPU -> its own ring, struct cell; mapped into user space, which makes it and sets its size. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, 4096);
+} cells SEC(".maps");
+
 #define RESERVE(size) bpf_ringbuf_reserve(&ring, size, 0)
 #define SUBMIT(record) bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP)
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem(&counters, &zero)
+#define CELL(cpu) bpf_map_lookup_elem(&cells, &cpu)
 
 #endif
 #endif

@@ -7,7 +7,7 @@
 struct run_key {
 	__u64 src_hi, src_lo, dst_hi, dst_lo;
 	__u32 qp;
-	__u32 direction;
+	__u32 kind; /* direction, and where the BTH stands: RoCEv1 and v2 are flows apart */
 };
 
 struct run {
@@ -50,18 +50,14 @@ static __always_inline void end_run(struct run *run, struct ended *ended)
 	run->count = 0;
 }
 
-static __always_inline void emit(const struct run *run, const struct ended *ended, struct dpuflow_counters *count)
-{
-	struct dpuflow_ring_packet *record;
-	struct dpuflow_ring_run *more;
+#define RUN_RECORD (sizeof(struct dpuflow_ring_packet) + sizeof(struct dpuflow_ring_run) + DPUFLOW_RUN_HEAD)
+_Static_assert(RUN_RECORD <= DPUFLOW_CELL_RECORD, "a run fits where a packet does");
 
-	record = RESERVE(sizeof(*record) + sizeof(*more) + DPUFLOW_RUN_HEAD);
-	if (!record) {
-		count->folded -= ended->count;
-		count->ring_full += ended->count;
-		return;
-	}
-	more = (void *)(record + 1);
+static __always_inline void write_run(struct dpuflow_ring_packet *record, const struct run *run,
+				      const struct ended *ended)
+{
+	struct dpuflow_ring_run *more = (void *)(record + 1);
+
 	record->time_ns = ended->last_ns + settings.clock_ns;
 	record->wire_len = ended->wire_len;
 	record->captured = run->bth_at + BTH;
@@ -79,6 +75,28 @@ static __always_inline void emit(const struct run *run, const struct ended *ende
 	more->ip_at = run->ip_at;
 	more->reserved = 0;
 	__builtin_memcpy(more + 1, run->head, DPUFLOW_RUN_HEAD);
+}
+
+/* Where the packet that ends the run will stand, and so before it: in this CPU's own ring. From user space's
+ * program (`own` 0), which softirqs may interrupt, in the kernel's. */
+static __always_inline void emit(const struct run *run, const struct ended *ended, struct dpuflow_counters *count,
+				 int own)
+{
+	struct cell *cell = own ? roomy_cell() : 0;
+	struct dpuflow_ring_packet *record;
+
+	if (cell) {
+		write_run(place(cell), run, ended);
+		publish(cell, RUN_RECORD);
+		return;
+	}
+	record = RESERVE(RUN_RECORD);
+	if (!record) {
+		count->folded -= ended->count;
+		count->ring_full += ended->count;
+		return;
+	}
+	write_run(record, run, ended);
 	SUBMIT(record);
 }
 
@@ -98,7 +116,7 @@ static __always_inline void take(void *ctx, int xdp, void *data, void *data_end,
 				 const struct found *found, struct dpuflow_counters *count)
 {
 	struct run_key key = { found->src_hi, found->src_lo, found->dst_hi, found->dst_lo, found->qp,
-			       packet->direction };
+			       packet->direction | found->bth_at << 8 };
 	struct ended ended = {};
 	__u8 word[BTH], ip[2], marked, opcode, folded = 0;
 	__u32 psn;
@@ -148,7 +166,7 @@ static __always_inline void take(void *ctx, int xdp, void *data, void *data_end,
 	if (folded)
 		count->folded++;
 	if (ended.count)
-		emit(run, &ended, count);
+		emit(run, &ended, count, 1);
 	if (folded)
 		return;
 whole:
@@ -180,7 +198,7 @@ static long flush_one(void *map, struct run_key *key, struct run *run, struct fl
 	run->closed = closed;
 	bpf_spin_unlock(&run->lock);
 	if (ended.count)
-		emit(run, &ended, count);
+		emit(run, &ended, count, 0);
 	if (closed)
 		bpf_map_delete_elem(&runs, key);
 	return 0;

@@ -23,8 +23,8 @@ struct found {
 	__u64 src_hi, src_lo, dst_hi, dst_lo;
 	__u32 flow_hash;
 	__u32 qp;
-	__u8 bth_at; /* 0: not RoCEv2 */
-	__u8 ip_at;
+	__u8 bth_at; /* 0: not RoCE */
+	__u8 ip_at; /* of RoCEv1: where the GRH stands, which is laid out as IPv6 is */
 	__u8 ends;
 };
 
@@ -41,6 +41,18 @@ static __always_inline __u32 be32(const __u8 *at)
 static __always_inline __u64 be64(const __u8 *at)
 {
 	return (__u64)be32(at) << 32 | be32(at + 4);
+}
+
+/* The same of a packet's own bytes, in one load: the kernel allows those of unknown alignment where the processor
+ * does (x86-64, arm64); of bytes on the stack, never. */
+static __always_inline __u16 wide16(const void *at)
+{
+	return __builtin_bswap16(*(const __u16 *)at);
+}
+
+static __always_inline __u32 wide32(const void *at)
+{
+	return __builtin_bswap32(*(const __u32 *)at);
 }
 
 static __always_inline int host_listed(__u64 hi, __u64 lo)
@@ -131,22 +143,22 @@ static __always_inline enum verdict judge_usual(const __u8 *at, struct found *fo
 {
 	__u64 src, dst, hosts;
 
-	if (be16(at + 12) != DPUFLOW_ETHERTYPE_IPV4 || at[14] != 0x45 || be16(at + 20) & 0x1fff || settings.vlans)
+	if (wide16(at + 12) != DPUFLOW_ETHERTYPE_IPV4 || at[14] != 0x45 || wide16(at + 20) & 0x1fff || settings.vlans)
 		return UNUSUAL;
-	src = 0xffff00000000ULL | be32(at + 26);
-	dst = 0xffff00000000ULL | be32(at + 30);
+	src = 0xffff00000000ULL | wide32(at + 26);
+	dst = 0xffff00000000ULL | wide32(at + 30);
 	if (settings.hosts && !host_listed(0, src) && !host_listed(0, dst))
 		return NOT_WANTED;
 	hosts = host_pair(0, src, 0, dst);
-	if (at[23] == 17 && be16(at + 36) == DPUFLOW_ROCE_V2_PORT && settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2) {
+	if (at[23] == 17 && wide16(at + 36) == DPUFLOW_ROCE_V2_PORT && settings.protocols & DPUFLOW_PROTOCOL_ROCE_V2) {
 		found->src_lo = src;
 		found->dst_lo = dst;
 		found->bth_at = 42;
 		found->ip_at = ETHERNET;
-		return judge_bth(at[42], be32(at + 46), hosts, found);
+		return judge_bth(at[42], wide32(at + 46), hosts, found);
 	}
 	if (at[23] == 6)
-		return judge_tcp(be32(at + 34), hosts, found);
+		return judge_tcp(wide32(at + 34), hosts, found);
 	return UNUSUAL;
 }
 
@@ -217,7 +229,7 @@ static __always_inline enum verdict judge(const struct head *head, __u32 len, __
 	}
 	if (next > HEAD - BTH || len < next + BTH)
 		return unless_other(CUT);
-	if (type != DPUFLOW_ETHERTYPE_ROCE_V1) {
+	if (type != DPUFLOW_ETHERTYPE_ROCE_V1 || head->byte[at] >> 4 == 6) {
 		found->src_hi = src_hi;
 		found->src_lo = src_lo;
 		found->dst_hi = dst_hi;

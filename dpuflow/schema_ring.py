@@ -28,6 +28,15 @@ SIZE_CLASSES: Final = (64, 128, 256, 1024, 4096, 16384, 65536, MAX_SNAPLEN)
 should not take the room of a jumbo frame."""
 
 
+# Each CPU's own ring, which it alone writes: a cell of one mapped array. Position of the writer, of the
+# reader (on another cache line), and the ring, which goes on behind its end as far as one record may reach.
+CELL_HEAD: Final = 0
+CELL_TAIL: Final = 64
+CELL_DATA: Final = 128
+CELL_RECORD: Final = 152  # the longest record there: 128 bytes of a packet, or a run
+MAX_CELL: Final = 1 << 28  # far enough below what the verifier takes as an offset
+
+
 class RingKind(IntEnum):
     """What a ring record is."""
 
@@ -109,6 +118,8 @@ SETTINGS: Final = make_record(
     ("port", f"({MAX_PORTS},)u2", "", "TCP ports to capture, either end"),
     ("vlan", f"({MAX_VLANS},)u2", "", "outer VLAN ids to capture"),
     ("iface", "u4", "", "number of the interface in records"),
+    ("cell_mask", "u4", "B", "size of each CPU's own ring minus 1; 0: the kernel's ring buffer alone"),
+    ("ordered", "u4", "", "1 where the processor does not reorder stores: a plain one publishes a record"),
     ("reserved", "u4", "", "0"),
 )
 

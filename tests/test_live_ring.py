@@ -20,11 +20,20 @@ from dpuflow.live.base import Interface
 from dpuflow.live.nic import NIC_NAMES
 from dpuflow.records import read_blocks
 from dpuflow.schema import BthFlag
-from dpuflow.schema_ring import COUNTER_NAMES, RING_PACKET, RING_RUN, RingKind
+from dpuflow.schema_ring import (
+    CELL_DATA,
+    CELL_RECORD,
+    CELL_TAIL,
+    COUNTER_NAMES,
+    RING_PACKET,
+    RING_RUN,
+    RingKind,
+)
 
 PAGE = 4096
 SIZE = 1 << 14
 BUSY, GIVEN_UP = 1 << 31, 1 << 30
+NEVER = (1 << 63) - 1
 
 Packets = list[tuple[bytes, int]]  # data, and the header's flags
 
@@ -73,7 +82,9 @@ def drained(
     state[kernel.D_LEFT] = left
     seen = np.zeros(1 << 16, np.uint8)
     out, found = np.zeros(room + kernel.SLACK, np.uint8), b""
-    while filled := kernel.drain(consumer, producer, SIZE, out, 0, state, seen):
+    cells, marks = np.zeros(8, np.uint8), np.zeros((0, 3), np.int64)
+    rings = (consumer, producer, SIZE, cells, 8, 0, marks)
+    while filled := kernel.drain(*rings, NEVER, out, 0, state, seen):
         found += out[:filled].tobytes()
     return found, state
 
@@ -94,6 +105,85 @@ def test_as_the_twin(packets: Packets, start: int, room: int) -> None:
     ready = ready[: ready.index(BUSY)] if BUSY in ready else ready
     assert state[kernel.D_PACKETS] == ready.count(0)
     assert state[kernel.D_IFACES :].sum() == ready.count(0)
+
+
+CELL = 1 << 12
+STRIDE = CELL_DATA + CELL + CELL_RECORD
+Stamped = list[tuple[int, bytes]]  # stamp, data
+
+
+def cells_of(rings: list[Stamped], starts: list[int]) -> np.ndarray:
+    """The CPUs' own rings, as the programs would have written them, each from its start."""
+    area = np.zeros(STRIDE * len(rings), np.uint8)
+    for number, (packets, start) in enumerate(zip(rings, starts, strict=True)):
+        cell = area[number * STRIDE : (number + 1) * STRIDE]
+        at = start
+        for time, data in packets:
+            head = RING_PACKET.zeros(1)
+            head["time_ns"], head["wire_len"], head["captured"], head["iface"] = time, 1500, len(data), number
+            record = head.tobytes() + data
+            place = CELL_DATA + at % CELL
+            cell[place : place + len(record)] = np.frombuffer(record, np.uint8)
+            at += (len(record) + 7) // 8 * 8
+        cell[CELL_TAIL : CELL_TAIL + 8] = np.frombuffer(struct.pack("<Q", start), np.uint8)
+        cell[:8] = np.frombuffer(struct.pack("<Q", at), np.uint8)
+    return area
+
+
+def stamps(blocks_: bytes) -> list[tuple[int, bytes]]:
+    found, at = [], 0
+    while at < len(blocks_):
+        _, size, _, high, low, captured, _ = struct.unpack_from("<7I", blocks_, at)
+        found.append((high << 32 | low, blocks_[at + 28 : at + 28 + captured]))
+        at += size
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, 1000), st.binary(min_size=14, max_size=128)), max_size=60
+    ),
+    st.lists(st.integers(0, 1 << 20), min_size=4, max_size=4),
+    st.integers(400, 2000),
+    st.integers(0, 70_000),
+)
+def test_rings_are_read_in_the_order_of_their_stamps(
+    made: list[tuple[int, int, bytes]], starts: list[int], room: int, limit: int
+) -> None:
+    """Ring 4 is the kernel's, which stamps its packets from 10**18 on."""
+    time, rings = 10**18, [[] for _ in range(5)]  # type: ignore[var-annotated]
+    for which, gap, data in made:
+        time += gap
+        rings[which].append((time, data))
+    area = cells_of(rings[:4], [start * 8 for start in starts])
+    consumer, producer = ring_of([(data, 0) for _, data in rings[4]], 0)
+    for number, at in enumerate(record_places(producer)):
+        producer[at : at + 8] = np.frombuffer(struct.pack("<Q", rings[4][number][0]), np.uint8)
+    state, seen = np.zeros(kernel.D_SIZE, np.int64), np.zeros(1 << 16, np.uint8)
+    state[kernel.D_LEFT] = 1 << 60
+    out, marks = np.zeros(room + kernel.SLACK, np.uint8), np.zeros((4, 3), np.int64)
+    found: list[list[tuple[int, bytes]]] = []
+    for until in (10**18 + limit, NEVER):
+        got = b""
+        while filled := kernel.drain(
+            consumer, producer, SIZE, area, STRIDE, CELL, marks, until, out, 0, state, seen
+        ):
+            got += out[:filled].tobytes()
+        found.append(stamps(got))
+    every = sorted((packet for ring in rings for packet in ring), key=lambda packet: packet[0])
+    assert found[0] == [packet for packet in every if packet[0] < 10**18 + limit]
+    assert found[0] + found[1] == every
+    assert state[kernel.D_PACKETS] == len(every)
+
+
+def record_places(producer: np.ndarray) -> list[int]:
+    """Where the stamps of the kernel ring's records stand, the first lap alone."""
+    end, at, found = int(producer[:8].view(np.uint64)[0]), 0, []
+    while at < end:
+        found.append(PAGE + at + 8)
+        at += (int(producer[PAGE + at : PAGE + at + 4].view(np.uint32)[0]) + 15) // 8 * 8
+    return found
 
 
 def test_a_limit_leaves_the_rest_in_the_ring() -> None:

@@ -1,8 +1,10 @@
-"""Records of the kernel's ring buffer to pcapng packet blocks, many in one call.
+"""Records of the programs' rings to pcapng packet blocks, many in one call and in the order of their times.
 
-The ring: Linux kernel/bpf/ringbuf.c. A record starts with a 32-bit length, of which bit 31 says that it is
-still being written and bit 30 that it was given up; the next one follows at a multiple of 8 bytes. The ring's
-pages are mapped twice in a row, so that no record is broken. Blocks: draft-ietf-opsawg-pcapng.
+Each CPU has a ring of its own, a cell of one mapped array (``schema_ring.CELL_HEAD`` and what follows); a
+record there is as long as what it holds. What they have no room for is in the kernel's ring buffer, Linux
+kernel/bpf/ringbuf.c. There a record starts with a 32-bit length, of which bit 31 says that it is still being
+written and bit 30 that it was given up; the next one follows at a multiple of 8 bytes, and the ring's pages
+are mapped twice in a row, so that no record is broken. Blocks: draft-ietf-opsawg-pcapng.
 """
 
 from __future__ import annotations
@@ -38,11 +40,15 @@ _FIRST, _PSN, _COUNT, _MARKED = _RUN["first_ns"], _RUN["psn"], _RUN["count"], _R
 _OPCODE, _BTH_AT, _IP_AT = _RUN["opcode"], _RUN["bth_at"], _RUN["ip_at"]
 _RUN_DATA: Final = _DATA + schema_ring.RING_RUN.dtype.itemsize
 
+_HEAD, _TAIL, _CELL = schema_ring.CELL_HEAD, schema_ring.CELL_TAIL, schema_ring.CELL_DATA
+CELL_SLACK: Final = schema_ring.CELL_RECORD  # bytes that a cell's ring goes on behind its end
+
 _IS_RUN: Final = int(schema_ring.RingKind.RUN)
 
 _BUSY: Final = 1 << 31
 _GIVEN_UP: Final = 1 << 30
 _LENGTH: Final = _GIVEN_UP - 1
+_NEVER: Final = (1 << 63) - 1
 
 BLOCK_BYTES: Final = 44  # of an enhanced packet block with its flags, besides the packet
 SLACK: Final = 64  # bytes that a copy may write beyond a packet
@@ -89,8 +95,8 @@ def _put_be16(out, at, value):  # type: ignore[no-untyped-def]
 def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
     """The packets of a run, their headers alone, times spread evenly; where the next block goes.
 
-    The headers are those of a packet of the same flow. What tells its packets apart is written anew: IP and
-    UDP lengths, ECN, and of the BTH opcode, pad, AckReq and PSN.
+    The headers are those of a packet of the same flow. What tells its packets apart is written anew: IP (or
+    GRH) and UDP lengths, ECN, and of the BTH opcode, pad, AckReq and PSN.
     """
     first, last = le64(data, record + _FIRST), le64(data, record + _TIME)
     count, marked = le32(data, record + _COUNT), le32(data, record + _MARKED)
@@ -102,6 +108,7 @@ def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
     bth_at, ip_at = i8(data[record + _BTH_AT]), i8(data[record + _IP_AT])
     iface, direction = i8(data[record + _IFACE]), i8(data[record + _DIRECTION])
     fourth = data[record + _RUN_DATA + ip_at] >> 4 == 4
+    udp = fourth or bth_at != ip_at + 40  # RoCEv1 has the BTH right behind the GRH
     for k in range(count):
         time = first + (last - first) * k // max(count - 1, 1)
         packet = at + 28
@@ -118,7 +125,8 @@ def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
         else:
             _put_be16(out, ip + 4, wire - ip_at - 40)
             out[ip + 1] = out[ip + 1] & 0xCF | ecn << 4
-        _put_be16(out, bth - 4, wire - bth_at + 8)
+        if udp:
+            _put_be16(out, bth - 4, wire - bth_at + 8)
         out[bth] = data[record + _OPCODE]
         out[bth + 1] = out[bth + 1] & 0x4F
         put32(out, bth + 8, 0)
@@ -128,51 +136,122 @@ def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8[::1], u1[::1]))
-def drain(consumer, producer, size, out, at, state, seen):  # type: ignore[no-untyped-def]
-    """Move records to ``out`` from ``at`` on until the ring is empty or ``out`` full; where it ends.
+@inlined
+def _move(data, record, out, at, room, state, seen):  # type: ignore[no-untyped-def]
+    """One record to ``out`` at ``at``, with its counts; where the next block goes, -1 if it does not fit."""
+    captured, count, run = le32(data, record + _CAPTURED), 1, data[record + _KIND] == _IS_RUN
+    if run:
+        count = le32(data, record + _COUNT)
+    if at + count * (BLOCK_BYTES + captured + 3) > room:
+        return -1
+    time, wire = le64(data, record + _TIME), le32(data, record + _WIRE)
+    iface = i8(data[record + _IFACE])
+    if run:
+        at = write_run(out, at, data, record)
+    else:
+        direction = i8(data[record + _DIRECTION])
+        at = write_packet(out, at, data, record + _DATA, captured, wire, time, iface, direction)
+    state[D_IFACES + iface] += count
+    state[D_PACKETS] += count
+    state[D_LEFT] -= count
+    state[D_BYTES] += count * wire
+    state[D_ENDS] += data[record + _ENDS]
+    state[D_LAST] = time
+    flow = le32(data, record + _HASH)
+    if flow and not seen[flow >> 16]:
+        seen[flow >> 16] = 1
+        state[D_FLOWS] += 1
+    return at
 
-    ``consumer`` is the page with the reader's position; ``producer`` the page with the writer's, and after it
-    the ring of ``size`` bytes, twice. ``out`` has SLACK bytes more than it is to hold. ``seen``: one byte for
-    each value of the upper 16 bits of a flow's hash.
-    """
-    first = len(consumer)
-    here = le64(consumer, 0)
-    end = acquire64(producer, 0)
-    room = len(out) - SLACK
-    while here < end and state[D_LEFT] > 0:
-        record = first + (here & size - 1)
-        header = acquire32(producer, record)
-        if header & _BUSY:
+
+@inlined
+def _cell_length(cells, record):  # type: ignore[no-untyped-def]
+    """Bytes that a record takes in a cell."""
+    if cells[record + _KIND] == _IS_RUN:
+        return _RUN_DATA + schema_ring.RUN_HEAD + 7 & ~7
+    return _DATA + le32(cells, record + _CAPTURED) + 7 & ~7
+
+
+@inlined
+def _behind_given_up(producer, first, size, here, end):  # type: ignore[no-untyped-def]
+    """Where the next record stands that was not given up, or ``end``."""
+    while here < end:
+        header = acquire32(producer, first + (here & size - 1))
+        if header & _BUSY or not header & _GIVEN_UP:
             break
-        length = header & _LENGTH
-        prefetch(producer, record + 8 * length)
-        if not header & _GIVEN_UP:
-            record += 8
-            captured, count, run = le32(producer, record + _CAPTURED), 1, producer[record + _KIND] == _IS_RUN
-            if run:
-                count = le32(producer, record + _COUNT)
-            if at + count * (BLOCK_BYTES + captured + 3) > room:
-                break
-            time, wire = le64(producer, record + _TIME), le32(producer, record + _WIRE)
-            iface = i8(producer[record + _IFACE])
-            if run:
-                at = write_run(out, at, producer, record)
-            else:
-                direction = i8(producer[record + _DIRECTION])
-                at = write_packet(
-                    out, at, producer, record + _DATA, captured, wire, time, iface, direction
-                )  # fmt: skip
-            state[D_IFACES + iface] += count
-            state[D_PACKETS] += count
-            state[D_LEFT] -= count
-            state[D_BYTES] += count * wire
-            state[D_ENDS] += producer[record + _ENDS]
-            state[D_LAST] = time
-            flow = le32(producer, record + _HASH)
-            if flow and not seen[flow >> 16]:
-                seen[flow >> 16] = 1
-                state[D_FLOWS] += 1
-        here += length + 15 & ~7
+        here += (header & _LENGTH) + 15 & ~7
+    return here
+
+
+@inlined
+def _time_of_next(producer, first, size, here, end):  # type: ignore[no-untyped-def]
+    """The stamp of the record at ``here``; _NEVER where there is none that is finished."""
+    if here >= end or acquire32(producer, first + (here & size - 1)) & _BUSY:
+        return _NEVER
+    return le64(producer, first + (here & size - 1) + 8 + _TIME)
+
+
+@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8, i8[:, ::1], i8, u1[::1], i8, i8[::1], u1[::1]))
+def drain(  # type: ignore[no-untyped-def]
+    consumer, producer, size, cells, stride, cell_size, marks, limit, out, at, state, seen
+):
+    """Move records older than ``limit`` to ``out`` from ``at`` on; where they end.
+
+    ``consumer`` is the kernel ring's page with the reader's position; ``producer`` the page with the
+    writer's, and after it the ring of ``size`` bytes, twice. ``cells``: ``len(marks)`` cells, one each
+    ``stride`` bytes, with rings of ``cell_size``; ``marks``, a row of three for each, is room to work. Within
+    a ring order stays; between rings the older record goes first. ``out`` has SLACK bytes more than it is to
+    hold. ``seen``: one byte for each value of the upper 16 bits of a flow's hash.
+    """
+    room, count = len(out) - SLACK, len(marks)
+    for k in range(count):
+        marks[k, 0], marks[k, 1] = le64(cells, k * stride + _TAIL), acquire64(cells, k * stride + _HEAD)
+        marks[k, 2] = _NEVER
+        if marks[k, 0] < marks[k, 1]:
+            marks[k, 2] = le64(cells, k * stride + _CELL + (marks[k, 0] & cell_size - 1) + _TIME)
+    # Last, so that whatever a program put here before it put something into its cell is seen.
+    first, end = len(consumer), acquire64(producer, 0)
+    here = _behind_given_up(producer, first, size, le64(consumer, 0), end)
+    kept, full = _time_of_next(producer, first, size, here, end), False
+    while state[D_LEFT] > 0 and not full:
+        which, oldest, next_oldest = -1, kept, limit
+        for k in range(count):
+            time = marks[k, 2]
+            if time < oldest:
+                which, oldest, next_oldest = k, time, min(oldest, next_oldest)
+            elif time < next_oldest:
+                next_oldest = time
+        if oldest >= limit:
+            break
+        if which < 0:
+            while kept <= next_oldest and kept < limit and state[D_LEFT] > 0:
+                record = first + (here & size - 1)
+                length = acquire32(producer, record) & _LENGTH
+                prefetch(producer, record + 8 * length)
+                moved = _move(producer, record + 8, out, at, room, state, seen)
+                if moved < 0:
+                    full = True
+                    break
+                at = moved
+                here = _behind_given_up(producer, first, size, here + (length + 15 & ~7), end)
+                kept = _time_of_next(producer, first, size, here, end)
+        else:
+            base, tail, head, time = which * stride + _CELL, marks[which, 0], marks[which, 1], oldest
+            while time <= next_oldest and time < limit and state[D_LEFT] > 0:
+                record = base + (tail & cell_size - 1)
+                prefetch(cells, record + 8 * CELL_SLACK)
+                prefetch(cells, record + 8 * CELL_SLACK + 64)
+                prefetch(cells, record + 8 * CELL_SLACK + 128)
+                length = _cell_length(cells, record)
+                moved = _move(cells, record, out, at, room, state, seen)
+                if moved < 0:
+                    full = True
+                    break
+                at = moved
+                tail += length
+                time = le64(cells, base + (tail & cell_size - 1) + _TIME) if tail < head else _NEVER
+            marks[which, 0], marks[which, 2] = tail, time
+    for k in range(count):
+        release64(cells, k * stride + _TAIL, marks[k, 0])
     release64(consumer, 0, here)
     return at

@@ -70,7 +70,7 @@ class PacketCapture:
         """Move the packets of ready blocks to ``out`` from ``at`` on, as much as fits; where it ends."""
         self._peak = max(self._peak, self.ring_share())
         for opened in self._sockets:
-            while len(out) - at >= OUT_BYTES and opened.ready() and self.tally[ring.D_LEFT] > 0:
+            while len(out) - at > BLOCK and opened.ready() and self.tally[ring.D_LEFT] > 0:
                 at = opened.drain(self._wanted, out, at, self.tally, self._seen)
         return at
 

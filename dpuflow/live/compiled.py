@@ -23,9 +23,7 @@ SOURCES: Final = Path(__file__).resolve().parents[2] / "bpf"
 class Compiled:
     """As ``libbpf.Loaded``, by bcc: the programs of packets.bpf.c for one interface."""
 
-    def __init__(
-        self, programs: tuple[str, ...], settings: NDArray[np.void], ring_fd: int, counters_fd: int
-    ) -> None:
+    def __init__(self, programs: tuple[str, ...], settings: NDArray[np.void], maps: dict[str, int]) -> None:
         """Compile and load. Raises MissingError, DpuflowError."""
         try:
             from bcc import BPF
@@ -33,7 +31,7 @@ class Compiled:
             raise MissingError("bcc is not installed: apt-get install python3-bpfcc") from None
         try:
             flags = ["-Wno-everything", *_header_flags()]
-            self._module: Any = BPF(text=source_text(settings, ring_fd, counters_fd), cflags=flags)
+            self._module: Any = BPF(text=source_text(settings, maps), cflags=flags)
             kinds = {name: BPF.XDP if name == "dpuflow_xdp" else BPF.SCHED_CLS for name in programs}
             self.fds = {name: int(self._module.load_func(name, kind).fd) for name, kind in kinds.items()}
         except Exception as error:  # bcc raises nothing else
@@ -47,7 +45,7 @@ class Compiled:
         self._module.cleanup()
 
 
-def source_text(settings: NDArray[np.void], ring_fd: int, counters_fd: int) -> str:
+def source_text(settings: NDArray[np.void], maps: dict[str, int]) -> str:
     """packets.bpf.c with its headers, settings and maps written in. Raises MissingError."""
     if not SOURCES.is_dir():
         raise MissingError(f"{SOURCES} is not there: --backend bcc compiles the programs' sources")
@@ -55,8 +53,7 @@ def source_text(settings: NDArray[np.void], ring_fd: int, counters_fd: int) -> s
     values = ", ".join(f".{name} = {_literal(row[name])}" for name in ring.SETTINGS.dtype.names or ())
     defines = {
         "DPUFLOW_BCC": "1",
-        "DPUFLOW_RING_FD": str(ring_fd),
-        "DPUFLOW_COUNTERS_FD": str(counters_fd),
+        **{f"DPUFLOW_{name.upper()}_FD": str(fd) for name, fd in maps.items()},
         "DPUFLOW_SETTINGS": f"{{ {values} }}",
     }
     return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + _inlined(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ from dpuflow.live import attach, libbpf, place
 from dpuflow.live.base import find_interface
 from dpuflow.live.clock import StampClock
 from dpuflow.live.options import LiveOptions
-from dpuflow.live.ring import Ring
+from dpuflow.live.ring import ALL, Ring
 from dpuflow.live.watchdog import watch
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
 
     from dpuflow.live.base import Bytes
 
+# What a program may take from its stamp to the record, so that what is older is complete on all CPUs and the
+# records of all can be put in order; many times what it does take.
+_GUARD_NS = 20_000
 _SETTLED_S = 2 * schema_ring.RUN_NS / 1e9  # by then all runs have stood long enough
 
 
@@ -45,12 +47,11 @@ class EbpfCapture:
         self._attached = True
         self._places: list[place.Place] = []
         with ExitStack() as stack:
-            size = 1 << max(options.buffer - 1, 4095).bit_length()
-            self.ring = Ring(libbpf.create_ring(size), size)
+            self.ring = Ring.of_bytes(options.buffer)
             stack.callback(self.ring.close)
             clock_ns = self.clock.start.real_ns
             for number, interface in enumerate(self.interfaces):
-                each = place.Place(number, interface, options, clock_ns, self.ring.fd, compile)
+                each = place.Place(number, interface, options, clock_ns, self.ring, compile)
                 self._places.append(each)
                 stack.callback(each.close)
             self.hooks = ", ".join(sorted({each.hook for each in self._places}))
@@ -69,7 +70,8 @@ class EbpfCapture:
 
     def read(self, out: Bytes, at: int) -> int:
         """Move what is in the ring to ``out`` from ``at`` on, as much as fits; where it ends."""
-        return self.ring.drain(out, at, self.tally)
+        limit = time.monotonic_ns() + self.clock.start.real_ns - _GUARD_NS if self._attached else ALL
+        return self.ring.drain(out, at, self.tally, limit)
 
     def ring_share(self) -> float:
         """How much of the ring is filled now, 0 to 1."""
@@ -161,11 +163,12 @@ def remove_leftovers() -> list[str]:
 
 def load_once() -> None:
     """Load all programs and give them back. Raises MissingError, DpuflowError."""
-    ring_fd = libbpf.create_ring(1 << 16)
+    ring = Ring.of_bytes(1 << 17)
     try:
         for mode, more in (("packets", ()), ("messages", (place.FLUSH,))):
             programs = (place.IN, place.OUT, place.XDP, *more)
             settings = LiveOptions(("lo",)).settings(0, 0)
-            libbpf.Loaded(place.made(mode), programs, settings, ring_fd).close()
+            ring.set(settings)
+            libbpf.Loaded(place.made(mode), programs, settings, ring.maps()).close()
     finally:
-        os.close(ring_fd)
+        ring.close()

@@ -25,7 +25,8 @@ _Pointer = ctypes.c_void_p
 _PRINT: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, _Pointer)
 _BROUGHT: Final = Path(__file__).with_name("libbpf.so.1")  # by a package for a system without it
 _said: list[str] = []
-_PERCPU_ARRAY, _RINGBUF = 6, 27  # enum bpf_map_type
+_ARRAY, _PERCPU_ARRAY, _RINGBUF = 2, 6, 27  # enum bpf_map_type
+_MMAPABLE: Final = 1 << 10  # BPF_F_MMAPABLE
 
 
 def _listen(level: int, form: bytes | None, arguments: Any) -> int:
@@ -100,6 +101,20 @@ def last_words() -> str:
     return words
 
 
+class _MapOptions(ctypes.Structure):
+    """struct bpf_map_create_opts."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        *(
+            (name, ctypes.c_uint32)
+            for name in ("btf_fd", "btf_key", "btf_value", "btf_vmlinux", "inner", "flags")
+        ),
+        ("extra", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("numa_node", "ifindex")),
+    )
+
+
 class Loaded:
     """The programs of one object file, loaded for one interface; ``close`` gives them back."""
 
@@ -108,10 +123,9 @@ class Loaded:
         path: Path,
         programs: tuple[str, ...],
         settings: NDArray[np.void],
-        ring_fd: int,
-        counters_fd: int | None = None,
+        maps: dict[str, int],
     ) -> None:
-        """Load ``programs`` with ``settings``, to write to the ring and count in the map given (or its own).
+        """Load ``programs`` with ``settings``, with ``maps`` (descriptors by name) in place of their own.
 
         Raises MissingError, DpuflowError.
         """
@@ -122,9 +136,8 @@ class Loaded:
         try:
             self._set(path, settings)
             self._choose(programs)
-            lib.bpf_map__reuse_fd(self._map("ring"), ring_fd)
-            if counters_fd is not None:
-                lib.bpf_map__reuse_fd(self._map("counters"), counters_fd)
+            for name, fd in maps.items():
+                lib.bpf_map__reuse_fd(self._map(name), fd)
             status = lib.bpf_object__load(self._object)
             if status < 0:
                 raise load_error(-status)
@@ -211,6 +224,15 @@ def create_ring(size: int) -> int:
             raise MissingError(
                 "this kernel has no eBPF ring buffer (Linux 5.8 and later): take --backend afpacket"
             )
+        raise load_error(-fd)
+    return fd
+
+
+def create_cells(count: int, size: int) -> int:
+    """The file descriptor of a new array of ``count`` values that can be mapped. Raises DpuflowError."""
+    options = _MapOptions(ctypes.sizeof(_MapOptions), flags=_MMAPABLE)
+    fd = int(library().bpf_map_create(_ARRAY, b"dpuflow_cells", 4, size, count, ctypes.byref(options)))
+    if fd < 0:
         raise load_error(-fd)
     return fd
 

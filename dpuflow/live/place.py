@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dpuflow.live.base import Interface
     from dpuflow.live.options import LiveOptions
+    from dpuflow.live.ring import Ring
 
 IN, OUT, XDP, FLUSH = "dpuflow_in", "dpuflow_out", "dpuflow_xdp", "dpuflow_flush"
 
@@ -34,12 +35,12 @@ class Place:
         interface: Interface,
         options: LiveOptions,
         clock_ns: int,
-        ring_fd: int,
+        ring: Ring,
         compile: bool,
     ) -> None:
         """Load and attach. Raises MissingError, DpuflowError; nothing stays attached then."""
         self.interface = interface
-        self._number, self._clock_ns, self._ring_fd, self._compile = number, clock_ns, ring_fd, compile
+        self._number, self._clock_ns, self._ring, self._compile = number, clock_ns, ring, compile
         self._on: dict[str, attach.Link | attach.Filter] = {}
         with ExitStack() as stack:
             self._counters_fd = libbpf.create_counters()
@@ -54,12 +55,14 @@ class Place:
     def load(self, options: LiveOptions) -> Programs:
         """The programs that ``options`` ask for here. Raises MissingError, DpuflowError."""
         settings = options.settings(self._number, self._clock_ns)
+        self._ring.set(settings)
+        maps = self._ring.maps() | {"counters": self._counters_fd}
         names: tuple[str, ...] = (XDP,) if options.hook.startswith("xdp") else (IN, OUT)
         if self._compile:
-            return Compiled(names, settings, self._ring_fd, self._counters_fd)
+            return Compiled(names, settings, maps)
         if options.mode == "messages":
             names += (FLUSH,)
-        return libbpf.Loaded(made(options.mode), names, settings, self._ring_fd, self._counters_fd)
+        return libbpf.Loaded(made(options.mode), names, settings, maps)
 
     def _attach(self, hook: str, attached: ExitStack) -> str:
         """Attach the programs; where, in words."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import dpkt
 import pytest
-from network import Pair, run
+from network import HERE, Pair, run
 from readings_live import counters_of, packets_of
 
 from dpuflow.ingest import ingest
@@ -286,3 +287,24 @@ def test_two_interfaces_at_once(pair: Pair, nccl: list[Path], tmp_path: Path) ->
             second = pair.send(pair.a, "west2", *nccl)
         assert [counters["captured"] for counters in counters_of(file)] == [first, second]
         assert [packet.interface for packet in packets_of(file)] == [0] * first + [1] * second
+
+
+def test_packets_of_several_cpus_are_in_order(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    """Each CPU writes a ring of its own, and both directions of the interface are taken."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU alone")
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    file = tmp_path / "x.pcapng"
+    command = [sys.executable, str(HERE / "send.py")]
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any") as capture:
+        senders = [
+            pair.start(space, "taskset", "-c", str(cpu), *command, device, "20000", str(nccl[0]), stdout=-1)
+            for space, device, cpu in ((pair.a, "west", first), (pair.b, "east", second))
+        ]
+        sent = [int(sender.communicate(timeout=60)[0]) for sender in senders]
+    packets = packets_of(file)
+    assert capture.status == 0
+    assert len(packets) == sum(sent)
+    assert [sum(packet.direction == way for packet in packets) for way in (1, 2)] == sent
+    stamps = [packet.time_ns for packet in packets]
+    assert stamps == sorted(stamps)

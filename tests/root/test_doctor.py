@@ -73,8 +73,8 @@ def test_a_filter_left_behind_is_told_and_removed(pair: Pair) -> None:
     """As if process and watchdog had both been killed."""
     code = (
         "import os; from dpuflow.live import attach, libbpf; from dpuflow.live.base import object_path;"
-        "from dpuflow.live.options import LiveOptions; import socket; fd = libbpf.create_ring(4096);"
-        "l = libbpf.Loaded(object_path(), ('dpuflow_in',), LiveOptions(('lo',)).settings(0, 0), fd);"
+        "from dpuflow.live.options import LiveOptions; import socket;"
+        "l = libbpf.Loaded(object_path(), ('dpuflow_in',), LiveOptions(('lo',)).settings(0, 0), {});"
         "attach.add_filter(l.fds['dpuflow_in'], socket.if_nametoindex('east'), 'east', False)"
     )
     assert pair.call(pair.b, sys.executable, "-c", code).returncode == 0

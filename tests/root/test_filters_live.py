@@ -121,9 +121,10 @@ def test_the_program_judges_as_its_twin(
         tcp = next(frame for frame in real if frame[23] == 6)
         choice = {"ports": (int.from_bytes(tcp[34:36], "big"),)}
     options = LiveOptions(("lo",), **choice)  # type: ignore[arg-type]
-    size = 1 << 20
-    ring = Ring(libbpf.create_ring(size), size)
-    loaded = libbpf.Loaded(object_path(), (program,), options.settings(0, 0), ring.fd)
+    ring = Ring(1 << 20, 1 << 14)
+    settings = options.settings(0, 0)
+    ring.set(settings)
+    loaded = libbpf.Loaded(object_path(), (program,), settings, ring.maps())
     wanted, found = filter_words(options), np.zeros(2, np.int64)
     tally = np.zeros(ring_kernel.D_SIZE, np.int64)
     tally[ring_kernel.D_LEFT] = 1 << 60
@@ -152,12 +153,16 @@ def test_the_program_judges_as_its_twin(
 
 @pytest.mark.parametrize("program", ["dpuflow_xdp", "dpuflow_in"])
 @pytest.mark.parametrize("snaplen", [64, 71, 96, 128, 0])
-def test_packets_of_every_length_are_kept_byte_for_byte(programs: None, program: str, snaplen: int) -> None:
+@pytest.mark.parametrize("cell", [0, 1 << 14], ids=["kernel's ring", "CPU's ring"])
+def test_packets_of_every_length_are_kept_byte_for_byte(
+    programs: None, program: str, snaplen: int, cell: int
+) -> None:
     """Around the size classes of the ring, where packets are copied in several ways."""
     options = LiveOptions(("lo",), snaplen=snaplen, protocols=("any",))
-    size = 1 << 20
-    ring = Ring(libbpf.create_ring(size), size)
-    loaded = libbpf.Loaded(object_path(), (program,), options.settings(0, 0), ring.fd)
+    ring = Ring(1 << 20, cell)
+    settings = options.settings(0, 0)
+    ring.set(settings)
+    loaded = libbpf.Loaded(object_path(), (program,), settings, ring.maps())
     tally = np.zeros(ring_kernel.D_SIZE, np.int64)
     tally[ring_kernel.D_LEFT] = 1 << 60
     out = np.zeros(1 << 19, np.uint8)

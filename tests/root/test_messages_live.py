@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from network import Pair
+from send import frames
+from test_filters_live import pcap_of
 
 from dpuflow.ingest import ingest
 from dpuflow.live.record import journal_of
@@ -74,6 +77,33 @@ def test_with_losses_marks_and_reads(pair: Pair, shared: Path, tmp_path: Path, c
     ):
         pair.send(pair.a, "west", shared / "captures" / "roce" / case / "node1.pcap.gz", rate=30000)
     assert " folded" in capture.said
+    same_messages(ingest([str(packets)]), ingest([str(messages)]))
+
+
+def as_v1(frame: bytes) -> bytes:
+    """A RoCEv2 packet over IPv4 as RoCEv1 would have it: GRH in place of IP and UDP, GIDs made of addresses."""
+    if frame[12:14] != b"\x08\x00" or frame[23] != 17 or frame[36:38] != b"\x12\xb7":
+        return frame
+    gids = b"".join(bytes(10) + b"\xff\xff" + frame[at : at + 4] for at in (26, 30))
+    bth = frame[42:]
+    grh = bytes([0x60, 0, 0, 0]) + len(bth).to_bytes(2, "big") + bytes([0x1B, 64]) + gids
+    return frame[:12] + b"\x89\x15" + grh + bth
+
+
+@pytest.mark.parametrize("way", [("--hook", "tcx"), ("--hook", "xdp")], ids=str)
+def test_rocev1_is_folded_as_v2_is(
+    pair: Pair, nccl: list[Path], tmp_path: Path, way: tuple[str, str]
+) -> None:
+    packets, messages = tmp_path / "x.pcapng", tmp_path / "x.dpuflow"
+    source = pcap_of([as_v1(frame) for frame in frames(nccl[0])], tmp_path / "v1.pcap.gz")
+    with (
+        pair.capturing(pair.b, "-i", "east", "-w", str(packets)),
+        pair.capturing(pair.b, "-i", "east", "-w", str(messages), "--mode", "messages", *way) as capture,
+    ):
+        pair.send(pair.a, "west", source, rate=30000)
+    folded = re.search(r"([\d,]+) folded", capture.said)
+    assert folded is not None
+    assert int(folded[1].replace(",", "")) > 5000
     same_messages(ingest([str(packets)]), ingest([str(messages)]))
 
 
