@@ -81,7 +81,7 @@ def test_with_losses_marks_and_reads(pair: Pair, shared: Path, tmp_path: Path, c
 
 
 def as_v1(frame: bytes) -> bytes:
-    """A RoCEv2 packet over IPv4 as RoCEv1 would have it: GRH in place of IP and UDP, GIDs made of addresses."""
+    """A RoCEv2 packet over IPv4 as RoCEv1 has it: a GRH in place of IP and UDP, GIDs made of addresses."""
     if frame[12:14] != b"\x08\x00" or frame[23] != 17 or frame[36:38] != b"\x12\xb7":
         return frame
     gids = b"".join(bytes(10) + b"\xff\xff" + frame[at : at + 4] for at in (26, 30))
