@@ -62,7 +62,7 @@ def analyze_tables(
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.collectives.protocols import without_flags
     from dpuflow.exchanges import announced, build_exchanges
-    from dpuflow.identity import endpoint_ranks, rank_order, seen_whole
+    from dpuflow.identity import endpoint_nodes, endpoint_ranks, rank_order, seen_whole
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
 
@@ -74,6 +74,7 @@ def analyze_tables(
         rank_order(joined, known),
         seen_whole(joined),
         announced(joined.transfers, exchanges),
+        endpoint_nodes(joined, ranks),
     )
     instances = without_flags(instances, exchanges, joined.transfers)
     entries = build_entries(exchanges, instances)

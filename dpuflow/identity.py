@@ -78,6 +78,22 @@ def rank_order(joined: Joined, ranks: Mapping[int, int]) -> NDArray[np.int64]:
     return place
 
 
+def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArray[np.int64]:
+    """For each endpoint a number of its node: that of the first endpoint of the same host.
+
+    By the rank map's hosts; else endpoints that are local to one capture are of one node.
+    """
+    node = np.arange(len(joined.endpoints))
+    for local in joined.local:
+        node[local] = min(local, default=0)
+    hosts: dict[str, int] = {}
+    for endpoint, rows in enumerate(_addresses(joined) if places else []):
+        host = next((p.host for a in rows if (p := (places or {}).get(a)) is not None and p.host), None)
+        if host is not None:
+            node[endpoint] = hosts.setdefault(host, endpoint)
+    return node
+
+
 def seen_whole(joined: Joined) -> frozenset[int] | None:
     """Endpoints all of whose messages were captured; None: everyone's.
 

@@ -179,13 +179,20 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
         covering = [sets[n] for n in np.flatnonzero(np.bincount(port, ends, len(sets)) >= NEARLY_ALL * total)]
         if covering and total:
             return covering
-    return _stars(sets, port[src], port[dst], packets)
+    return _stars(tables, sets, port[src], port[dst], packets)
 
 
 def _stars(
-    sets: list[list[int]], src: Ints, dst: Ints, packets: np.typing.NDArray[np.float64]
+    tables: CaptureTables,
+    sets: list[list[int]],
+    src: Ints,
+    dst: Ints,
+    packets: np.typing.NDArray[np.float64],
 ) -> list[list[int]]:
-    """The middles of the stars that the traffic between ports falls apart into, in one set."""
+    """The middles of the stars that the traffic between ports falls apart into, in one set.
+
+    Of two ports that only talk to each other it is the one that answers at once, as seen here.
+    """
     leads = list(range(len(sets)))
 
     def lead(port: int) -> int:
@@ -202,6 +209,10 @@ def _stars(
         share = np.bincount(src[within], packets[within], len(sets))
         share += np.bincount(dst[within], packets[within], len(sets))
         covering = np.flatnonzero(share >= NEARLY_ALL * packets[within].sum())
+        if len(covering) == 2:
+            ends = [sets[number] for number in covering.tolist()]
+            near = nearer_end(answer_times(tables, np.arange(len(tables.endpoints)), ends))
+            covering = covering[[] if near is None else [near]]
         if len(covering) != 1:
             return []
         middles.append(int(covering[0]))

@@ -71,3 +71,22 @@ job: {{kind: training, pp: 2, steps: 10, microbatches: {batches}, layers: 1, pp_
     result = analysed(scenario, tmp_path)
     assert told(result) == {("send_recv", 400_000): 20 * batches}
     assert {g.kind for g in result.groups} == {"pp"}
+
+
+def test_experts_and_stages(tmp_path: Path) -> None:
+    """Tensor, expert and data parallel groups of the same ranks, and transfers between their stages."""
+    scenario = parse_scenario(
+        """
+cluster: {nodes: 8}
+job: {kind: training, tp: 2, pp: 2, steps: 5, microbatches: 2, layers: 2, buckets: 1, bucket_bytes: 600000,
+      tp_bytes: 300000, ep_bytes: 200000, pp_bytes: 500000}
+""",
+        "test.yaml",
+    )
+    result = analysed(scenario, tmp_path)
+    assert told(result) == {
+        ("send_recv", 500_000): 5 * 2 * 2 * 4,
+        ("all_to_all", 200_000): 5 * 2 * 2 * 2 * 4 * 2,
+        ("all_reduce", 300_000): 5 * 2 * 2 * 2 * 4,
+        ("all_reduce", 600_000): 5 * 4,
+    }

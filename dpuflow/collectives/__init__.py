@@ -27,12 +27,14 @@ def build_collectives(
     position: NDArray[np.int64],
     near: frozenset[int] | None = None,
     announced: NDArray[np.int64] | None = None,
+    nodes: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
-    messages were captured, None for everyone. ``announced``: see ``structured_instances``.
+    messages were captured, None for everyone. ``announced`` and ``nodes``: see
+    ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.repeated import repeated_instances
@@ -50,7 +52,7 @@ def build_collectives(
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (exchanges["data_ns"] != NEVER)
     instances.extend(
-        structured_instances(exchanges, np.flatnonzero(written & ~told), position, near, announced)
+        structured_instances(exchanges, np.flatnonzero(written & ~told), position, near, announced, nodes)
     )
     instances.extend(repeated_instances(exchanges, np.flatnonzero(wire == Wire.TCP_BURST), position))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))

@@ -14,11 +14,13 @@ enters:
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.communicators import communicators, without
 from dpuflow.collectives.layouts import SLOTS, Lane, layout_of
 from dpuflow.collectives.model import Instance, placed
 from dpuflow.collectives.pipes import in_lockstep, pipes_of
@@ -53,12 +55,13 @@ def credited_instances(
     announced: NDArray[np.int64],
     position: NDArray[np.int64],
     near: frozenset[int] | None,
+    nodes: NDArray[np.int64],
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
     """Collectives, and whether each connection is understood.
 
     ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
-    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position`` and
-    ``near`` as in ``structured_instances``.
+    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position``,
+    ``near`` and ``nodes`` as in ``structured_instances``.
     """
     dealt, at, end = connections
     told = np.zeros(len(at), bool)
@@ -71,17 +74,36 @@ def credited_instances(
         for number, pipe in enumerate(pipes)
         if pipe is not None and int(pipe.slots[0]) in SLOTS and np.isin(pipe.slots, list(SLOTS)).all()
     ]
-    for members in _joined(usable):
-        instances = _Reading(columns, in_lockstep([pipe for _, pipe in members]), position).instances()
-        count = sum(len(pipe.rows) for _, pipe in members)
-        if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
-            found += [placed(instance, near) for instance in instances]
-            told[[number for number, _ in members]] = True
+    for members in _joined(usable, nodes):
+        sets = in_lockstep([pipe for _, pipe in members])
+        own: set[int] = set()
+        apart = np.arange(len(nodes))
+        # One communicator; several, each with its own endpoints; or with its own nodes.
+        for kind in (None, apart, nodes):
+            left = without(sets, own)
+            parts = [left] if kind is None else communicators(left, kind)
+            for part, instances in _understood(columns, parts, position, nodes):
+                found += [placed(instance, near) for instance in instances]
+                own |= {id(pipe.rows) for each in part for pipe in each.pipes}
+        told[[number for number, pipe in members if id(pipe.rows) in own]] = True
     return found, told
 
 
-def _joined(pipes: Sequence[tuple[int, Pipe]]) -> Iterator[list[tuple[int, Pipe]]]:
-    """Pipes that are connected by endpoints."""
+def _understood(
+    columns: Columns, parts: list[list[Lockstep]], position: NDArray[np.int64], nodes: NDArray[np.int64]
+) -> list[tuple[list[Lockstep], list[Instance]]]:
+    """Communicators, each given by its sets, with their operations, where these explain enough."""
+    found = []
+    for part in filter(None, parts):
+        instances = _Reading(columns, part, position, nodes).instances()
+        count = sum(len(pipe.rows) for each in part for pipe in each.pipes)
+        if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
+            found.append((part, instances))
+    return found
+
+
+def _joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> Iterator[list[tuple[int, Pipe]]]:
+    """Pipes that are connected by endpoints, or by nodes: inside one NVLink connects them."""
     label: dict[int, int] = {}
 
     def root(end: int) -> int:
@@ -91,10 +113,10 @@ def _joined(pipes: Sequence[tuple[int, Pipe]]) -> Iterator[list[tuple[int, Pipe]
         return end
 
     for _, pipe in pipes:
-        label[root(pipe.src)] = root(pipe.dst)
+        label[root(int(nodes[pipe.src]))] = root(int(nodes[pipe.dst]))
     groups: dict[int, list[tuple[int, Pipe]]] = {}
     for number, pipe in pipes:
-        groups.setdefault(root(pipe.src), []).append((number, pipe))
+        groups.setdefault(root(int(nodes[pipe.src])), []).append((number, pipe))
     yield from groups.values()
 
 
@@ -108,23 +130,41 @@ class _Kinds(NamedTuple):
 class _Reading:
     """Reads the operations of connected pipes, given the sets of them that are in lockstep."""
 
-    def __init__(self, columns: Columns, sets: list[Lockstep], position: NDArray[np.int64]) -> None:
-        self.columns, self.sets, self.position = columns, sets, position
+    def __init__(
+        self,
+        columns: Columns,
+        sets: list[Lockstep],
+        position: NDArray[np.int64],
+        nodes: NDArray[np.int64],
+    ) -> None:
+        self.columns, self.sets, self.position, self.nodes = columns, sets, position, nodes
         self.ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
         self.sizes = [columns.sizes[each.rows] for each in sets]
         self.first = [self._first_sends(each) for each in sets]
         self._kinds: dict[tuple[int, bytes], int] = {}
         self._layouts: dict[_Kinds, list[Layout] | None] = {}
+        self.seen: Counter[_Kinds] = Counter()  # how often turns of these kinds came
+        self.skipped = False  # whether anything fitted nothing
 
     def instances(self) -> list[Instance]:
         """All operations that are understood."""
-        alike: dict[_Kinds, list[Turn]] = {}
-        for turn in self._turns():
-            alike.setdefault(self._kinds_of(turn), []).append(turn)
+        alike = self._alike()
+        if self.skipped and len(alike) > 1:
+            self.seen = Counter({kinds: len(turns) for kinds, turns in alike.items()})
+            alike = self._alike()
         found: list[Instance] = []
         for kinds, turns in alike.items():
             found += self._made(kinds, turns)
         return found
+
+    def _alike(self) -> dict[_Kinds, list[Turn]]:
+        alike: dict[_Kinds, list[Turn]] = {}
+        self.skipped = False
+        for turn in self._turns():
+            kinds = self._kinds_of(turn)
+            alike.setdefault(kinds, []).append(turn)
+            self.seen[kinds] += 1
+        return alike
 
     # -- turns -------------------------------------------------------------------------------
 
@@ -154,6 +194,7 @@ class _Reading:
             turn = self._next(at, usual)
             if turn is None:
                 # What begins first fits nothing: go on behind it.
+                self.skipped = True
                 left = [number for number, each in enumerate(self.sets) if at[number] < len(each)]
                 at[min(left, key=lambda number: int(self.first[number][at[number]].min()))] += 1
                 continue
@@ -183,7 +224,7 @@ class _Reading:
             if self._is_next(chosen, at, left):
                 turn = tuple((number, at[number], at[number] + 1) for number in chosen)
                 if self._layout(self._kinds_of(turn), turn):
-                    return turn
+                    return self._longer(turn, at)
         # A receiver that is slow on all connections at once may look like a beginning.
         for length in range(2, LONGEST + 1):
             chosen = tuple(sorted(left))
@@ -192,6 +233,18 @@ class _Reading:
                 if self._layout(self._kinds_of(turn), turn):
                     return turn
         return None
+
+    def _longer(self, turn: Turn, at: list[int]) -> Turn:
+        """``turn``, or what begins with it and came more often: its parts may look like operations."""
+        best = turn
+        if self.seen[self._kinds_of(turn)] < max(self.seen.values(), default=0):
+            for length in range(2, LONGEST + 1):
+                more = tuple((number, at[number], at[number] + length) for number, _, _ in turn)
+                if any(end > len(self.sets[number]) for number, _, end in more):
+                    break
+                if self.seen[self._kinds_of(more)] > self.seen[self._kinds_of(best)]:
+                    best = more
+        return best
 
     def _is_next(self, chosen: tuple[int, ...], at: list[int], left: list[int]) -> bool:
         """Whether no rank sent on other sets, or again on these, before it had begun on all of ``chosen``."""
@@ -221,7 +274,7 @@ class _Reading:
         return self._layouts[kinds]
 
     def _recognise(self, lanes: list[Lane]) -> list[Layout] | None:
-        found = layout_of(lanes, self.position)
+        found = layout_of(lanes, self.position, self.nodes, self.ends)
         return None if found is None else [found]
 
     def _lanes(self, turns: Sequence[Turn]) -> list[Lane]:
@@ -256,7 +309,15 @@ class _Reading:
         for layout in layouts:
             for mine in rows:
                 yield Instance(
-                    mine, layout.op, list(layout.order), layout.algorithm, root=layout.root, size=layout.size
+                    mine,
+                    layout.op,
+                    list(layout.order),
+                    layout.algorithm,
+                    root=layout.root,
+                    size=layout.size,
+                    ranks=layout.ranks,
+                    seats=tuple(range(len(layout.order))) if layout.ranks else (),
+                    inside=layout.inside,
                 )
 
     def _rows(self, place: int, turns: list[Turn]) -> NDArray[np.int64]:

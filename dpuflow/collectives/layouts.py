@@ -28,6 +28,7 @@ from dpuflow.collectives.nccl import (
     tree_all_reduce,
 )
 from dpuflow.collectives.protocols import LL, LL128
+from dpuflow.collectives.rails import rail_ring, rails_of
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class Lane(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """An operation. ``order`` lists endpoints by position; ``alike``: operations with the same packets."""
+    """An operation. ``order`` lists endpoints by position; ``alike``: operations with the same packets.
+
+    ``ranks`` is how many took part where nodes have several GPUs, else 0; ``inside`` says that a first
+    message may have waited for others of its node.
+    """
 
     op: Op
     algorithm: Algorithm
@@ -73,15 +78,52 @@ class Layout(NamedTuple):
     size: int
     root: int | None = None
     alike: tuple[Op, ...] = ()
+    ranks: int = 0
+    inside: bool = False
 
 
-def layout_of(lanes: Sequence[Lane], position: NDArray[np.int64]) -> Layout | None:
-    """What the connected ``lanes`` make together. ``position``: see ``structured_instances``."""
+def layout_of(
+    lanes: Sequence[Lane], position: NDArray[np.int64], nodes: NDArray[np.int64], ends: Sequence[int]
+) -> Layout | None:
+    """What the connected ``lanes`` make together.
+
+    ``position`` and ``nodes``: see ``structured_instances``; ``ends`` are all endpoints of the communicator.
+    """
     slots = {lane.slot for lane in lanes}
     if len(slots) > 1 or not slots <= SLOTS.keys():
         return None
     slot = slots.pop()
     members = sorted({end for lane in lanes for end in lane[:2]}, key=lambda end: int(position[end]))
+    shared = len({int(nodes[end]) for end in ends}) < len(ends)
+    if shared:
+        return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot)
+    found = _by_endpoints(lanes, members, slot)
+    # NICs that several GPUs share: more ranks than endpoints.
+    return found or _railed(lanes, members, nodes, slot)
+
+
+def _railed(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64], slot: int) -> Layout | None:
+    """The same over nodes of several GPUs."""
+    ring = rail_ring(lanes, nodes, slot)
+    if ring is not None:
+        op, ranks, size, loops = ring
+        alike = () if op == Op.ALL_REDUCE else (Op.REDUCE_SCATTER,)
+        return Layout(op, looped_ring(op, loops), members, size, alike=alike, ranks=max(ranks, len(members)))
+    if slot == RING_SLOT:
+        return None
+    # A tree's links to other nodes are all at one GPU of each node: so each rail has trees of its own.
+    rails = rails_of(lanes)
+    ends = [sorted({end for lane in rail for end in lane[:2]}) for rail in rails]
+    if len({frozenset(int(nodes[end]) for end in rail) for rail in ends}) > 1:
+        return None
+    trees = [tree for rail, own in zip(rails, ends, strict=True) if (tree := _trees(rail, own)) is not None]
+    if len(trees) < len(rails):
+        return None
+    size = sum(tree.size for tree in trees)
+    return trees[0]._replace(order=members, size=size, ranks=len(members), inside=True)
+
+
+def _by_endpoints(lanes: Sequence[Lane], members: list[int], slot: int) -> Layout | None:
     shapes = [_ring] if slot == RING_SLOT else [_trees, _pat, _chain] if slot == STEP_SLOT else [
         _trees, _ring, _chain]  # fmt: skip
     for shape in shapes:

@@ -25,7 +25,8 @@ class Instance:
     whose first message is known to need no input. Where ranks took part that no capture saw,
     ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
     endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
-    they will send and receive as soon as they enter.
+    they will send and receive as soon as they enter. ``inside``: a first message may have waited for ranks of
+    the same node, of which nothing is on the wire.
     """
 
     rows: NDArray[np.int64]
@@ -43,6 +44,7 @@ class Instance:
     seats: tuple[int, ...] = ()
     near: frozenset[int] | None = None
     at_once: bool = False
+    inside: bool = False
 
     @property
     def root_endpoint(self) -> int | None:
@@ -54,6 +56,8 @@ class Instance:
 
     def free_rows(self) -> list[int]:
         """Places in ``order`` whose first message needs no input, and was not missed."""
+        if self.inside:
+            return []
         if self.algorithm is None:
             return sorted(self.free - self.blind)
         places = free_ranks(self.algorithm, self.ranks or len(self.order), self.root or 0) - self.blind
@@ -69,7 +73,7 @@ class Instance:
         no such order.
         """
         if self.near is None:
-            return [], []
+            return (list(range(len(self.order))) if self.inside else []), []
         hidden = [row for row, end in enumerate(self.order) if end not in self.near]
         if self.algorithm is not None and self.algorithm.rooted and len(self.order) == 2 and not self.ranks:
             # One edge of a tree, of any size: who sends may have waited for others, who receives has not.

@@ -184,7 +184,9 @@ class _Parts:
             even = last > kept[-1] and self.sizes[kept[-1]] == self.sizes[last] >= self.sizes[at]
             doubt = even and at - kept[-1] >= slots
             rest = self.sizes[at : ends[number]]
-            one_by_one = at_once[number] < min(slots, len(rest)) or rest.max() > _chunk(int(rest.sum()))
+            # A busy proxy has not posted all of them by the time the first chunk is there, but most.
+            few = 2 * at_once[number] <= min(slots, len(rest)) and len(rest) > 1
+            one_by_one = few or rest.max() > _chunk(int(rest.sum()))
             if not (doubt and (one_by_one or self._goes_on(kept[-1] + slots, at))):
                 kept.append(at)
         return np.array([*kept, count])

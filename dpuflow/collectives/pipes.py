@@ -31,6 +31,9 @@ LIKE: Final = 0.5
 """Of the places where operations may begin on one of two pipes in lockstep, the share that the other must
 have as well. Chance gives pipes of other counts at most one in two."""
 
+SIGMAS: Final = 3
+"""Standard deviations beyond chance that show two pipes of equally many messages to be in lockstep."""
+
 
 class Pipe(NamedTuple):
     """One direction of one connection."""
@@ -97,7 +100,8 @@ def pipes_of(
 def in_lockstep(pipes: Sequence[Pipe]) -> list[Lockstep]:
     """``pipes`` by what they carry, those with the fewest messages first."""
     sets: list[tuple[list[Pipe], NDArray[np.int64]]] = []
-    for pipe in sorted(pipes, key=lambda pipe: pipe.stop):
+    # Where receivers were slow many places look like beginnings: first those pipes with the fewest of these.
+    for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(pipe.begins.sum()))):
         places = pipe.first + np.flatnonzero(pipe.begins)
         for number, (members, common) in enumerate(sets):
             both = _in_both(members[0], common, pipe, places)
@@ -118,7 +122,10 @@ def _in_both(
     left = places[(places >= first) & (places < stop)]
     right = others[(others >= first) & (others < stop)]
     both = np.intersect1d(left, right, assume_unique=True)
-    if len(both) < max(1, LIKE * min(len(left), len(right))):
+    # Of many places that only look like beginnings chance gives both pipes as many as this.
+    chance = len(left) * len(right) / max(stop - first, 1)
+    beyond = one.stop == other.stop and len(both) > chance + SIGMAS * chance**0.5
+    if len(both) < max(1, LIKE * min(len(left), len(right))) and not beyond:
         return None
     if one.stop != other.stop:
         # The capture's end may have cut an operation off; more than one it cannot.

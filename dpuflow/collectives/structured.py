@@ -44,12 +44,15 @@ def structured_instances(
     position: NDArray[np.int64],
     near: frozenset[int] | None = None,
     announced: NDArray[np.int64] | None = None,
+    nodes: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
 
     ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``;
-    ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen.
+    ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen;
+    ``nodes`` numbers each endpoint's node, None where each is a node of its own.
     """
+    nodes = np.arange(len(position)) if nodes is None else nodes
     columns = columns_of(exchanges)
     found: list[Instance] = []
     if announced is not None:
@@ -58,7 +61,8 @@ def structured_instances(
         return found
     dealt, at, end = _connections(exchanges, rows)
     if announced is not None:
-        credited, told = credited_instances(exchanges, columns, (dealt, at, end), announced, position, near)
+        lines = dealt, at, end
+        credited, told = credited_instances(exchanges, columns, lines, announced, position, near, nodes)
         found, at, end = found + credited, at[~told], end[~told]
     channels: list[list[Instance]] = []
     habits: Habits = {}

@@ -145,7 +145,7 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     """
     sends, grants = np.zeros((2, len(entries.rule)), bool)
     for number, instance in enumerate(instances):
-        if instance.near is not None:
+        if instance.near is not None or instance.inside:
             by_send, by_grant = instance.undated_rows()
             sends[entries.offsets[number] + np.array(by_send, np.int64)] = True
             grants[entries.offsets[number] + np.array(by_grant, np.int64)] = True

@@ -37,8 +37,8 @@ class Relative:
 
 
 def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
-    """Collectives of which some rank's entry cannot be told because its messages were not captured."""
-    short = np.array([i.near is not None for i in instances], bool)
+    """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
+    short = np.array([i.near is not None or i.ranks > len(i.order) for i in instances], bool)
     for number in np.flatnonzero(short).tolist():
         instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
         short[number] = instance.ranks > len(instance.order) or not entries.exact[rows].all()

@@ -1,0 +1,58 @@
+"""Sets of connections in lockstep in, those of one communicator each out.
+
+Several communicators may share endpoints (tensor, data, expert parallel groups), never a connection. Which
+connections are of one communicator is told by whom they connect: a ring, a tree or a chain connects all of
+its ranks, whatever number of channels it uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives.pipes import Lockstep, Pipe
+
+
+def communicators(sets: Sequence[Lockstep], nodes: NDArray[np.int64]) -> list[list[Lockstep]]:
+    """``sets`` cut into connected parts; parts that connect the same nodes are one communicator's."""
+    found: dict[frozenset[int], list[Lockstep]] = {}
+    for each in sets:
+        for members in _connected(each.pipes, nodes):
+            part = _some(each, members)
+            ends = frozenset(int(nodes[end]) for pipe in part.pipes for end in pipe[:2])
+            found.setdefault(ends, []).append(part)
+    return list(found.values())
+
+
+def without(sets: Sequence[Lockstep], rows: Container[int]) -> list[Lockstep]:
+    """``sets`` without the pipes whose rows are the arrays identified by ``rows``."""
+    kept = [(each, [i for i, pipe in enumerate(each.pipes) if id(pipe.rows) not in rows]) for each in sets]
+    return [_some(each, members) for each, members in kept if members]
+
+
+def _some(each: Lockstep, members: list[int]) -> Lockstep:
+    return replace(each, pipes=[each.pipes[i] for i in members], rows=each.rows[members])
+
+
+def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64]) -> list[list[int]]:
+    """Numbers of pipes that are connected by nodes."""
+    label: dict[int, int] = {}
+
+    def root(end: int) -> int:
+        while label.setdefault(end, end) != end:
+            label[end] = label[label[end]]
+            end = label[end]
+        return end
+
+    for pipe in pipes:
+        label[root(int(nodes[pipe.src]))] = root(int(nodes[pipe.dst]))
+    parts: dict[int, list[int]] = {}
+    for number, pipe in enumerate(pipes):
+        parts.setdefault(root(int(nodes[pipe.src])), []).append(number)
+    return list(parts.values())

@@ -1,0 +1,110 @@
+"""Nodes of several GPUs with a NIC each: rings from their hops between nodes, trees, communicators."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synth_worlds import loop, settings
+
+import dpuflow
+from dpuflow.collectives.rails import _reduced
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import Scenario, parse_scenario
+
+
+def analysed(scenario: Scenario, folder: Path) -> tuple[Analysis, dict[str, list[dict[str, list[int]]]]]:
+    captures = write_case(scenario, str(folder))
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(folder / c.name),)) for c in captures])
+    return result, json.loads((folder / "truth.json").read_text())
+
+
+def told(result: Analysis) -> Counter[tuple[str, str, int | None]]:
+    return Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives)
+
+
+@pytest.mark.parametrize(
+    ("op", "nodes", "gpus", "channels"),
+    [
+        ("op: all_reduce, bytes: 3000000", 2, 4, 4),
+        ("op: all_reduce, bytes: 1999984", 3, 2, 4),
+        ("op: all_reduce, bytes: 60000, protocol: ll", 3, 2, 2),
+        ("op: all_gather, bytes: 600000", 4, 2, 2),
+        ("op: all_reduce, bytes: 90000000", 2, 2, 2),  # several loops
+    ],
+)
+def test_rings(op: str, nodes: int, gpus: int, channels: int, tmp_path: Path) -> None:
+    more = settings(cluster={"nodes": nodes, "gpus_per_node": gpus}, nccl={"channels": channels},
+                    faults=[{"kind": "gpu_late", "rank": 1, "us": 150}])  # fmt: skip
+    result, truth = analysed(loop(op, more, iterations=5), tmp_path)
+    kind, size = op.split(",")[0].split()[1], int(op.split("bytes: ")[1].split(",")[0])
+    assert told(result) == {(kind, "ring", size): 5}
+    # Every GPU leaves its node on some channel: its own first message dates it, not its node's.
+    places = {e.address: e.id for e in result.endpoints}
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    ids = [places[node["ip"]] for node in meta["nodes"]]
+    for collective, true in zip(result.collectives, truth["collectives"], strict=True):
+        rows = {rank.endpoint: rank for rank in collective.ranks}
+        assert rows.keys() == set(ids)
+        assert {row.bound for row in rows.values()} == {"exact"}
+        first = min(true["enter_ns"])
+        for endpoint, enter in zip(ids, true["enter_ns"], strict=True):
+            lateness = rows[endpoint].lateness_ns
+            assert lateness is not None
+            assert abs(lateness - (enter - first)) < 5_000
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [ids[1]]
+
+
+def test_gpus_that_no_channel_leaves_at_make_bounds(tmp_path: Path) -> None:
+    """One channel leaves each node at one GPU. The others may have been the earliest."""
+    more = settings(cluster={"nodes": 3, "gpus_per_node": 4}, nccl={"channels": 1})
+    result, truth = analysed(loop("op: all_reduce, bytes: 70000", more, iterations=8), tmp_path)
+    assert told(result) == {("all_reduce", "ring", 70000): 8}
+    ids = {e.id: e.address for e in result.endpoints}
+    address = {node["ip"]: node["rank"] for node in json.loads((tmp_path / "meta.json").read_text())["nodes"]}
+    for collective, true in zip(result.collectives, truth["collectives"], strict=True):
+        first = min(true["enter_ns"])
+        for rank in collective.ranks:
+            assert rank.bound != "exact"
+            late = true["enter_ns"][address[ids[rank.endpoint]]] - first
+            if rank.bound == "at_least":
+                assert rank.lateness_ns is not None
+                assert rank.lateness_ns <= late + 5_000
+
+
+def test_what_a_tree_sends_up_may_have_waited_inside_the_node(tmp_path: Path) -> None:
+    more = settings(cluster={"nodes": 4, "gpus_per_node": 2}, nccl={"channels": 4},
+                    faults=[{"kind": "gpu_late", "rank": 3, "us": 200}])  # fmt: skip
+    result, _ = analysed(
+        loop("op: all_reduce, algorithm: tree, bytes: 4000000", more, iterations=6), tmp_path
+    )
+    assert told(result) == {("all_reduce", "tree", 4000000): 6}
+    assert "exact" not in {rank.bound for c in result.collectives for rank in c.ranks}
+
+
+def test_tensor_parallel_inside_nodes_data_parallel_between(tmp_path: Path) -> None:
+    """NVLink carries the tensor parallel groups: only the data parallel ones are seen, one a rail."""
+    scenario = parse_scenario(
+        """
+cluster: {nodes: 3, gpus_per_node: 4}
+job: {kind: training, tp: 4, steps: 6, layers: 2, buckets: 1, bucket_bytes: 900000, tp_bytes: 300000}
+""",
+        "test.yaml",
+    )
+    result, _ = analysed(scenario, tmp_path)
+    assert told(result) == {("all_reduce", "ring", 900000): 4 * 6}
+    assert sorted(len(group.endpoints) for group in result.groups) == [3, 3, 3, 3]
+
+
+def test_chunks_of_a_nodes_last_gpus() -> None:
+    """Of a ring of eight ranks on two nodes, ranks 3 and 7 send: one chunk is shorter."""
+    chunk = np.array([[64, 0]] * 7 + [[48, 0]])
+    label = (np.array([3, 7])[:, None] - 1 - np.arange(14)) % 8
+    chunks = chunk[label].reshape(2, 2, 7, 2)
+    assert _reduced(chunks, 4, 1 << 20) == 7 * 64 + 48
+    chunks[1, 1, 6, 0] += 16
+    assert _reduced(chunks, 4, 1 << 20) is None
