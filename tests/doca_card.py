@@ -29,7 +29,16 @@ def built(release: str, sanitized: bool = False) -> Path:
         if not shutil.which(tool):
             pytest.skip(f"no {tool}: the DOCA adapter cannot be compiled")
     made = subprocess.run(
-        ["make", "-s", "-C", str(BINDINGS), "simulated", f"RELEASE={release}", *(["SANITIZE=1"] * sanitized)],
+        [
+            "make",
+            "-s",
+            "-j2",
+            "-C",
+            str(BINDINGS),
+            "simulated",
+            f"RELEASE={release}",
+            *(["SANITIZE=1"] * sanitized),
+        ],
         capture_output=True,
         text=True,
     )
@@ -73,10 +82,11 @@ def mixed(limit: int = 3000) -> list[tuple[int, bytes]]:
     """RoCE of NCCL, TCP of Gloo, RoCE over IPv6, ARP, other UDP; with the port each comes from."""
     frames = []
     for name in ("nccl-allreduce-n2", "gloo-allreduce-n4"):
-        found = read_pcap(TRACES / name / "node0.pcap.gz")[:limit]
+        found = read_pcap(TRACES / name / "node0.pcap.gz")
         first = address(found[0])
-        frames += [(int(address(frame) == first), frame) for frame in found]
-    roce = next(frame for _, frame in frames if frame[23] == 17)
+        begin = next((k for k, frame in enumerate(found) if frame[23] == 17), 0)  # behind the bootstrap
+        frames += [(int(address(frame) == first), frame) for frame in found[begin:][:limit]]
+    roce = frames[0][1]
     six = (
         roce[:12]
         + b"\x86\xdd\x60\0\0\0"
