@@ -13,7 +13,10 @@ from dpuflow.results import (
     Group,
     Lateness,
     Phase,
+    Pipeline,
     RankEntry,
+    Steps,
+    WhatIf,
 )
 
 MS = 1_000_000
@@ -60,6 +63,22 @@ def analysis(
             Lateness(1, count, 1.0, 1.0, 5 * MS, 5 * MS, 8 * count * MS, "late", "compute", "persistent"),
         ],
         edges=[Edge(0, 1, count, round(late_ms * MS), 2000)],
+        what_if=[WhatIf(1, 25 * MS, 20 * MS)],
+        steps=[
+            Steps(
+                list(range(len(peers))),
+                40,
+                2,
+                25 * MS,
+                30 * MS,
+                number * S,
+                (number + 1) * S,
+                "decode",
+                32,
+                40.0,
+            )
+        ],
+        pipelines=[Pipeline([len(peers) - 1, 0], "1f1b", 4, [MS, None], [2 * MS, None], [0.1, None], [0])],
         start_ns=number * S,
         end_ns=(number + 1) * S,
     )

@@ -28,6 +28,7 @@ PATHS = [
     "/api/v1/collectives",
     "/api/v1/lateness",
     "/api/v1/findings",
+    "/api/v1/steps",
     "/api/v1/windows",
     "/api/v1/health",
     "/healthz",
@@ -112,6 +113,18 @@ def test_lateness_with_edges(running: Running) -> None:
     (edge,) = answer["edges"]
     assert (address[edge["from"]], address[edge["to"]], edge["median_ns"]) == ("10.0.0.1", "10.0.0.2", 5 * MS)
     assert (answer["start_ns"], answer["end_ns"]) == (0, 5 * S)
+
+
+def test_steps_with_what_if_and_pipelines(running: Running) -> None:
+    answer = running.get("/api/v1/steps").json
+    address = [endpoint["address"] for endpoint in answer["endpoints"]]
+    (step,), (what_if,), (pipeline,) = answer["steps"], answer["what_if"], answer["pipelines"]
+    assert [address[each] for each in step["endpoints"]] == list(ADDRESSES)
+    assert (step["kind"], step["tokens_per_s"], step["step_ns"]) == ("decode", 40.0, 25 * MS)
+    assert (address[what_if["endpoint"]], what_if["step_without_ns"]) == ("10.0.0.2", 20 * MS)
+    assert [address[each] for each in pipeline["stages"]] == ["10.0.0.3", "10.0.0.1"]
+    assert [address[each] for each in pipeline["late"]] == ["10.0.0.1"]
+    assert answer["end_ns"] == 5 * S
 
 
 def test_the_last_collectives_come_without_being_asked_for(running: Running) -> None:

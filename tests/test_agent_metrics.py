@@ -19,7 +19,7 @@ from dpuflow.agent import metrics
 from dpuflow.agent.board import Board, Traffic, Window
 from dpuflow.agent.bounded import IDLE_S, Bounded
 from dpuflow.agent.config import Metrics as Settings
-from dpuflow.agent.tally import BUCKETS, Histogram, Tally, group_name
+from dpuflow.agent.tally import BUCKETS, JUDGED_S, Histogram, Tally, group_name
 from dpuflow.results import Analysis
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -90,6 +90,34 @@ def test_windows_add_up(running: tuple[Board, metrics.Metrics]) -> None:
     assert of(series, "dpuflow_peer_verdict", peer="10.0.0.2", verdict="on_time") == 0
     assert of(series, "dpuflow_group_info", group=GROUP, kind="dp", size="3") == 1
     assert of(series, "dpuflow_peer_info", peer="10.0.0.2", rank="1", label="node1 gpu0") == 1
+
+
+def test_what_a_job_repeats(running: tuple[Board, metrics.Metrics]) -> None:
+    held, made = running
+    publish(held, made, 1)
+    series = scrape(made)
+    job = {"group": GROUP, "kind": "decode"}
+    assert of(series, "dpuflow_step_seconds", **job) == 0.025
+    assert of(series, "dpuflow_step_tail_seconds", **job) == 0.030
+    assert of(series, "dpuflow_step_collectives", **job) == 2
+    assert of(series, "dpuflow_tokens_per_second", **job) == 40
+    assert of(series, "dpuflow_step_without_lateness_seconds", peer="10.0.0.2") == 0.020
+
+
+def test_verdicts_outlast_a_silence_between_steps_but_not_the_job() -> None:
+    clock = [0.0]
+    tally = Tally(peers=8, groups=8, now=lambda: clock[0])
+    tally.add(window(0))
+    silent = Window(1, S, 2 * S, Analysis())
+    clock[0] = JUDGED_S
+    tally.add(silent)
+    assert set(tally.judged) == {"10.0.0.1", "10.0.0.2"}
+    assert len(tally.jobs) == len(tally.without) == 1
+    clock[0] = JUDGED_S + 1
+    tally.add(silent)
+    assert not tally.judged
+    assert not tally.jobs
+    assert not tally.without
 
 
 def test_a_bound_is_no_lateness(running: tuple[Board, metrics.Metrics]) -> None:

@@ -34,7 +34,7 @@ class Bounded(Generic[Key]):
         idle_s: float = IDLE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most = most
+        self.most = most
         self._forget = forget
         self._idle_s = idle_s
         self._now = now
@@ -44,7 +44,7 @@ class Bounded(Generic[Key]):
     def place(self, key: Key) -> Key | None:
         """``key`` where it holds a place, which counts as seeing it; None where it counts as "other"."""
         now = self._now()
-        if key not in self._seen and len(self._seen) >= self._most:
+        if key not in self._seen and len(self._seen) >= self.most:
             oldest = next(iter(self._seen), None)
             if oldest is None or now - self._seen[oldest] < self._idle_s:
                 return None

@@ -147,6 +147,27 @@ VERDICT: Final = Metric(
     ("peer", "verdict"),
     "1 for the verdict that holds of a peer, 0 for the others: on_time, late, intermittent, unknown.",
 )
+STEP: Final = Metric(
+    "dpuflow_step_seconds",
+    "gauge",
+    ("group", "kind"),
+    "Median time of what a job repeats: a training step, a token (kind decode), a prompt (prefill).",
+)
+STEP_TAIL: Final = Metric(
+    "dpuflow_step_tail_seconds", "gauge", ("group", "kind"), "99th percentile of the same time."
+)
+STEP_COLLECTIVES: Final = Metric(
+    "dpuflow_step_collectives", "gauge", ("group", "kind"), "Operations of one endpoint that make a step."
+)
+TOKENS: Final = Metric(
+    "dpuflow_tokens_per_second", "gauge", ("group", "kind"), "Tokens a second, where a decode was recognised."
+)
+WITHOUT: Final = Metric(
+    "dpuflow_step_without_lateness_seconds",
+    "gauge",
+    ("peer",),
+    "What a step would take without the peer's lateness.",
+)
 FINDINGS_ACTIVE: Final = Metric(
     "dpuflow_findings_active", "gauge", ("condition", "severity"), "Findings that hold now."
 )

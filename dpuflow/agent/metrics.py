@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from dpuflow import __version__
 from dpuflow.agent import metricnames as names
 from dpuflow.agent.counters import LABELS, NicCounterFiles
-from dpuflow.agent.tally import BUCKETS, FLOW_FIELDS, ROCE_ONLY, TCP_ONLY, Tally, group_name
+from dpuflow.agent.tally import BUCKETS, FLOW_FIELDS, ROCE_ONLY, TCP_ONLY, Tally
 from dpuflow.live.nic import NIC_LOSSES, NIC_NAMES
 from dpuflow.schema_ring import COUNTER_NAMES, LOSSES
 
@@ -90,9 +90,9 @@ class Metrics:
         """All families, for the client's registry."""
         yield _gauge(names.BUILD_INFO, [((__version__,), 1)])
         with self.tally.lock:
-            families = [*self._flows(), *self._groups(), *self._own()]
+            families = [*self._flows(), *self._groups(), *self._present(), *self._own()]
         yield from families
-        yield from self._present()
+        yield from self._findings()
         yield from self._health()
         if self._counters is not None:
             yield from _nic(self._counters.read(self._board.health().interfaces))
@@ -143,24 +143,34 @@ class Metrics:
 
     def _present(self) -> Iterator[Family]:
         """What holds now rather than what added up. Bounded as the counters are: no name that they lack."""
-        groups, peers, verdicts = [], [], []
-        held = {group for (group,) in self.tally.groups}
-        known = {peer for _, peer in self.tally.members}
-        for group in self._board.groups():
-            name = group_name(group.addresses)
-            if name in held:
-                groups.append(((name, group.kind or "", str(len(group.addresses))), 1))
-        latest = self._board.latest()
-        for row in latest.analysis.lateness if latest is not None else ():
-            assert latest is not None
-            endpoint = latest.analysis.endpoints[row.endpoint]
-            if endpoint.address in known:
-                rank = "" if endpoint.rank is None else str(endpoint.rank)
-                peers.append(((endpoint.address, rank, endpoint.label or ""), 1))
-                verdicts += [((endpoint.address, each), int(each == row.verdict)) for each in _VERDICTS]
-        yield _gauge(names.GROUP_INFO, groups)
-        yield _gauge(names.PEER_INFO, peers)
+        tally = self.tally
+        yield _gauge(
+            names.GROUP_INFO, [((name, kind, str(size)), 1) for name, (kind, size) in tally.kinds.items()]
+        )
+        known = {peer for _, peer in tally.members}
+        peers = {peer: shown for peer, shown in tally.judged.items() if peer in known}
+        yield _gauge(
+            names.PEER_INFO,
+            [
+                ((peer, "" if shown.rank is None else str(shown.rank), shown.label or ""), 1)
+                for peer, shown in peers.items()
+            ],
+        )
+        verdicts = [
+            ((peer, each), int(each == shown.verdict)) for peer, shown in peers.items() for each in _VERDICTS
+        ]
         yield _gauge(names.VERDICT, verdicts)
+        told = [((name, job.steps.kind or ""), job.steps) for name, job in tally.jobs.items()]
+        jobs = told[: tally.groups.most]
+        yield _gauge(names.STEP, [(key, steps.step_ns / 1e9) for key, steps in jobs])
+        yield _gauge(names.STEP_TAIL, [(key, steps.p99_ns / 1e9) for key, steps in jobs])
+        yield _gauge(names.STEP_COLLECTIVES, [(key, steps.collectives) for key, steps in jobs])
+        yield _gauge(names.TOKENS, [(key, s.tokens_per_s) for key, s in jobs if s.tokens_per_s is not None])
+        yield _gauge(
+            names.WITHOUT, [((peer,), ns / 1e9) for peer, (_, ns) in tally.without.items() if peer in known]
+        )
+
+    def _findings(self) -> Iterator[Family]:
         active: dict[tuple[str, str], int] = {}
         for state in self._board.findings(active_only=True):
             key = (state.condition, state.severity)

@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from dpuflow.agent.tally import group_name
-from dpuflow.results import Algorithm, Cause, Collective, Finding, OpToken, Steadiness, Verdict
-from dpuflow.results import Endpoint as Endpoint
+from dpuflow.results import (
+    Algorithm,
+    Cause,
+    Collective,
+    Endpoint,
+    Finding,
+    OpToken,
+    Pipeline,
+    Steadiness,
+    Steps,
+    Verdict,
+    WhatIf,
+)
 from dpuflow.schema import ANALYSIS_ID
 
 if TYPE_CHECKING:
@@ -151,6 +162,17 @@ class LatenessAnswer(msgspec.Struct, kw_only=True):
     endpoints: list[Endpoint]
     lateness: list[LatenessRow]
     edges: list[EdgeRow]
+
+
+class StepsAnswer(msgspec.Struct, kw_only=True):
+    """What jobs repeat, that without a rank's lateness, and pipelines: of the last window that has any."""
+
+    schema: str = ANALYSIS_ID
+    end_ns: int | None
+    endpoints: list[Endpoint]
+    steps: list[Steps]
+    what_if: list[WhatIf]
+    pipelines: list[Pipeline]
 
 
 class Findings(msgspec.Struct, kw_only=True):

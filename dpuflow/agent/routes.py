@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from starlette.exceptions import HTTPException
 
-from dpuflow import __version__
+from dpuflow import __version__, results
 from dpuflow.agent import models
 from dpuflow.agent.config import Config, public
 from dpuflow.agent.tally import group_name
@@ -189,8 +189,10 @@ def lateness(context: Context, _: Nothing) -> models.LatenessAnswer:
     rows = [models.lateness_row(state, endpoints) for state in context.board.lateness()]
     windows = context.board.windows()
     edges = []
-    for edge in windows[-1].analysis.edges if windows else ():
-        ends = [endpoints.of(windows[-1].analysis, end) for end in (edge.from_, edge.to)]
+    last = _last(windows, lambda analysis: analysis.edges)
+    for edge in last.analysis.edges if last else ():
+        assert last is not None
+        ends = [endpoints.of(last.analysis, end) for end in (edge.from_, edge.to)]
         edges.append(models.EdgeRow(ends[0], ends[1], edge.collectives, edge.median_ns, edge.error_ns))
     return models.LatenessAnswer(
         start_ns=windows[0].start_ns if windows else None,
@@ -198,6 +200,29 @@ def lateness(context: Context, _: Nothing) -> models.LatenessAnswer:
         endpoints=endpoints.rows,
         lateness=rows,
         edges=edges,
+    )
+
+
+def _last(windows: list[Window], wanted: Callable[[results.Analysis], object]) -> Window | None:
+    """The last window whose analysis has what is wanted: one in which nothing happened tells nothing."""
+    return next((each for each in reversed(windows) if wanted(each.analysis)), None)
+
+
+def steps(context: Context, _: Nothing) -> models.StepsAnswer:
+    """What jobs repeat."""
+    endpoints = models.Endpoints()
+    last = _last(context.board.windows(), lambda analysis: analysis.steps or analysis.pipelines)
+    analysis = last.analysis if last else results.Analysis()
+
+    def ids(numbers: list[int]) -> list[int]:
+        return [endpoints.of(analysis, number) for number in numbers]
+
+    return models.StepsAnswer(
+        end_ns=last.end_ns if last else None,
+        endpoints=endpoints.rows,
+        steps=[replace(row, endpoints=ids(row.endpoints)) for row in analysis.steps],
+        what_if=[replace(row, endpoint=ids([row.endpoint])[0]) for row in analysis.what_if],
+        pipelines=[replace(row, stages=ids(row.stages), late=ids(row.late)) for row in analysis.pipelines],
     )
 
 
@@ -277,6 +302,7 @@ ROUTES: Final = (
         CollectivesQuery,
     ),
     ApiRoute("/api/v1/lateness", "Who was late in the windows held", models.LatenessAnswer, lateness),
+    ApiRoute("/api/v1/steps", "What jobs repeat: steps, tokens, pipelines", models.StepsAnswer, steps),
     ApiRoute("/api/v1/findings", "Findings that hold, or all", models.Findings, findings, FindingsQuery),
     ApiRoute("/api/v1/windows", "The windows held, in short", models.Windows, windows, WindowsQuery),
     ApiRoute(

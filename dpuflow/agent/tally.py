@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dpuflow.agent.bounded import OTHER, Bounded
 from dpuflow.agent.rolling import charged
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dpuflow.agent.board import Traffic, Window
-    from dpuflow.results import Analysis, Collective
+    from dpuflow.results import Analysis, Collective, Steps
 
 BUCKETS: Final = (*(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 3)), 10.0)
 """Upper bounds of the histograms, 1 us to 10 s, two a decade. Below 1 us are the stamps' own errors; a small
 all_reduce within a rack takes some ten us, a bucket of gradients ms, a straggler tens of ms to seconds, and
 what takes 10 s is a job that stands still. Steps of a factor of 3 keep an estimated quantile within a factor
 of 3, which tells such cases apart, at 16 series instead of the 23 of 1-2-5."""
+
+JUDGED_S: Final = 60.0
+"""How long what was judged is shown after the last window that judged it: as findings do, it outlasts a job's
+silence between two steps."""
 
 FLOW_FIELDS: Final = (
     *("packets", "bytes", "messages", "retransmitted", "out_of_order", "missing", "ecn_marked"),
@@ -74,10 +78,27 @@ class Operations:
     duration: Histogram = field(default_factory=Histogram)
 
 
+class Shown(NamedTuple):
+    """What a window said of the present; ``at`` is when (monotonic, s)."""
+
+    at: float
+    verdict: str
+    rank: int | None
+    label: str | None
+
+
+class Job(NamedTuple):
+    """What a job repeats, as the last window that told it had it."""
+
+    at: float
+    steps: Steps
+
+
 class Tally:
     """Totals since the start. ``add`` and reading within ``lock`` may be called from different threads."""
 
     def __init__(self, peers: int, groups: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self.lock = threading.Lock()
         self.windows = 0
         self.last_end_ns: int | None = None
@@ -86,6 +107,10 @@ class Tally:
         self.operations: dict[tuple[str, str], Operations] = {}  # group, operation
         self.entries: dict[tuple[str, str], Entries] = {}  # group, peer
         self.opened: dict[tuple[str, str], int] = {}  # condition, severity
+        self.kinds: dict[str, tuple[str, int]] = {}  # group: kind, how many endpoints
+        self.judged: dict[str, Shown] = {}  # peer
+        self.jobs: dict[str, Job] = {}  # by the name of the group of all its endpoints
+        self.without: dict[str, tuple[float, int]] = {}  # peer: when told, a step without its lateness, ns
         self.pairs: Bounded[tuple[str, str, str]] = Bounded(peers, self._forget_pair, now=now)
         self.members: Bounded[tuple[str, str]] = Bounded(peers, self._forget_member, now=now)
         self.groups: Bounded[tuple[str]] = Bounded(groups, self._forget_group, now=now)
@@ -105,12 +130,28 @@ class Tally:
                 self.pauses[key] = (frames + pause.frames, quanta + pause.quanta)
             for collective in window.analysis.collectives:
                 self._collective(window, collective)
+            self._present(window.analysis)
 
     def finding(self, condition: str, severity: str) -> None:
         """Count a finding that opened."""
         with self.lock:
             key = (condition, severity)
             self.opened[key] = self.opened.get(key, 0) + 1
+
+    def _present(self, analysis: Analysis) -> None:
+        now = self._now()
+        endpoints = analysis.endpoints
+        for row in analysis.lateness:
+            known = endpoints[row.endpoint]
+            self.judged[known.address] = Shown(now, row.verdict, known.rank, known.label)
+        for steps in analysis.steps:
+            self.jobs[group_name(_addresses(analysis, steps.endpoints))] = Job(now, steps)
+        for what_if in analysis.what_if:
+            self.without[endpoints[what_if.endpoint].address] = (now, what_if.step_without_ns)
+        told: tuple[dict[str, Any], ...] = (self.judged, self.jobs, self.without)
+        for each in told:
+            for key in [key for key, value in each.items() if now - value[0] > JUDGED_S]:
+                del each[key]
 
     def _traffic(self, row: Traffic) -> None:
         key = self.pairs.place((row.transport, row.src, row.dst)) or (row.transport, OTHER, OTHER)
@@ -122,6 +163,9 @@ class Tally:
         analysis = window.analysis
         name = group_name(_addresses(analysis, analysis.groups[collective.group].endpoints))
         group = (self.groups.place((name,)) or (OTHER,))[0]
+        if group != OTHER:
+            of = analysis.groups[collective.group]
+            self.kinds[group] = (of.kind or self.kinds.get(group, ("", 0))[0], len(of.endpoints))
         done = self.operations.setdefault((group, collective.op), Operations())
         done.algorithms[collective.algorithm] = done.algorithms.get(collective.algorithm, 0) + 1
         done.wire_bytes += int(collective.wire_bytes)
@@ -150,6 +194,7 @@ class Tally:
         self.pauses.pop(key, None)
 
     def _forget_group(self, key: tuple[str]) -> None:
+        self.kinds.pop(key[0], None)
         for operation in [each for each in self.operations if each[0] == key[0]]:
             del self.operations[operation]
 
