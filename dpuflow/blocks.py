@@ -10,6 +10,7 @@ import numpy as np
 from dpuflow.errors import DpuflowError
 from dpuflow.kernels import columns as c
 from dpuflow.kernels._ready import bound
+from dpuflow.kernels.intern import EMPTY, MAX_FLOWS
 from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, PACKET
 from dpuflow.tables import Block
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.void]
 
-_SLOT_BYTES: Final = 16  # see kernels/intern
+_SLOT: Final = np.dtype([("key", "i8"), ("flow", "i8"), ("ends", "i8"), ("packets", "i8")])  # kernels/intern
 _SLOTS_PER_FLOW: Final = 8
 _MOST_FLOWS: Final = 1 << 28
 _ENDS: Final = np.dtype([("src", "u4"), ("dst", "u4"), ("packets", "u8")])
@@ -95,7 +96,7 @@ class Interned:
         self.flows = _empty_flows(flows)
         self.ends: Bytes = _aligned(flows * _ENDS.itemsize)
         self.keys: Numbers = np.zeros((flows, 2), np.int64)
-        self.slots: Bytes = _aligned(flows * _SLOTS_PER_FLOW * _SLOT_BYTES)
+        self.slots: Bytes = _aligned(flows * _SLOTS_PER_FLOW * _SLOT.itemsize)
         self.slots[:] = 0xFF
         self.endpoints = ENDPOINT.zeros(flows)
         self.index = np.full(2 * flows, -1, np.int32)
@@ -158,9 +159,13 @@ class Interned:
     def count_packets(self, flows: int) -> None:
         """Set the endpoints' packet counts from the first ``flows`` flows' counts."""
         ends = self.ends.view(_ENDS)[:flows]
+        slots = self.slots.view(_SLOT)
+        slots = slots[slots["flow"] != EMPTY]
+        packets = ends["packets"].copy()
+        packets[(slots["flow"] >> 32) & MAX_FLOWS] += slots["packets"].astype(np.uint64)
         for name, column in (("packets_out", "src"), ("packets_in", "dst")):
             self.endpoints[name] = 0
-            np.add.at(self.endpoints[name], ends[column], ends["packets"])
+            np.add.at(self.endpoints[name], ends[column], packets)
 
 
 class Parser:

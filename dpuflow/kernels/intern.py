@@ -1,10 +1,11 @@
 """Flows and endpoints: keys to row numbers, in order of first appearance, by open addressing.
 
-A flow's slot is 16 bytes, so that a thousand flows take few cache lines: the first key word, then
-tag (3 bits), flow (29) and second key word (32). The tag tells what the key is made of; an empty
-slot has tag 7. The key of IPv4 packets is both addresses as they lie in the header, so that the
-usual packet needs a single look-up; others look up their endpoints first. ``ends`` has 16 bytes a
-flow: source, destination, packets; ``keys`` its two key words. Tables never fill: see ``has_room``.
+A flow's slot is 32 bytes, half a cache line, which is all that the usual packet looks at: the first key
+word; tag (3 bits), flow (29) and second key word (32); source and destination; packets. The tag tells
+what the key is made of; an empty slot has tag 7. The key of IPv4 packets is both addresses as they lie
+in the header, so that the usual packet needs a single look-up; others look up their endpoints first.
+``ends`` has 16 bytes a flow: source, destination, and packets, those counted in the slot left out;
+``keys`` its two key words. Tables never fill: see ``has_room``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import numpy as np
 from dpuflow.kernels._jit import inlined, inner, le64, put32, put64
 from dpuflow.kernels.columns import DST, S_ENDPOINTS, S_FLOWS, SRC
 
-SLOT_BITS = 4  # a slot is 16 bytes
+SLOT_BITS = 5  # a slot is 32 bytes
+SLOT_FLOW = 8
+SLOT_ENDS = 16
+SLOT_PACKETS = 24
 SPARE = 8  # slots per flow: look-ups mostly find their flow at once
 MAX_FLOWS = (1 << 29) - 1
 TAG_SHIFT = 61
@@ -44,13 +48,13 @@ def hash_of(first, second):  # type: ignore[no-untyped-def]
 @inlined
 def holds(slots, at, k1, k2):  # type: ignore[no-untyped-def]
     """Whether the slot at offset ``at`` holds the key; ``k2`` has the tag in its place."""
-    return le64(slots, at) == k1 and (le64(slots, at + 8) ^ k2) & _KEY == 0
+    return le64(slots, at) == k1 and (le64(slots, at + SLOT_FLOW) ^ k2) & _KEY == 0
 
 
 @inlined
 def flow_in(slots, at):  # type: ignore[no-untyped-def]
     """The flow of a slot."""
-    return (le64(slots, at + 8) >> 32) & MAX_FLOWS
+    return (le64(slots, at + SLOT_FLOW) >> 32) & MAX_FLOWS
 
 
 @inner
@@ -58,7 +62,7 @@ def find_slot(slots, k1, k2):  # type: ignore[no-untyped-def]
     """Offset of the slot that holds the key, or of the empty one where it belongs."""
     mask = len(slots) - 1
     at = (hash_of(k1, k2) << SLOT_BITS) & mask
-    while le64(slots, at + 8) != EMPTY and not holds(slots, at, k1, k2):
+    while le64(slots, at + SLOT_FLOW) != EMPTY and not holds(slots, at, k1, k2):
         at = (at + (1 << SLOT_BITS)) & mask
     return at
 
@@ -95,7 +99,9 @@ def new_flow(s, slots, at, flows, ends, keys, k1, k2, src, dst, dest_qp, sport, 
     row = s[S_FLOWS]
     s[S_FLOWS] = row + 1
     put64(slots, at, k1)
-    put64(slots, at + 8, k2 | (row << 32))
+    put64(slots, at + SLOT_FLOW, k2 | (row << 32))
+    put64(slots, at + SLOT_ENDS, src | (dst << 32))
+    put64(slots, at + SLOT_PACKETS, 0)
     put32(ends, (row << ENDS_BITS) + END_SRC, src)
     put32(ends, (row << ENDS_BITS) + END_DST, dst)
     put64(ends, (row << ENDS_BITS) + END_PACKETS, 0)
@@ -111,16 +117,17 @@ def new_flow(s, slots, at, flows, ends, keys, k1, k2, src, dst, dest_qp, sport, 
 
 
 @inlined
-def counted(ends, flow):  # type: ignore[no-untyped-def]
-    """Count a packet of the flow; its source and, in the upper half, its destination."""
-    at = flow << ENDS_BITS
-    put64(ends, at + END_PACKETS, le64(ends, at + END_PACKETS) + 1)
-    return le64(ends, at + END_SRC)
+def counted(slots, at):  # type: ignore[no-untyped-def]
+    """Count a packet of the slot's flow; its source and, in the upper half, its destination."""
+    put64(slots, at + SLOT_PACKETS, le64(slots, at + SLOT_PACKETS) + 1)
+    return le64(slots, at + SLOT_ENDS)
 
 
 @inlined
 def ends_of(ends, flow, i, block):  # type: ignore[no-untyped-def]
     """Count a packet of the flow; its source and destination to row ``i``."""
-    both = counted(ends, flow)
+    at = flow << ENDS_BITS
+    put64(ends, at + END_PACKETS, le64(ends, at + END_PACKETS) + 1)
+    both = le64(ends, at + END_SRC)
     put32(block, SRC + 4 * i, both)
     put32(block, DST + 4 * i, both >> 32)

@@ -248,11 +248,17 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
         if usual:
             most = min(reach, max_rows - i)
             tag = tag_of(data, pos, end, before)
+            # Each of the four is compiled for itself, with the tag as a constant.
             if pcapng:
                 known = known_interfaces
-                stop, found = gather_pcapng(data, pos, end, limit, tag, interfaces, known, i, most, block)
+                if tag:
+                    stop, found = gather_pcapng(data, pos, end, limit, 4, interfaces, known, i, most, block)
+                else:
+                    stop, found = gather_pcapng(data, pos, end, limit, 0, interfaces, known, i, most, block)
+            elif tag:
+                stop, found = gather(data, pos, end, limit, 4, i, most, block)
             else:
-                stop, found = gather(data, pos, end, limit, tag, i, most, block)
+                stop, found = gather(data, pos, end, limit, 0, i, most, block)
             n = sizes(i, found, block)
             reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
             if n >= _SHORT:

@@ -29,7 +29,8 @@ def refill_slots(old, new):  # type: ignore[no-untyped-def]
         if le64(old, at + 8) != EMPTY:
             to = find_slot(new, le64(old, at), le64(old, at + 8))
             put64(new, to, le64(old, at))
-            put64(new, to + 8, le64(old, at + 8))
+            for part in range(8, 1 << SLOT_BITS, 8):
+                put64(new, to + part, le64(old, at + part))
 
 
 @kernel(void(from_dtype(ENDPOINT.dtype)[::1], i8, i4[::1]))

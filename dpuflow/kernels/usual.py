@@ -98,7 +98,7 @@ _KEYS, _ENDS, _AT, _CAPTURED, _FRAME_14, _FIRST, _UDP_LENGTH, _ENTRY, _SLOT, _ST
 _numbers = arranger((4, 5, 8, 12), (11, 10, 9, -1), (15, 14, 13, -1), (1, 0, -1, -1))
 
 _SIGN = 1 << 31
-_EXTENDED = wire.RETH | wire.AETH | wire.IMM | wire.IETH
+_LAST_WORD = wire.IMM | wire.IETH  # these end the extended headers; an AETH begins them
 
 
 @inlined
@@ -118,17 +118,19 @@ def gather(data, pos, end, limit, tag, i, most, block):  # type: ignore[no-untyp
     while pos < safe and n < most:
         prefetch(data, pos + _NEAR)
         at = pos + 16 + tag
-        captured = le32(data, pos + 8)
-        following = pos + 16 + captured
-        if captured < HEADERS + tag or captured > c.MAX_CAPTURED or following > end:
+        captured = le32(data, pos + 8) - tag
+        if not within(captured, HEADERS, c.MAX_CAPTURED - tag):
             break
-        if not _copy(data, at, captured - tag, tag, n, block):
+        if not _copy(data, at, captured, tag, n, block):
             break
         put64(block, c.TIME + 8 * (i + n), le64(data, pos))
         put32(block, c.WIRE_LEN + 4 * (i + n), le32(data, pos + 12))
         put16(block, c.SPORT + 2 * (i + n), le16(data, at + 34))
-        pos = following
+        pos = at + captured
         n += 1
+    if pos > end:  # only the last one can lie half outside
+        n -= 1
+        pos = record_at(n, 16 + tag, block)
     return pos, n
 
 
@@ -161,6 +163,18 @@ def gather_pcapng(data, pos, end, limit, tag, interfaces, known, i, most, block)
         pos = following
         n += 1
     return pos, n
+
+
+@inlined
+def within(value, low, high):  # type: ignore[no-untyped-def]
+    """Whether a number lies between two others, in one comparison."""
+    return np.uint64(value - low) <= np.uint64(high - low)
+
+
+@inlined
+def record_at(n, header, block):  # type: ignore[no-untyped-def]
+    """Where the record of the run's packet ``n`` starts, ``header`` bytes before its frame."""
+    return le32(block, _AT + 4 * n) - header
 
 
 @inlined
@@ -259,7 +273,7 @@ def flows_of(data, ahead, step, tag, i, n, s, block, slots, flows, ends, keys, e
                 _add(data, at, tag, key, qp, slot, s, slots, flows, ends, keys, endpoints, index)
         flow = flow_in(slots, slot)
         put32(block, c.FLOW + 4 * (i + k), flow)
-        put64(block, _ENDS + 8 * k, counted(ends, flow))
+        put64(block, _ENDS + 8 * k, counted(slots, slot))
     for k in range(c.CHUNK):
         put32(block, c.SRC + 4 * (i + k), le64(block, _ENDS + 8 * k))
     for k in range(c.CHUNK):
@@ -315,34 +329,37 @@ def fields(i, frame, pcapng, block):  # type: ignore[no-untyped-def]
 
 @inlined
 def sparse(data, i, n, s, block):  # type: ignore[no-untyped-def]
-    """Rows of the extended headers, of those packets that have any."""
+    """Rows of the extended headers, of those packets that have any: one kind after the other, so that the
+    processor need not guess which is next."""
     reth, aeth, imm = s[c.N_RETH] * h.RETH_ROW, s[c.N_AETH] * h.AETH_ROW, s[c.N_IMM] * h.IMM_ROW
-    having = which(block, _ENTRY, _EXTENDED)
-    if n < c.CHUNK:
-        having &= (1 << n) - 1
+    live = (1 << n) - 1 if n < c.CHUNK else -1
+    having = which(block, _ENTRY, wire.RETH) & live
     while having != 0:
         k = lowest(having)
         having &= having - 1
-        entry = le32(block, _ENTRY + 4 * k)
         at = le32(block, _AT + 4 * k) + HEADERS
-        if entry & wire.RETH:
-            put32(block, h.RETH_PACKET + reth, i + k)
-            put64(block, h.RETH_VA + reth, be64(data, at))
-            put32(block, h.RETH_RKEY + reth, be32(data, at + 8))
-            put32(block, h.RETH_LENGTH + reth, be32(data, at + 12))
-            reth += h.RETH_ROW
-            at += 16
-        if entry & wire.AETH:
-            value = be32(data, at)
-            put32(block, h.AETH_PACKET + aeth, i + k)
-            put32(block, h.AETH_SYNDROME + aeth, value >> 24)
-            put32(block, h.AETH_MSN + aeth, value & 0xFFFFFF)
-            aeth += h.AETH_ROW
-            at += 4
-        if entry & (wire.IMM | wire.IETH):
-            put32(block, h.IMM_PACKET + imm, i + k)
-            put32(block, h.IMM_VALUE + imm, be32(data, at))
-            imm += h.IMM_ROW
+        put32(block, h.RETH_PACKET + reth, i + k)
+        put64(block, h.RETH_VA + reth, be64(data, at))
+        put32(block, h.RETH_RKEY + reth, be32(data, at + 8))
+        put32(block, h.RETH_LENGTH + reth, be32(data, at + 12))
+        reth += h.RETH_ROW
+    having = which(block, _ENTRY, wire.AETH) & live
+    while having != 0:
+        k = lowest(having)
+        having &= having - 1
+        value = be32(data, le32(block, _AT + 4 * k) + HEADERS)
+        put32(block, h.AETH_PACKET + aeth, i + k)
+        put32(block, h.AETH_SYNDROME + aeth, value >> 24)
+        put32(block, h.AETH_MSN + aeth, value & 0xFFFFFF)
+        aeth += h.AETH_ROW
+    having = which(block, _ENTRY, _LAST_WORD) & live
+    while having != 0:
+        k = lowest(having)
+        having &= having - 1
+        at = le32(block, _AT + 4 * k) + HEADERS + _extension(k, block) - 4
+        put32(block, h.IMM_PACKET + imm, i + k)
+        put32(block, h.IMM_VALUE + imm, be32(data, at))
+        imm += h.IMM_ROW
     s[c.N_RETH] = reth // h.RETH_ROW
     s[c.N_AETH] = aeth // h.AETH_ROW
     s[c.N_IMM] = imm // h.IMM_ROW
@@ -359,9 +376,3 @@ def tally(i, n, previous, block):  # type: ignore[no-untyped-def]
     for k in range(1, n):
         disordered += 1 if le64(block, c.TIME + 8 * (i + k)) < le64(block, c.TIME + 8 * (i + k - 1)) else 0
     return total, disordered, le64(block, c.TIME + 8 * (i + n - 1))
-
-
-@inlined
-def record_at(n, header, block):  # type: ignore[no-untyped-def]
-    """Where the record of the run's packet ``n`` starts, ``header`` bytes before its frame."""
-    return le32(block, _AT + 4 * n) - header
