@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -12,6 +13,7 @@ import pytest
 from agent_http import make_certificate, serving
 from agent_worlds import board
 
+from dpuflow.agent import connection
 from dpuflow.agent.access import Guard, read_token
 from dpuflow.agent.config import Api, Config, parse_config
 from dpuflow.errors import OptionError
@@ -75,6 +77,7 @@ def test_a_request_without_the_token_learns_nothing(tmp_path: Path, caplog: pyte
                 assert answer.status == 401, (path, headers)
                 assert answer.headers["www-authenticate"] == 'Bearer realm="dpuflow"'
                 assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.headers["connection"] == "close"
                 assert b"10.0.0" not in answer.body
         for path in ("/metrics", "/api/v1/groups"):
             assert running.get(path, authorization=f"Bearer {TOKEN}").status == 200
@@ -188,3 +191,31 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, missing: str) -> No
         serving(board(), Api(listen="127.0.0.1:0", tls_cert=cert, tls_key=key)),
     ):
         pass
+
+
+def until_closed(connected: socket.socket) -> None:
+    while connected.recv(1000):
+        pass
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"GET"])
+@pytest.mark.parametrize("first", [False, True])
+def test_clients_that_never_finish_a_request_are_let_go(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, first: bool
+) -> None:
+    monkeypatch.setattr(connection, "REQUEST_S", 0.1)
+    with serving(board()) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as silent:
+            if first:  # also on a connection that has served a whole one
+                silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert silent.recv(1000).startswith(b"HTTP/1.1 200")
+            silent.sendall(said)
+            if first and not said:  # between two requests it may wait longer
+                silent.settimeout(0.5)
+                with pytest.raises(TimeoutError):
+                    until_closed(silent)
+                return
+            with contextlib.suppress(ConnectionResetError):
+                until_closed(silent)
+        assert running.get("/healthz").status == 200

@@ -95,6 +95,7 @@ class Guard:
 
         answer = problem(401, "a bearer token is needed: Authorization: Bearer TOKEN")
         answer.headers["WWW-Authenticate"] = 'Bearer realm="dpuflow"'
+        answer.headers["Connection"] = "close"  # who has no token holds no connection
         await answer(scope, receive, send)
 
     def allows(self, scope: Scope) -> bool:

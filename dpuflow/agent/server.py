@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from dpuflow.agent import metricnames as names
 from dpuflow.agent.access import Guard, make_tls, read_token
 from dpuflow.agent.api import ROUTE, make_app
+from dpuflow.agent.connection import Connection
 from dpuflow.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _THREADS: Final = 4  # handlers and scrapes at a time; each is short
 _CONNECTIONS: Final = 256
 _GRACE_S: Final = 2
+_KEEP_S: Final = 75  # scrapers that come every minute need not shake hands anew
 
 
 class Server:
@@ -55,13 +57,14 @@ class Server:
         config = uvicorn.Config(
             self._counted(self._guard),
             loop="asyncio",
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=_KEEP_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
         config.load()
