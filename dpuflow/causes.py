@@ -81,6 +81,7 @@ def causes_of(
     own = np.where(_granted_late(entries, excess, working), HOST, COMPUTE)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
+    proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
     # A call may not return before the network has taken all of its data, to be seen at the other end.
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
     own = np.where(beside.partly & ~proved & (beside.rows | troubled | draining), UNKNOWN, own)

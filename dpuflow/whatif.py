@@ -53,7 +53,8 @@ def step_without(
     """Replay with each row of ``sooner_ns`` entering that much sooner; None where no replay fits.
 
     ``from_ns``: steps that began before are left out (the rank was not late then). ``steady``: the
-    median step is told, which lateness that comes now and then leaves as it is; else the mean.
+    median step is told, which lateness that comes now and then leaves as it is; else the mean. Nothing is
+    said where some of a collective's ranks were not seen at all.
     """
     typical = np.median if steady else np.mean
     end_ns = entries.leave_ns[steps.ends]
@@ -70,6 +71,8 @@ def step_without(
     ends = steps.ends[first + 1 : last + 1]
     if len(ends) < 2:
         return None
+    if any(instances[number].seats for number in np.unique(entries.collective[rows]).tolist()):
+        return None  # of ranks that no capture saw nobody knows how late they would still be
     events = _events(instances, entries, rows)
     observed = np.diff(entries.leave_ns[ends])
     step_ns = float(typical(observed))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.hypotheses import SAMPLE
+from dpuflow.collectives.streams import HOLE
+from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,8 @@ CHANCE = 0.5
 """What a hypothesis is worth that nothing speaks for or against."""
 CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
+EXPLAINED = 0.9
+"""A hypothesis that leaves a tenth of what a captured rank sent and got meanwhile is not what ran."""
 
 
 class Scorer:
@@ -39,8 +43,18 @@ class Scorer:
         self._known: dict[tuple[str, Hypothesis, int], tuple[float, float]] = {}
         self._version = -1
 
-    def best(self, streams: Streams, runs: Sequence[tuple[Hypothesis, int]]) -> tuple[Hypothesis, int]:
-        """The hypothesis that explains most; among equals the one whose cuts fall where ranks pause."""
+    def best(
+        self,
+        streams: Streams,
+        runs: Sequence[tuple[Hypothesis, int]],
+        usual: tuple[int, ...] | None = None,
+    ) -> tuple[Hypothesis, int]:
+        """The hypothesis that explains most; among equals the one whose cuts fall where ranks pause.
+
+        ``usual`` is the numbering of ranks known to hold: where anything fits it, nothing else is asked.
+        """
+        runs = self._understood(streams, runs)
+        runs = [run for run in runs if run[0].order == usual] or runs
 
         def explained(hypothesis: Hypothesis, count: int) -> int:
             # What no longer fitted into the sample tells nothing.
@@ -64,12 +78,51 @@ class Scorer:
         if len(equal) == 1:
             return equal[0]
 
-        def worth(run: tuple[Hypothesis, int]) -> tuple[float, int, int]:
-            # Of equal ones the finest: it assumes least about what belongs together; then the fewest ranks.
-            score = round(self.score(streams, *run) * explained(*run) / most, 2)
-            return score, run[1], -len(run[0].order)
+        def worth(run: tuple[Hypothesis, int]) -> tuple[float, int]:
+            # Of equal ones the finest: it assumes least about what belongs together.
+            return round(self.score(streams, *run) * explained(*run) / most, 2), run[1]
 
-        return max(equal, key=worth)
+        def waited(run: tuple[Hypothesis, int]) -> tuple[float, int]:
+            # Of one algorithm with other numbers of ranks the one whose inputs were waited for.
+            tight = 0.0 if run[0].near is None else round(self.causality(streams, *run)[1], 1)
+            return tight, -len(run[0].order)
+
+        chosen = max(equal, key=lambda run: (*worth(run), -len(run[0].order)))
+        alike = [run for run in equal if run[0].algorithm is chosen[0].algorithm]
+        return max((run for run in alike if worth(run) == worth(chosen)), key=waited)
+
+    def fitting(
+        self, streams: Streams, runs: Sequence[tuple[Hypothesis, int]], most: int
+    ) -> list[tuple[Hypothesis, int, float]]:
+        """What explains all messages for a time: by how many, ``most`` at most, and what time says of it."""
+        return [
+            (h, min(n * h.messages, most), self.score(streams, h, n))
+            for h, n in self._understood(streams, runs)
+        ]
+
+    def _understood(
+        self, streams: Streams, runs: Sequence[tuple[Hypothesis, int]]
+    ) -> Sequence[tuple[Hypothesis, int]]:
+        """Without those that leave messages out which lie between the ones they explain, if others do not.
+
+        Only asked of captures at some ranks: there fewer ranks than there are explain part of the edges.
+        """
+        if all(hypothesis.near is None for hypothesis, _ in runs):
+            return runs
+        near = frozenset[int]().union(*(h.near or () for h, _ in runs))
+        lanes = []
+        for edge, rows in streams.left():
+            times = np.where(rows != HOLE, (self.starts if edge[0] in near else self.arrivals)[rows], NEVER)
+            lanes.append(np.maximum.accumulate(times))
+        numbers = {edge: k for k, (edge, _) in enumerate(streams.left())}
+        every = np.sort(np.concatenate(lanes))
+        whole = []
+        for hypothesis, count in runs:
+            taken = zip(hypothesis.edges, (hypothesis.plan.counts * hypothesis.cuts).tolist(), strict=True)
+            end = max(int(lanes[numbers[edge]][: count * some][-1]) for edge, some in taken)
+            if count * hypothesis.messages >= EXPLAINED * np.searchsorted(every, end, side="right"):
+                whole.append((hypothesis, count))
+        return whole or runs
 
     def is_clear(self, streams: Streams, hypothesis: Hypothesis, count: int, contrast: float = CLEAR) -> bool:
         """Whether cuts fall on pauses and sends follow their inputs as well as one can wish."""

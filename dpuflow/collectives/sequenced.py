@@ -8,7 +8,7 @@ never cuts: a rank that waits for a late peer is idle too.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numb
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,9 +56,42 @@ def sequenced_instances(
     heads = rows[exchanges["order"][rows] == 0]
     whole = bool((has_numbers(exchanges, heads) & (exchanges["sub"][heads] <= 1)).all())
     columns = columns_of(exchanges)
-    for op, streams in numbered_streams(exchanges, edge_streams(exchanges, rows)).items():
-        found.extend(cut_streams(columns, streams, op, position, settled=whole, near=near))
+    parts = numbered_streams(exchanges, edge_streams(exchanges, rows))
+    begins = {op: streams.at.copy() for op, streams in parts.items()}
+    places = Places()
+    for op, streams in parts.items():
+        found.extend(cut_streams(columns, streams, op, position, settled=whole, near=near, places=places))
+    if len(places.taken) < 2:
+        return found
+    # A communicator has one numbering of its ranks: the one that explains most of all of its collectives.
+    usual = max(places.fitting, key=lambda order: (*places.fitting[order], -len(order)))
+    found = []
+    for op, streams in parts.items():
+        streams.back_to(begins[op])
+        found.extend(
+            cut_streams(columns, streams, op, position, settled=whole, near=near, places=Places(usual=usual))
+        )
     return found
+
+
+@dataclass
+class Places:
+    """How the ranks of a communicator may be numbered of which only some were captured."""
+
+    usual: tuple[int, ...] | None = None  # this is known to hold
+    # Numbering -> messages of collectives that it explains, and what time says of that.
+    fitting: dict[tuple[int, ...], tuple[int, float]] = field(default_factory=dict)
+    taken: set[tuple[int, ...]] = field(default_factory=set)  # by which collectives were cut
+
+    def note(self, chosen: Hypothesis, fitting: Iterable[tuple[Hypothesis, int, float]]) -> None:
+        """Add what a choice tells: (hypothesis, messages it explains, its score) of all that fitted."""
+        self.taken.add(chosen.order)
+        best: dict[tuple[int, ...], tuple[int, float]] = {}
+        for hypothesis, messages, score in fitting:
+            best[hypothesis.order] = max(best.get(hypothesis.order, (0, 0.0)), (messages, score))
+        for order, (messages, score) in best.items():
+            before = self.fitting.get(order, (0, 0.0))
+            self.fitting[order] = before[0] + messages, before[1] + messages * score
 
 
 Habits = dict[int, tuple["Algorithm", int, list[str]]]
@@ -74,13 +107,16 @@ def cut_streams(
     settled: bool = False,
     habits: Habits | None = None,
     near: frozenset[int] | None = None,
+    places: Places | None = None,
 ) -> list[Instance]:
     """The collectives of one communicator's streams; ``op`` UNKNOWN: of any operation.
 
     ``settled`` says that the streams begin where a collective begins. ``habits`` is what was found
-    on other channels of the same job; it is brought up to date. ``near`` as in ``sequenced_instances``.
+    on other channels of the same job, ``places`` on other operations of the same communicator; both are
+    brought up to date. ``near`` as in ``sequenced_instances``.
     """
     segmenter = _Segmenter(columns, streams, op, position, near)
+    segmenter.places = places or Places()
     segmenter.habits = {} if habits is None else habits
     return segmenter.run(settled=settled)
 
@@ -104,6 +140,7 @@ class _Segmenter:
         self.proposer = Proposer(columns, op, self.endpoints, near)
         self.scorer = Scorer(columns)
         self.habits: Habits = {}
+        self.places = Places()
 
     def run(self, *, settled: bool) -> list[Instance]:
         """Cut all; ``settled``: the streams begin where a collective begins."""
@@ -158,7 +195,7 @@ class _Segmenter:
                 if (n := self.proposer.run_length(self.streams, h, SAMPLE)) > 0
             ]
             if runs:
-                hypothesis, count = self.scorer.best(self.streams, runs)
+                hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
                 score = self.scorer.score(self.streams, hypothesis, count)
                 tried.append((score * min(count, 4), drop, runs))
                 if (settled and drop == 0) or self.scorer.is_clear(self.streams, hypothesis, count):
@@ -173,7 +210,9 @@ class _Segmenter:
         best = max(score for score, _, _ in tried)
         drop, runs = next((drop, runs) for score, drop, runs in tried if score >= NEAR * best)
         self._drop(drop, ahead)
-        hypothesis, count = self.scorer.best(self.streams, runs)
+        hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
+        if hypothesis.near is not None:
+            self.places.note(hypothesis, self.scorer.fitting(self.streams, runs, count * hypothesis.messages))
         self.streams.back_to(whole)
         alternatives = [
             h.algorithm.name

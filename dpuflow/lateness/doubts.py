@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.lateness.behind import date_behind
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST, receiving_ns, spreads, usual_reactions
 from dpuflow.lateness.queues import queued_rows
@@ -65,6 +66,7 @@ def weigh(
         way_ns=_ways(entries, joined, instances),
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
     )
+    entries = date_behind(entries, exchanges, instances, usual)
     # Two clocks may be off either way, by that much an input seems to come late.
     wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
     entries = replace(entries, rule=np.where(wrong, int(Rule.CONTRADICTED), entries.rule))

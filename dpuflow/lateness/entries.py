@@ -53,6 +53,7 @@ class Rule(IntEnum):
     PARTLY = 11  # at most: not all messages of this rank can have been seen
     UNACKED = 13  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
+    BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
 
 
 RULES: dict[Rule, tuple[str, str]] = {
@@ -70,6 +71,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
     Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
+    Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""
 
