@@ -57,6 +57,9 @@ class Windows:
         self.span_s = settings.span  # may be set lower for want of memory
         self._published = np.zeros(0, np.uint64)  # keys of messages of collectives published, sorted
         self._frontier_ns = NEVER  # what began before has been published, or never will be
+        self._recognised: dict[
+            tuple[int, int, str, int], int
+        ] = {}  # since when a collective is told like this
         self._shifted_ns = 0  # by how much the clock has been set since the start
         self._baseline: list[Counts] = []  # counters of the flows at some times within the span
 
@@ -66,7 +69,7 @@ class Windows:
 
         worked = analyze_tables([self._within(tables, counts)], ranks=self.ranks)
         keys = _message_keys(tables.messages, counts.flow, self._shifted_ns)
-        spans = _Spans(worked, tables.messages, keys)
+        spans = _Spans(worked, tables.messages, keys, self._shifted_ns)
         fresh = self._fresh(spans)
         settled = fresh & self._is_settled(spans, until_ns)
         chosen = np.flatnonzero(settled)
@@ -126,8 +129,16 @@ class Windows:
         followed = spans.followed & spans.whole
         settled: NDArray[np.bool_] = (age >= settle_ns) & followed
         settled |= (age >= PATIENCE * settle_ns) & spans.whole
+        # With more to see the same messages may turn out to be something else.
+        settled &= until_ns - self._known_since(spans, until_ns) >= settle_ns
         # What never becomes whole is published as it is, so that it does not hold the rest up for ever.
         return settled | (age >= self.span_s * 1e9)
+
+    def _known_since(self, spans: _Spans, until_ns: int) -> Ints:
+        """Since when each collective has been recognised as it is now."""
+        before = self._recognised
+        self._recognised = {what: before.get(what, until_ns) for what in spans.told}
+        return np.array([self._recognised[what] for what in spans.told], np.int64)
 
     def _cut(self, tables: CaptureTables, until_ns: int) -> int:
         """What ended before is let go, unless something open needs it."""
@@ -164,9 +175,12 @@ class Windows:
 class _Spans:
     """When each collective of a result began and ended, and by which messages it is known."""
 
-    def __init__(self, worked: Worked, messages: Rows, keys: NDArray[np.uint64]) -> None:
+    def __init__(self, worked: Worked, messages: Rows, keys: NDArray[np.uint64], shifted_ns: int) -> None:
         collectives = worked.analysis.collectives
         self.count = len(collectives)
+        self.told = [
+            (c.start_ns - shifted_ns, c.end_ns - shifted_ns, c.op, c.wire_bytes) for c in collectives
+        ]
         self.start_ns = np.array([c.start_ns for c in collectives], np.int64)
         self.end_ns = np.array([c.end_ns for c in collectives], np.int64)
         instances = [worked.instances[n] for n in worked.assembled.instances]
