@@ -110,6 +110,7 @@ class Health:
     packet_rate: float = 0.0
     message_rate: float = 0.0
     bit_rate: float = 0.0
+    collectives: int = 0  # published since the start
     held_messages: int = 0
     held_flows: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)  # since the start of the agent

@@ -83,7 +83,7 @@ class Windows:
         300.0, "traffic that is held at most, where there is little of it", low=10, high=86400, unit=DURATION
     )
     messages: int = setting(
-        20_000, "where fewer messages than this are held, traffic older than the span is kept", low=100,
+        4000, "where fewer messages than this are held, traffic older than the span is kept", low=100,
         high=10_000_000,
     )  # fmt: skip
     settle: float = setting(
@@ -110,7 +110,7 @@ class Limits:
     cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.05, high=64,
                          unit=SHARE)  # fmt: skip
     memory: int = setting(
-        512 << 20, "resident memory that the agent may use, bytes", low=160 << 20, high=1 << 40, unit=SIZE
+        512 << 20, "resident memory that the agent may use, bytes", low=256 << 20, high=1 << 40, unit=SIZE
     )
     max_sample: int = setting(
         6, "sampling goes down to one in 2^N pairs of hosts, no further", low=0, high=16
@@ -181,6 +181,9 @@ class Log:
 
     level: str = setting("info", "least that is told", choices=("debug", "info", "warning", "error"))
     format: str = setting("text", "text, or json: one object a line", choices=("text", "json"))
+    status: float = setting(
+        600.0, "a line on how the agent fares is told this often; 0: never", low=0, high=86400, unit=DURATION
+    )
 
 
 @dataclass(frozen=True)

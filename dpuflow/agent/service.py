@@ -9,23 +9,31 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import traceback
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from dpuflow.agent.board import Board, FindingState, Health, Window
 from dpuflow.agent.history import History, Stand
+from dpuflow.agent.limits import ANALYSIS_SHARE, Governor, Pace, Use, pause_after
 from dpuflow.agent.notify import notify, reloading, watchdog_s
 from dpuflow.agent.source import Source
 from dpuflow.agent.stream import Stream
 from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.traffic import pauses_of, traffic_between
+from dpuflow.agent.usage import resident_bytes
 from dpuflow.agent.windows import Windows
 from dpuflow.errors import DpuflowError
 from dpuflow.results import Analysis
+from dpuflow.schema_ring import LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dpuflow.agent.config import Config
+    from dpuflow.agent.limits import Orders
     from dpuflow.agent.log import Log
     from dpuflow.agent.outlets import Outlets
     from dpuflow.agent.stream import Counts, Snapshot
@@ -46,20 +54,26 @@ class Service:
         self.board = board or Board()
         self.lock = threading.Lock()
         self.stream = Stream(socket.gethostname())
-        self.source = Source(config.capture, self.stream, self.lock, log)
+        self.pace = Pace(config.limits.cpu, self.stream.held, 0)
+        self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
+        self.governor = _governor(config)
         self.tracker = Tracker(config.analysis.hold, IDLE_S)
         self.windows = Windows(config.windows, _ranks(config))
         self.generation = 1
         self._started_s = time.monotonic()
-        self._number = 0
+        self._number = self._collectives = 0
         self._counts: Counts | None = None
         self._losses: dict[str, int] = {}
         self._paused_ns = 0
         self._published_ns = time.time_ns()
         self._seen = -1  # packets when last analysed
         self._unsettled = 0
-        self._cpu = (time.monotonic(), time.process_time())
+        self._used = (time.monotonic(), time.process_time(), 0.0)
         self._cpu_share = 0.0
+        self._lost = 0  # packets that the ring had no room for, as of the last look
+        self._told_s = self._started_s
+        self._reason: str | None = None
+        self._obey(self.governor.orders)
         self.history: History | None = None
         self.outlets: Outlets | None = None
 
@@ -116,6 +130,23 @@ class Service:
         self._counts, self._published_ns = counts, window.end_ns
         return window
 
+    def paced_step(self) -> float:
+        """A step; how long after its beginning the next one may begin, to stay within the ceiling of CPU.
+
+        A fault of the analysis costs what is held, not the agent.
+        """
+        used_s = time.thread_time()
+        try:
+            self.step()
+        except Exception as error:  # traffic is foreign: nobody can promise what it does to an analysis
+            self.board.count_error("analysis")
+            self.log.error("analysis_failed", f"a window was lost: {error or type(error).__name__}")
+            self.log.debug("traceback", traceback.format_exc())
+            with self.lock:
+                self.stream.forget(np.full(self.stream.held_flows(), self.source.read_until_ns))
+        cost_s = time.thread_time() - used_s
+        return pause_after(cost_s, self.config.limits.cpu, self.config.windows.step)
+
     def _window(
         self, taken: Snapshot, tables: CaptureTables, counts: Counts, settled: Settled | None
     ) -> Window:
@@ -128,6 +159,7 @@ class Service:
         pauses = pauses_of(taken.pauses[new])
         self._paused_ns = max(self._paused_ns, int(taken.pause_ns.max())) if len(taken.pause_ns) else 0
         self._number += 1
+        self._collectives += len(settled.analysis.collectives) if settled else 0
         return Window(
             number=self._number,
             start_ns=self._published_ns,
@@ -153,22 +185,53 @@ class Service:
         tell = self.log.info if state.severity == "info" else self.log.warning
         tell("finding", f"{state.severity}: {state.condition} {state.id}: {finding.summary}", **fields)
 
+    def look(self) -> None:
+        """Measure what is used, and take in more or less detail by it; report the health."""
+        now_s, used_s, capture_s = time.monotonic(), time.process_time(), self.pace.used_s
+        before_s, before_used_s, before_capture_s = self._used
+        seconds = max(now_s - before_s, 1e-3)
+        self._used = (now_s, used_s, capture_s)
+        self._cpu_share = (used_s - before_used_s) / seconds
+        lost = self.source.state.losses.get("ring_full", 0)
+        use = Use(
+            cpu=self._cpu_share,
+            capture_cpu=(capture_s - before_capture_s) / seconds,
+            rss=resident_bytes(),
+            ring=self.source.ring_share() or 0.0,
+            lost=lost - self._lost,
+            waited=self.pace.waited,
+        )
+        self._lost, self.pace.waited = lost, False
+        self._obey(self.governor.look(use, seconds))
+        ceiling = self.config.limits.cpu
+        self.pace.share = max(ceiling - (use.cpu - use.capture_cpu), (1 - ANALYSIS_SHARE) * ceiling)
+        health = self.health()
+        self.board.report(health)
+        every_s = self.config.log.status
+        if every_s and now_s - self._told_s >= every_s:
+            self._told_s = now_s
+            self.log.info("status", _in_words(health), **asdict(health))
+
+    def _obey(self, orders: Orders) -> None:
+        """Take in as much detail as ordered, and tell of a change."""
+        if orders.reason != self._reason:
+            if orders.reason is None:
+                self.log.info("restored", "full detail again")
+            else:
+                self.log.warning("degraded", f"less detail: {orders.reason}")
+            self._reason = orders.reason
+        self.source.degrade(orders.mode, orders.sample)
+        self.windows.span_s, self.windows.most, self.pace.most = orders.span_s, orders.most, orders.most
+
     def health(self) -> Health:
         """How the agent fares now."""
-        from dpuflow.agent.usage import resident_bytes
-
-        now_s, used_s = time.monotonic(), time.process_time()
-        before_s, before_used_s = self._cpu
-        if now_s - before_s >= HEALTH_S / 2:
-            self._cpu_share = (used_s - before_used_s) / (now_s - before_s)
-            self._cpu = (now_s, used_s)
         state, limits = self.source.state, self.config.limits
         status = state.status
-        degraded = f"nothing is captured: {state.error}" if state.error else None
+        degraded = f"nothing is captured: {state.error}" if state.error else self._reason
         stand = self.history.stand if self.history is not None else Stand(writing=False)
         return Health(
             time_ns=time.time_ns(),
-            uptime_s=now_s - self._started_s,
+            uptime_s=time.monotonic() - self._started_s,
             cpu_share=self._cpu_share,
             cpu_limit=limits.cpu,
             rss_bytes=resident_bytes(),
@@ -178,6 +241,7 @@ class Service:
             packet_rate=status.packet_rate if status else 0.0,
             message_rate=status.message_rate if status else 0.0,
             bit_rate=status.bit_rate if status else 0.0,
+            collectives=self._collectives,
             held_messages=self.stream.held(),
             held_flows=self.stream.held_flows(),
             losses=state.losses,
@@ -202,7 +266,10 @@ class Service:
         self.generation += 1
         self.log.set(config.log.level, config.log.format)
         self.tracker.hold_s = config.analysis.hold
-        self.windows.settings, self.windows.span_s = config.windows, config.windows.span
+        self.windows.settings = config.windows
+        self.pace.share = config.limits.cpu
+        self.governor = _governor(config)
+        self._obey(self.governor.orders)
         self.windows.ranks = ranks
         if config.history != before.history:
             if self.history is not None:
@@ -223,6 +290,21 @@ class Service:
         if self.outlets is not None:
             self.outlets.close()
         self.board.close()
+
+
+def _in_words(health: Health) -> str:
+    lost = sum(health.losses.get(name, 0) for name in LOSSES)
+    return (
+        f"up {health.uptime_s:.0f} s, {health.cpu_share:.1%} of a core, {health.rss_bytes >> 20} MiB,"
+        f" {health.lag_s:.1f} s behind, {health.packet_rate:.0f} packets/s, {health.message_rate:.0f}"
+        f" messages/s, {lost} lost, {health.fidelity}"
+    )
+
+
+def _governor(config: Config) -> Governor:
+    capture = config.capture
+    folds = capture.backend == "ebpf"
+    return Governor(config.limits, capture.mode, capture.sample, config.windows.span, folds)
 
 
 def _ranks(config: Config) -> dict[str, Place] | None:
@@ -248,10 +330,11 @@ def run(
     service.start()
     notify("READY=1", "STATUS=capturing")
     watchdog = watchdog_s()
-    told_s = 0.0
+    longest_s = min(HEALTH_S, watchdog or HEALTH_S)
+    next_s = time.monotonic() + service.config.windows.step
+    look_s = time.monotonic() + HEALTH_S
     try:
-        next_s = time.monotonic() + service.config.windows.step
-        while not stop.wait(max(next_s - time.monotonic(), 0.0)):
+        while not stop.wait(max(min(next_s - time.monotonic(), longest_s), 0.0)):
             fresh = _reloaded(reload, log)
             if fresh is not None:
                 reloading()
@@ -261,18 +344,14 @@ def run(
                 except DpuflowError as error:
                     log.error("reload_failed", f"{error}; the configuration stays as it was")
                 notify("READY=1")
-            try:
-                service.step()
-            except DpuflowError as error:
-                service.board.count_error("analysis")
-                log.error("analysis_failed", f"a window was lost: {error}")
             now_s = time.monotonic()
-            if now_s - told_s >= HEALTH_S:
-                told_s = now_s
-                service.board.report(service.health())
+            if now_s >= next_s:
+                next_s = max(next_s, now_s - service.config.windows.step) + service.paced_step()
+            if now_s >= look_s:
+                look_s = now_s + HEALTH_S
+                service.look()
             if watchdog is not None:
                 notify("WATCHDOG=1")
-            next_s = max(next_s + service.config.windows.step, now_s)
     finally:
         notify("STOPPING=1")
         service.close()

@@ -53,6 +53,7 @@ class Source:
         self.settings, self.stream, self.lock, self.log = settings, stream, lock, log
         self.pace = pace
         self.mode, self.sample = settings.mode, settings.sample
+        self._refused: set[tuple[str, int]] = set()  # what the backend cannot do
         self.state = State()
         self.read_until_ns = 0
         self._pending_step_ns = 0
@@ -81,7 +82,8 @@ class Source:
 
     def degrade(self, mode: str, sample: int) -> None:
         """Go on with less detail, or more, from the next piece on."""
-        self.mode, self.sample = mode, sample
+        if (mode, sample) not in self._refused:
+            self.mode, self.sample = mode, sample
 
     def reconfigure(self, settings: Settings) -> None:
         """Attach anew by other settings."""
@@ -184,11 +186,20 @@ class Source:
                 self.stream.feed(form, piece)
             self.pace()
             if (self.mode, self.sample) != (options.mode, options.sample):
-                capture.switch(mode=self.mode, sample=self.sample)
-                options = capture.options
+                options = self._switch(capture)
         reason = capture.summary().reason
         if reason is not None:
             raise DpuflowError(reason)
+
+    def _switch(self, capture: LiveCapture) -> LiveOptions:
+        """Go on with another mode or sampling; as before where that fails."""
+        try:
+            capture.switch(mode=self.mode, sample=self.sample)
+        except DpuflowError as error:
+            self.log.warning("switch_failed", f"the capture goes on as it was: {error}")
+            self._refused.add((self.mode, self.sample))
+            self.mode, self.sample = capture.options.mode, capture.options.sample
+        return capture.options
 
     def _look(self, capture: LiveCapture, form: Pcapng, status: Status) -> None:
         """Counters, clock and interfaces, once a second."""

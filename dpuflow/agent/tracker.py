@@ -27,40 +27,50 @@ class Tracker:
     def __init__(self, hold_s: float, idle_s: float) -> None:
         self.hold_s, self.idle_s = hold_s, idle_s
         self.active: dict[str, FindingState] = {}
+        self._severe_ns: dict[str, int] = {}  # when each was last as severe as it is said to be
 
     def step(self, analysis: Analysis | None, until_ns: int) -> tuple[FindingState, ...]:
         """What changed with ``analysis``; None where nothing came, so that nothing was analysed."""
         told: list[FindingState] = []
         if analysis is not None:
+            seen: set[str] = set()
             for finding in analysis.findings:
-                addresses = tuple(sorted(analysis.endpoints[end].address for end in finding.endpoints))
-                known = self._same(finding.condition, addresses)
+                addresses = tuple(analysis.endpoints[end].address for end in finding.endpoints)
+                known = self._same(finding.condition, addresses, seen)
                 state = self._state(analysis, finding, addresses, known, until_ns)
                 if known is None or _news(known, state):
                     told.append(state)
                 self.active[state.id] = state
+                seen.add(state.id)
         limit_s = self.hold_s if analysis is not None else self.idle_s
         for state in list(self.active.values()):
             if until_ns - state.last_ns > limit_s * 1e9:
                 told.append(replace(state, active=False))
                 del self.active[state.id]
+                self._severe_ns.pop(state.id, None)
         return tuple(told)
 
     def shift(self, step_ns: int) -> None:
         """The clock was set by so much."""
-        for state in self.active.values():
-            moved = replace(state, last_ns=state.last_ns + step_ns)
-            self.active[state.id] = moved
+        for state in list(self.active.values()):
+            self.active[state.id] = replace(state, last_ns=state.last_ns + step_ns)
+        self._severe_ns = {ident: at + step_ns for ident, at in self._severe_ns.items()}
 
-    def _same(self, condition: str, addresses: tuple[str, ...]) -> FindingState | None:
-        """The active finding that this is, if any."""
-        alike = [state for state in self.active.values() if state.condition == condition]
+    def _same(self, condition: str, addresses: tuple[str, ...], seen: set[str]) -> FindingState | None:
+        """The active finding that this is, if any; not one that has been ``seen`` in this step.
+
+        The order of endpoints matters: who sent comes first, who received last.
+        """
+        alike = [s for s in self.active.values() if s.condition == condition and s.id not in seen]
         for state in alike:
             if state.addresses == addresses:
                 return state
+        ours = set(addresses)
         for state in alike:
-            ours, theirs = set(addresses), set(state.addresses)
-            if min(len(ours), len(theirs)) > 1 and len(ours & theirs) > ALIKE * len(ours | theirs):
+            theirs = set(state.addresses)
+            ends = {addresses[:1], addresses[-1:]} & {state.addresses[:1], state.addresses[-1:]}
+            in_turn = condition == "straggler" and min(len(ours), len(theirs)) > 1
+            if (ends or in_turn) and len(ours & theirs) > ALIKE * len(ours | theirs):
                 return state
         return None
 
@@ -77,11 +87,17 @@ class Tracker:
         if known is not None:
             since_ns = known.since_ns
         name = f"{finding.condition} {' '.join(addresses)} {since_ns}"
+        ident = known.id if known else f"{finding.condition}-{zlib.crc32(name.encode()):08x}"
+        severity = finding.severity
+        if known is None or _rank(severity) >= _rank(known.severity):
+            self._severe_ns[ident] = until_ns
+        elif until_ns - self._severe_ns.get(known.id, 0) < self.hold_s * 1e9:
+            severity = known.severity  # it may only be less for a moment
         return FindingState(
-            id=known.id if known else f"{finding.condition}-{zlib.crc32(name.encode()):08x}",
+            id=ident,
             condition=finding.condition,
             addresses=addresses,
-            severity=finding.severity,
+            severity=severity,
             since_ns=since_ns,
             first_ns=known.first_ns if known else until_ns,
             last_ns=until_ns,
@@ -90,6 +106,10 @@ class Tracker:
             labels=tuple(ends[address].label for address in addresses),
             ranks=tuple(ends[address].rank for address in addresses),
         )
+
+
+def _rank(severity: str) -> int:
+    return ("info", "warning", "critical").index(severity)
 
 
 def _news(before: FindingState, now: FindingState) -> bool:

@@ -54,7 +54,8 @@ class Windows:
     def __init__(self, settings: Settings, ranks: Mapping[str, Place] | None = None) -> None:
         self.settings = settings
         self.ranks = ranks
-        self.span_s = settings.span  # may be set lower for want of memory
+        self.span_s = settings.span  # may be set lower for want of memory,
+        self.most: int | None = None  # and so may the messages that are held
         self._published = np.zeros(0, np.uint64)  # keys of messages of collectives published, sorted
         self._frontier_ns = NEVER  # what began before has been published, or never will be
         self._recognised: dict[
@@ -151,6 +152,8 @@ class Windows:
             if self.span_s >= self.settings.span and more > 0:
                 first = max(older - more, 0)
                 cut_ns = int(ends[first]) if first else until_ns - longest_ns
+        if self.most is not None and len(ends) > self.most:
+            cut_ns = max(cut_ns, int(ends[-self.most]))
         return max(cut_ns, until_ns - longest_ns)
 
     def _needed(
@@ -159,6 +162,8 @@ class Windows:
         """By flow row the time from which on its messages are needed."""
         before_ns = np.full(len(tables.flows), cut_ns)
         messages = tables.messages
+        if self.most is not None and len(messages) > self.most:
+            return before_ns  # there is no room for what is open
         oldest_ns = until_ns - round(self.settings.longest * 1e9)
         alive = (open_ & (spans.start_ns > oldest_ns)) | (spans.end_ns >= cut_ns)
         rows = spans.rows[alive[spans.of]]

@@ -1,0 +1,215 @@
+"""Run the agent for a long time between two network namespaces, and print what it uses.
+
+    soak.py MINUTES [--flap] [CONFIG LINE...]
+
+Jobs of Open MPI come and go (two ranks, one of them late now and then), captures of other jobs are replayed
+between them with addresses and queue pairs of their own each time, and with --flap the link goes down and up
+every two minutes. Needs root, mpicc and mpirun. Prints a line every 30 s and the summary at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(HERE / "tests" / "root"))
+
+from network import Pair, run  # noqa: E402
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Jobs(threading.Thread):
+    """Jobs one after the other, until stopped; counts what they did by their own logs."""
+
+    def __init__(self, pair: Pair, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.pair, self.folder, self.stopped = pair, folder, threading.Event()
+        self.operations = self.runs = self.replayed = self.failed = 0
+        self.program = folder / "job"
+        source = HERE / "tests" / "root" / "job.c"
+        subprocess.run(["mpicc", "-O1", "-o", str(self.program), str(source)], check=True)
+        self.remote = folder / "remote"
+        self.remote.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {pair.b} sh -c "$*"\n')
+        self.remote.chmod(0o755)
+
+    def run(self) -> None:
+        draw = random.Random(1)
+        while not self.stopped.is_set():
+            self.job(late_ms=draw.choice([0, 0, 25]), steps=draw.choice([200, 500, 1000]))
+            self.replay(draw)
+            self.stopped.wait(draw.choice([0.5, 5, 20]))
+
+    def job(self, late_ms: int, steps: int) -> None:
+        settings = {
+            "plm_rsh_agent": str(self.remote), "btl": "tcp,self", "btl_tcp_if_include": "10.77.0.0/24",
+            "oob_tcp_if_include": "10.77.0.0/24",
+        }  # fmt: skip
+        mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
+        hosts = ["-H", "10.77.0.1,10.77.0.2", "-np", "2", "--map-by", "node"]
+        command = [
+            "mpirun",
+            "--allow-run-as-root",
+            *mca,
+            *hosts,
+            str(self.program),
+            "1",
+            str(late_ms),
+            str(steps),
+        ]
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.pair.a, *command], capture_output=True, text=True, timeout=300
+        )
+        self.runs += 1
+        self.failed += done.returncode != 0
+        self.operations += len(re.findall(r"^enter 1 ", done.stderr, re.MULTILINE))
+
+    def replay(self, draw: random.Random) -> None:
+        """A capture of NCCL, from other addresses and queue pairs than the last time."""
+        file = self.folder / "replay.pcap"
+        file.write_bytes(renamed(HERE / "traces" / "nccl-allreduce-n2" / "node0.pcap.gz", draw))
+        with contextlib.suppress(AssertionError, subprocess.SubprocessError):  # the link is down
+            self.replayed += self.pair.send(self.pair.a, "west", file, rate=2000)
+
+
+def renamed(path: Path, draw: random.Random) -> bytes:
+    """The capture with its IPv4 hosts in 10.x.y.0/24 and its queue pairs moved, by chance."""
+    import gzip
+    import struct
+
+    data = bytearray(gzip.decompress(path.read_bytes()))
+    net, shift, at = (
+        struct.pack(">BBB", 10, draw.randrange(128, 256), draw.randrange(256)),
+        draw.randrange(1 << 16),
+        24,
+    )
+    while at + 16 <= len(data):
+        captured = struct.unpack_from("<I", data, at + 8)[0]
+        frame = at + 16
+        if data[frame + 12 : frame + 14] == b"\x08\x00":
+            data[frame + 26 : frame + 29] = data[frame + 30 : frame + 33] = net
+            if captured >= 54 and data[frame + 36 : frame + 38] == b"\x12\xb7":  # UDP port 4791
+                qp = int.from_bytes(data[frame + 47 : frame + 50], "big")
+                if qp > 1:
+                    data[frame + 47 : frame + 50] = ((qp + shift) & 0xFFFFFF).to_bytes(3, "big")
+        at = frame + captured
+    return bytes(data)
+
+
+def used(pid: int) -> tuple[float, float, int, int]:
+    """CPU seconds, resident MiB, threads and open files of a process."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 2**20
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    return (int(stat[11]) + int(stat[12])) / TICKS, resident, int(stat[17]), files
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--flap"]
+    minutes, flap = float(words[0]), "--flap" in sys.argv
+    folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
+    config = folder / "agent.yaml"
+    lines = [
+        f"history: {{directory: {folder}/history, keep_size: 64MiB}}", "api: {listen: 127.0.0.1:9477}",
+        "log: {format: json, status: 5s}", *words[1:],
+    ]  # fmt: skip
+    config.write_text("\n".join(lines) + "\n")
+    pair = Pair()
+    try:
+        pair.give_addresses()
+        log = (folder / "log").open("wb")
+        command = [sys.executable, "-m", "dpuflow", "agent", "--config", str(config)]
+        agent = subprocess.Popen(
+            ["ip", "netns", "exec", pair.b, *command], stderr=log, env=os.environ | {"PYTHONPATH": str(HERE)}
+        )
+        time.sleep(3)
+        jobs = Jobs(pair, folder)
+        jobs.start()
+        watch(agent, jobs, pair, minutes, flap, folder)
+        jobs.stopped.set()
+        jobs.join(120)
+        time.sleep(15)
+        agent.terminate()
+        status = agent.wait(60)
+        log.close()
+        summarise(folder, jobs, status)
+    finally:
+        pair.close()
+
+
+def watch(
+    agent: subprocess.Popen[bytes], jobs: Jobs, pair: Pair, minutes: float, flap: bool, folder: Path
+) -> None:
+    """Print a line every 30 s; with ``flap`` take the link down for a second every two minutes."""
+    start, rows = time.monotonic(), []
+    before = (start, used(agent.pid)[0])
+    while time.monotonic() - start < 60 * minutes:
+        time.sleep(30)
+        if flap and len(rows) % 4 == 3:
+            run("ip", "-n", pair.b, "link", "set", "east", "down")
+            time.sleep(1)
+            run("ip", "-n", pair.b, "link", "set", "east", "up")
+        if agent.poll() is not None:
+            print(f"the agent ended with {agent.returncode}: see {folder}/log")
+            return
+        cpu, resident, threads, files = used(agent.pid)
+        now = time.monotonic()
+        rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident])
+        before = (now, cpu)
+        print(
+            f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB"
+            f"  threads {threads}  files {files}  jobs {jobs.runs} ({jobs.failed} failed)  operations {jobs.operations}"
+            f"  replayed {jobs.replayed}",
+            flush=True,
+        )
+    shares, sizes = [row[1] for row in rows], [row[2] for row in rows]
+    half = len(sizes) // 2
+    print(
+        f"cpu: mean {100 * sum(shares) / len(shares):.1f} %, most {100 * max(shares):.1f} % of a core (30 s)"
+    )
+    print(
+        f"rss: first {sizes[0]:.1f}, most {max(sizes):.1f}, last {sizes[-1]:.1f} MiB; mean of the second half"
+        f" {sum(sizes[half:]) / len(sizes[half:]):.1f} MiB"
+    )
+
+
+def summarise(folder: Path, jobs: Jobs, status: int) -> None:
+    """What the agent's own log says."""
+    events = [json.loads(line) for line in (folder / "log").read_text().splitlines() if line.startswith("{")]
+    health = [event for event in events if event["event"] == "status"]
+    lags = sorted(event["lag_s"] for event in health)
+    print(f"agent ended with {status}; {len(events)} lines of log")
+    if lags:
+        print(f"lag: median {lags[len(lags) // 2]:.2f} s, most {lags[-1]:.2f} s")
+        last = health[-1]
+        print(f"losses: {last['losses']}; errors {last['errors']}; degraded {last['degraded']}")
+        print(
+            f"held: messages {max(e['held_messages'] for e in health)}, flows"
+            f" {max(e['held_flows'] for e in health)} at most; {last['collectives']} collectives published"
+        )
+        print(f"history: {last['history_bytes'] / 2**20:.1f} MiB")
+    kinds: dict[str, int] = {}
+    for event in events:
+        kinds[event["event"]] = kinds.get(event["event"], 0) + 1
+    print(
+        f"events: {kinds}; jobs {jobs.runs}, operations {jobs.operations}, replayed packets {jobs.replayed}"
+    )
+    for event in events:
+        if event["level"] == "error":
+            print(f"error: {event['text']}")
+    print(f"log and history: {folder}")
+
+
+if __name__ == "__main__":
+    main()
