@@ -75,7 +75,7 @@ def p2p_instances(
         by.setdefault(part.edge, []).append(part)
     by = {edge: lanes for edge, lanes in by.items() if all(lane.cut_by_rule(len(lanes)) for lane in lanes)}
     by = {edge: lanes for edge, lanes in by.items() if not _in_turn(lanes, by.get(edge[::-1], []))}
-    by = _without_rings(by)
+    by = _without_rings(by, near)
     known = {signature for lanes in by.values() for lane in lanes for signature in lane.signatures()}
     for lanes in by.values():
         for lane in lanes:
@@ -128,8 +128,11 @@ def _in_turn(lanes: Sequence[_Parts], back: Sequence[_Parts]) -> bool:
     return len(at) > 0 and all((a.starts[at] > b.arrivals[at - 1]).mean() >= ALIKE for a, b in pairs)
 
 
-def _without_rings(by: dict[Edge, list[_Parts]]) -> dict[Edge, list[_Parts]]:
-    """Lines but for those that hand on along a ring of three or more: a collective, whoever wrote it."""
+def _without_rings(by: dict[Edge, list[_Parts]], near: frozenset[int] | None) -> dict[Edge, list[_Parts]]:
+    """Lines but for those that hand on along a ring of three or more: a collective, whoever wrote it.
+
+    Of a ring that was captured at some of its ranks (``near``) only their lines are seen.
+    """
     after: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for src, dst in by:
@@ -145,7 +148,22 @@ def _without_rings(by: dict[Edge, list[_Parts]]) -> dict[Edge, list[_Parts]]:
             order.append(following)
         if len(order) > 2 and after.get(order[-1]) == [start]:
             ring.update(zip(order, [*order[1:], start], strict=True))
+    for end in near or ():
+        if len(before.get(end, ())) == 1 == len(after.get(end, ())) and before[end] != after[end]:
+            edges = (before[end][0], end), (end, after[end][0])
+            if _sends_unasked(by[edges[0]], by[edges[1]]):
+                ring.update(edges)
     return {edge: lanes for edge, lanes in by.items() if edge not in ring}
+
+
+def _sends_unasked(inward: Sequence[_Parts], outward: Sequence[_Parts]) -> bool:
+    """Whether an endpoint that gets as much as it sends does not wait for the former as a stage would.
+
+    In a ring each rank's first message needs no input, so the k-th often leaves before the k-th has come.
+    """
+    came = np.sort(np.concatenate([lane.arrivals for lane in inward]))
+    left = np.sort(np.concatenate([lane.starts for lane in outward]))
+    return len(came) == len(left) and bool((left > came).mean() < ALIKE)
 
 
 class _Parts:
