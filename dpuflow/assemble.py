@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dpuflow.lateness import Entries, Relative
     from dpuflow.pipelines import Pipeline
     from dpuflow.rankmap import Place
-    from dpuflow.results import Algorithm, OpToken, Steadiness, Verdict
+    from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict
     from dpuflow.stages import Stage
     from dpuflow.tables import CaptureTables, Joined, Rows
 
@@ -246,6 +246,9 @@ def _collectives(
                 complete=complete,
                 phases=phases[number],
                 ranks=ranks,
+                op_alternatives=cast("list[OpToken]", [op.token for op in instance.alike]),
+                protocol=cast("Protocol | None", instance.protocol),
+                bytes_between=instance.between,
             )
         )
     return found, of

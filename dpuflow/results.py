@@ -44,6 +44,7 @@ Algorithm = Literal[
     "hierarchical",
     "unknown",
 ]
+Protocol = Literal["simple", "ll", "ll128"]
 Bound = Literal["exact", "at_most", "at_least", "unobservable"]
 Cause = Literal["compute", "receiver", "network", "host", "none", "unknown"]
 Verdict = Literal["on_time", "late", "intermittent", "unknown"]
@@ -140,6 +141,9 @@ class Collective:
     complete: bool
     phases: list[Phase]
     ranks: list[RankEntry]
+    op_alternatives: list[OpToken] = field(default_factory=list)  # other operations with the same packets
+    protocol: Protocol | None = None  # NCCL's
+    bytes_between: tuple[int, int] | None = None  # least and most, where ``bytes`` is not told exactly
 
 
 @dataclass(slots=True)

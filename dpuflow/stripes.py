@@ -4,7 +4,8 @@ With NCCL_IB_QPS_PER_CONNECTION above 1 messages go over a connection's queue pa
 clear-to-send entries use the first one only (NCCL 2.30, src/transport/net_ib/common.h
 ncclIbCommBaseGetQpForRequest, p2p.h ncclIbRecvCommGetQpForCts). So data without entries belongs to the
 entries that allowed as many messages, each before it was sent. Queue pairs of one connection write to the
-same staging buffer in turn: where they begin is at most a slot apart.
+same staging buffer in turn: where they begin is at most a slot apart. With adaptive routing a message is a
+WRITE and an empty WRITE with immediate behind it; both go where the first one goes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HELD = 0.99
 
 @dataclass
 class _Line:
-    """One direction of a queue pair: its data and the entries that allow it, as places in ``part``."""
+    """One direction of a queue pair: its messages and the entries that allow them, as places in ``part``."""
 
     number: int  # of its connection
     data: NDArray[np.int64]
@@ -51,10 +52,12 @@ def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.
 
     ``part`` are rows of DATA and GRANT in order of time; messages of joined queue pairs then stand in turn.
     """
-    rows = transfers[["connection", "src", "dst", "role", "wire", "va", "announces", "sent_ns"]][part]
+    names = ["connection", "src", "dst", "role", "wire", "bytes", "va", "announces", "sent_ns"]
+    rows = transfers[names][part]
+    tail = _tails(rows)
     joined = [
         (credit, group)
-        for lines in _ways(rows)
+        for lines in _ways(rows, tail)
         for credit, group in _matched(rows, lines)
         if any(line is not credit for line in group)
     ]
@@ -62,18 +65,42 @@ def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.
         return transfers, part
     transfers, out = transfers.copy(), part.copy()
     for credit, group in joined:
-        place = np.sort(np.concatenate([line.data for line in group]))
-        order = part[_in_turn([line.data for line in group])]
-        out[place] = order
+        place = _with_tails(_in_turn([line.data for line in group]), tail)
+        order = part[place]
+        out[np.sort(place)] = order
         transfers["connection"][order] = credit.number
     return transfers, out
 
 
-def _ways(rows: Rows) -> Iterator[list[_Line]]:
+def _tails(rows: Rows) -> NDArray[np.int64]:
+    """For each WRITE the place of the empty one with immediate that ends it, -1 for none; -2 for these."""
+    tail = np.full(len(rows), -1)
+    data = np.flatnonzero(
+        (rows["role"] != Role.GRANT) & np.isin(rows["wire"], (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM))
+    )
+    plain = rows["wire"][data] == Wire.ROCE_WRITE
+    if not plain.any():
+        return tail
+    way = 2 * rows["connection"][data].astype(np.int64) + (rows["src"][data] > rows["dst"][data])
+    order = np.argsort(way, kind="stable")
+    data, plain, way = data[order], plain[order], way[order]
+    empty = ~plain & (rows["bytes"][data] == 0)
+    pair = np.flatnonzero(plain[:-1] & empty[1:] & (way[1:] == way[:-1]))
+    tail[data[pair]], tail[data[pair + 1]] = data[pair + 1], -2
+    return tail
+
+
+def _with_tails(places: NDArray[np.int64], tail: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``places`` of messages, each followed by that of its tail."""
+    both = np.stack([places, tail[places]], axis=1).ravel()
+    return both[both >= 0]
+
+
+def _ways(rows: Rows, tail: NDArray[np.int64]) -> Iterator[list[_Line]]:
     """The lines from one endpoint to another, for each two where some lack entries and some have too many."""
     grant = rows["role"] == Role.GRANT
     entry = grant & (rows["announces"] > 0)
-    data = ~grant & np.isin(rows["wire"], (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM))
+    data = ~grant & np.isin(rows["wire"], (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (tail != -2)
     if not entry.any() or not data.any():
         return
     sender = np.where(grant, rows["dst"], rows["src"])

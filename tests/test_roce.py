@@ -357,4 +357,4 @@ def test_small_writes_without_immediates_the_other_way_are_data():
     messages, _ = script.run()
     assert (messages["role"] == Role.DATA).all()
     assert (messages["announces"] == 0).all()
-    assert (messages["sub"] == 0).all()
+    assert len(np.unique(messages["sub"])) == 1  # a sample of what they carry, no count

@@ -39,6 +39,21 @@ def test_put_together_in_turn() -> None:
     assert joined["bytes"][data].tolist() == list(range(24))
 
 
+def test_with_adaptive_routing() -> None:
+    """Each message is a WRITE and an empty one with immediate, which go over one queue pair."""
+    whole = traffic()
+    head = whole["role"] == Role.DATA
+    rows = np.repeat(whole, np.where(head, 2, 1))
+    data = np.flatnonzero(rows["role"] == Role.DATA)
+    rows["wire"][data[::2]] = Wire.ROCE_WRITE
+    rows["bytes"][data[::2]] += 1
+    rows["bytes"][data[1::2]] = 0
+    joined, part = bundled(rows, np.arange(len(rows)))
+    told = part[joined["role"][part] == Role.DATA]
+    assert (joined["connection"] == 7).all()
+    assert joined["bytes"][told].tolist() == [n for k in range(24) for n in (k + 1, 0)]
+
+
 def test_left_alone() -> None:
     part = np.arange(48)
     early = traffic(late=700)  # data comes before what would allow it

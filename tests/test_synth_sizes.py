@@ -52,7 +52,7 @@ def test_small_slices_are_sent_even_if_empty() -> None:
 
 def test_ring_all_gather() -> None:
     (share, other) = deal(64 * MIB, 2, 16 * KIB)
-    lanes = algorithms.ring_blocks(0, range(4), share, PROTOCOLS["simple"])
+    lanes = algorithms.ring_blocks(0, range(4), share, PROTOCOLS["simple"], copies=True)
     assert share == other
     assert Counter(sent([lanes[1]], "simple")) == {MIB: 96}
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 HEADER = (
-    "", "cases", "true", "found", "invent", "op", "alike", "algo", "bytes", "exact", "median", "p99", "prec",
-    "recall",
-    "bounds", "clock", "cause", "verdict",
+    "", "cases", "true", "found", "invent", "op", "alike", "algo", "proto", "bytes", "within", "exact",
+    "median", "p99", "prec", "recall", "bounds", "clock", "cause", "verdict",
 )  # fmt: skip
 
 
@@ -130,6 +129,9 @@ def _figures(measured: Measured) -> dict[str, object]:
     return {
         **measured.score.figures(),
         "op_alike": measured.op_alike,
+        "bytes_held": measured.bytes_held,
+        "protocol_asked": measured.protocol_asked,
+        "protocol_right": measured.protocol_right,
         "lateness_error_p99_ns": percentile(measured.errors_ns, 0.99),
         "bounds_violated": measured.violated,
         "causes": measured.causes,
@@ -144,11 +146,16 @@ def _row(name: str, group: list[Measured]) -> list[str]:
     def percent(value: object) -> str:
         return f"{100 * value:.1f}" if isinstance(value, float) else "-"
 
-    alike = total.op_alike / total.score.found if total.score.found else None
+    def share(part: int, whole: int) -> float | None:
+        return part / whole if whole else None
+
+    found = total.score.found
     return [
         name, str(len(group)), str(total.score.true),
-        *(percent(figures[key]) for key in ("found_share", "invented_share", "op_right")), percent(alike),
-        *(percent(figures[key]) for key in ("algorithm_right", "bytes_right", "exact_share")),
+        *(percent(figures[key]) for key in ("found_share", "invented_share", "op_right")),
+        percent(share(total.op_alike, found)), percent(figures["algorithm_right"]),
+        percent(share(total.protocol_right, total.protocol_asked)), percent(figures["bytes_right"]),
+        percent(share(total.bytes_held, found)), percent(figures["exact_share"]),
         duration(percentile(total.errors_ns, 0.5)), duration(percentile(total.errors_ns, 0.99)),
         *(percent(figures[key]) for key in ("late_precision", "late_recall")),
         f"{total.violated}/{total.bounds}", duration(max(total.clock_ns, default=None)),
@@ -170,7 +177,9 @@ def _real() -> list[list[str]]:
 
         analysis = json.loads("\n".join(json_lines(result)))
         score: Score = score_case(analysis, read_case(str(folder), analysis))
-        measured = Measured(folder.name, score, op_alike=round(score.op_right))
+        measured = Measured(
+            folder.name, score, op_alike=round(score.op_right), bytes_held=round(score.bytes_right)
+        )
         measured.errors_ns, measured.clock_ns = list(score.lateness_errors_ns), list(score.clock_errors_ns)
         measured.bounds, measured.violated = score.bounds, score.bounds_violated
         groups.setdefault("net_ib" if folder.name.startswith("nccl") else "Soft-RoCE, MPI", []).append(

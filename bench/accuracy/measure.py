@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 CAUSES: Final = {"compute": ("compute",), "host": ("host",)}
 NETWORK_CAUSES: Final = {"loss": "network", "slow_link": "network", "slow_receiver": "receiver"}
-SUMS: Final = ("op_alike", "protocol_asked", "protocol_right", "bounds", "violated", "causes", "causes_right",
-               "packets")  # fmt: skip
-ALIKE: Final = ({"all_gather", "reduce_scatter"},)
-"""Operations whose packets are the same over a ring: nothing but the payload tells them apart."""
+SUMS: Final = ("op_alike", "bytes_held", "protocol_asked", "protocol_right", "bounds", "violated", "causes",
+               "causes_right", "packets")  # fmt: skip
 
 
 @dataclass
@@ -32,7 +30,8 @@ class Measured:
 
     name: str
     score: Score = field(default_factory=Score)
-    op_alike: int = 0  # found ones whose operation is right or one that looks the same
+    op_alike: int = 0  # found ones whose operation is right, or named as one with the same packets
+    bytes_held: int = 0  # whose bytes are right, or within what is said to be open
     protocol_asked: int = 0
     protocol_right: int = 0
     errors_ns: list[int] = field(default_factory=list)  # of exact lateness
@@ -83,8 +82,9 @@ def _collectives(
     matches = match_collectives(case.collectives, analysis["collectives"])
     for number, at in matches.items():
         true, guess = case.collectives[number], analysis["collectives"][at]
-        pair = next((p for p in ALIKE if true.op in p), {true.op})
-        measured.op_alike += guess["op"] in pair
+        measured.op_alike += true.op in (guess["op"], *guess["op_alternatives"])
+        between = guess["bytes_between"] or (guess["bytes"], guess["bytes"])
+        measured.bytes_held += between[0] is not None and between[0] <= (true.bytes or 0) <= between[1]
         if guess.get("protocol") is not None:
             measured.protocol_asked += 1
             measured.protocol_right += str(guess["protocol"]).lower() == protocol

@@ -296,6 +296,7 @@ class _Reading:
                         self.sizes[number][row, low:high],
                         self.columns.starts[rows],
                         self.columns.arrivals[rows],
+                        self.columns.samples[rows],
                     )
                 )
         return lanes
@@ -318,6 +319,8 @@ class _Reading:
                     ranks=layout.ranks,
                     seats=tuple(range(len(layout.order))) if layout.ranks else (),
                     inside=layout.inside,
+                    alike=layout.alike,
+                    tails=layout.tails,
                 )
 
     def _rows(self, place: int, turns: list[Turn]) -> NDArray[np.int64]:

@@ -9,17 +9,21 @@ has such messages. Sources: NCCL 2.30 src/enqueue.cc (calcCollChunking), src/dev
   empty. All ranks send the same chunk with the same sizes. Empty slices are sent as well.
 - Trees and chains pass chunks of one size, but for the last one. On a tree's edge what comes down waits for
   what went up. Which ranks are next to each other follows from their number (``nccl.double_tree``).
+- What is passed on keeps its bytes, what is reduced does not. Where messages' first bytes were captured,
+  that tells all_gather from reduce_scatter on a ring, and broadcast from reduce, which look alike else.
 - PAT passes blocks over distances that are powers of two: so many as numbers of ranks have it as lowest bit.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from dpuflow.collectives.nccl import (
     BROADCAST_CHAIN,
+    REDUCE_CHAIN,
     double_tree,
     looped_ring,
     pat,
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
 WAITS: Final = 0.9
 """Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
 seen where captures lost packets."""
+PASSED: Final = 0.9
+"""Share of messages that must agree on what ranks do with what they receive: messages that were sent again or
+lost from a capture may be told wrongly."""
 RING_SLOT: Final = 1 << 20
 """What an entry of a Simple ring announces: two steps, each an eighth of 4 MiB (src/init.cc)."""
 STEP_SLOT: Final = 1 << 19
@@ -58,6 +65,7 @@ class Lane(NamedTuple):
     sizes: NDArray[np.int64]
     starts: NDArray[np.int64]
     arrivals: NDArray[np.int64]
+    samples: NDArray[np.uint32]  # of the first bytes; 0 where they were not captured
 
     @property
     def kind(self) -> tuple[int, int]:
@@ -70,6 +78,7 @@ class Layout(NamedTuple):
 
     ``ranks`` is how many took part where nodes have several GPUs, else 0; ``inside`` says that a first
     message may have waited for others of its node.
+    ``tails``: so many parts of the buffer may end within a slot; all others fill theirs. 0: not known.
     """
 
     op: Op
@@ -80,6 +89,7 @@ class Layout(NamedTuple):
     alike: tuple[Op, ...] = ()
     ranks: int = 0
     inside: bool = False
+    tails: int = 1
 
 
 def layout_of(
@@ -108,7 +118,8 @@ def _railed(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64],
     if ring is not None:
         op, ranks, size, loops = ring
         alike = () if op == Op.ALL_REDUCE else (Op.REDUCE_SCATTER,)
-        return Layout(op, looped_ring(op, loops), members, size, alike=alike, ranks=max(ranks, len(members)))
+        ranks = max(ranks, len(members))
+        return Layout(op, looped_ring(op, loops), members, size, alike=alike, ranks=ranks, tails=0)
     if slot == RING_SLOT:
         return None
     # A tree's links to other nodes are all at one GPU of each node: so each rail has trees of its own.
@@ -119,13 +130,15 @@ def _railed(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64],
     trees = [tree for rail, own in zip(rails, ends, strict=True) if (tree := _trees(rail, own)) is not None]
     if len(trees) < len(rails):
         return None
-    size = sum(tree.size for tree in trees)
-    return trees[0]._replace(order=members, size=size, ranks=len(members), inside=True)
+    size, tails = sum(tree.size for tree in trees), sum(tree.tails for tree in trees)
+    return trees[0]._replace(order=members, size=size, ranks=len(members), inside=True, tails=tails)
 
 
 def _by_endpoints(lanes: Sequence[Lane], members: list[int], slot: int) -> Layout | None:
-    shapes = [_ring] if slot == RING_SLOT else [_trees, _pat, _chain] if slot == STEP_SLOT else [
-        _trees, _ring, _chain]  # fmt: skip
+    shapes = [_ring] if slot == RING_SLOT else [_trees, _ring, _chain]
+    if slot == STEP_SLOT:
+        # Two ranks' PAT has the messages of a tree; what comes down a tree waits.
+        shapes = [_trees, _pat, _chain] if len(members) == 2 else [_pat, _trees, _chain]
     for shape in shapes:
         found = shape(lanes, members)
         if found is not None:
@@ -158,14 +171,46 @@ def _ring(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
         gathered.append(_gathered(chunks, slot))
         loops = max(loops, rounds)
     order = [lanes[i].src for i in cycles[0]]
-    if None not in reduced:
-        alike = () if None in gathered else (Op.ALL_GATHER, Op.REDUCE_SCATTER)
-        size = sum(part for part in reduced if part is not None)
-        return Layout(Op.ALL_REDUCE, looped_ring(Op.ALL_REDUCE, loops // 2), order, size, alike=alike)
-    if None in gathered:
+    hops = [(lanes[a], lanes[b]) for c in cycles for a, b in zip(c, c[1:] + c[:1], strict=True)]
+    passed = _passed_on(hops, slices, (n - 1) * slices)
+    whole = None if None in gathered else sum(part for part in gathered if part is not None)
+    if None not in reduced and (whole is None or passed not in (NOTHING, ALL)):
+        others = (Op.ALL_GATHER, Op.REDUCE_SCATTER) if whole is not None and passed is None else ()
+        size, tails = sum(part for part in reduced if part is not None), n * len(cycles)
+        algorithm = looped_ring(Op.ALL_REDUCE, loops // 2)
+        return Layout(Op.ALL_REDUCE, algorithm, order, size, alike=others, tails=tails)
+    if whole is None:
         return None
-    size = sum(part for part in gathered if part is not None)
-    return Layout(Op.ALL_GATHER, looped_ring(Op.ALL_GATHER, loops), order, size, alike=(Op.REDUCE_SCATTER,))
+    if passed == NOTHING:
+        algorithm = looped_ring(Op.REDUCE_SCATTER, loops)
+        return Layout(Op.REDUCE_SCATTER, algorithm, order, n * whole, tails=n * len(cycles))
+    alike = () if passed == ALL else (Op.REDUCE_SCATTER,)
+    return Layout(
+        Op.ALL_GATHER, looped_ring(Op.ALL_GATHER, loops), order, whole, alike=alike, tails=len(cycles)
+    )
+
+
+NOTHING, SOME, ALL = range(3)
+
+
+def _passed_on(hops: Sequence[tuple[Lane, Lane]], behind: int, period: int = 1) -> int | None:
+    """How much ranks pass on unchanged of what they receive: NOTHING, SOME, ALL, or None if that is not seen.
+
+    ``hops`` are lanes into and out of a rank; out of it goes a message so many ``behind`` the one that came,
+    but for as many at the beginning of each ``period``, which are the rank's own.
+    """
+    same = seen = 0
+    for came, goes in hops:
+        if len(goes.sizes) <= behind:
+            continue
+        before, after = came.samples[:, : len(came.sizes) - behind], goes.samples[:, behind:]
+        other = np.arange(behind, len(goes.sizes)) % period >= behind if behind else True
+        known = (before > 0) & (after > 0) & (goes.sizes[behind:] > 0) & other
+        seen += int(known.sum())
+        same += int((known & (before == after)).sum())
+    if not seen:
+        return None
+    return ALL if same >= PASSED * seen else NOTHING if same <= (1 - PASSED) * seen else SOME
 
 
 def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None:
@@ -253,7 +298,15 @@ def _chain(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
     if len(order) != len(members) or any(each != kinds[0] for each in kinds):
         return None
     size = sum(size for _, size in kinds[0])
-    return Layout(Op.BROADCAST, BROADCAST_CHAIN, order, size, root=0, alike=(Op.REDUCE,))
+    by = {
+        end: [lane for lane in sorted(lanes, key=lambda lane: lane.kind) if lane.src == end] for end in order
+    }
+    hops = [hop for a, b in pairwise(order[:-1]) for hop in zip(by[a], by[b], strict=True)]
+    passed = _passed_on(hops, 0)
+    if passed == NOTHING:
+        return Layout(Op.REDUCE, REDUCE_CHAIN, order[::-1], size, 0, tails=len(kinds[0]))
+    alike = () if passed == ALL else (Op.REDUCE,)
+    return Layout(Op.BROADCAST, BROADCAST_CHAIN, order, size, 0, alike, tails=len(kinds[0]))
 
 
 def _trees(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
@@ -280,7 +333,7 @@ def _trees(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
     total = sum(int(lane.sizes.sum()) for lane in lanes)
     if total % (2 * (n - 1)):
         return None
-    return Layout(Op.ALL_REDUCE, algorithm, members, total // (2 * (n - 1)))
+    return Layout(Op.ALL_REDUCE, algorithm, members, total // (2 * (n - 1)), tails=channels)
 
 
 def _oriented(lanes: Sequence[Lane], forth: list[int], back: list[int]) -> list[tuple[int, int]] | None:

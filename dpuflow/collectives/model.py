@@ -27,6 +27,9 @@ class Instance:
     endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
     they will send and receive as soon as they enter. ``inside``: a first message may have waited for ranks of
     the same node, of which nothing is on the wire.
+    they will send and receive as soon as they enter. ``alike``: other operations that have the same packets.
+    ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
+    slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told.
     """
 
     rows: NDArray[np.int64]
@@ -45,6 +48,10 @@ class Instance:
     near: frozenset[int] | None = None
     at_once: bool = False
     inside: bool = False
+    alike: tuple[Op, ...] = ()
+    protocol: str | None = None
+    tails: int = 0
+    between: tuple[int, int] | None = None
 
     @property
     def root_endpoint(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
 from dpuflow.collectives.sending import Send
-from dpuflow.collectives.trees import chains, down
+from dpuflow.collectives.trees import chains, down, up
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -135,3 +135,7 @@ BROADCAST_CHAIN: Final = Algorithm(
     Op.BROADCAST, "chain", down(chains(1)), lambda n, t: t / (n - 1), rooted=True, cuts=True
 )
 """From rank to rank along a ring that is cut open before the root."""
+REDUCE_CHAIN: Final = Algorithm(
+    Op.REDUCE, "chain", up(chains(1)), lambda n, t: t / (n - 1), rooted=True, cuts=True
+)
+"""The same along a ring that is cut open behind the root."""

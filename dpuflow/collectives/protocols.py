@@ -1,4 +1,4 @@
-"""Instances of NCCL's collectives in, the same with the size of their data out.
+"""Instances of NCCL's collectives in, the same with their protocol and the size of their data out.
 
 NCCL's protocols LL and LL128 fill messages with lines of data and flags. Which one ran is told by the
 capacity that clear-to-send entries announce: an eighth of the protocol's buffer, whose default size is a
@@ -24,21 +24,42 @@ if TYPE_CHECKING:
 LL: Final = 65_536
 LL128: Final = 614_400
 """Capacities announced: an eighth of the default buffers (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
+SIMPLE: Final = (1 << 20, 1 << 19)
+"""The same of Simple: two steps of a ring, one step of all other collectives."""
 LINES: Final = {LL: 16, LL128: 2048}
 """Bytes of what is sent whole: two words with a flag each, a warp's lines (prims_ll.h, prims_ll128.h)."""
+HELD: Final = {LL: 8, LL128: 1920}
+"""Bytes of data in these."""
 
 
 def without_flags(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
-    """Instances with the size of their data: half of LL's; None for LL128, whose lines may not be full."""
+    """Instances with NCCL's protocol and the size of their data.
+
+    It is half of LL's on the wire. LL128's lines hold 1920 bytes each, and the last ones need not be full:
+    then ``size`` is None and ``between`` says what it can be.
+    """
     out = []
     for instance in instances:
         rows = instance.rows
-        if instance.size and len(rows) and exchanges["wire"][rows[0]] == Wire.ROCE_WRITE_IMM:
+        if len(rows) and exchanges["wire"][rows[0]] == Wire.ROCE_WRITE_IMM:
             grants = exchanges["grant"][rows]
             announced = transfers["announces"][grants[grants != NONE32]]
             slot = int(announced.max(initial=0))
-            lined = slot in LINES and (announced == slot).all()
-            if lined and not (exchanges["bytes"][rows] % np.uint64(LINES[slot])).any():
-                instance = replace(instance, size=instance.size // 2 if slot == LL else None)
+            alike = bool((announced == slot).all())
+            if slot in SIMPLE and alike:
+                instance = replace(instance, protocol="simple")
+            elif slot in LINES and alike and not (exchanges["bytes"][rows] % np.uint64(LINES[slot])).any():
+                instance = _of_data(instance, slot)
         out.append(instance)
     return out
+
+
+def _of_data(instance: Instance, slot: int) -> Instance:
+    """The same with bytes of data for those on the wire."""
+    protocol = "ll" if slot == LL else "ll128"
+    if not instance.size:
+        return replace(instance, protocol=protocol)
+    most = instance.size // LINES[slot] * HELD[slot]
+    between = (max(most - instance.tails * (HELD[slot] - 1), 1), most) if instance.tails else None
+    size, between = (most, None) if slot == LL else (None, between)
+    return replace(instance, protocol=protocol, size=size, between=between)

@@ -33,6 +33,7 @@ class Columns:
     sizes: NDArray[np.int64]
     starts: NDArray[np.int64]  # the sender's first act
     arrivals: NDArray[np.int64]
+    samples: NDArray[np.uint32]  # of the data's first bytes, RoCE without framing alone; 0 without
 
 
 def columns_of(exchanges: Rows) -> Columns:
@@ -42,7 +43,7 @@ def columns_of(exchanges: Rows) -> Columns:
     sizes, starts, arrivals = np.empty((3, len(exchanges) + 1), np.int64)
     streams.columns(exchanges, sizes, starts, arrivals)
     sizes[-1], starts[-1], arrivals[-1] = -1, NEVER, NEVER
-    return Columns(sizes, starts, arrivals)
+    return Columns(sizes, starts, arrivals, np.append(exchanges["context"], np.uint32(0)))
 
 
 class Streams:

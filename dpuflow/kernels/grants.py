@@ -16,6 +16,7 @@ CTS_UNIT, CTS_MAX = 32, 512
 WORD_PLACES = np.array([8, 16, 20, 24, 32, 36, 40, 48, 52, 56], np.int64)
 N_WORDS = 12  # the words at these places, the bytes captured, the row
 WORD_LENGTH, WORD_ROW = 10, 11
+SPREAD = 0x9E3779B1  # odd: mixes words without losing any (Knuth, TAOCP 3, 6.4)
 
 
 @inlined
@@ -33,6 +34,20 @@ def keep_words(data, at, length, words, counts, row):  # type: ignore[no-untyped
             words[n, k] = 0
     words[n, WORD_LENGTH] = length
     words[n, WORD_ROW] = row
+
+
+SAMPLED = 12  # bytes that a sample of a message is taken from
+
+
+@inlined
+def sample_of(data, at):  # type: ignore[no-untyped-def]
+    """A number for a message's first bytes: what is passed on unchanged has the same one at every hop.
+
+    Of NCCL's LL, whose lines are data and flag in turn and whose flags change from hop to hop, only the data
+    (device/prims_ll.h): bytes 0 to 3 and 8 to 11. 0 says nothing: data not captured, or zeros.
+    """
+    mixed = np.int64(le32(data, at)) * np.int64(SPREAD) + np.int64(le32(data, at + 8))
+    return np.uint32(mixed & 0xFFFFFFFF)
 
 
 READS, UNSORTED = range(2)  # places in `facts`

@@ -57,7 +57,8 @@ LANE = np.dtype(
         ("retransmitted", "i4"),  # of the open message
         ("mtu", "i4"),  # payload of the last FIRST packet
         ("cursor", "i4"),  # message that the last repeated packet belonged to
-        ("spare", "i4", 9),
+        ("sample", "u4"),  # of the first bytes of the open message; 0 where they were not captured
+        ("spare", "i4", 8),
     ],
     align=True,
 )
@@ -158,6 +159,7 @@ def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type
     lanes[lane].ecn = 0
     lanes[lane].expected = 0
     lanes[lane].until = 0
+    lanes[lane].sample = 0
     lanes[lane].wire = wire
     lanes[lane].status = status
     lanes[lane].flags = flags
@@ -177,6 +179,7 @@ def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # ty
     rows[row].packets = lanes[lane].packets
     rows[row].retransmitted = lanes[lane].retransmitted
     rows[row].ecn_marked = lanes[lane].ecn
+    rows[row].sub = lanes[lane].sample
     status, flags = np.int64(lanes[lane].status), np.int64(lanes[lane].flags) & ~GAP
     ends = status & HAS_LAST and (status & HAS_FIRST or flags & STARTS_BEFORE)
     if not ends or seq_end - lanes[lane].seq != lanes[lane].packets:

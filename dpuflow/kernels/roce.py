@@ -24,7 +24,7 @@ from dpuflow.kernels._jit import (
 )
 from dpuflow.kernels.acks import LOG, PEER, on_ack
 from dpuflow.kernels.datagrams import datagram
-from dpuflow.kernels.grants import CTS_MAX, CTS_UNIT, keep_words
+from dpuflow.kernels.grants import CTS_MAX, CTS_UNIT, SAMPLED, keep_words, sample_of
 from dpuflow.kernels.lanes import (
     GAP,
     GRANT,
@@ -407,6 +407,8 @@ def scan(  # type: ignore[no-untyped-def]
         if lanes[lane].open == 0:
             if place & FIRST:
                 open_message(lanes, lane, psn, time_ns, frame, wire, HAS_FIRST, 0)
+                if operation == OP_WRITE and data_len[k] >= SAMPLED:
+                    lanes[lane].sample = sample_of(data, np.int64(data_at[k]))
                 if length >= 0:
                     lanes[lane].bytes = length
                     lanes[lane].va = np.int64(va)

@@ -48,7 +48,7 @@ def pay(transfers, part, head, tail, latest, turns, granted, written, after, out
 
     ``head``, ``tail``, ``latest`` (-1) and ``turns``, ``granted``, ``written`` (0) have two elements a
     connection, one a direction: the queue of exchanges that wait for their other half, the one whose WRITE
-    came last, how many there were, and how many clear-to-send entries and WRITEs of data. ``after`` links
+    came last, how many there were, and how many clear-to-send entries and messages of data. ``after`` links
     the queues. With adaptive routing NCCL's data goes as a WRITE and an empty
     WRITE WITH IMM behind it (transport/net_ib, ncclIbMultiSend): these are one exchange.
     """
@@ -64,6 +64,7 @@ def pay(transfers, part, head, tail, latest, turns, granted, written, after, out
         elif t.wire == WRITE or t.wire == WRITE_IMM:
             written[key] += 1
         if not grant and t.wire == WRITE_IMM and t.bytes == 0 and latest[key] >= 0:
+            written[key] -= 1
             e = out[latest[key]]
             latest[key] = -1
             e.wire = t.wire
@@ -106,6 +107,7 @@ def pay(transfers, part, head, tail, latest, turns, granted, written, after, out
         else:
             e.src = t.src
             e.dst = t.dst
+            e.context = t.sub  # a sample of its bytes
             e.data_ns = t.sent_ns
             e.data_end_ns = t.sent_end_ns
             e.arrived_ns = t.arrived_ns

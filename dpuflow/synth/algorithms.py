@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 
 class Stretch(NamedTuple):
-    """``times`` times these slices (bytes of data), one after the other. Ranks are positions in the group."""
+    """``times`` times these slices (bytes of data), one after the other. Ranks are positions in the group.
+
+    ``copies``: what is received is passed on as it is; else it is reduced with the rank's own.
+    """
 
     recv: tuple[int, ...]
     send: tuple[int, ...]
     slices: tuple[int, ...]
     times: int = 1
+    copies: bool = False
 
 
 class Lane(NamedTuple):
@@ -39,7 +43,7 @@ def merged(channel: int, stretches: Iterable[Stretch], point_to_point: bool = Fa
     """A lane of these stretches: put equal stretches that follow each other into one."""
     found: list[Stretch] = []
     for stretch in stretches:
-        if found and found[-1][:3] == stretch[:3]:
+        if found and found[-1]._replace(times=stretch.times) == stretch:
             found[-1] = found[-1]._replace(times=found[-1].times + stretch.times)
         else:
             found.append(stretch)
@@ -58,14 +62,16 @@ def ring_all_reduce(channel: int, ring: Sequence[int], size: int, protocol: Prot
             cut = [sizes.slices(c, protocol, protocol.chunk_steps, protocol.slice_steps) for c in chunks]
             stretches.append(Stretch((), after, cut[place - 1]))
             stretches += [Stretch(before, after, cut[(place - j) % n]) for j in range(2, n + 1)]
-            stretches += [Stretch(before, after, cut[(place - j) % n]) for j in range(1, n - 1)]
+            stretches += [Stretch(before, after, cut[(place - j) % n], copies=True) for j in range(1, n - 1)]
             stretches.append(Stretch(before, (), cut[(place + 1) % n]))
         lanes[rank] = merged(channel, stretches)
     return lanes
 
 
-def ring_blocks(channel: int, ring: Sequence[int], size: int, protocol: Protocol) -> dict[int, Lane]:
-    """all_gather and reduce_scatter: ``size`` bytes a rank on this channel; each passes n - 1 hops."""
+def ring_blocks(
+    channel: int, ring: Sequence[int], size: int, protocol: Protocol, copies: bool
+) -> dict[int, Lane]:
+    """all_gather (``copies``) and reduce_scatter: ``size`` bytes a rank on this channel pass n - 1 hops."""
     n = len(ring)
     lanes = {}
     for place, rank in enumerate(ring):
@@ -75,21 +81,22 @@ def ring_blocks(channel: int, ring: Sequence[int], size: int, protocol: Protocol
             cut = sizes.slices(chunk, protocol, protocol.chunk_steps, protocol.slice_steps)
             stretches += [
                 Stretch((), after, cut),
-                Stretch(before, after, cut, n - 2),
+                Stretch(before, after, cut, n - 2, copies),
                 Stretch(before, (), cut),
             ]
         lanes[rank] = merged(channel, (s for s in stretches if s.times))
     return lanes
 
 
-def chain(channel: int, order: Sequence[int], size: int, protocol: Protocol) -> dict[int, Lane]:
-    """broadcast (from the first of ``order``) and reduce (to the last of it) along a ring cut open."""
+def chain(channel: int, order: Sequence[int], size: int, protocol: Protocol, copies: bool) -> dict[int, Lane]:
+    """broadcast (``copies``; from the first of ``order``) and reduce (to the last) along a ring cut open."""
     lanes = {}
     for place, rank in enumerate(order):
         recv = (order[place - 1],) if place else ()
         send = (order[place + 1],) if place + 1 < len(order) else ()
         chunks = sizes.block_chunks(size, protocol, 1)
-        lanes[rank] = merged(channel, (Stretch(recv, send, sizes.slices(c, protocol, 1, 1)) for c in chunks))
+        cut = (sizes.slices(chunk, protocol, 1, 1) for chunk in chunks)
+        lanes[rank] = merged(channel, (Stretch(recv, send, c, copies=copies) for c in cut))
     return lanes
 
 
@@ -110,7 +117,7 @@ def tree_all_reduce(
             lanes[rank] = [merged(channel, (Stretch(below, below, c) for c in cut))]
         else:
             up = merged(channel, (Stretch(below, (parent,), c) for c in cut))
-            down = merged(channel, (Stretch((parent,), below, c) for c in cut))
+            down = merged(channel, (Stretch((parent,), below, c, copies=True) for c in cut))
             lanes[rank] = [up, down]
     return lanes
 

@@ -35,6 +35,8 @@ EPHEMERAL: Final = 32768  # first of the ports that Linux gives out
 ECT0: Final = 2
 CE: Final = 3
 CNP_CLASS: Final = 48 << 2 | ECT0  # as an adapter was seen to send them
+CONTENT_BYTES: Final = 12
+"""So many first bytes of a message are its own: two words and what is between."""
 EXTENDED: Final = (wire.RETH, wire.AETH, wire.IMM, wire.CNP_PAD)  # in wire order
 
 
@@ -104,19 +106,25 @@ class Framer:
         if grants:
             is_grant = self._messages["kind"][packets["message"]] == CTS
         kept = min(length, self._snaplen) if self._snaplen else length
-        head = np.zeros((count, EXTENDED_AT + extended + (payload if is_grant.any() else 0)), np.uint8)
+        begins = wire.OPCODES[code].operation == wire.OP_WRITE and wire.OPCODES[code].place & wire.FIRST
+        own = payload if is_grant.any() else min(payload, CONTENT_BYTES) if begins else 0
+        head = np.zeros((count, EXTENDED_AT + extended + own), np.uint8)
         way = packets["flow"] + packets["back"] * len(self._played.ends)
         self._ethernet_ip(head, packets, way, length - IP_AT)
         self._transport(head, packets, way, code, pad, length - IP_AT)
+        if own:
+            self._contents(head[:, EXTENDED_AT + extended :], packets)
         if is_grant.any():
             self._entries(head[:, EXTENDED_AT + extended :], packets, is_grant)
         out = np.zeros((count, max(kept, head.shape[1])), np.uint8)
         out[:, : head.shape[1]] = head
-        if head.shape[1] == EXTENDED_AT + extended and payload:
-            room = max(0, min(payload, kept - head.shape[1]))
-            out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[:room]
+        if payload > own:
+            room = max(0, min(payload - own, kept - head.shape[1]))
+            out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[
+                own : own + room
+            ]
         if kept == length:
-            tail = self._icrc(head, payload if head.shape[1] == EXTENDED_AT + extended else 0, pad)
+            tail = self._icrc(head, own, payload, pad)
             out[:, length - wire.ICRC_BYTES : length] = tail.astype("<u4").view(np.uint8).reshape(-1, 4)
         return out[:, :kept]
 
@@ -201,11 +209,20 @@ class Framer:
                 head[:, BTH_AT + 4] = 0x40  # BECN
             at += wire.HEADER_BYTES[header]
 
+    def _contents(self, body: Bytes, packets: Columns) -> None:
+        """First bytes of messages: what is passed on keeps them. Words of data; LL has flags between them."""
+        body[:] = np.frombuffer(self._pool, np.uint8)[: body.shape[1]]
+        held = self._messages["target"][packets["message"]].astype(np.uint64)
+        for at, factor in ((0, 0x9E3779B97F4A7C15), (8, 0xC2B2AE3D27D4EB4F)):
+            if at + 4 <= body.shape[1]:
+                put_little(
+                    body, at, 4, ((held + np.uint64(1)) * np.uint64(factor) >> np.uint64(32)).astype(np.int64)
+                )
+
     def _entries(self, body: Bytes, packets: Columns, is_grant: NDArray[np.bool_]) -> None:
         """Payloads of clear-to-send entries; other messages of that length carry data."""
         layout, messages = self._layout, self._messages
         row = packets["message"]
-        body[:] = np.frombuffer(self._pool, np.uint8)[: body.shape[1]]
         entry = np.zeros_like(body)
         put_little(entry, 0, 8, messages["target"][row])
         put_little(entry, layout.size_at, layout.size_bytes, messages["room"][row])
@@ -215,13 +232,13 @@ class Framer:
         put_little(entry, layout.number_at, 8, messages["value"][row])
         body[is_grant] = entry[is_grant]
 
-    def _icrc(self, head: Bytes, payload: int, pad: int) -> NDArray[np.uint32]:
-        """Of frames with these headers and the pool's first ``payload`` bytes."""
+    def _icrc(self, head: Bytes, own: int, payload: int, pad: int) -> NDArray[np.uint32]:
+        """Of frames with these headers and ``own`` bytes of their payload; the rest is the pool's."""
         rows = head[:, IP_AT:].copy()
         for at in (1, 8, 10, 11, UDP_AT - IP_AT + 6, UDP_AT - IP_AT + 7, BTH_AT - IP_AT + 4):
             rows[:, at] = 0xFF  # may change on the way
         state = checksum.walk(np.full(len(rows), checksum.AFTER_LRH, np.uint32), rows)
-        return ~checksum.skip(state, self._pool[:payload] + bytes(pad))
+        return ~checksum.skip(state, self._pool[own:payload] + bytes(pad))
 
 
 def network_near(played: Played, flow: int) -> bool:

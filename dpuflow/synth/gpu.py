@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from dpuflow.synth.fabric import Port
     from dpuflow.synth.timing import Timing
     from dpuflow.synth.transport import Link
+
+
+CONTENTS: Final = (1 << 62) - 1
+"""What slices hold is a number up to this."""
 
 
 class Memory:
@@ -60,6 +64,7 @@ class Gpu:
         self.timing, self._random = timing, random
         self.memory = Memory(random)
         self.proxy = Proxy(engine, timing, random)
+        self._made = 0
         self.slow_grant_ns = 0.0
 
     def handover_ns(self) -> float:
@@ -69,6 +74,11 @@ class Gpu:
     def poll_ns(self) -> float:
         """From a completion to the proxy's noticing."""
         return self.timing.draw_handover(self._random) * 0.5
+
+    def content(self) -> int:
+        """What a new slice of this GPU's own holds, as a number for its first bytes."""
+        self._made += 1
+        return self.rank << 40 | self._made
 
     def grant_ns(self) -> float:
         """From a free slot to the proxy's noticing."""
@@ -82,6 +92,7 @@ class Part(NamedTuple):
     send: tuple[Link, ...]
     slices: tuple[tuple[int, int], ...]
     times: int
+    copies: bool
 
 
 class LaneRun:
@@ -119,8 +130,12 @@ class LaneRun:
             if self._round == part.times:
                 self._round = 0
                 self._part += 1
+        content = self._gpu.content()
         for link in part.recv:
+            came = link.contents.popleft()
+            content = came if part.copies else content + came & CONTENTS
             link.take()
         for link in part.send:
-            link.publish(wire)
+            link.contents.append(content)
+            link.publish(wire, content)
         self.proceed()

@@ -150,11 +150,12 @@ class Communicator:
                     name = "pat"
                     found = pat_lanes(channel, range(n), share, op == "reduce_scatter")
                 elif op in ("all_gather", "reduce_scatter"):
-                    found = algorithms.ring_blocks(channel, ring, share, protocol)
+                    found = algorithms.ring_blocks(channel, ring, share, protocol, op == "all_gather")
                 else:
                     at = ring.index(operation.root) + (1 if op == "reduce" else 0)
                     name = "chain"
-                    found = algorithms.chain(channel, ring[at:] + ring[:at], share, protocol)
+                    order, copies = ring[at:] + ring[:at], op == "broadcast"
+                    found = algorithms.chain(channel, order, share, protocol, copies)
                 for place, lane in found.items():
                     lanes[place].append(lane)
         if op in ("all_to_all", "send_recv"):
@@ -179,7 +180,7 @@ class Communicator:
         found = []
         for lane in lanes:
             parts = []
-            for recv, send, slices, times in lane.stretches:
+            for recv, send, slices, times, copies in lane.stretches:
                 inputs = tuple(self._link(lane, other, place) for other in recv)
                 outputs = tuple(self._link(lane, place, other) for other in send)
                 for link in inputs:
@@ -187,7 +188,7 @@ class Communicator:
                 for link in outputs:
                     sends[link] = sends.get(link, 0) + len(slices) * times
                 cut = tuple((size, size if lane.point_to_point else protocol.wire(size)) for size in slices)
-                parts.append(Part(inputs, outputs, cut, times))
+                parts.append(Part(inputs, outputs, cut, times, copies))
             found.append(tuple(parts))
         return Share(tuple(found), tuple(receives.items()), tuple(sends.items()), grain)
 

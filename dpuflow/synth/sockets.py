@@ -89,7 +89,7 @@ class Socket(Link):
         self._ends.append((self._ends[-1] if self._ends else self.freed) + messages)
         self._send()
 
-    def publish(self, size: int) -> None:
+    def publish(self, size: int, content: int) -> None:
         self.produced += 1
         self._sizes.append(size)
         self._send()

@@ -22,7 +22,7 @@ MESSAGES: Final = (
     "va",  # of a TCP stream: bytes before it
     "rkey",
     "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN
-    "target",  # of a CTS: where the data shall go
+    "target",  # of a CTS: where the data shall go; of a write: what it holds, as a number
     "room",  # of a CTS: how much may come
     "key",  # of a CTS: the key for it
 )

@@ -77,6 +77,7 @@ class Link:
         self.produced = 0  # by the sending GPU
         self.freed = 0  # slots given back to it
         self.arrived = 0  # at the receiving GPU
+        self.contents: deque[int] = deque()  # of slots filled and not yet taken
         self.taken = 0  # by it
         self.sender: LaneRun | None = None  # waits for a slot
         self.receiver: LaneRun | None = None  # waits for data
@@ -90,8 +91,8 @@ class Link:
     def open(self) -> None:
         """The receiver's kernel has started an operation."""
 
-    def publish(self, size: int) -> None:
-        """The sending GPU has filled a slot with ``size`` bytes on the wire."""
+    def publish(self, size: int, content: int) -> None:
+        """The sending GPU has filled a slot with ``size`` bytes on the wire, which hold ``content``."""
         raise NotImplementedError
 
     def take(self) -> None:
@@ -116,7 +117,7 @@ class Local(Link):
         super().__init__(src, dst)
         self._engine = engine
 
-    def publish(self, size: int) -> None:
+    def publish(self, size: int, content: int) -> None:
         self.produced += 1
         self._engine.at(self._engine.now + NVLINK_NS, self._arrive)
 
@@ -164,7 +165,7 @@ class Connection(Link):
         self._granted = 0
         self._credits = 0
         self._targets: deque[tuple[int, int]] = deque()  # of credits not yet used
-        self._sizes: deque[int] = deque()  # produced, not yet posted
+        self._sizes: deque[tuple[int, int]] = deque()  # produced, not yet posted: bytes, what they hold
         self._ends: deque[int] = deque()  # operations of the sender: their last message
         self._ahead: deque[int] = deque()
         self._posted = 0
@@ -264,9 +265,9 @@ class Connection(Link):
         self._ends.append(last + messages)
         self._send()
 
-    def publish(self, size: int) -> None:
+    def publish(self, size: int, content: int) -> None:
         self.produced += 1
-        self._sizes.append(size)
+        self._sizes.append((size, content))
         self._send()
 
     def _send(self) -> None:
@@ -281,29 +282,29 @@ class Connection(Link):
             self._engine.at(when, self._post_data)
 
     def _post_data(self) -> None:
-        size = self._sizes.popleft()
+        size, content = self._sizes.popleft()
         target, rkey = self._targets.popleft()
         pairs = self.data
         number = self._written
         self._written += 1
         if not self._settings.split:
-            self._write(pairs[number % len(pairs)], size, target, rkey, size)
+            self._write(pairs[number % len(pairs)], size, target, rkey, size, content)
             return
         piece = round_up(ceil(size / len(pairs)), 128)
         for i, flow in enumerate(pairs):
             part = max(0, min(piece, size - i * piece))
-            self._write(flow, part, target + i * piece, rkey, size)
+            self._write(flow, part, target + i * piece, rkey, size, content + i)
 
     _written = 0  # messages handed to the NIC
 
-    def _write(self, flow: Flow, size: int, va: int, rkey: int, whole: int) -> None:
+    def _write(self, flow: Flow, size: int, va: int, rkey: int, whole: int, content: int) -> None:
         order = "big" if self._settings.layout.big_endian else "little"
         value = int.from_bytes(whole.to_bytes(4, "big" if order == "big" else "little"), "big")
         if self._settings.routed and size > ROUTED_BYTES:
-            self._fabric.post(flow, WRITE, size, va, rkey, 0, counts=False)
+            self._fabric.post(flow, WRITE, size, va, rkey, 0, content, counts=False)
             self._fabric.post(flow, WRITE_IMM, 0, 0, 0, value)
         else:
-            self._fabric.post(flow, WRITE_IMM, size, va, rkey, value)
+            self._fabric.post(flow, WRITE_IMM, size, va, rkey, value, content)
 
     def _data_done(self, flow: Flow) -> None:
         which = self.data.index(flow)
