@@ -121,7 +121,7 @@ def test_the_way_is_taken_off_the_bounds_of_ranks_beside(shared: Path, node: int
 
 @pytest.mark.parametrize("node", [0, 2])
 def test_a_ring_seen_at_one_rank_is_no_pipeline(shared: Path, node: int) -> None:
-    result = analysed(shared, "roce/nccl-ar-n4-256k-late2-10ms", node)
+    result = analysed(shared, "nccl-ar-n4-256k-late2-10ms", node)
     told = [(each.op, each.algorithm) for each in result.collectives if each.complete]
     assert told.count(("all_reduce", "ring")) >= 25
     assert not result.pipelines
