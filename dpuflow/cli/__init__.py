@@ -69,7 +69,9 @@ def _command(arguments: list[str]) -> int:
     from dpuflow.errors import DpuflowError
 
     try:
-        dpuflow.main(arguments, prog_name="dpuflow", standalone_mode=False)
+        status = dpuflow.main(arguments, prog_name="dpuflow", standalone_mode=False)
+        if isinstance(status, int):  # as click tells of an Exit here
+            return status
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.exceptions.Abort:  # click's own word for Ctrl-C

@@ -11,6 +11,7 @@ from dpuflow import __version__
 
 COMMANDS: Final = {
     "capture": "Capture RoCE and TCP packets from interfaces with eBPF.",
+    "mirror": "Copy traffic of a card or host to where it can be captured.",
     "doctor": "Say what this machine allows of live capture.",
     "agent": "Watch this node for weeks: lateness and findings as they come.",
     "analyze": "Read captures of one job and say which rank was late.",

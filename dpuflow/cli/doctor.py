@@ -18,7 +18,9 @@ interface named; else 1."""
 @click.option(
     "-i", "--interface", "interfaces", metavar="IF", multiple=True, help="Look at this interface, too."
 )
-@click.option("--clean", is_flag=True, help="Remove filters that a killed capture has left behind.")
+@click.option(
+    "--clean", is_flag=True, help="Remove filters and mirrors that a killed process has left behind."
+)
 def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
     """Say what this machine allows of live capture, and what to do about the rest."""
     from dpuflow.errors import MissingError
@@ -27,8 +29,13 @@ def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
     if clean and interfaces:
         raise click.UsageError("--clean looks at every interface: leave out --interface.")
     if clean:
-        removed = live.clean()
-        click.echo(f"removed from {', '.join(removed)}" if removed else "nothing was left behind")
+        undone, removed = live.clean_mirrors(), live.clean()
+        if removed:
+            click.echo(f"removed from {', '.join(removed)}")
+        for command in undone:
+            click.echo(f"undone: {command}")
+        if not removed and not undone:
+            click.echo("nothing was left behind")
         return
     checks = live.examine(list(interfaces))
     for check in checks:

@@ -56,6 +56,7 @@ def examine(interfaces: list[str]) -> list[Check]:
         *(_interface(name) for name in interfaces),
         _clock(),
         _leftovers(),
+        *_card(),
         verdict,
     ]
 
@@ -65,6 +66,20 @@ def clean() -> list[str]:
     from dpuflow.live.ebpf import remove_leftovers
 
     return remove_leftovers()
+
+
+def clean_mirrors() -> list[str]:
+    """Undo mirrors that a killed dpuflow has left in this network namespace; the commands that are undone."""
+    from dpuflow.live.mirror.base import clean
+
+    return clean()
+
+
+def _card() -> list[Check]:
+    """The card, tc and OVS."""
+    from dpuflow.live import dpu
+
+    return [Check(*line) for line in dpu.examine(_in_own_network)]
 
 
 def _tried(name: str, attempt: Callable[[], str]) -> Check:
