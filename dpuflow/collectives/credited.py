@@ -140,7 +140,8 @@ class _Reading:
         self.columns, self.sets, self.position, self.nodes = columns, sets, position, nodes
         self.ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
         self.sizes = [columns.sizes[each.rows] for each in sets]
-        self.first = [self._first_sends(each) for each in sets]
+        sends = [self._sends(each) for each in sets]
+        self.first, self.last = [first for first, _ in sends], [last for _, last in sends]
         self._kinds: dict[tuple[int, bytes], int] = {}
         self._layouts: dict[_Kinds, list[Layout] | None] = {}
         self.seen: Counter[_Kinds] = Counter()  # how often turns of these kinds came
@@ -168,15 +169,19 @@ class _Reading:
 
     # -- turns -------------------------------------------------------------------------------
 
-    def _first_sends(self, each: Lockstep) -> NDArray[np.int64]:
-        """When each endpoint first sent on the set in each of its operations; far in the future without."""
-        starts = self.columns.starts[each.rows[:, each.bounds[:-1]]]
-        starts = np.where(starts == NEVER, _FAR, starts)
+    def _sends(self, each: Lockstep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """When each endpoint first and last sent on the set in each of its operations; far in the future and
+        NEVER without."""
         first = np.full((len(each), len(self.ends)), _FAR)
-        for pipe, when in zip(each.pipes, starts, strict=True):
+        last = np.full((len(each), len(self.ends)), NEVER)
+        begins = self.columns.starts[each.rows[:, each.bounds[:-1]]]
+        begins = np.where(begins == NEVER, _FAR, begins)
+        ends = self.columns.starts[each.rows[:, each.bounds[1:] - 1]]
+        for pipe, begin, end in zip(each.pipes, begins, ends, strict=True):
             place = self.ends.index(pipe.src)
-            first[:, place] = np.minimum(first[:, place], when)
-        return first
+            first[:, place] = np.minimum(first[:, place], begin)
+            last[:, place] = np.maximum(last[:, place], end)
+        return first, last
 
     def _turns(self) -> Iterator[Turn]:
         """Turns in order, each with all sets that take part; what fits nothing is left out."""
@@ -218,7 +223,7 @@ class _Reading:
         left = [number for number, each in enumerate(self.sets) if at[number] < len(each)]
         left = sorted(left, key=lambda number: int(self.first[number][at[number]].min()))[:MOST_SETS]
         choices = [c for size in range(len(left), 0, -1) for c in combinations(sorted(left), size)]
-        if usual in choices:
+        if usual in choices and self._is_over(usual, at, left):
             choices.insert(0, usual)
         for chosen in choices:
             if self._is_next(chosen, at, left):
@@ -255,6 +260,13 @@ class _Reading:
             self.first[number][at[number] + 1] for number in chosen if at[number] + 1 < len(self.sets[number])
         ]
         return all(bool((when >= latest).all()) for when in later)
+
+    def _is_over(self, chosen: tuple[int, ...], at: list[int], left: list[int]) -> bool:
+        """Whether no rank sent on other sets before its last message on ``chosen``: else it is one operation
+        on more sets than these, for a rank is through with one before it begins the next."""
+        every = np.stack([self.last[number][at[number]] for number in chosen]).max(axis=0)
+        later = [self.first[number][at[number]] for number in left if number not in chosen]
+        return all(bool((when >= every).all()) for when in later)
 
     # -- what they are -------------------------------------------------------------------------
 
