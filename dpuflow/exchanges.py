@@ -31,11 +31,11 @@ def build_exchanges(transfers: Rows) -> Rows:
     """
     TRANSFER.check(transfers)
     wire, role = np.ascontiguousarray(transfers["wire"]), np.ascontiguousarray(transfers["role"])
-    named = transfers["op"] != Op.UNKNOWN
+    named = np.ascontiguousarray(transfers["op"]) != Op.UNKNOWN
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
     keyed = np.flatnonzero(named & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
-    bursts = _unframed(transfers)
+    bursts = _unframed(transfers, wire)
     pieces = [EXCHANGE.zeros(0)]
     if len(keyed):
         rows = transfers[keyed]
@@ -61,9 +61,9 @@ def announced(transfers: Rows, exchanges: Rows) -> NDArray[np.int64]:
     return found
 
 
-def _unframed(transfers: Rows) -> NDArray[np.int64]:
+def _unframed(transfers: Rows, wire: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Bursts on connections of which nothing but bursts is known."""
-    burst = transfers["wire"] == Wire.TCP_BURST
+    burst = wire == Wire.TCP_BURST
     if not burst.any():
         return np.zeros(0, np.int64)
     framed = np.zeros(int(transfers["connection"].max()) + 1, bool)

@@ -40,9 +40,8 @@ def endpoint_ranks(joined: Joined, places: Mapping[str, Place] | None) -> dict[i
     processes claim several ranks has none.
     """
     found: dict[int, int] = {}
-    hello = joined.transfers[
-        (joined.transfers["role"] == Role.CONTROL) & (joined.transfers["wire"] == Wire.OB1_HELLO)
-    ]
+    hello = joined.transfers[np.flatnonzero(joined.transfers["wire"] == Wire.OB1_HELLO)]
+    hello = hello[hello["role"] == Role.CONTROL]
     for endpoint in np.unique(hello["src"]).tolist():
         claimed = np.unique(hello["sub"][hello["src"] == endpoint]).tolist()
         if len(claimed) == 1:
@@ -100,6 +99,9 @@ def seen_whole(joined: Joined) -> frozenset[int] | None:
     Two endpoints without a capture of their own exchange messages that nobody sees; a single one does not.
     A capture at no endpoint (a switch, a mirror port) is taken to see all.
     """
-    ends = set(joined.transfers["src"].tolist()) | set(joined.transfers["dst"].tolist())
+    present = np.zeros(len(joined.endpoints), bool)
+    for column in ("src", "dst"):
+        present[joined.transfers[column]] = True
+    ends = set(np.flatnonzero(present).tolist())
     own = {endpoint for rows in joined.local for endpoint in rows}
     return frozenset(own & ends) if len(ends - own) > 1 and all(joined.local) else None

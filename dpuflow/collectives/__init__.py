@@ -50,7 +50,8 @@ def build_collectives(
     for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
         instances.extend(composed(exchanges, sequenced_instances(exchanges, rows, position, near)))
     # SENDs are left out: they carry a library's own protocol beside the data.
-    written = np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)) & (exchanges["data_ns"] != NEVER)
+    written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
+    written &= exchanges["data_ns"] != NEVER
     instances.extend(
         structured_instances(exchanges, np.flatnonzero(written & ~told), position, near, announced, nodes)
     )

@@ -199,12 +199,12 @@ def _first_on_connection(entries: Entries, transfers: Rows) -> Entries:
     Gloo and NCCL connect before any collective. ob1's hello shows that the capture holds a connection's
     beginning; over RoCE nothing does, so the first message that was captured counts.
     """
-    wire, line = transfers["wire"], transfers["connection"].astype(np.int64)
-    lazy = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
-    lazy |= wire == Wire.OB1_HELLO
+    wire = np.ascontiguousarray(transfers["wire"])
+    lazy = (wire == Wire.ROCE_SEND) | (wire == Wire.ROCE_SEND_IMM) | (wire == Wire.OB1_HELLO)
     acted = np.flatnonzero(entries.act != NONE32)
     if not lazy.any() or not len(acted):
         return entries
+    line = transfers["connection"].astype(np.int64)
     opened = np.full(int(line.max()) + 1, NEVER)
     rows = np.flatnonzero(lazy)
     lines, at = np.unique(line[rows], return_index=True)  # transfers are in order of time
@@ -244,7 +244,10 @@ def _unacked(entries: Entries, exchanges: Rows, usual: Usual) -> Entries:
     if not again.any():
         return entries
     line = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
-    order = np.lexsort((exchanges["order"], line))
+    concerned = np.zeros(int(line.max()) + 1, bool)
+    concerned[line[again]] = True
+    order = np.flatnonzero(concerned[line])
+    order = order[np.lexsort((exchanges["order"][order], line[order]))]
     behind = np.flatnonzero(again[order[:-1]] & (line[order[1:]] == line[order[:-1]]))
     acked = np.full(int(exchanges["data"][exchanges["data"] != NONE32].max()) + 2, NEVER)
     data = np.minimum(exchanges["data"][order[behind + 1]], len(acked) - 1)
