@@ -143,6 +143,7 @@ class _Reading:
         sends = [self._sends(each) for each in sets]
         self.first, self.last = [first for first, _ in sends], [last for _, last in sends]
         self._kinds: dict[tuple[int, bytes], int] = {}
+        self._parts: dict[tuple[int, int, int], int] = {}  # the kind of each part of a turn
         self._layouts: dict[_Kinds, list[Layout] | None] = {}
         self.seen: Counter[_Kinds] = Counter()  # how often turns of these kinds came
         self.skipped = False  # whether anything fitted nothing
@@ -271,13 +272,16 @@ class _Reading:
     # -- what they are -------------------------------------------------------------------------
 
     def _kinds_of(self, turn: Turn) -> _Kinds:
-        kinds = []
-        for number, begin, end in turn:
+        return _Kinds(tuple(number for number, _, _ in turn), tuple(map(self._kind_of, turn)))
+
+    def _kind_of(self, part: tuple[int, int, int]) -> int:
+        if part not in self._parts:
+            number, begin, end = part
             each = self.sets[number]
             low, high = each.bounds[begin], each.bounds[end]
             content = self.sizes[number][:, low:high].tobytes() + int(each.slots[begin]).to_bytes(8, "little")
-            kinds.append(self._kinds.setdefault((number, content), len(self._kinds)))
-        return _Kinds(tuple(number for number, _, _ in turn), tuple(kinds))
+            self._parts[part] = self._kinds.setdefault((number, content), len(self._kinds))
+        return self._parts[part]
 
     def _layout(self, kinds: _Kinds, turn: Turn) -> list[Layout] | None:
         """What ``turn`` is, if it is one operation; all that look alike are the same."""

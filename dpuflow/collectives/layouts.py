@@ -220,7 +220,8 @@ def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None
     if rest or n < 2:
         return None
     ways: dict[int, list[int]] = {}
-    for number in sorted(range(len(lanes)), key=lambda i: lanes[i].kind):
+    kinds = [lane.kind for lane in lanes]
+    for number in sorted(range(len(lanes)), key=lambda i: kinds[i]):
         ways.setdefault(lanes[number].src, []).append(number)
     place = {end: number for number, end in enumerate(members)}
     cycles = []
@@ -232,7 +233,7 @@ def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None
             left = [i for i in ways.get(at, ()) if lanes[i].dst not in seen or len(cycle) == n - 1]
             if not left:
                 return None
-            best = min(left, key=lambda i: ((place[lanes[i].dst] - place[at]) % n, lanes[i].kind))
+            best = min(left, key=lambda i: ((place[lanes[i].dst] - place[at]) % n, kinds[i]))
             ways[at].remove(best)
             cycle.append(best)
             at = lanes[best].dst
@@ -315,7 +316,8 @@ def _trees(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
     if rest or not _chunked(lanes):
         return None
     ways: dict[tuple[int, int], list[int]] = {}
-    for number in sorted(range(len(lanes)), key=lambda i: lanes[i].kind):
+    kinds = [lane.kind for lane in lanes]
+    for number in sorted(range(len(lanes)), key=lambda i: kinds[i]):
         ways.setdefault(lanes[number][:2], []).append(number)
     edges = []  # child, parent
     for (a, b), forth in ways.items():
