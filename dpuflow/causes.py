@@ -78,7 +78,7 @@ def causes_of(
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (since_leave > charges.noise_ns)
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
-    own = np.where(_granted_late(entries, excess, working), HOST, COMPUTE)
+    own = np.where(_granted_late(entries, last, excess, working), HOST, COMPUTE)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
     proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
@@ -94,17 +94,20 @@ def causes_of(
 
 
 def _granted_late(
-    entries: Entries, excess: NDArray[np.int64], working: NDArray[np.bool_]
+    entries: Entries, last: NDArray[np.int64], excess: NDArray[np.int64], working: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
 
     Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
-    late with those, too, is what kept the rank.
+    late with those, too, is what kept the rank; not one that posts them when the rank has left late.
     """
     known: NDArray[np.bool_] = entries.granted_ns != NEVER
     if not known.any():
         return known
     behind = against_others(entries, entries.granted_ns, known)
+    left = known & (last >= 0) & (entries.leave_ns[last] != NEVER)
+    since = np.where(left, entries.granted_ns - np.where(left, entries.leave_ns[last], 0), 0)
+    behind = np.where(left, np.minimum(behind, against_others(entries, since, left)), behind)
     late: NDArray[np.bool_] = known & working & (excess > 0) & (2 * behind >= excess)
     return late
 

@@ -334,6 +334,7 @@ class _Reading:
                     size=layout.size,
                     ranks=layout.ranks,
                     seats=tuple(range(len(layout.order))) if layout.ranks else (),
+                    nodes=tuple(self.nodes[layout.order].tolist()) if layout.ranks else (),
                     inside=layout.inside,
                     alike=layout.alike,
                     tails=layout.tails,

@@ -25,9 +25,9 @@ class Instance:
     whose first message is known to need no input. Where ranks took part that no capture saw,
     ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
     endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
-    they will send and receive as soon as they enter. ``inside``: a first message may have waited for ranks of
-    the same node, of which nothing is on the wire.
-    they will send and receive as soon as they enter. ``alike``: other operations that have the same packets.
+    they will send and receive as soon as they enter. ``nodes``: where nodes have several ranks, the node
+    of each place; ``inside``: a first message may have waited for ranks of the same node, of which nothing is
+    on the wire. ``alike``: other operations that have the same packets.
     ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
     slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told.
     """
@@ -47,6 +47,7 @@ class Instance:
     seats: tuple[int, ...] = ()
     near: frozenset[int] | None = None
     at_once: bool = False
+    nodes: tuple[int, ...] = ()
     inside: bool = False
     alike: tuple[Op, ...] = ()
     protocol: str | None = None

@@ -91,7 +91,7 @@ class Entries:
     endpoint: NDArray[np.int64]
     enter_ns: NDArray[np.int64]
     leave_ns: NDArray[np.int64]  # all it needed was there; without input: all was sent (NCCL: can have been)
-    idle_ns: NDArray[np.int64]  # besides, its last data had left the node, or was acknowledged if sent again
+    idle_ns: NDArray[np.int64]  # besides, its last data had left the node (if sent again: was acknowledged)
     rule: NDArray[np.int64]
     act: NDArray[np.int64]
     after: NDArray[np.int64]
@@ -220,6 +220,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     whole = np.fromiter((i.complete for i in instances), bool, len(instances))
     whole[of[cut]] = False
     entered = np.where(seen, enter, NEVER)
+    fed = leave != NEVER
+    done = _of_nodes(instances, offsets, picked, of, sender, leave)
     # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
     unfed = (leave == NEVER) & seen
     staged = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
@@ -234,7 +236,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         endpoint=endpoint,
         enter_ns=entered,
         leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), entered),
-        idle_ns=np.maximum(np.maximum(leave, sent), entered),
+        idle_ns=np.maximum(np.maximum(done, sent), entered),
         rule=rule,
         act=act,
         after=after,
@@ -245,7 +247,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         credit_ns=np.where(by_send & (credit != NEVER), enter - credit, NEVER),
         whole=whole[collective],
         offsets=offsets,
-        fed=leave != NEVER,
+        fed=fed,
         last=last,
         grant=np.where(by_send & (credit != NEVER), granted, NONE32),
         granted_ns=np.where(granted_ns != _FAR, granted_ns, NEVER),
@@ -268,6 +270,32 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     before = previous_leave(entries)
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
     return replace(entries, since_ns=np.where(before <= there, before, NEVER))
+
+
+def _of_nodes(
+    instances: Sequence[Instance],
+    offsets: NDArray[np.int64],
+    picked: Picked,
+    of: NDArray[np.int64],
+    sender: NDArray[np.int64],
+    leave: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """When ranks that share nodes with others can have left at the latest; at the earliest into ``leave``.
+
+    Most of what such a rank receives comes over NVLink. It has not left before it sent its last; nor long
+    after the last data of its whole node had come or left, for all of its GPUs pass on every channel.
+    """
+    railed = [number for number, instance in enumerate(instances) if instance.nodes]
+    if not railed:
+        return leave
+    mine = np.isin(of, railed)
+    np.maximum.at(leave, sender[mine], picked["data_ns"][mine])
+    latest: NDArray[np.int64] = leave.copy()
+    for number in railed:
+        rows, nodes = slice(*offsets[number : number + 2].tolist()), np.array(instances[number].nodes)
+        for node in np.unique(nodes):
+            latest[rows][nodes == node] = latest[rows][nodes == node].max()
+    return latest
 
 
 def _slot_free_ns(picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
