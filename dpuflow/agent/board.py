@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping  # noqa: TC003  (types of Health's fields are read at run time, for OpenAPI)
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from dpuflow.agent.rolling import Rolled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dpuflow.agent.rolling import GroupState, LatenessState
     from dpuflow.results import Analysis, Finding, Severity

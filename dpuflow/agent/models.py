@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from dpuflow.agent.board import Health
 from dpuflow.agent.tally import group_name
 from dpuflow.results import (
     Algorithm,
@@ -207,37 +208,14 @@ class State(msgspec.Struct, kw_only=True):
     reasons: list[str] = []
 
 
-class HealthAnswer(msgspec.Struct, kw_only=True):
-    """How the agent itself fares. Shares are of one core and of the ring; losses count from its start."""
+@dataclass(frozen=True, slots=True)
+class HealthAnswer(Health):
+    """How the agent itself fares: all that the board has of it, and who listens."""
 
-    version: str
-    sender: str
-    time_ns: int
-    uptime_s: float
-    cpu_share: float
-    cpu_limit: float
-    rss_bytes: int
-    memory_limit: int
-    lag_s: float
-    ring_used_share: float | None
-    packet_rate: float
-    message_rate: float
-    bit_rate: float
-    held_messages: int
-    held_flows: int
-    losses: dict[str, int]
-    fidelity: Fidelity
-    sample: int
-    degraded: str | None
-    interfaces: dict[str, bool]
-    history_bytes: int
-    history_oldest_ns: int | None
-    history_writing: bool
-    clock_steps: int
-    generation: int
-    errors: dict[str, int]
-    event_clients: int
-    webhooks: dict[str, dict[str, int]]
+    version: str = ""
+    sender: str = ""
+    event_clients: int = 0
+    webhooks: dict[str, dict[str, int]] = field(default_factory=dict)  # by name: outcomes, retries, queued
 
 
 class Problem(msgspec.Struct, kw_only=True):
