@@ -325,6 +325,16 @@ def test_a_reload_that_cannot_be_keeps_the_old_configuration() -> None:
         assert running.get("/healthz").status == 200
 
 
+def test_an_address_of_version_6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with serving(board(), Api(listen="[::1]:0")) as running:
+        running.url = running.url.replace("127.0.0.1", "[::1]")
+        assert running.get("/healthz").status == 200
+
+
 def test_the_agent_can_be_without_a_server() -> None:
     from dpuflow.agent import outlets
     from dpuflow.agent.config import Config

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_http import serving
+from agent_http import make_certificate, serving
 from agent_worlds import S, finding, window
 
 from dpuflow.agent import webhook
@@ -332,6 +333,61 @@ def test_a_reload_keeps_what_waits_for_a_receiver_that_stays(receiver: Receiver)
     finally:
         gate.set()
         made.hooks.close()
+
+
+def test_a_reload_that_cannot_be_changes_nothing(receiver: Receiver, tmp_path: Path) -> None:
+    made = Telling(Webhook(url=receiver.url, name="stays"))
+    try:
+        threads = threading.active_count()
+        with pytest.raises(OptionError, match="No such file"):
+            made.hooks.reload(
+                [
+                    Webhook(url=receiver.url, name="stays"),
+                    Webhook(url=receiver.url, name="new"),
+                    Webhook(url=receiver.url, name="wrong", token_file=str(tmp_path / "none")),
+                ]
+            )
+        assert set(made.hooks.figures()) == {"stays"}
+        assert threading.active_count() == threads
+        made.tell(finding())
+        receiver.wait(1)
+    finally:
+        made.hooks.close()
+
+
+def test_a_receiver_with_tls_is_trusted_by_its_certificate_alone(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "receiver")
+    other, _ = make_certificate(tmp_path, "other")
+    heard = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(204)
+            self.end_headers()
+            heard.set()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    url = f"https://localhost:{server.server_address[1]}/"
+    try:
+        for trusted, outcome in ((other, "failed"), (None, "failed"), (cert, "delivered")):
+            made = Telling(Webhook(url=url, ca_file=trusted, give_up=0.0))
+            try:
+                made.tell(finding())
+                made.until(**{outcome: 1})
+                assert heard.is_set() is (outcome == "delivered")
+            finally:
+                made.hooks.close()
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_two_receivers_of_one_host_have_names_of_their_own_and_metrics(receiver: Receiver) -> None:

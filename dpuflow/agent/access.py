@@ -62,6 +62,16 @@ def make_tls(cert: str, key: str) -> ssl.SSLContext:
     return context
 
 
+def read_certificates(file: str, what: str) -> None:
+    """Whether ``file`` holds certificates to trust. Raises OptionError."""
+    try:
+        ssl.create_default_context(cafile=file)
+    except ssl.SSLError:
+        raise OptionError(f"{what}: {file}: holds no certificate in PEM") from None
+    except OSError as error:
+        raise OptionError(f"{what}: {file}: {error.strerror}") from None
+
+
 def check_files(config: Config) -> None:
     """Whether all files can be used that ``config`` names for access. Raises OptionError."""
     if config.api.token_file is not None:
@@ -73,6 +83,8 @@ def check_files(config: Config) -> None:
             read_token(hook.token_file, f"webhooks[{number}].token_file")
         if hook.secret_file is not None:
             read_secret(hook.secret_file, f"webhooks[{number}].secret_file")
+        if hook.ca_file is not None:
+            read_certificates(hook.ca_file, f"webhooks[{number}].ca_file")
 
 
 class Guard:

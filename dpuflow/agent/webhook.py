@@ -26,7 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dpuflow import __version__
 from dpuflow.agent import metricnames as names
-from dpuflow.agent.access import read_secret, read_token
+from dpuflow.agent.access import read_certificates, read_secret, read_token
 from dpuflow.agent.config import SEVERITIES
 from dpuflow.agent.models import notice, to_json
 from dpuflow.errors import OptionError
@@ -76,7 +76,10 @@ class Webhooks:
         self._thread.start()
 
     def reload(self, hooks: list[Settings]) -> None:
-        """Take another list: receivers whose settings are the same keep what waits for them."""
+        """Take another list: receivers whose settings are the same keep what waits for them.
+
+        Raises OptionError where a file of it cannot be used, and then changes nothing.
+        """
         before = self._receivers
         self._receivers = self._made(hooks, before)
         for name, receiver in before.items():
@@ -119,7 +122,12 @@ class Webhooks:
                 number += 1
                 name = f"{base}-{number}"
             held = before.get(name)
-            made[name] = held if held and held.settings == hook else Receiver(self._board, hook, name)
+            try:
+                made[name] = held if held and held.settings == hook else Receiver(self._board, hook, name)
+            except OptionError:
+                for each in set(made.values()) - set(before.values()):
+                    each.close()
+                raise
         return made
 
     def _follow(self) -> None:
@@ -298,9 +306,5 @@ def sign(secret: bytes, number: str, stamp: str, body: bytes) -> str:
 def _make_pool(settings: Settings) -> urllib3.PoolManager:
     if settings.ca_file is None:
         return urllib3.PoolManager(num_pools=1, maxsize=1, cert_reqs="CERT_REQUIRED")
-    try:
-        with open(settings.ca_file, "rb"):
-            pass
-    except OSError as error:
-        raise OptionError(f"webhooks: ca_file: {settings.ca_file}: {error.strerror}") from None
+    read_certificates(settings.ca_file, "webhooks: ca_file")
     return urllib3.PoolManager(num_pools=1, maxsize=1, cert_reqs="CERT_REQUIRED", ca_certs=settings.ca_file)
