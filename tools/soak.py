@@ -169,8 +169,8 @@ def watch(
         before = (now, cpu)
         print(
             f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB"
-            f"  threads {threads}  files {files}  jobs {jobs.runs} ({jobs.failed} failed)  operations {jobs.operations}"
-            f"  replayed {jobs.replayed}",
+            f"  threads {threads}  files {files}  jobs {jobs.runs} ({jobs.failed} failed)"
+            f"  operations {jobs.operations}  replayed {jobs.replayed}",
             flush=True,
         )
     shares, sizes = [row[1] for row in rows], [row[2] for row in rows]

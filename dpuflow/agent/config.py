@@ -97,6 +97,13 @@ class Analysis:
     """How messages are read."""
 
     ranks: str | None = setting(None, "rank map (YAML: address -> rank, GPU, host)")
+    confirm: float = setting(
+        1.5,
+        "a finding is told when the condition has been found for this long",
+        low=0,
+        high=3600,
+        unit=DURATION,
+    )
     hold: float = setting(
         10.0, "a finding is closed when it has not been confirmed for this long", low=1, high=86400,
         unit=DURATION,
@@ -107,7 +114,7 @@ class Analysis:
 class Limits:
     """What the agent may use; it gives up detail before it exceeds them, and says so."""
 
-    cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.05, high=64,
+    cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.01, high=64,
                          unit=SHARE)  # fmt: skip
     memory: int = setting(
         512 << 20, "resident memory that the agent may use, bytes", low=256 << 20, high=1 << 40, unit=SIZE

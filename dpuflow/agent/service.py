@@ -57,7 +57,7 @@ class Service:
         self.pace = Pace(config.limits.cpu, self.stream.held, 0)
         self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
         self.governor = _governor(config)
-        self.tracker = Tracker(config.analysis.hold, IDLE_S)
+        self.tracker = Tracker(config.analysis.confirm, config.analysis.hold, IDLE_S)
         self.windows = Windows(config.windows, _ranks(config))
         self.generation = 1
         self._started_s = time.monotonic()
@@ -265,7 +265,7 @@ class Service:
         before, self.config = self.config, config
         self.generation += 1
         self.log.set(config.log.level, config.log.format)
-        self.tracker.hold_s = config.analysis.hold
+        self.tracker.confirm_s, self.tracker.hold_s = config.analysis.confirm, config.analysis.hold
         self.windows.settings = config.windows
         self.pace.share = config.limits.cpu
         self.governor = _governor(config)

@@ -22,10 +22,15 @@ MUCH: Final = 0.25
 
 
 class Tracker:
-    """The findings that are active. ``hold_s``: how long one lasts without being confirmed."""
+    """The findings that are active.
 
-    def __init__(self, hold_s: float, idle_s: float) -> None:
-        self.hold_s, self.idle_s = hold_s, idle_s
+    ``confirm_s``: how long a condition must have been found before it is told; ``hold_s``: how long it lasts
+    without being found again, ``idle_s`` where nothing was captured meanwhile.
+    """
+
+    def __init__(self, confirm_s: float, hold_s: float, idle_s: float) -> None:
+        self.confirm_s, self.hold_s, self.idle_s = confirm_s, hold_s, idle_s
+        self._doubted: dict[tuple[str, frozenset[str]], int] = {}  # found, not told: since when
         self.active: dict[str, FindingState] = {}
         self._severe_ns: dict[str, int] = {}  # when each was last as severe as it is said to be
 
@@ -34,14 +39,21 @@ class Tracker:
         told: list[FindingState] = []
         if analysis is not None:
             seen: set[str] = set()
+            doubted: dict[tuple[str, frozenset[str]], int] = {}
             for finding in analysis.findings:
                 addresses = tuple(analysis.endpoints[end].address for end in finding.endpoints)
                 known = self._same(finding.condition, addresses, seen)
+                if known is None:
+                    what = (finding.condition, frozenset(addresses))
+                    doubted[what] = self._doubted.get(what, until_ns)
+                    if until_ns - doubted[what] < self.confirm_s * 1e9:
+                        continue
                 state = self._state(analysis, finding, addresses, known, until_ns)
                 if known is None or _news(known, state):
                     told.append(state)
                 self.active[state.id] = state
                 seen.add(state.id)
+            self._doubted = doubted
         limit_s = self.hold_s if analysis is not None else self.idle_s
         for state in list(self.active.values()):
             if until_ns - state.last_ns > limit_s * 1e9:
@@ -55,6 +67,7 @@ class Tracker:
         for state in list(self.active.values()):
             self.active[state.id] = replace(state, last_ns=state.last_ns + step_ns)
         self._severe_ns = {ident: at + step_ns for ident, at in self._severe_ns.items()}
+        self._doubted = {what: at + step_ns for what, at in self._doubted.items()}
 
     def _same(self, condition: str, addresses: tuple[str, ...], seen: set[str]) -> FindingState | None:
         """The active finding that this is, if any; not one that has been ``seen`` in this step.

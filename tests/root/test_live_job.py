@@ -26,7 +26,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def run_job(pair: Pair, job: Path) -> dict[int, list[int]]:
+def run_job(
+    pair: Pair, job: Path, steps: int = STEPS, late_from: int = 0, late_ms: int = LATE_MS
+) -> dict[int, list[int]]:
     """Rank 0 in namespace a, rank 1 in b; when each rank entered each operation, in ns."""
     agent = job.with_name("agent")  # in place of ssh: mpirun gives it the host and the command
     agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {pair.b} sh -c "$*"\n')
@@ -39,14 +41,13 @@ def run_job(pair: Pair, job: Path) -> dict[int, list[int]]:
     }
     mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
     hosts = ["-H", "10.77.0.1,10.77.0.2", "-np", "2", "--map-by", "node"]
-    done = pair.call(
-        pair.a, "mpirun", "--allow-run-as-root", *mca, *hosts, str(job), str(LATE_RANK), str(LATE_MS)
-    )
+    rank = [str(job), str(LATE_RANK), str(late_ms), str(steps), str(late_from)]
+    done = pair.call(pair.a, "mpirun", "--allow-run-as-root", *mca, *hosts, *rank)
     assert done.returncode == 0, done.stderr
     entered: dict[int, list[int]] = {0: [], 1: []}
     for rank, _, at in re.findall(r"enter (\d+) (\d+) (\d+)", done.stderr):
         entered[int(rank)].append(int(at))
-    assert [len(times) for times in entered.values()] == [STEPS, STEPS]
+    assert [len(times) for times in entered.values()] == [steps, steps]
     return entered
 
 
