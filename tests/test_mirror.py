@@ -12,14 +12,14 @@ import pytest
 
 from dpuflow.errors import DpuflowError, MissingError, OptionError
 from dpuflow.live.mirror import base
-from dpuflow.live.mirror.base import Mirror, MirrorPlan, Step
+from dpuflow.live.mirror.base import CommandMirror, MirrorPlan, Step
 from dpuflow.live.mirror.providers import PROVIDERS, provider
 
 PROJECT = Path(__file__).resolve().parents[1]
 
 
 def lines(way: str, **plan: object) -> list[str]:
-    return base.dry_run(provider(way).steps(MirrorPlan(**plan)))  # type: ignore[arg-type]
+    return provider(way, MirrorPlan(**plan)).lines()  # type: ignore[arg-type]
 
 
 def test_tc_copies_and_forwards_in_one_rule() -> None:
@@ -101,11 +101,13 @@ def test_ovs_adds_to_the_mirrors_of_the_bridge() -> None:
         ("tc-software", {"source": "p0", "to": "m", "peer": "h"}, "packets go on by themselves"),
         ("tc-software", {"source": "p0"}, "--to is needed"),
         ("ovs", {"source": "p0", "to": "sf", "peer": "h", "bridge": "b"}, "OVS knows where packets go"),
+        ("doca", {"source": "p0"}, "--to is needed"),
+        ("doca", {"source": "p0", "to": "eth9"}, "'eth9' is no representor"),
     ],
 )
 def test_what_cannot_be(way: str, plan: dict[str, str], why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        provider(way).steps(MirrorPlan(**plan))  # type: ignore[arg-type]
+        provider(way, MirrorPlan(**plan))  # type: ignore[arg-type]
 
 
 def test_the_command_line(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     wrong = dpuflow("tc", "--from", "p0", "--to", "sf", "--dry-run")
     assert wrong.returncode == 2
     assert "Error: --peer is needed for this way of mirroring." in wrong.stderr
-    assert list(PROVIDERS) == ["tc", "sample", "tc-software", "ovs"]
+    assert list(PROVIDERS) == ["tc", "sample", "ovs", "doca", "tc-software"]
     assert not list(tmp_path.iterdir())
 
 
@@ -143,7 +145,7 @@ def touching(folder: Path, name: str, **more: object) -> Step:
 
 def test_steps_are_undone_in_reverse_and_noted_meanwhile(folder: Path) -> None:
     steps = [touching(folder, "a"), touching(folder, "a/b"), touching(folder, "a/b/c")]
-    with Mirror(steps) as running:
+    with CommandMirror(steps) as running:
         assert (folder / "a/b/c").is_dir()
         (noted,) = (folder / "run").iterdir()
         assert [step["undo"][1] for step in json.loads(noted.read_text())["taken"]] == [
@@ -157,12 +159,12 @@ def test_steps_are_undone_in_reverse_and_noted_meanwhile(folder: Path) -> None:
 def test_a_step_that_fails_undoes_those_before(folder: Path) -> None:
     with (
         pytest.raises(DpuflowError, match=r"^mkdir .*/no/such: mkdir: cannot create directory"),
-        Mirror([touching(folder, "a"), touching(folder, "no/such")]),
+        CommandMirror([touching(folder, "a"), touching(folder, "no/such")]),
     ):
         pass
     with (
         pytest.raises(MissingError, match="there is no command nothing-of-that-name"),
-        Mirror([touching(folder, "a"), Step(("nothing-of-that-name",))]),
+        CommandMirror([touching(folder, "a"), Step(("nothing-of-that-name",))]),
     ):
         pass
     assert not (folder / "a").exists()
@@ -172,22 +174,22 @@ def test_a_step_that_fails_undoes_those_before(folder: Path) -> None:
 def test_what_was_there_stays(folder: Path) -> None:
     (folder / "theirs").mkdir()
     shown = ("ls", str(folder))
-    with Mirror([touching(folder, "theirs", unless=shown, has="theirs"), touching(folder, "ours")]):
+    with CommandMirror([touching(folder, "theirs", unless=shown, has="theirs"), touching(folder, "ours")]):
         assert (folder / "ours").is_dir()
     assert (folder / "theirs").is_dir()
     assert not (folder / "ours").exists()
     with (
         pytest.raises(DpuflowError, match="something else has theirs there"),
-        Mirror([touching(folder, "theirs", absent=shown, has="theirs")]),
+        CommandMirror([touching(folder, "theirs", absent=shown, has="theirs")]),
     ):
         pass
-    with Mirror([touching(folder, "used", still=(("ls", str(folder / "used")),))]):
+    with CommandMirror([touching(folder, "used", still=(("ls", str(folder / "used")),))]):
         (folder / "used" / "x").touch()
     assert (folder / "used" / "x").exists()  # others have come to use it
 
 
 def test_an_exception_and_what_cannot_be_undone(folder: Path) -> None:
-    mirror = Mirror([touching(folder, "a")])
+    mirror = CommandMirror([touching(folder, "a")])
     with pytest.raises(KeyboardInterrupt), mirror:
         raise KeyboardInterrupt
     assert not (folder / "a").exists()
@@ -198,10 +200,11 @@ def test_an_exception_and_what_cannot_be_undone(folder: Path) -> None:
 
 
 def test_what_the_dead_have_left_is_cleaned_and_that_of_the_living_is_not(folder: Path) -> None:
-    with Mirror([touching(folder, "living")]):
+    with CommandMirror([touching(folder, "living")]):
+        path = f"'{folder}/dead'"
         script = (
-            "import os; from dpuflow.live.mirror.base import Mirror, Step;"
-            f"Mirror([Step(('mkdir', '{folder}/dead'), ('rmdir', '{folder}/dead'))]).__enter__(); os._exit(0)"
+            "import os; from dpuflow.live.mirror.base import CommandMirror, Step;"
+            f"CommandMirror([Step(('mkdir', {path}), ('rmdir', {path}))]).__enter__(); os._exit(0)"
         )
         environment = os.environ | {"PYTHONPATH": str(PROJECT)}
         assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == 0
@@ -212,3 +215,92 @@ def test_what_the_dead_have_left_is_cleaned_and_that_of_the_living_is_not(folder
         assert not (folder / "dead").exists()
         assert (folder / "living").is_dir()
         assert base.clean() == []
+
+
+# -- doctor ---------------------------------------------------------------------------------------
+
+
+def machine(folder: Path, monkeypatch: pytest.MonkeyPatch, *, arm: bool = True, **commands: str) -> Path:
+    """A BlueField-3's files, and commands that print what is given (a line with ! fails)."""
+    device = folder / "sys/bus/pci/devices/0000:03:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x15b3\n")
+    (device / "device").write_text("0xa2dc\n")
+    (folder / "sys/class/net/pf0hpf").mkdir(parents=True)
+    (folder / "etc").mkdir()
+    if arm:
+        (folder / "etc/mlnx-release").write_text("bf-bundle-2.9.1\n")
+    tools = folder / "bin"
+    tools.mkdir()
+    for name, text in commands.items():
+        tool = tools / name.replace("_", "-")
+        tool.write_text(
+            f"#!/bin/sh\n{'exit 1' if text == '!' else f'cat <<END{chr(10)}{text}{chr(10)}END'}\n"
+        )
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setenv("DPUFLOW_RUN", str(folder / "run"))
+    monkeypatch.setenv("DPUFLOW_DOCA", str(folder / "none.so"))
+    return folder
+
+
+SWITCHDEV = "pci/0000:03:00.0: mode switchdev inline-mode none encap-mode basic"
+
+
+def told(folder: Path, filters: str = "flower u32 sample") -> dict[str, tuple[bool, str]]:
+    from dpuflow.live.dpu import examine
+
+    return {name: (met, text) for name, met, text in examine(lambda attempt: filters, folder)}
+
+
+def test_doctor_on_a_card_whose_eswitch_ovs_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = told(
+        machine(
+            tmp_path,
+            monkeypatch,
+            devlink=SWITCHDEV,
+            ovs_vsctl='{doca-init="true", hw-offload="true"}',
+            mlxconfig="        INTERNAL_CPU_MODEL        EMBEDDED_CPU(1)",
+        )
+    )
+    assert list(said) == ["card", "mode", "switchdev", "eswitch", "doca", "tc", "ovs", "mirrors", "way"]
+    assert said["card"] == (True, "BlueField-3, 0000:03:00.0, on its Arm cores")
+    assert said["mode"] == (True, "DPU mode")
+    assert said["switchdev"][0]
+    assert said["eswitch"] == (False, "OVS-DOCA owns it: take mirror ovs, not --backend doca")
+    assert not said["doca"][0]
+    assert "make it with `make doca`" in said["doca"][1]
+    assert said["way"][1].startswith("dpuflow mirror ovs")
+
+
+def test_doctor_on_a_card_in_nic_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = "INTERNAL_CPU_MODEL EMBEDDED_CPU(1)\nINTERNAL_CPU_OFFLOAD_ENGINE DISABLED(1)"
+    said = told(machine(tmp_path, monkeypatch, arm=False, devlink="!", mlxconfig=config, ovs_vsctl="!"))
+    assert not said["card"][0]
+    assert "seen from the host" in said["card"][1]
+    assert said["mode"] == (
+        False, "NIC mode: the host owns the eSwitch; capture there, or set DPU mode and power-cycle",
+    )  # fmt: skip
+    assert "the eSwitch's mode is unknown: devlink dev eswitch set" in said["switchdev"][1]
+    assert said["ovs"] == (False, "Open vSwitch is installed, but does not run")
+
+
+def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from doca_card import Card
+
+    card = Card(tmp_path, "2.9")
+    folder = machine(tmp_path, monkeypatch, devlink=SWITCHDEV, mlxconfig="!", ovs_vsctl="{}")
+    for name in ("DPUFLOW_DOCA", "DPUFLOW_SIM_CARD"):
+        monkeypatch.setenv(name, card.environment[name])
+    script = (
+        "from pathlib import Path; from dpuflow.live.dpu import examine;"
+        f"print(*(line for line in examine(lambda a: 'u32', Path('{folder}'))), sep=chr(10))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert "('doca', True, 'adapter of DOCA 2.9.72: mirror, by DPDK; DOCA sees 2 devices')" in done.stdout
+    assert "('tc', True, 'works: u32; this kernel lacks flower, sample')" in done.stdout
+    assert "('way', True, 'dpuflow capture --backend doca')" in done.stdout
+    (folder / "etc/kubelet.d").mkdir()
+    (folder / "etc/kubelet.d/doca_hbn.yaml").touch()
+    assert told(folder)["eswitch"] == (False, "HBN owns it (doca_hbn.yaml): take what it offers")

@@ -23,7 +23,7 @@ dpuflow doctor says which of these the machine allows."""
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
-@click.argument("way", type=click.Choice(["tc", "sample", "tc-software", "ovs"]))
+@click.argument("way", type=click.Choice(["tc", "sample", "ovs", "doca", "tc-software"]))
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--from", "source", metavar="IF", required=True, help="The interface whose traffic is copied.")
 @click.option("--to", metavar="IF", default="", help="Where copies go: of a function its representor.")
@@ -31,7 +31,7 @@ dpuflow doctor says which of these the machine allows."""
     "--peer",
     metavar="IF",
     default="",
-    help="tc, sample: where the traffic itself goes to and comes from, as the card's rule must say it.",
+    help="tc, sample, doca: where the traffic itself goes to and comes from, as the card's rule must say it.",
 )
 @click.option(
     "--receiver",
@@ -62,24 +62,25 @@ def mirror(
 ) -> None:  # fmt: skip
     """Copy traffic to an interface until Ctrl-C, or as long as COMMAND runs.
 
-    WAY is tc (by the card), sample (by the card, one in N), ovs (by Open vSwitch) or tc-software (by the
-    kernel). Copies alone are added: the traffic itself goes where it went.
+    WAY is tc (by the card), sample (by the card, one in N), ovs (by Open vSwitch), doca (by the card,
+    with DOCA Flow) or tc-software (by the kernel). Copies alone are added: the traffic itself goes where
+    it went.
     """
     from dpuflow.errors import OptionError
-    from dpuflow.live.mirror import base
+    from dpuflow.live.mirror.base import MirrorPlan
     from dpuflow.live.mirror.providers import provider
     from dpuflow.live.mirror.running import run_command, signals_held, wait
 
-    plan = base.MirrorPlan(source, to, peer, receiver, bridge, protocols, rate, group, truncate)
+    plan = MirrorPlan(source, to, peer, receiver, bridge, protocols, rate, group, truncate)
     try:
-        steps = provider(way).steps(plan)
+        prepared = provider(way, plan)
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None
     if dry_run:
-        click.echo("\n".join(base.dry_run(steps)))
+        click.echo("\n".join(prepared.lines()))
         return
     status = 0
-    with signals_held(), base.Mirror(steps) as running:
+    with signals_held(), prepared as running:
         click.echo(f"mirroring {source} by {way}", err=True)
         if command:
             status = run_command(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dpkt
 import pytest
 from network import ENVIRONMENT, Pair, run
 from readings_live import packets_of
@@ -105,8 +107,6 @@ def test_everything(pair: Monitored, nccl: list[Path], tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0
-    import dpkt
-
     with file.open("rb") as opened:
         assert [bytes(data) for _, data in dpkt.pcap.Reader(opened)] == frames(nccl[0])
     assert sent == len(frames(nccl[0]))
@@ -189,3 +189,135 @@ def test_a_commands_status_and_what_the_kernel_lacks(pair: Monitored) -> None:
     assert said.count("\n") == 1
     assert pair.rules() == before
     assert not os.listdir(pair.folder)
+
+
+# -- Open vSwitch ---------------------------------------------------------------------------------
+
+
+class Switch:
+    """An Open vSwitch of its own, forwarding in user space, with ports p0, h0 and c0 in a namespace."""
+
+    def __init__(self, space: str, folder: Path) -> None:
+        self.space, self.folder = space, folder
+        folder.mkdir()
+        names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR")
+        self.environment = ENVIRONMENT | dict.fromkeys(names, str(folder)) | {"DPUFLOW_RUN": f"{folder}/run"}
+        schema, database, socket = (
+            "/usr/share/openvswitch/vswitch.ovsschema",
+            f"{folder}/db",
+            f"{folder}/db.sock",
+        )
+        self.do("ovsdb-tool", "create", database, schema)
+        common = ("--detach", "--no-chdir")
+        self.do("ovsdb-server", database, f"--remote=punix:{socket}", *common, f"--pidfile={folder}/a.pid",
+                f"--log-file={folder}/a.log")  # fmt: skip
+        self.do("ovs-vsctl", "--no-wait", "init")
+        self.do(
+            "ovs-vswitchd",
+            f"unix:{socket}",
+            *common,
+            f"--pidfile={folder}/b.pid",
+            f"--log-file={folder}/b.log",
+        )
+        self.do(
+            "ovs-vsctl", "--timeout=10", "add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"
+        )
+        for port in ("p0", "h0", "c0"):
+            run("ip", "-n", space, "link", "add", port, "mtu", "9000", "type", "veth",
+                "peer", "name", f"{port}x", "mtu", "9000")  # fmt: skip
+            for device in (port, f"{port}x"):
+                run("ip", "-n", space, "link", "set", device, "up")
+        for port in ("p0", "h0"):
+            self.do("ovs-vsctl", "--timeout=10", "add-port", "br0", port)
+
+    def do(self, *command: str) -> str:
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.space, *command],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def state(self) -> tuple[str, str]:
+        return (
+            self.do("ovs-vsctl", "--columns=name,mirrors,ports", "list", "bridge"),
+            self.do("ovs-vsctl", "--columns=name", "list", "mirror"),
+        )
+
+    def close(self) -> None:
+        for name in ("b.pid", "a.pid"):
+            file = self.folder / name
+            if file.exists():
+                os.kill(int(file.read_text()), signal.SIGTERM)
+
+
+@pytest.fixture
+def switch(pair: Monitored, tmp_path: Path) -> Iterator[Switch]:
+    if not shutil.which("ovs-vswitchd"):
+        pytest.skip("no Open vSwitch (package openvswitch-switch)")
+    made = Switch(pair.b, tmp_path / "ovs")
+    yield made
+    made.close()
+
+
+def test_ovs_copies_and_is_as_before(
+    pair: Monitored, switch: Switch, nccl: list[Path], tmp_path: Path
+) -> None:
+    theirs = (
+        "--",
+        "--id=@m",
+        "create",
+        "mirror",
+        "name=theirs",
+        "--",
+        "add",
+        "bridge",
+        "br0",
+        "mirrors",
+        "@m",
+    )
+    switch.do("ovs-vsctl", *theirs)
+    before, file = switch.state(), tmp_path / "x.pcap"
+    every = frames(nccl[0])
+    there = [frame for frame in every if frame[6:12] == every[0][6:12]]
+    source = tmp_path / "there.pcap"
+    with source.open("wb") as opened:
+        writer = dpkt.pcap.Writer(opened, snaplen=1 << 16)
+        for number, frame in enumerate(there):
+            writer.writepkt(frame, number)
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", pair.b, sys.executable, "-m", "dpuflow", "mirror", "ovs", "--from", "p0",
+         "--to", "c0", "--receiver", "c0x"],
+        env=switch.environment, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "mirroring p0 by ovs\n"
+    produced = tmp_path / "h.pcap"
+    with pair.tcpdump(pair.b, "c0x", file, "-Q", "in"), pair.tcpdump(pair.b, "h0x", produced, "-Q", "in"):
+        time.sleep(0.5)
+        pair.send(pair.b, "p0x", source, rate=4000)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    for captured in (file, produced):
+        with captured.open("rb") as opened:
+            found = [bytes(data) for _, data in dpkt.pcap.Reader(opened)]
+        ours = [frame for frame in found if frame[6:12] == there[0][6:12]]
+        assert len(ours) == len(there)
+        assert sorted(ours) == sorted(there)  # OVS takes first packets of a flow the slow way
+    assert switch.state() == before
+    assert "not a port of an OVS bridge" in refused_by(pair, switch, "--from", "west", "--to", "c0")
+
+
+def refused_by(pair: Monitored, switch: Switch, *words: str) -> str:
+    done = subprocess.run(
+        ["ip", "netns", "exec", pair.b, sys.executable, "-m", "dpuflow", "mirror", "ovs", *words],
+        env=switch.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    return done.stderr

@@ -67,10 +67,8 @@ class Step:
     still: tuple[tuple[str, ...], ...] = ()
 
 
-class Provider(Protocol):
-    """A way of mirroring."""
-
-    name: str
+class Commands(Protocol):
+    """A way of mirroring that commands set up."""
 
     def steps(self, plan: MirrorPlan) -> list[Step]:
         """What is to be done, in order. Raises OptionError for what cannot be."""
@@ -104,17 +102,21 @@ def dry_run(steps: list[Step]) -> list[str]:
     return lines
 
 
-class Mirror:
+class CommandMirror:
     """Steps taken while the block runs."""
 
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
         self._taken: list[Step] = []
-        self._file = run_folder() / f"mirror-{os.getpid()}.json"
         self.warnings: list[str] = []
 
-    def __enter__(self) -> Mirror:
+    def lines(self) -> list[str]:
+        """The commands, and those that undo them."""
+        return dry_run(self._steps)
+
+    def __enter__(self) -> CommandMirror:
         """Take the steps. Raises OptionError, MissingError, DpuflowError; all is undone then."""
+        self._file = run_folder() / f"mirror-{os.getpid()}.json"
         clean()
         try:
             for step in self._steps:

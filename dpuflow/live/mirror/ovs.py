@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 class OvsMirror:
     """Both directions of a port of a bridge, to another port of it."""
 
-    name = "ovs"
-
     def steps(self, plan: MirrorPlan) -> list[Step]:
         """Raises OptionError, MissingError, DpuflowError."""
         need(plan, "source", "to")

@@ -1,8 +1,8 @@
 """Mirroring by tc: in the card (flower, skip_sw), samples of it (psample), or in software (u32).
 
 tc-mirred(8), tc-sample(8). A rule of its own priority each; filters of others stay, and come first where
-their number is lower. In the card a rule decides what becomes of the packet, so that it also carries the forward to
-the peer. Tagged packets are not matched by these rules.
+their number is lower. In the card a rule decides what becomes of the packet, so that it also carries the
+forward to the peer. Tagged packets are not matched by these rules.
 """
 
 from __future__ import annotations
@@ -84,8 +84,6 @@ def need(plan: MirrorPlan, *names: str) -> None:
 class TcMirror:
     """Copies made by the card to a representor, whose function then receives them."""
 
-    name = "tc"
-
     def steps(self, plan: MirrorPlan) -> list[Step]:
         """Both directions between ``source`` and ``peer``. Raises OptionError."""
         need(plan, "source", "peer", "to")
@@ -101,8 +99,6 @@ class TcMirror:
 
 class TcSample:
     """Samples made by the card, cut by the kernel, to the psample group that --backend psample reads."""
-
-    name = "sample"
 
     def steps(self, plan: MirrorPlan) -> list[Step]:
         """Both directions between ``source`` and ``peer``. Raises OptionError."""
@@ -122,8 +118,6 @@ class TcSample:
 
 class TcSoftware:
     """Copies made by the kernel of a host: both directions of one interface, to another one."""
-
-    name = "tc-software"
 
     def steps(self, plan: MirrorPlan) -> list[Step]:
         """What comes in at ``source`` and what goes out. Raises OptionError."""
