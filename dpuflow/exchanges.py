@@ -26,13 +26,14 @@ _FAR = np.iinfo(np.int64).max
 def build_exchanges(transfers: Rows) -> Rows:
     """Link messages into exchanges.
 
-    Messages of TCP are linked where a library's framing names their operation; RoCE's all are.
+    Messages of TCP are linked where a library's framing names their operation; RoCE's and NCCL's all are.
     Returns the EXCHANGE rows in order of their first sign.
     """
     TRANSFER.check(transfers)
     wire, role = np.ascontiguousarray(transfers["wire"]), np.ascontiguousarray(transfers["role"])
     named = np.ascontiguousarray(transfers["op"]) != Op.UNKNOWN
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
+    roce |= wire == Wire.NCCL_DATA
     keyed = np.flatnonzero(named & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
     bursts = _unframed(transfers, wire)

@@ -3,7 +3,8 @@
 Gloo: the 48-byte preamble of gloo/transport/tcp/pair.h (six little-endian u64) and the slot
 prefixes of gloo/types.h. Open MPI: the TCP BTL's headers (opal/mca/btl/tcp/btl_tcp_hdr.h) and
 those of pml ob1 (ompi/mca/pml/ob1/pml_ob1_hdr.h), the tags of ompi/mca/coll/base/coll_tags.h.
-Both write native byte order, which is little endian on today's hosts.
+NCCL's sockets: a size before each message (NCCL 2.30, src/transport/net_socket.cc, src/misc/socket.cc).
+All write native byte order, which is little endian on today's hosts.
 """
 
 from __future__ import annotations
@@ -111,5 +112,12 @@ MPI_TAG: Final[dict[int, Op]] = {
     -25: Op.SCATTER,
     -26: Op.SCATTER,
 }
+
+# -- NCCL: net_socket -------------------------------------------------------------------------
+NCCL_SIZE: Final = 4  # i32: bytes of the message that follows
+NCCL_HELLO: Final = 13  # u64 magic, i32 type 3, u8 index of the socket; the connecting side's first bytes
+NCCL_MAGIC: Final = 0x564AB9F2FC4B9D6C
+NCCL_TYPE: Final = 3
+NCCL_MOST: Final = 1 << 24  # a step of staging buffers (NCCL_BUFFSIZE / 8) is hardly ever longer
 
 HEADER_BYTES: Final = 64  # the longest header that is looked into; one bit each in a 64-bit mask

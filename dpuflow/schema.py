@@ -173,6 +173,8 @@ class Wire(IntEnum):
     OB1_PUT = 36
     OB1_FIN = 37
     OB1_OTHER = 38
+    NCCL_HELLO = 48
+    NCCL_DATA = 49
     TCP_BURST = 64
 
 
@@ -344,6 +346,7 @@ class Framing(IntEnum):
     GLOO = 1
     OB1 = 2
     NONE = 3  # looked, and it is none of them: bursts
+    NCCL = 4
 
 
 class Pairing(IntEnum):

@@ -250,7 +250,7 @@ class TcpMessages:
 
     def _mark_heads(self, flows: Rows, rows: Rows) -> None:
         """Bytes before the first header of a framed stream: ends of messages begun before the capture."""
-        framed = np.isin(flows["framing"], (Framing.GLOO, Framing.OB1))
+        framed = np.isin(flows["framing"], (Framing.GLOO, Framing.OB1, Framing.NCCL))
         head = framed[rows["flow"]] & (rows["role"] == Role.BURST) & (rows["flags"] & MessageFlag.HIDDEN == 0)
         before = np.where(self._streams["whole"][rows["flow"][head]], 0, int(MessageFlag.STARTS_BEFORE))
         rows["flags"][head] |= (before | int(MessageFlag.HIDDEN)).astype(np.uint8)

@@ -39,6 +39,7 @@ def build_collectives(
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.repeated import repeated_instances
     from dpuflow.collectives.sequenced import sequenced_instances
+    from dpuflow.collectives.sockets import socket_instances
     from dpuflow.collectives.structured import structured_instances
     from dpuflow.collectives.tagged import tagged_instances
 
@@ -55,7 +56,12 @@ def build_collectives(
     instances.extend(
         structured_instances(exchanges, np.flatnonzero(written & ~told), position, near, announced, nodes)
     )
-    instances.extend(repeated_instances(exchanges, np.flatnonzero(wire == Wire.TCP_BURST), position))
+    places = np.arange(len(position)) if nodes is None else nodes
+    sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
+    streamed, unread = socket_instances(exchanges, sent, position, near, places)
+    instances.extend(streamed)
+    bursts = np.union1d(np.flatnonzero(wire == Wire.TCP_BURST), unread)
+    instances.extend(repeated_instances(exchanges, bursts, position))
     instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
     if near is not None:
         for instance in instances:

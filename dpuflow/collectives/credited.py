@@ -74,7 +74,7 @@ def credited_instances(
         for number, pipe in enumerate(pipes)
         if pipe is not None and int(pipe.slots[0]) in SLOTS and np.isin(pipe.slots, list(SLOTS)).all()
     ]
-    for members in _joined(usable, nodes):
+    for members in joined(usable, nodes):
         sets = in_lockstep([pipe for _, pipe in members])
         own: set[int] = set()
         apart = np.arange(len(nodes))
@@ -95,14 +95,14 @@ def _understood(
     """Communicators, each given by its sets, with their operations, where these explain enough."""
     found = []
     for part in filter(None, parts):
-        instances = _Reading(columns, part, position, nodes).instances()
+        instances = Reading(columns, part, position, nodes).instances()
         count = sum(len(pipe.rows) for each in part for pipe in each.pipes)
         if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
             found.append((part, instances))
     return found
 
 
-def _joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> Iterator[list[tuple[int, Pipe]]]:
+def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> Iterator[list[tuple[int, Pipe]]]:
     """Pipes that are connected by endpoints, or by nodes: inside one NVLink connects them."""
     label: dict[int, int] = {}
 
@@ -127,7 +127,7 @@ class _Kinds(NamedTuple):
     kinds: tuple[int, ...]
 
 
-class _Reading:
+class Reading:
     """Reads the operations of connected pipes, given the sets of them that are in lockstep."""
 
     def __init__(

@@ -103,6 +103,8 @@ def layout_of(
     if len(slots) > 1 or not slots <= SLOTS.keys():
         return None
     slot = slots.pop()
+    if any(lane.sizes.max(initial=0) > slot for lane in lanes):
+        return None
     members = sorted({end for lane in lanes for end in lane[:2]}, key=lambda end: int(position[end]))
     shared = len({int(nodes[end]) for end in ends}) < len(ends)
     if shared:

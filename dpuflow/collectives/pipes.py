@@ -64,6 +64,24 @@ class Lockstep:
         return len(self.bounds) - 1
 
 
+def connections_of(
+    exchanges: Rows, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """``rows`` by connection and direction, each in order; where each begins and ends, by first use."""
+    from dpuflow.kernels import streams as kernels
+
+    key = np.empty(len(rows), np.int64)
+    keys = kernels.directions(exchanges, rows, key) + 1
+    count = np.bincount(key, minlength=keys)
+    end = np.cumsum(count)
+    dealt, at = np.empty_like(rows), end - count
+    if not kernels.deal(exchanges, rows, key, at.copy(), dealt, np.zeros(keys, np.uint32)):
+        dealt = rows[np.lexsort((exchanges["order"][rows], key))]
+    used = np.flatnonzero(count)
+    used = used[np.argsort(dealt[at[used]])]
+    return dealt, at[used], end[used]
+
+
 def pipes_of(
     exchanges: Rows,
     dealt: NDArray[np.int64],

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.p2p import p2p_instances
+from dpuflow.collectives.pipes import connections_of
 from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
@@ -59,7 +60,7 @@ def structured_instances(
         found, rows = p2p_instances(exchanges, columns, rows, announced, position, near)
     if not len(rows):
         return found
-    dealt, at, end = _connections(exchanges, rows)
+    dealt, at, end = connections_of(exchanges, rows)
     if announced is not None:
         lines = dealt, at, end
         credited, told = credited_instances(exchanges, columns, lines, announced, position, near, nodes)
@@ -83,24 +84,6 @@ def _is_evident(instance: Instance) -> bool:
     """Two ranks that each send once may as well be asking and answering."""
     assert instance.algorithm is not None
     return len(instance.order) > 2 or bool(dependencies(instance.algorithm, 2))
-
-
-def _connections(
-    exchanges: Rows, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """``rows`` by connection and direction, each in order; where each begins and ends, by first use."""
-    from dpuflow.kernels import streams as kernels
-
-    key = np.empty(len(rows), np.int64)
-    keys = kernels.directions(exchanges, rows, key) + 1
-    count = np.bincount(key, minlength=keys)
-    end = np.cumsum(count)
-    dealt, at = np.empty_like(rows), end - count
-    if not kernels.deal(exchanges, rows, key, at.copy(), dealt, np.zeros(keys, np.uint32)):
-        dealt = rows[np.lexsort((exchanges["order"][rows], key))]
-    used = np.flatnonzero(count)
-    used = used[np.argsort(dealt[at[used]])]
-    return dealt, at[used], end[used]
 
 
 def _channels(

@@ -16,7 +16,7 @@ KNOWN_MATCH = 2  # context, tag, sub
 KNOWN_LENGTH = 4  # announced length, or the request it names
 KNOWN_ALL = 7
 
-_GLOO, _OB1 = int(Framing.GLOO), int(Framing.OB1)
+_GLOO, _OB1, _NCCL = int(Framing.GLOO), int(Framing.OB1), int(Framing.NCCL)
 _MAX_LENGTH = 1 << 40  # longer transfers are implausible
 _MAX_RANK = 1 << 24
 _MAX_DESCRIPTORS = 64
@@ -41,6 +41,8 @@ _W_SEND_READY, _W_RECV_READY = int(Wire.GLOO_SEND_READY), int(Wire.GLOO_RECV_REA
 _W_OB1_HELLO, _W_MATCH, _W_RNDV = int(Wire.OB1_HELLO), int(Wire.OB1_MATCH), int(Wire.OB1_RNDV)
 _W_PUT_REQUEST, _W_PUT, _W_FIN = int(Wire.OB1_PUT_REQUEST), int(Wire.OB1_PUT), int(Wire.OB1_FIN)
 _W_OTHER = int(Wire.OB1_OTHER)
+_W_NCCL_HELLO, _W_NCCL_DATA = int(Wire.NCCL_HELLO), int(Wire.NCCL_DATA)
+_NCCL_MAGIC = np.int64(fm.NCCL_MAGIC)
 
 
 @inner
@@ -113,16 +115,37 @@ def ob1_length(b: Any, at: Any, n: Any) -> Any:
 
 
 @inner
+def nccl_length(b: Any, at: Any, n: Any) -> Any:
+    """Length of NCCL's message whose first n bytes lie at b[at:]; 0 cannot tell, -1 not one."""
+    if n < fm.NCCL_SIZE:
+        return 0
+    size = le32(b, at)
+    if size == _NCCL_MAGIC & 0xFFFFFFFF:
+        if n < 12:
+            return 0
+        hello = le64(b, at) == _NCCL_MAGIC and le32(b, at + 8) == fm.NCCL_TYPE
+        return fm.NCCL_HELLO if hello else -1
+    return fm.NCCL_SIZE + size if size <= fm.NCCL_MOST else -1
+
+
+@inner
 def header_length(framing: Any, b: Any, at: Any, n: Any) -> Any:
     """Whole length of the message at b[at:] of which n bytes were seen; 0 cannot tell, -1 not one."""
     if framing == _GLOO:
         return gloo_length(b, at, n)
+    if framing == _NCCL:
+        return nccl_length(b, at, n)
     return ob1_length(b, at, n)
 
 
 @inner
-def recognise(b: Any, at: Any, n: Any) -> Any:
-    """Framing whose header the n bytes at b[at:] show beyond doubt enough to try it, else 0."""
+def recognise(b: Any, at: Any, n: Any, left: Any) -> Any:
+    """Framing whose header the n bytes at b[at:] show beyond doubt enough to try it, else 0.
+
+    ``left`` bytes of the segment begin there. NCCL writes a message's size by itself.
+    """
+    if n >= fm.NCCL_SIZE and (left == fm.NCCL_SIZE or left == fm.NCCL_HELLO) and nccl_length(b, at, n) > 0:
+        return _NCCL
     if n >= 16 and gloo_length(b, at, n) > 0:
         # A length of 2**32 and more or an unseen one of DATA is too weak a sign.
         opcode = np.int64(b[at + fm.GLOO_OPCODE])
@@ -181,6 +204,17 @@ def decode_gloo(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     link.known = known
     if known != KNOWN_ALL:
         row.flags |= _HIDDEN
+
+
+@inner
+def decode_nccl(row: Any, link: Any, b: Any, at: Any) -> Any:
+    """As ``decode_gloo`` for a message of NCCL's sockets."""
+    length = np.int64(row.seq_end) - np.int64(row.seq)
+    link.known = KNOWN_ALL
+    if length == fm.NCCL_HELLO and le32(b, at) == _NCCL_MAGIC & 0xFFFFFFFF:
+        row.wire, row.role = _W_NCCL_HELLO, _CONTROL
+        return
+    row.wire, row.role, row.bytes = _W_NCCL_DATA, _DATA, length - fm.NCCL_SIZE
 
 
 @inner

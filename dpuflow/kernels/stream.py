@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpuflow import schema
-from dpuflow.framing import GLOO_HELLO, HEADER_BYTES
+from dpuflow.framing import GLOO_HELLO, HEADER_BYTES, NCCL_SIZE
 from dpuflow.kernels import framing as fk
 from dpuflow.kernels._jit import inner, le64
 from dpuflow.kernels.tcp_state import (
@@ -40,6 +40,7 @@ _GAP = int(schema.MessageFlag.GAP)
 _HIDDEN = int(schema.MessageFlag.HIDDEN)
 _ENDS_AFTER = int(schema.MessageFlag.ENDS_AFTER)
 _GLOO, _OB1 = int(schema.Framing.GLOO), int(schema.Framing.OB1)
+_NCCL = int(schema.Framing.NCCL)
 _BURST_ROLE, _BURST_WIRE = int(schema.Role.BURST), int(schema.Wire.TCP_BURST)
 _NEVER = schema.NEVER
 _ALL_BITS = np.int64(-1)
@@ -80,6 +81,8 @@ def close_message(f: Any, st: Any, header: Any, rows: Any, links: Any, counts: A
         row.wire, row.role, row.bytes = _BURST_WIRE, _BURST_ROLE, st.end - st.start
     elif st.framing == _GLOO:
         fk.decode_gloo(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
+    elif st.framing == _NCCL:
+        fk.decode_nccl(row, link, header, np.int64(f) * HEADER_BYTES)
     else:
         fk.decode_ob1(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
     if st.last_row >= 0:
@@ -140,11 +143,12 @@ def idle_limit(st: Any, peer_srtt: Any, peer_rttvar: Any) -> Any:
 @inner
 def find_header(st: Any, seq: Any, end: Any, data: Any, at: Any, seen: Any) -> Any:
     """Enter a framing, or the one lost before, where this segment starts with a header of it."""
-    framing = fk.recognise(data, at, seen)
+    framing = fk.recognise(data, at, seen, end - seq)
     hello = 0
     if framing == 0 and st.framing == 0 and st.state == FROM_SYN and seq == st.first and seen >= GLOO_HELLO:
         # A Gloo initiator sends its rank before its first preamble.
-        follows = end - seq == GLOO_HELLO or fk.recognise(data, at + GLOO_HELLO, seen - GLOO_HELLO) == _GLOO
+        rest = fk.recognise(data, at + GLOO_HELLO, seen - GLOO_HELLO, end - seq - GLOO_HELLO)
+        follows = end - seq == GLOO_HELLO or rest == _GLOO
         if follows and 0 <= le64(data, at) < 1 << 20:
             framing, hello = _GLOO, GLOO_HELLO
     if framing == 0 or (st.framing != 0 and framing != st.framing):
@@ -172,11 +176,11 @@ def consume(
     at += skip
     seen = seen - skip if seen > skip else 0
     if pos < end and st.mode != FRAMED:
-        visible = flags & _GAP == 0 and seen >= GLOO_HELLO
+        visible = flags & _GAP == 0 and seen >= NCCL_SIZE
         if st.mode == BURST and st.start >= 0:
             # A burst ends at silence, and before a header.
             silent = st.push != WRITING and time_ns - st.last_ns > idle_limit(st, peer_srtt, peer_rttvar)
-            if silent or (visible and fk.recognise(data, at, seen) != 0):
+            if silent or (visible and fk.recognise(data, at, seen, end - pos) != 0):
                 st.end = pos
                 close_message(f, st, header, rows, links, counts, 0)
         if visible and st.start < 0 and find_header(st, pos, end, data, at, seen):

@@ -1,0 +1,206 @@
+"""NCCL over TCP: messages of its sockets in, collectives out, and what is left over.
+
+A message's size stands before it (``framing``); the sizes are those of NCCL's chunks and slices as over
+RoCE, so ``layouts`` tells what an operation's messages make together. There are no clear-to-send entries, so
+where operations begin is told otherwise: the messages of every connection repeat, and of the numbers of
+repetitions whose parts make up operations the one counts in which ranks paused twice as long before their
+first message of an operation as before the later ones. NCCL 2.30, src/transport/net_socket.cc.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.collectives.credited import EXPLAINED, Reading, joined
+from dpuflow.collectives.layouts import RING_SLOT, STEP_SLOT
+from dpuflow.collectives.model import placed
+from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
+from dpuflow.collectives.protocols import HELD, LINES, LL
+from dpuflow.collectives.scoring import NO_CONTRAST
+from dpuflow.collectives.streams import columns_of
+from dpuflow.schema import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives.model import Instance
+    from dpuflow.collectives.streams import Columns
+    from dpuflow.tables import Rows
+
+AHEAD: Final = 8
+"""Messages by which connections in lockstep may be apart where the capture ends: NCCL_STEPS, their slots."""
+TWICE: Final = 2
+"""What happened once does not repeat. Times that a pause before an operation is longer than one within."""
+
+
+RARE: Final = 0.01
+"""Share of messages whose arrival a capture may date late: packets that came twice or out of order."""
+_Set = tuple[list[Pipe], "NDArray[np.int64]"]
+
+
+def socket_instances(
+    exchanges: Rows,
+    rows: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None,
+    nodes: NDArray[np.int64],
+) -> tuple[list[Instance], NDArray[np.int64]]:
+    """The collectives among ``rows``, messages of NCCL's sockets, and the rows that are part of none.
+
+    ``position``, ``near`` and ``nodes``: see ``structured_instances``.
+    """
+    if not len(rows):
+        return [], rows
+    columns = columns_of(exchanges)
+    dealt, at, end = connections_of(exchanges, rows)
+    pipes = []
+    for number, (low, high) in enumerate(zip(at.tolist(), end.tolist(), strict=True)):
+        mine, first = dealt[low:high], exchanges[dealt[low]]
+        none = np.zeros(0, np.int64)
+        pipes.append((number, Pipe(int(first["src"]), int(first["dst"]), mine, 1, none.astype(bool), none)))
+    found: list[Instance] = []
+    left = []
+    for members in joined(pipes, nodes):
+        own = [pipe for _, pipe in members]
+        instances = _repeated(columns, own, position, nodes)
+        if instances:
+            found += [placed(instance, near) for instance in instances]
+        else:
+            left += [pipe.rows for pipe in own]
+    return found, np.sort(np.concatenate(left)) if left else rows[:0]
+
+
+def _repeated(
+    columns: Columns, pipes: Sequence[Pipe], position: NDArray[np.int64], nodes: NDArray[np.int64]
+) -> list[Instance]:
+    """The operations of connected pipes, if they repeat one; of several ways those that pauses bear out."""
+    sets = _alike_long(pipes)
+    sizes = [columns.sizes[rows] for _, rows in sets]
+    total = sum(len(pipe.rows) for pipe in pipes)
+    best: tuple[float, int] = (-1.0, 0)
+    chosen: list[Instance] = []
+    for count in range(min(rows.shape[1] for _, rows in sets), TWICE - 1, -1):
+        lengths = [rows.shape[1] // count for _, rows in sets]
+        if any(rows.shape[1] - count * m >= m for (_, rows), m in zip(sets, lengths, strict=True)):
+            continue
+        if not all(_repeats(size, m) for size, m in zip(sizes, lengths, strict=True)):
+            continue
+        fits: dict[int, list[Instance]] = {}
+        for slot in (RING_SLOT, STEP_SLOT, LL):
+            if slot == LL and any((size % LINES[LL]).any() for size in sizes):
+                continue
+            cut = [
+                Lockstep(mine, rows, np.arange(count + 1) * m, np.full(count, slot))
+                for (mine, rows), m in zip(sets, lengths, strict=True)
+            ]
+            instances = Reading(columns, cut, position, nodes).instances()
+            if sum(len(i.rows) for i in instances) >= EXPLAINED * total:
+                fits[slot] = instances
+        if fits:
+            worth = round(_contrast(columns, lengths, sets), 2), count
+            if worth > best:
+                best, chosen = worth, _of_protocol(columns, fits, lengths, sets)
+    return chosen
+
+
+def _alike_long(pipes: Sequence[Pipe]) -> list[_Set]:
+    """Pipes with as many messages, but for what the capture's end cut off, with their rows as one array."""
+    groups: list[list[Pipe]] = []
+    for pipe in sorted(pipes, key=lambda pipe: len(pipe.rows)):
+        least = len(groups[-1][0].rows) if groups else 0
+        if groups and len(pipe.rows) - least <= min(AHEAD, least // 2):
+            groups[-1].append(pipe)
+        else:
+            groups.append([pipe])
+    return [(mine, np.stack([pipe.rows[: len(mine[0].rows)] for pipe in mine])) for mine in groups]
+
+
+def _repeats(sizes: NDArray[np.int64], length: int) -> bool:
+    """Whether each line of ``sizes`` repeats after ``length`` messages."""
+    return bool((sizes[:, length:] == sizes[:, :-length]).all()) if length < sizes.shape[1] else True
+
+
+def _contrast(columns: Columns, lengths: Sequence[int], sets: Sequence[_Set]) -> float:
+    """Share of (first message of an operation, later one) of a rank whose first one paused twice as long."""
+    won, pairs = 0.0, 0
+    for first, later in _pauses(columns, lengths, sets):
+        if len(first) and len(later):
+            won += float(np.searchsorted(np.sort(TWICE * later), first).mean() / len(later)) * len(first)
+            pairs += len(first)
+    return won / pairs if pairs else NO_CONTRAST
+
+
+def _pauses(
+    columns: Columns, lengths: Sequence[int], sets: Sequence[_Set]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """For each endpoint how long it had been idle before its first message of each operation, and others.
+
+    A first message's pause counts from the last event of the operation before, others' from the last one of
+    the same: what reaches a rank before it begins tells nothing of it.
+    """
+    every: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]] = {}
+    for length, (mine, rows) in zip(lengths, sets, strict=True):
+        turn = np.arange(rows.shape[1]) // length
+        for pipe, row in zip(mine, rows, strict=True):
+            for end, when, own in (
+                (pipe.src, columns.starts[row], True),
+                (pipe.dst, columns.arrivals[row], False),
+            ):
+                seen = when != NEVER
+                every.setdefault(end, []).append((when[seen], turn[seen], np.full(int(seen.sum()), own)))
+    for parts in every.values():
+        times, turn = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+        order = np.lexsort((times, turn))
+        times, turn, sent = times[order], turn[order], np.concatenate([part[2] for part in parts])[order]
+        at = np.flatnonzero(sent)
+        begins = np.r_[True, turn[at[1:]] != turn[at[:-1]]] if len(at) else np.zeros(0, bool)
+        first, later = at[begins], at[~begins]
+        ends = np.searchsorted(turn, turn[first]) - 1  # the last event of the turn before
+        known = ends >= 0
+        yield (times[first] - times[np.maximum(ends, 0)])[known], times[later] - times[later - 1]
+
+
+def _of_protocol(
+    columns: Columns, fits: dict[int, list[Instance]], lengths: Sequence[int], sets: Sequence[_Set]
+) -> list[Instance]:
+    """The operations with their protocol and bytes, from how they read with each slot that fits.
+
+    With LL each message of a ring waits for the one before; with Simple two slices go together. A small
+    operation of one message a rank tells nothing of its protocol, so its bytes are one or the other number.
+    """
+    simple = next((fits[slot] for slot in (RING_SLOT, STEP_SLOT) if slot in fits), None)
+    lines = [
+        replace(i, size=None if i.size is None else i.size // LINES[LL] * HELD[LL]) for i in fits.get(LL, [])
+    ]
+    if simple is None:
+        return [replace(i, protocol="ll") for i in lines]
+    if LL not in fits:
+        return [replace(i, protocol="simple") for i in simple]
+    name = lines[0].algorithm and lines[0].algorithm.name
+    if name == "ring":
+        if _one_by_one(columns, lengths, sets):
+            return [replace(i, protocol="ll") for i in lines]
+        return [replace(i, protocol="simple") for i in simple]
+    return [
+        replace(a, size=None, between=(b.size, a.size) if a.size and b.size else None)
+        for a, b in zip(simple, lines, strict=True)
+    ]
+
+
+def _one_by_one(columns: Columns, lengths: Sequence[int], sets: Sequence[_Set]) -> bool:
+    """Whether every message but the first of a ring's operation left after the one before had come in."""
+    for length, (mine, rows) in zip(lengths, sets, strict=True):
+        into = {pipe.dst: row for pipe, row in zip(mine, rows, strict=True)}
+        for pipe, row in zip(mine, rows, strict=True):
+            later = np.flatnonzero(np.arange(len(row)) % length)
+            came = columns.arrivals[into[pipe.src][later - 1]] if pipe.src in into else row[:0]
+            if len(came) == len(later):
+                early = (columns.starts[row[later]] <= came) & (came != NEVER)
+                if early.sum() > RARE * len(later):
+                    return False
+    return True
