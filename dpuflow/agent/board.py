@@ -235,12 +235,14 @@ class Board:
     def groups(self) -> list[GroupState]:
         """The groups seen in the held windows, most recently active first."""
         with self._lock:
-            return self._rolled.groups()
+            held = self._rolled.copy()
+        return held.groups()
 
     def lateness(self) -> list[LatenessState]:
         """Each endpoint over the held windows, the one that cost most first."""
         with self._lock:
-            return self._rolled.lateness()
+            held = self._rolled.copy()
+        return held.lateness()
 
     def findings(self, active_only: bool = True) -> list[FindingState]:
         """Findings, newest first; those that are over for a while, too, unless ``active_only``."""

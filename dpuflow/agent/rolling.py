@@ -8,7 +8,7 @@ all the windows held.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -148,6 +148,16 @@ class Rolled:
                 group.runs.popleft()
             if not group.runs:
                 del self._groups[key]
+
+    def copy(self) -> Rolled:
+        """As it is now, so that reading it at leisure holds up nobody who adds."""
+        made = Rolled()
+        made._endpoints = {
+            address: replace(state, entries=state.entries.copy())
+            for address, state in self._endpoints.items()
+        }
+        made._groups = {key: replace(group, runs=group.runs.copy()) for key, group in self._groups.items()}
+        return made
 
     def groups(self) -> list[GroupState]:
         """All groups, most recently active first."""
