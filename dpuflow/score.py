@@ -40,6 +40,8 @@ class Score:
     bytes_right: int = 0
     ranks: int = 0  # true entries (collective x endpoint) of the found collectives
     exact: int = 0
+    intervals: int = 0  # exact entries with an error stated
+    intervals_held: int = 0  # of these: the truth lies within it
     bounds: int = 0
     bounds_violated: int = 0
     last_asked: int = 0
@@ -75,6 +77,8 @@ class Score:
             "lateness_error_median_ns": percentile(self.lateness_errors_ns, 0.5),
             "lateness_error_p90_ns": percentile(self.lateness_errors_ns, 0.9),
             "exact_share": _share(self.exact, self.ranks),
+            "intervals": self.intervals,
+            "intervals_held": _share(self.intervals_held, self.intervals),
             "bounds": self.bounds,
             "bounds_violated": self.bounds_violated,
             "last_asked": self.last_asked,
@@ -211,6 +215,9 @@ def _score_times(score: Score, truth: TrueCollective, guess: dict[str, Any]) -> 
             score.exact += 1
             score.enter_errors_ns.append(abs(entry["enter_ns"] - truth.enter_ns[endpoint]))
             score.lateness_errors_ns.append(abs(off_ns))
+            if entry["error_ns"] is not None:
+                score.intervals += 1
+                score.intervals_held += abs(off_ns) <= entry["error_ns"]
         elif entry["bound"] in ("at_most", "at_least"):
             score.bounds += 1
             beyond_ns = -off_ns if entry["bound"] == "at_most" else off_ns

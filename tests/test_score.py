@@ -83,6 +83,8 @@ def test_a_perfect_analysis() -> None:
         "lateness_error_median_ns": 0,
         "lateness_error_p90_ns": 0,
         "exact_share": 1,
+        "intervals": 4 * ROUNDS,
+        "intervals_held": 1,
         "bounds": 0,
         "bounds_violated": 0,
         "last_asked": ROUNDS,
@@ -413,7 +415,8 @@ def test_scores_add_up() -> None:
     total = add_scores(scores).figures()
     assert (total["true"], total["found"], total["last_right"], total["verdicts"]) == (20, 15, 0.75, 2)
     lines = score_lines(scores)
-    assert [line.split()[0] for line in lines] == ["case", "made_up", "made_up", "all"]
+    assert [line.split()[0] for line in lines] == ["case", "made_up", "made_up", "all", "error_ns:"]
+    assert lines[4] == "error_ns: 100 % of 60 exact entries lie within what was stated"
     assert lines[1].split()[:4] == ["made_up", "10", "100", "0"]
     assert lines[3].split()[:4] == ["all", "2", "20", "75.0"]
 

@@ -136,6 +136,7 @@ def main(cases: list[str], reader: Callable[[str], list[CaptureTables]] = read) 
     print(
         f"{'case':45} {'clocks':8} {'messages':>9} {'at first':>9} {'stated':>9} within  lateness/one clock"
     )
+    held = dict.fromkeys(SHAPES, (0, 0))
     for case in cases:
         captures = reader(case)
         usual = lateness_error_ns(deepcopy(captures), case, "trust")
@@ -144,6 +145,7 @@ def main(cases: list[str], reader: Callable[[str], list[CaptureTables]] = read) 
             found = clock_errors(captures, join(deepcopy(new), clock="estimate"), lead)
             worst = [max(column) / 1000 for column in zip(*found, strict=True)] or [float("nan")] * 3
             within = sum(max(off, first) <= stated for off, first, stated in found)
+            held[name] = held[name][0] + within, held[name][1] + len(found)
             late = lateness_error_ns(new, case, "estimate")
             shown = [f"{value / 1000:.1f}" if value is not None else "-" for value in (late, usual)]
             print(
@@ -151,6 +153,8 @@ def main(cases: list[str], reader: Callable[[str], list[CaptureTables]] = read) 
                 f"{within}/{len(found)}  {shown[0]:>7} / {shown[1]} us",
                 flush=True,
             )
+    for name, (within, clocks) in held.items():
+        print(f"{'all':45} {name:8} {within} of {clocks} clocks within the error stated")
 
 
 if __name__ == "__main__":

@@ -82,6 +82,10 @@ def is_gloo(wire: int) -> bool:
     return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
 
 
+def _may_hand_over(wire: int) -> bool:
+    return is_gloo(wire) or wire == Wire.TCP_BURST
+
+
 def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The lower median of each row's values; NEVER for rows without."""
     out = np.full(total, NEVER, np.int64)
@@ -158,10 +162,11 @@ def spreads(
     one collective to entering the next, less what a peer handed on. The smaller of the two counts.
     Reactions bound it from above. Where the caller itself sends, as in Open MPI, an entry wakes nobody up,
     and the median reaction, which does, is more than its scatter. In Gloo a call is handed to a thread of
-    the library and that wakes another: two hand-overs, each of which scatters as reactions do.
+    the library and that wakes another: two hand-overs, each of which scatters as reactions do. A library that
+    nothing names may do so, too.
     """
     wires = exchanges["wire"]
-    gloo = [len(i.rows) > 0 and is_gloo(wires[i.rows[0]]) for i in instances]
+    gloo = [len(i.rows) > 0 and _may_hand_over(int(wires[i.rows[0]])) for i in instances]
     usable = entries.exact & entries.whole
     work = usable & (entries.since_ns != NEVER)
     worked = np.where(work, entries.enter_ns - entries.since_ns, NEVER)

@@ -49,6 +49,9 @@ def score_lines(scores: Sequence[Score]) -> list[str]:
     shares = [name for name, _ in _COLUMNS]
     header = ["case", "true", *shares, "outside", "bounds", "lateness", "p90", "clock", "verdict"]
     lines = table(header, rows)
+    if total.intervals:
+        held = _percent(total.figures()["intervals_held"])
+        lines.append(f"error_ns: {held} % of {total.intervals} exact entries lie within what was stated")
     return lines + [f"verdict: {note}" for note in total.verdict_notes]
 
 

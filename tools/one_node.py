@@ -1,0 +1,166 @@
+"""What one node's capture alone tells, over every node of cases with truth, and what it could tell at best.
+
+usage: python tools/one_node.py CASE...     (folders with meta.json, truth.json and a capture for each node)
+
+Asked are the true collectives in which the captured rank, or one that it exchanges messages with in it, was
+last by at least 1 ms. ``named``: the analysis of that node's capture claims (exact, at least) most lateness
+for that rank. ``can be told``: in how many an onlooker would know it that sees the same messages and knows
+algorithm and places (both as told from all captures), while everything but waiting for others takes no time:
+the rank is the captured one; or a message stands for its entry alone; or all others that a message may have
+waited for had been heard of before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+
+import dpuflow
+import dpuflow.collectives
+from dpuflow.lateness.behind import acts_seen
+from dpuflow.reports.json import json_lines
+from dpuflow.schema import NEVER, Wire
+from dpuflow.score import match_collectives, score_case
+from dpuflow.truth import Case, TrueCollective, read_case
+
+if TYPE_CHECKING:
+    from dpuflow.collectives import Instance
+    from dpuflow.tables import Rows
+
+MARGIN_NS = 1_000_000
+CLAIMS = ("exact", "at_least")
+
+
+def analysed(files: list[Path]) -> tuple[dict[str, Any], Rows, list[Instance]]:
+    """The JSON of an analysis, and the exchanges and collectives that it was made of."""
+    kept: list[Any] = []
+    build = dpuflow.collectives.build_collectives
+
+    def keep(exchanges: Rows, *rest: Any) -> list[Instance]:
+        kept[:] = [exchanges, build(exchanges, *rest)]
+        return kept[1]
+
+    with mock.patch.object(dpuflow.collectives, "build_collectives", keep):
+        vantages = [dpuflow.Vantage(file.name.split(".")[0], (str(file),)) for file in files]
+        result = json.loads("".join(json_lines(dpuflow.analyze(vantages))))
+    return result, kept[0], kept[1]
+
+
+class Whole:
+    """A case as all its captures show it: who exchanges messages with whom in each true collective."""
+
+    def __init__(self, folder: Path) -> None:
+        nodes = json.loads((folder / "meta.json").read_text())["nodes"]
+        self.folder = folder
+        self.nodes = [(node.get("rank", at), folder / node["capture"]) for at, node in enumerate(nodes)]
+        result, self.exchanges, instances = analysed([file for _, file in self.nodes])
+        case = read_case(str(folder), result)
+        self.rank = {endpoint: rank for rank, endpoint in case.endpoint_of_rank.items()}
+        matches = match_collectives(case.collectives, result["collectives"])
+        whole = len(instances) == len(result["collectives"])
+        self.of = {true: instances[guess] for true, guess in matches.items()} if whole else {}
+
+    def peers(self, number: int, rank: int) -> set[int]:
+        """The ranks that this one exchanges messages with in a true collective."""
+        if number not in self.of:
+            return set()
+        rows = self.exchanges[self.of[number].rows]
+        pairs = {(self.rank[a], self.rank[b]) for a, b in zip(rows["src"], rows["dst"], strict=True)}
+        return {b for a, b in pairs if a == rank} | {a for a, b in pairs if b == rank}
+
+    def tellable(self, number: int, rank: int, last: int, enter: dict[int, int]) -> bool:
+        """Whether an onlooker at ``rank`` could know that ``last`` was last; ``enter`` by rank."""
+        instance = self.of[number]
+        if last == rank or instance.algorithm is None:
+            return last == rank
+        ranks = [self.rank[end] for end in instance.order]
+        rows = self.exchanges[instance.rows]
+        wire = int(rows["wire"][0])
+        unasked = Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY
+        granted = (
+            bool((rows["grant_ns"] != NEVER).any()) and wire >= Wire.GLOO_HELLO
+        )  # clear-to-send dates nothing
+        acts = acts_seen(
+            instance.algorithm, len(ranks), instance.root or 0, frozenset({ranks.index(rank)}),
+            asked=not unasked, granted=granted,
+        )  # fmt: skip
+        own = enter[rank]
+        when = [max([enter[ranks[p]] for p in act.may.ranks] + [own] * bool(act.may.own)) for act in acts]
+        first: dict[int, int] = {}
+        for at in np.argsort(when, kind="stable").tolist():
+            for place in acts[at].must:
+                first.setdefault(place, at)
+        known = {ranks.index(rank): own}
+        for at, act in enumerate(acts):
+            unknown = [place for place in act.may.ranks if when[first.get(place, at)] >= when[at]]
+            if len(unknown) == 1 and unknown[0] in act.must:
+                known[unknown[0]] = when[at]
+        return ranks[max(known, key=lambda place: known[place])] == last
+
+
+def last_of(truth: TrueCollective, case: Case) -> int | None:
+    """The endpoint that was last by enough; None where none was, or no packet can show it."""
+    order = sorted(truth.lateness_ns.items(), key=lambda item: item[1])
+    if truth.warm_up or len(order) < 2 or order[-1][1] - order[-2][1] < MARGIN_NS:
+        return None
+    hidden = truth.op == "broadcast" and order[-1][0] == truth.root and "openmpi" in case.software
+    return None if hidden else order[-1][0]
+
+
+def view(whole: Whole, rank: int, file: Path) -> Counter[str]:
+    """Counts for one node's capture."""
+    result, _, _ = analysed([file])
+    case = read_case(str(whole.folder), result)
+    name = {endpoint: rank for rank, endpoint in case.endpoint_of_rank.items()}
+    matches = match_collectives(case.collectives, result["collectives"])
+    score = score_case(result, case)
+    found = Counter(bounds=score.bounds, violated=score.bounds_violated)
+    for number, truth in enumerate(case.collectives):
+        last = last_of(truth, case)
+        enter = {name.get(end, -1 - end): at for end, at in truth.enter_ns.items()}
+        if last is None or rank not in enter:
+            continue
+        late = name.get(last, -1 - last)
+        if late != rank and late not in whole.peers(number, rank):
+            continue
+        ranks = result["collectives"][matches[number]]["ranks"] if number in matches else []
+        told = {r["endpoint"]: r["lateness_ns"] for r in ranks if r["bound"] in CLAIMS}
+        right = bool(told) and max(told, key=lambda end: told[end]) == last
+        can = number in whole.of and whole.tellable(number, rank, late, enter)
+        found.update(asked=1, named=right, can=can, both=right and can, untold=not told)
+    return found
+
+
+def main(cases: list[str]) -> None:
+    """Print a line a case and one for all."""
+    print(
+        f"{'case':45} {'asked':>6} {'named':>6} {'can be told':>12} {'named of these':>15} {'violated':>10}"
+    )
+    total: Counter[str] = Counter()
+    for folder in map(Path, cases):
+        if (folder / "truth.json").exists() and (folder / "meta.json").exists():
+            whole = Whole(folder)
+            found = sum((view(whole, rank, file) for rank, file in whole.nodes), Counter[str]())
+            print(_line(folder.name, found), flush=True)
+            total += found
+    print(_line("all", total))
+
+
+def _line(name: str, found: Counter[str]) -> str:
+    def share(part: str, of: str) -> str:
+        return f"{100 * found[part] / found[of]:.1f}" if found[of] else "-"
+
+    return (
+        f"{name:45} {found['asked']:6} {share('named', 'asked'):>6} {share('can', 'asked'):>12}"
+        f" {share('both', 'can'):>15} {found['violated']:>4}/{found['bounds']}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
