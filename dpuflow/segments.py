@@ -45,18 +45,34 @@ class Segment(NamedTuple):
 def segment_name(vantage: str, start_ns: int, end_ns: int) -> str:
     """The file's name; people read the time in it, programs the nanoseconds."""
     start = datetime.fromtimestamp(start_ns // 10**9, timezone.utc)
-    place = re.sub(r"[^\w.-]", "_", vantage) or "node"
-    return f"{place}-{start:%Y%m%dT%H%M%SZ}-{start_ns}-{end_ns}.dpuflow"
+    return f"{place_name(vantage)}-{start:%Y%m%dT%H%M%SZ}-{start_ns}-{end_ns}.dpuflow"
+
+
+def place_name(vantage: str) -> str:
+    """A vantage point's name as it stands in names of files, and in ``Segment``."""
+    return re.sub(r"[^\w.-]", "_", vantage) or "node"
+
+
+def named_segments(folder: str, suffix: str = "") -> list[Segment]:
+    """All files of the folder that are named as segments are and end in ``suffix``, by vantage point and time.
+
+    Raises OSError.
+    """
+    found = []
+    for name in os.listdir(folder):
+        match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
+        if match:
+            found.append(Segment(os.path.join(folder, name), match[1], int(match[2]), int(match[3])))
+    return sorted(found, key=lambda s: (s.vantage, s.start_ns, -s.end_ns))
 
 
 def list_segments(folder: str) -> list[Segment]:
     """The folder's segments by vantage point and time; one that lies within another is left out. OSError."""
-    found = []
-    for name in os.listdir(folder):
-        match = _NAME.fullmatch(name)
-        if match:
-            found.append(Segment(os.path.join(folder, name), match[1], int(match[2]), int(match[3])))
-    found.sort(key=lambda s: (s.vantage, s.start_ns, -s.end_ns))
+    return widest(named_segments(folder))
+
+
+def widest(found: Sequence[Segment]) -> list[Segment]:
+    """Of ``named_segments`` those that lie within no other of their vantage point."""
     kept: list[Segment] = []
     for segment in found:
         if kept and kept[-1].vantage == segment.vantage and segment.end_ns <= kept[-1].end_ns:

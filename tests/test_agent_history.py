@@ -116,6 +116,16 @@ def test_the_oldest_go_beyond_size_and_age(tmp_path: Path) -> None:
     assert list_segments(str(tmp_path)) == []
 
 
+def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
+    """Captures kept beside the history, and another node's history, were deleted or merged into this one's."""
+    far = "20200101T000000Z-1577836800000000000-1577836800100000000"
+    others = ["mine.dpuflow", f"node1-{far}.dpuflow", "node1-mine.dpuflow.new"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"not of this agent")
+    kept(FILES[0], tmp_path, Settings(directory=str(tmp_path), segment=0.1, keep_size=1 << 20, keep_age=10))
+    assert [name for name in others if not (tmp_path / name).exists()] == []
+
+
 def test_a_full_disk_is_said_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing fails for a while: it is logged once each way, and what came meanwhile is written later."""
     real, failures = module.save_tables, iter(range(3))

@@ -22,7 +22,7 @@ from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
 from dpuflow.errors import DpuflowError
 from dpuflow.schema import NEVER, NONE32, MessageFlag
-from dpuflow.segments import Segment, join_segments, list_segments, segment_name
+from dpuflow.segments import Segment, join_segments, named_segments, place_name, segment_name, widest
 from dpuflow.store import load_tables, save_tables
 from dpuflow.tables import CaptureTables
 
@@ -139,9 +139,9 @@ class History:
     def _prepare(self) -> None:
         """The folder, without what a killed process has left."""
         os.makedirs(self.folder, mode=0o750, exist_ok=True)
-        for name in os.listdir(self.folder):
-            if name.endswith(".dpuflow.new"):
-                os.unlink(os.path.join(self.folder, name))
+        for half in named_segments(self.folder, ".new"):
+            if half.vantage == place_name(self.vantage):
+                os.unlink(half.path)
         self._tidy()
 
     def _write(self, item: CaptureTables | dict[str, Any]) -> None:
@@ -166,12 +166,12 @@ class History:
 
     def _tidy(self) -> None:
         """Merge small segments, and let the oldest go that are beyond size or age."""
-        mine = list_segments(self.folder)
-        kept = {s.path for s in mine}
-        for name in os.listdir(self.folder):  # parts of what has been merged already
-            path = os.path.join(self.folder, name)
-            if name.endswith(".dpuflow") and path not in kept:
-                os.unlink(path)
+        # Of this vantage point alone: what else lies in the folder is another's.
+        own = place_name(self.vantage)
+        found = [s for s in named_segments(self.folder) if s.vantage == own]
+        mine = widest(found)
+        for part in set(found) - set(mine):  # of what has been merged already
+            os.unlink(part.path)
         sizes = {s.path: os.path.getsize(s.path) for s in mine}
         mine = self._merge(mine, sizes)
         mine.sort(key=lambda s: s.end_ns)
