@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -323,6 +325,25 @@ def test_a_reload_that_cannot_be_keeps_the_old_configuration() -> None:
         with pytest.raises(OptionError):
             running.parts.reload(bad)
         assert running.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("module", ["uvicorn", "starlette", "msgspec", "prometheus_client", "urllib3"])
+def test_a_package_that_is_missing_is_one_sentence(module: str) -> None:
+    script = f"""
+import sys
+sys.modules[{module!r}] = None
+from dpuflow.agent import outlets
+from dpuflow.agent.board import Board
+from dpuflow.agent.config import Config
+from dpuflow.errors import MissingError
+try:
+    outlets.start(Board(), Config())
+except MissingError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"the agent needs {module}")
+    assert "pip install 'dpuflow[agent]'" in done.stdout
 
 
 def test_an_address_of_version_6() -> None:

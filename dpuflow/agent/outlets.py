@@ -10,6 +10,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
+from dpuflow.agent.access import check_files
 from dpuflow.errors import MissingError
 
 if TYPE_CHECKING:
@@ -25,19 +26,20 @@ def start(board: Board, config: Config) -> Outlets:
     Raises OptionError where an address, a certificate or a secret cannot be used, and MissingError without
     the packages of the extra ``agent``.
     """
-    return Outlets(board, config)
+    try:
+        return Outlets(board, config)
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"the agent needs {error.name}: install it with pip install 'dpuflow[agent]'"
+        ) from None
 
 
 class Outlets:
     """The running parts."""
 
     def __init__(self, board: Board, config: Config) -> None:
-        try:
-            from dpuflow.agent import routes, server, webhook  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise MissingError(
-                f"the agent needs {error.name}: install it with pip install 'dpuflow[agent]'"
-            ) from None
+        from dpuflow.agent import routes, webhook
+
         self._board = board
         self._sender = socket.gethostname()
         self._run = secrets.token_hex(4)  # tells cursors of this run from those of another
@@ -59,19 +61,18 @@ class Outlets:
         Raises OptionError where the new one cannot be used; then the old one goes on.
         """
         before = self._config
+        check_files(config)
+        if (before.api, before.metrics) != (config.api, config.metrics):
+            self._stop_serving()
+            try:
+                self._serve(config)
+            except BaseException:
+                self._serve(before)
+                raise
+        elif self.server is not None:
+            self.server.reload(config.api)
         self.webhooks.reload(config.webhooks)
         self._config = self._context.config = config
-        if (before.api, before.metrics) == (config.api, config.metrics):
-            if self.server is not None:
-                self.server.reload(config.api)
-            return
-        self._stop_serving()
-        try:
-            self._serve(config)
-        except BaseException:
-            self._config = self._context.config = before
-            self._serve(before)
-            raise
 
     def close(self) -> None:
         """Stop all of it."""
@@ -79,13 +80,15 @@ class Outlets:
         self.webhooks.close()
 
     def _serve(self, config: Config) -> None:
-        from dpuflow.agent import events, metrics, routes, server
+        from dpuflow.agent import metrics, routes
 
         context = self._context
         self.metrics = metrics.start(self._board, config.metrics)
         self.metrics.add(self.webhooks)
         if config.api.listen == "off":
             return
+        from dpuflow.agent import events, server
+
         context.stream = events.Stream(
             self._board,
             self._run,
