@@ -54,7 +54,7 @@ def place_name(vantage: str) -> str:
 
 
 def named_segments(folder: str, suffix: str = "") -> list[Segment]:
-    """All files of the folder that are named as segments are and end in ``suffix``, by vantage point and time.
+    """Files of the folder that are named as segments, with ``suffix`` after it, by vantage point and time.
 
     Raises OSError.
     """

@@ -117,7 +117,7 @@ def test_the_oldest_go_beyond_size_and_age(tmp_path: Path) -> None:
 
 
 def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
-    """Captures kept beside the history, and another node's history, were deleted or merged into this one's."""
+    """Captures kept beside the history, and another node's history, were deleted or merged with it."""
     far = "20200101T000000Z-1577836800000000000-1577836800100000000"
     others = ["mine.dpuflow", f"node1-{far}.dpuflow", "node1-mine.dpuflow.new"]
     for name in others:
