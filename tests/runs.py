@@ -64,6 +64,14 @@ def frames(rng: Random, count: int, flows: int = 40, oddity: float = 0.01) -> li
     return found
 
 
+def over_ipv6(frame: bytes) -> bytes:
+    """The same frame with an IPv6 header for its IPv4 one: same class and protocol."""
+    ip = frame[14:34]
+    header = struct.pack(">IHBB", 6 << 28 | ip[1] << 20 | 0x5A5A5, len(frame) - 34, ip[9], 64)
+    ends = b"".join(b"\xfd" + bytes(13) + end[2:] for end in (ip[12:16], ip[16:20]))
+    return frame[:12] + b"\x86\xdd" + header + ends + frame[34:]
+
+
 def pcap(packets: list[tuple[bytes, int, int]], order: str = "<") -> bytes:
     """Classic pcap with nanoseconds, Ethernet."""
     parts = [struct.pack(order + "IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 4000, 1)]

@@ -68,3 +68,33 @@ def test_runs_with_a_vlan_tag(seed: int, stretch: int) -> None:
         packets.append((frame, length + 4 * tagged, stamp))
     check(runs.pcap(packets))
     check(runs.pcapng(packets, 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stretch", [1, 9, 100, 10_000])
+def test_runs_of_ipv6(seed: int, stretch: int) -> None:
+    """IPv6 in turn with IPv4, with and without a VLAN tag, usual and odd packets."""
+    rng = Random(seed)
+    packets = []
+    for k, (data, length, stamp) in enumerate(runs.frames(rng, 900, oddity=0.01 * seed)):
+        frame = data
+        if len(data) >= 34 and k // stretch % 3 != 1:
+            frame = runs.over_ipv6(data)
+            if rng.random() < 0.02:
+                place = rng.choice((14, 18, 19, 20, 56))  # version, payload length, next header, port
+                frame = frame[:place] + bytes((frame[place] ^ 1 << rng.randrange(8),)) + frame[place + 1 :]
+        if len(data) >= 34 and seed % 2 and k // stretch % 2:
+            frame = frame[:12] + b"\x81\x00\x60\x05" + frame[12:]
+        packets.append((frame, length + len(frame) - len(data), stamp))
+    check(runs.pcap(packets))
+    check(runs.pcapng(packets, 2))
+
+
+@pytest.mark.parametrize("flows", [40, 5000])
+def test_ipv6_whole_packets_and_many_flows(flows: int) -> None:
+    packets = [
+        (runs.over_ipv6(data), length + 20, stamp)
+        for data, length, stamp in runs.frames(Random(flows), 6000, flows=flows, oddity=0)
+    ]
+    check(runs.pcap(packets))
+    check(runs.pcapng(packets, 3))

@@ -93,6 +93,19 @@ def endpoint_of(s, endpoints, index, hi, lo, mac):  # type: ignore[no-untyped-de
     return row
 
 
+@inlined
+def known_endpoint(endpoints, index, hi, lo):  # type: ignore[no-untyped-def]
+    """The row of an address, -1 if it is new."""
+    mask = len(index) - 1
+    high, low = np.uint64(hi), np.uint64(lo)
+    at = hash_of(hi, lo ^ (lo >> 32)) & mask
+    row = np.int64(index[at])
+    while row >= 0 and (endpoints[row].addr_lo != low or endpoints[row].addr_hi != high):
+        at = (at + 1) & mask
+        row = np.int64(index[at])
+    return row
+
+
 @inner
 def new_flow(s, slots, at, flows, ends, keys, k1, k2, src, dst, dest_qp, sport, dport, transport):  # type: ignore[no-untyped-def]
     """Fill the empty slot ``at`` and the next FLOW row; returns the row."""

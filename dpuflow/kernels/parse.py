@@ -1,6 +1,6 @@
 """Captured bytes to a block's columns in one pass: the walk over records and the decoding fused.
 
-The usual packet (Ethernet, IPv4 without options, UDP to 4791, a known flow, nothing cut) takes a
+The usual packet (Ethernet, IPv4 or IPv6 without options, UDP to 4791, nothing cut) takes a
 path of its own; whatever is unusual about a packet, ``layers`` and ``headers`` sort it out. pcap:
 draft-ietf-opsawg-pcap; pcapng: draft-ietf-opsawg-pcapng.
 """
@@ -63,15 +63,16 @@ from dpuflow.kernels.layers import (
 )
 from dpuflow.kernels.usual import (
     ENHANCED,
+    SIX,
     fields,
     flows_of,
     gather,
     gather_pcapng,
     record_at,
+    shift_of,
     sizes,
     sparse,
     stamps,
-    tag_of,
     tally,
 )
 from dpuflow.schema import NEVER, NONE32, Kind, Transport
@@ -247,37 +248,47 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
             break
         if usual:
             most = min(reach, max_rows - i)
-            tag = tag_of(data, pos, end, before)
-            # Each of the four is compiled for itself, with the tag as a constant.
+            shift = shift_of(data, pos, end, before)
+            six = shift >= SIX
+            # Each is compiled for itself: for IPv4 the shift is a constant.
             if pcapng:
-                known = known_interfaces
-                if tag:
-                    stop, found = gather_pcapng(data, pos, end, limit, 4, interfaces, known, i, most, block)
+                if six:
+                    stop, found = gather_pcapng(
+                        data, pos, end, limit, shift, True, endpoints, index, interfaces, known_interfaces,
+                        i, most, block,
+                    )  # fmt: skip
+                elif shift:
+                    stop, found = gather_pcapng(
+                        data, pos, end, limit, 4, False, endpoints, index, interfaces, known_interfaces,
+                        i, most, block,
+                    )  # fmt: skip
                 else:
-                    stop, found = gather_pcapng(data, pos, end, limit, 0, interfaces, known, i, most, block)
-            elif tag:
-                stop, found = gather(data, pos, end, limit, 4, i, most, block)
+                    stop, found = gather_pcapng(
+                        data, pos, end, limit, 0, False, endpoints, index, interfaces, known_interfaces,
+                        i, most, block,
+                    )  # fmt: skip
+            elif six:
+                stop, found = gather(
+                    data, pos, end, limit, shift, True, endpoints, index, i, most, block
+                )  # fmt: skip
+            elif shift:
+                stop, found = gather(data, pos, end, limit, 4, False, endpoints, index, i, most, block)
             else:
-                stop, found = gather(data, pos, end, limit, 0, i, most, block)
+                stop, found = gather(data, pos, end, limit, 0, False, endpoints, index, i, most, block)
             n = sizes(i, found, block)
             reach = min(2 * reach, c.CHUNK) if n == found else max(n, _SHORT)
             if n >= _SHORT:
-                n = flows_of(
-                    data,
-                    stop,
-                    (stop - pos) // found,
-                    tag,
-                    i,
-                    n,
-                    s,
-                    block,
-                    slots,
-                    flows,
-                    ends,
-                    keys,
-                    endpoints,
-                    index,
-                )
+                step = (stop - pos) // found
+                if six:
+                    n = flows_of(
+                        data, stop, step, shift, True, i, n, s, block, slots, flows, ends, keys, endpoints,
+                        index,
+                    )  # fmt: skip
+                else:
+                    n = flows_of(
+                        data, stop, step, shift, False, i, n, s, block, slots, flows, ends, keys, endpoints,
+                        index,
+                    )  # fmt: skip
                 if n > 0:
                     if not pcapng:
                         stamps(i, multiply, offset, block)
@@ -286,7 +297,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
                     more, late, previous = tally(i, n, previous, block)
                     total += more
                     disordered += late
-                    pos = stop if n == found else record_at(n, before + tag, block)
+                    pos = stop if n == found else record_at(n, before + shift, block)
                     i += n
                     continue
         direction = np.int64(0)

@@ -1,7 +1,8 @@
-"""The usual packet, 64 at a time: Ethernet, IPv4 without options, UDP to 4791, nothing cut.
+"""The usual packet, 64 at a time: Ethernet, IPv4 or IPv6 without options, UDP to 4791, nothing cut.
 
-All packets of a run have a VLAN tag, or none has: ``tag`` is its bytes, and the frame is taken to start
-so much later that what follows the tag lies where it lies without one.
+All packets of a run have a VLAN tag, or none has, and one IP version: ``shift`` is how much later than
+behind untagged Ethernet and IPv4 their UDP headers lie, and the frame is taken to start so much later
+that what follows lies where it lies there.
 
 ``gather`` walks the records and copies the header words of a run of such packets aside, the BTH with
 its bytes put in order; then short loops over the run, which the compiler turns into vector code, make
@@ -42,7 +43,9 @@ from dpuflow.kernels._jit import (
 from dpuflow.kernels.bytes import mac
 from dpuflow.kernels.intern import (
     EMPTY,
+    IPV6_TAG,
     SLOT_BITS,
+    TAG_SHIFT,
     counted,
     endpoint_of,
     find_slot,
@@ -50,6 +53,7 @@ from dpuflow.kernels.intern import (
     has_room,
     hash_of,
     holds,
+    known_endpoint,
     new_flow,
 )
 from dpuflow.schema import Kind, Transport
@@ -58,6 +62,8 @@ _V2 = int(Kind.ROCE_V2)
 _ROCE_FLOW = int(Transport.ROCE)
 ENHANCED = 6
 _VLAN = 0x0081  # EtherType 0x8100 as it lies in the frame
+_IPV6 = 0xDD86
+SIX = 20  # bytes by which an IPv6 header is longer than one of IPv4
 
 _NEAR = 1024  # how far ahead the walk fetches bytes into the first-level cache
 _LEAD = 4096  # how far ahead of it they are fetched into the second while flows are looked up
@@ -102,26 +108,33 @@ _LAST_WORD = wire.IMM | wire.IETH  # these end the extended headers; an AETH beg
 
 
 @inlined
-def tag_of(data, pos, end, header):  # type: ignore[no-untyped-def]
-    """Bytes of the VLAN tag of the record at ``pos``: 4 or none."""
-    return 4 if pos + MARGIN < end and le16(data, pos + header + 12) == _VLAN else 0
+def shift_of(data, pos, end, header):  # type: ignore[no-untyped-def]
+    """The ``shift`` of the record at ``pos``: 4 for a VLAN tag, SIX for IPv6, or both."""
+    if pos + MARGIN >= end:
+        return 0
+    following = le16(data, pos + header + 12)
+    shift = 0
+    if following == _VLAN:
+        shift = 4
+        following = le16(data, pos + header + 16)
+    return shift + SIX if following == _IPV6 else shift
 
 
 @inlined
-def gather(data, pos, end, limit, tag, i, most, block):  # type: ignore[no-untyped-def]
+def gather(data, pos, end, limit, shift, six, endpoints, index, i, most, block):  # type: ignore[no-untyped-def]
     """Copy header words of usual packets from ``pos`` on, ``most`` at most; where it stopped, how many.
 
-    TIME gets the stamps as they lie in the record; see ``stamps``.
+    TIME gets the stamps as they lie in the record; see ``stamps``. ``six``: of IPv6.
     """
     n = 0
     safe = min(limit, end - MARGIN)
     while pos < safe and n < most:
         prefetch(data, pos + _NEAR)
-        at = pos + 16 + tag
-        captured = le32(data, pos + 8) - tag
-        if not within(captured, HEADERS, c.MAX_CAPTURED - tag):
+        at = pos + 16 + shift
+        captured = le32(data, pos + 8) - shift
+        if not within(captured, HEADERS, c.MAX_CAPTURED - shift):
             break
-        if not _copy(data, at, captured, tag, n, block):
+        if not _copy(data, at, captured, shift, six, endpoints, index, n, block):
             break
         put64(block, c.TIME + 8 * (i + n), le64(data, pos))
         put32(block, c.WIRE_LEN + 4 * (i + n), le32(data, pos + 12))
@@ -130,30 +143,32 @@ def gather(data, pos, end, limit, tag, i, most, block):  # type: ignore[no-untyp
         n += 1
     if pos > end:  # only the last one can lie half outside
         n -= 1
-        pos = record_at(n, 16 + tag, block)
+        pos = record_at(n, 16 + shift, block)
     return pos, n
 
 
 @inlined
-def gather_pcapng(data, pos, end, limit, tag, interfaces, known, i, most, block):  # type: ignore[no-untyped-def]
+def gather_pcapng(  # type: ignore[no-untyped-def]
+    data, pos, end, limit, shift, six, endpoints, index, interfaces, known, i, most, block
+):  # fmt: skip
     """The same for enhanced packet blocks without options; TIME gets the time."""
     n = 0
     safe = min(limit, end - MARGIN)
     while pos < safe and n < most:
         prefetch(data, pos + _NEAR)
-        at = pos + 28 + tag
+        at = pos + 28 + shift
         captured = le32(data, pos + 20)
         size, interface = le32(data, pos + 4), le32(data, pos + 8)
         following = pos + size
         differs = (le32(data, pos) ^ ENHANCED) | (size ^ (32 + ((captured + 3) & ~3)))
-        if differs != 0 or captured < HEADERS + tag or captured > c.MAX_CAPTURED or following > end:
+        if differs != 0 or captured < HEADERS + shift or captured > c.MAX_CAPTURED or following > end:
             break
         if le32(data, following - 4) != size or interface >= known:
             break
         multiply = interfaces[interface, c.I_MULTIPLY]
         if multiply == 0 or interfaces[interface, c.I_LINK] != wire.LINKTYPE_ETHERNET:
             break
-        if not _copy(data, at, captured - tag, tag, n, block):
+        if not _copy(data, at, captured - shift, shift, six, endpoints, index, n, block):
             break
         ticks = (le32(data, pos + 12) << 32) | le32(data, pos + 16)
         put64(block, c.TIME + 8 * (i + n), ticks * multiply + interfaces[interface, c.I_OFFSET])
@@ -178,19 +193,34 @@ def record_at(n, header, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _copy(data, at, captured, tag, n, block):  # type: ignore[no-untyped-def]
+def _copy(data, at, captured, shift, six, endpoints, index, n, block):  # type: ignore[no-untyped-def]
     """Header words of the frame at ``at``, if it looks like a usual packet."""
-    strange = (le32(data, at + 12) & 0xFFFFFF) ^ 0x450008  # IPv4, no options
-    strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
-    strange |= le16(data, at + 36) ^ 0xB712  # to 4791
-    if tag != 0:
-        strange |= le16(data, at + 8) ^ _VLAN
+    strange = le16(data, at + 36) ^ 0xB712  # to 4791
+    if six:
+        strange |= le16(data, at - 8) ^ _IPV6
+        strange |= ((le16(data, at - 6) & 0xF0) ^ 0x60) | ((le16(data, at) & 255) ^ wire.IPPROTO_UDP)
+        if shift != SIX:
+            strange |= le16(data, at - 12) ^ _VLAN
+    else:
+        strange |= (le32(data, at + 12) & 0xFFFFFF) ^ 0x450008  # IPv4, no options
+        strange |= (le32(data, at + 20) & 0xFF00FFBF) ^ 0x11000000  # no fragment, UDP
+        if shift != 0:
+            strange |= le16(data, at + 8) ^ _VLAN
     if strange != 0:
         return False
+    if six:  # what it was made of in IPv4, and the key of its flow; who is new is left to ``parse``
+        src = known_endpoint(endpoints, index, be64(data, at + 2), be64(data, at + 10))
+        dst = known_endpoint(endpoints, index, be64(data, at + 18), be64(data, at + 26))
+        if src < 0 or dst < 0:
+            return False
+        total = _swap16(be16(data, at - 2) + SIX)
+        put32(block, _FRAME_14 + 4 * n, (((be16(data, at - 6) >> 4) & 255) << 8) | (total << 16))
+        put64(block, _KEYS + 8 * n, src | (dst << 32))
+    else:
+        put32(block, _FRAME_14 + 4 * n, le32(data, at + 14))
+        put64(block, _KEYS + 8 * n, le64(data, at + 26))
     put32(block, _AT + 4 * n, at)
     put32(block, _CAPTURED + 4 * n, captured)
-    put32(block, _FRAME_14 + 4 * n, le32(data, at + 14))
-    put64(block, _KEYS + 8 * n, le64(data, at + 26))
     put32(block, _ENTRY + 4 * n, np.int64(h.OPCODE_TABLE[le16(data, at + 42) & 255]))
     _numbers(block, _BTH + 16 * n, data, at + 38)
     return True
@@ -249,28 +279,31 @@ def _strange(k, block):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def flows_of(data, ahead, step, tag, i, n, s, block, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
-    """Flow, source and destination; for how many packets there was room.
+def flows_of(  # type: ignore[no-untyped-def]
+    data, ahead, step, shift, six, i, n, s, block, slots, flows, ends, keys, endpoints, index
+):  # fmt: skip
+    """Flow, source and destination; for how many packets there was room, of IPv6 up to a new flow.
 
     Meanwhile the records from ``ahead`` on are fetched for the next run, ``step`` bytes each.
     """
     mask = len(slots) - 1
+    family = IPV6_TAG << TAG_SHIFT if six else 0
     for k in range(c.CHUNK):
-        hashed = hash_of(le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k)))
+        hashed = hash_of(le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k)) | family)
         put32(block, _SLOT + 4 * k, (hashed << SLOT_BITS) & mask)
     for k in range(n):
-        key, qp = le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k))
+        key, qp = le64(block, _KEYS + 8 * k), le32(block, c.DEST_QP + 4 * (i + k)) | family
         slot = le32(block, _SLOT + 4 * k)
         prefetch_far(data, ahead + _LEAD + step * k)
         prefetch_far(data, ahead + _LEAD + step * k + 64)
         if not holds(slots, slot, key, qp):
             slot = find_slot(slots, key, qp)
             if le64(slots, slot + 8) == EMPTY:
-                if not has_room(s, flows, endpoints):
+                if six or not has_room(s, flows, endpoints):
                     n = k
                     break
                 at = le32(block, _AT + 4 * k)
-                _add(data, at, tag, key, qp, slot, s, slots, flows, ends, keys, endpoints, index)
+                _add(data, at, shift, key, qp, slot, s, slots, flows, ends, keys, endpoints, index)
         flow = flow_in(slots, slot)
         put32(block, c.FLOW + 4 * (i + k), flow)
         put64(block, _ENDS + 8 * k, counted(slots, slot))
@@ -282,11 +315,13 @@ def flows_of(data, ahead, step, tag, i, n, s, block, slots, flows, ends, keys, e
 
 
 @inner
-def _add(data, at, tag, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
+def _add(data, at, shift, key, qp_key, slot, s, slots, flows, ends, keys, endpoints, index):  # type: ignore[no-untyped-def]
     """A new flow from the headers at ``at``."""
     mapped = 0xFFFF00000000  # ::ffff:a.b.c.d
-    src = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 26) | mapped, mac(data, at - tag + 6))
-    dst = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 30) | mapped, mac(data, at - tag))
+    src = endpoint_of(
+        s, endpoints, index, np.int64(0), be32(data, at + 26) | mapped, mac(data, at - shift + 6)
+    )
+    dst = endpoint_of(s, endpoints, index, np.int64(0), be32(data, at + 30) | mapped, mac(data, at - shift))
     sport, dport = be16(data, at + 34), be16(data, at + 36)
     dest_qp = be32(data, at + 46) & 0xFFFFFF
     new_flow(s, slots, slot, flows, ends, keys, key, qp_key, src, dst, dest_qp, sport, dport, _ROCE_FLOW)
