@@ -7,7 +7,6 @@ PSN never changes, so messages mode folds nothing here: that figure is its worst
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from bench.lossless import lossless_lines, run_lossless
+from bench.testrun import bench_programs, cpu_s, repeat, write_middle
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import libbpf
 from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES, object_path
@@ -26,8 +27,11 @@ from dpuflow.live.ring import Ring
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RECORDS: Final = 300_000  # they fit into the ring
+RECORDS: Final = 80_000  # they fit into the rings
+CELL: Final = 16 << 20  # as with the default --buffer on two CPUs
 RING: Final = 64 << 20
+SHORT: Final = 20_000
+CONTENDED_S: Final = 2
 NOBODY: Final = 0xFFFFFE  # a QP that no packet is for
 IDLE_S: Final = 10
 
@@ -43,37 +47,6 @@ int peer(struct xdp_md *ctx) {
     return XDP_PASS;
 }
 """
-
-
-class _Run(ctypes.Structure):
-    """struct bpf_test_run_opts."""
-
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("data_in", ctypes.c_void_p), ("data_out", ctypes.c_void_p)),
-        *(("size_in", ctypes.c_uint32), ("size_out", ctypes.c_uint32)),
-        *(("ctx_in", ctypes.c_void_p), ("ctx_out", ctypes.c_void_p)),
-        *((name, ctypes.c_uint32) for name in ("ctx_size_in", "ctx_size_out", "retval", "repeat")),
-        *((name, ctypes.c_uint32) for name in ("duration", "flags", "cpu", "batch")),
-    )
-
-
-def repeat(fd: int, frame: bytes, times: int) -> int:
-    """Nanoseconds a run of the program on ``frame``, as the kernel measures them."""
-    data = ctypes.create_string_buffer(frame, len(frame))
-    run = _Run(ctypes.sizeof(_Run), ctypes.addressof(data), None, len(frame), repeat=times)
-    status = libbpf.library().bpf_prog_test_run_opts(ctypes.c_int(fd), ctypes.byref(run))
-    if status < 0:
-        raise OSError(-status, os.strerror(-status))
-    return int(run.duration)
-
-
-def write_middle(psn: int = 7, wire_len: int = 4174) -> bytes:
-    """An RDMA WRITE MIDDLE packet with 4 KiB of payload, cut to what the kernel's test takes."""
-    ethernet = bytes.fromhex("0200000000020200000000010800")
-    ip = bytes.fromhex("4502000000004000401100000a0000010a000002")
-    udp = bytes.fromhex("c00012b700000000")
-    bth = bytes([7, 0, 0xFF, 0xFF, 0]) + (17).to_bytes(3, "big") + b"\0" + psn.to_bytes(3, "big")
-    return (ethernet + ip + udp + bth).ljust(min(wire_len, 1514), b"\x55")
 
 
 def missing() -> str | None:
@@ -93,48 +66,97 @@ def missing() -> str | None:
 
 def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure, say and return the figures, in ns."""
-    ring = Ring(RING, RING)
+    from dpuflow.errors import DpuflowError
+
+    rings = {"own": Ring(1 << 16, CELL), "kernel's": Ring(RING)}
     frame = write_middle()
     tally = np.zeros(kernel.D_SIZE, np.int64)
     tally[kernel.D_LEFT] = 1 << 60
     out = np.empty(OUT_BYTES + LARGEST_BLOCK, np.uint8)
-    loaded = {}
-    for name, program, options in (
-        ("N", "dpuflow_xdp", LiveOptions(("lo",), qps=(NOBODY,))),
-        ("packets, xdp", "dpuflow_xdp", LiveOptions(("lo",))),
-        ("packets, tc", "dpuflow_in", LiveOptions(("lo",))),
-        ("messages, xdp", "dpuflow_xdp", LiveOptions(("lo",), mode="messages")),
+    loaded: dict[str, tuple[libbpf.Loaded, int, Ring]] = {}
+    for name, program, which, options in (
+        ("N", "dpuflow_xdp", "own", LiveOptions(("lo",), qps=(NOBODY,))),
+        ("packets, xdp", "dpuflow_xdp", "own", LiveOptions(("lo",))),
+        ("packets, tc", "dpuflow_in", "own", LiveOptions(("lo",))),
+        ("packets, kernel's ring alone", "dpuflow_xdp", "kernel's", LiveOptions(("lo",))),
+        ("messages, xdp", "dpuflow_xdp", "own", LiveOptions(("lo",), mode="messages")),
     ):
         settings = options.settings(0, 0)
-        ring.set(settings)
-        made = libbpf.Loaded(object_path(options.mode), (program,), settings, ring.maps())
-        loaded[name] = (made, made.fds[program])
-    samples: dict[str, list[float]] = {name: [] for name in (*loaded, "reader", "bcc callback")}
+        rings[which].set(settings)
+        made = libbpf.Loaded(object_path(options.mode), (program,), settings, rings[which].maps())
+        loaded[name] = (made, made.fds[program], rings[which])
+    stamps = {f"stamp, {name}": fd for name, fd in bench_programs().items() if name != "source"}
+    samples: dict[str, list[float]] = {name: [] for name in (*loaded, "reader", "bcc callback", *stamps)}
     peer = _bcc_peer(say)
     for _ in range(rounds):
-        for name, (_, fd) in loaded.items():
+        for name, (_, fd, ring) in loaded.items():
             samples[name].append(repeat(fd, frame, RECORDS))
             before, start = int(tally[kernel.D_PACKETS]), time.process_time_ns()
             while ring.drain(out, 0, tally):
                 pass
-            if name.startswith("packets"):
+            if name in ("packets, xdp", "packets, tc"):
                 spent = time.process_time_ns() - start
                 samples["reader"].append(spent / (int(tally[kernel.D_PACKETS]) - before))
+        for name, fd in stamps.items():
+            samples[name].append(repeat(fd, frame, RECORDS))
         if peer is not None:
             samples["bcc callback"].append(peer())
-    for made, _ in loaded.values():
+    for name in ("packets, xdp", "packets, kernel's ring alone"):
+        samples[f"{name}, two CPUs"] = [_contended(*loaded[name][1:], frame)]
+    for made, _, _ in loaded.values():
         made.close()
-    ring.close()
+    for ring in rings.values():
+        ring.close()
     figures = {name: median(values) for name, values in samples.items() if values}
     figures["idle share of a core"] = _idle()
     for name, value in figures.items():
-        over = f", {value - figures['N']:.0f} over N" if name.split(",")[0] in ("packets", "messages") else ""
-        say(f"{name:24} {value:10.4f}" if value < 1 else f"{name:24} {value:10.1f} ns{over}")
+        base = "stamp, no_stamp" if name.startswith("stamp, ") else "N"
+        over = (
+            f", {value - figures[base]:.0f} over {base.split()[-1]}" if "," in name and name != base else ""
+        )
+        say(f"{name:38} {value:10.4f}" if value < 1 else f"{name:38} {value:10.1f} ns{over}")
     if "bcc callback" in figures:
         say(
             f"the reader takes 1/{figures['bcc callback'] / figures['reader']:.0f} of bcc's callback a record"
         )
-    return figures
+    try:
+        lossless = run_lossless(rounds)
+    except DpuflowError as error:
+        say(str(error))
+        return figures
+    for line in lossless_lines(lossless):
+        say(line)
+    return figures | {f"one core, {name}": each["ns"] for name, each in lossless.items()}
+
+
+def _contended(fd: int, ring: Ring, frame: bytes) -> float:
+    """Nanoseconds a run on the slower of two CPUs that run the program at a time.
+
+    Of many short runs the upper tenth, as the two are not always given a CPU at the same time.
+    """
+    import ctypes
+
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    pipes = []
+    for cpu in cpus:
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.sched_setaffinity(0, {cpu})
+            end, runs = time.monotonic() + CONTENDED_S, []
+            while time.monotonic() < end:
+                runs.append(repeat(fd, frame, SHORT))
+                ring.discard()
+            os.write(writer, bytes(ctypes.c_double(sorted(runs)[len(runs) * 9 // 10])))
+            os._exit(0)
+        os.close(writer)
+        pipes.append(reader)
+    values = []
+    for reader in pipes:
+        values.append(ctypes.c_double.from_buffer_copy(os.read(reader, 8)).value)
+        os.close(reader)
+    for _ in cpus:
+        os.wait()
+    return max(values)
 
 
 def _bcc_peer(say: Callable[[str], None]) -> Callable[[], float] | None:
@@ -177,14 +199,8 @@ def _idle() -> float:
         assert process.stderr is not None
         process.stderr.readline()
         time.sleep(1)
-        before = _cpu_s(process.pid)
+        before = cpu_s(process.pid)
         time.sleep(IDLE_S)
-        spent = _cpu_s(process.pid) - before
+        spent = cpu_s(process.pid) - before
         process.terminate()
     return spent / IDLE_S
-
-
-def _cpu_s(process: int) -> float:
-    """CPU time that a process has had, user and system, to the nanosecond (/proc/PID/schedstat)."""
-    with open(f"/proc/{process}/schedstat", encoding="ascii") as file:
-        return int(file.read().split()[0]) / 1e9

@@ -3,7 +3,7 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0x7df1c3deU
+#define DPUFLOW_SCHEMA 0xdecf555fU
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
@@ -25,6 +25,7 @@
 #define DPUFLOW_MAX_QPS 16
 #define DPUFLOW_MAX_VLANS 8
 #define DPUFLOW_CELL_RECORD 152
+#define DPUFLOW_PHC_SPAN_NS 68719476736
 #define DPUFLOW_CLASS_0 64
 #define DPUFLOW_CLASS_1 128
 #define DPUFLOW_CLASS_2 256
@@ -95,7 +96,7 @@ _Static_assert(__builtin_offsetof(struct dpuflow_ring_run, bth_at) == 21, "ring_
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_run, ip_at) == 22, "ring_run.ip_at");
 _Static_assert(__builtin_offsetof(struct dpuflow_ring_run, reserved) == 23, "ring_run.reserved");
 
-/* What became of each packet that an interface handed over, one such row per CPU; their sum was seen. */
+/* What became of each packet that an interface handed over, one such row per CPU; their sum was seen, the last one apart. */
 struct dpuflow_counters {
 	__u64 captured; /* packets: put into the ring */
 	__u64 folded; /* packets: counted into a run in the ring, in messages mode */
@@ -105,8 +106,9 @@ struct dpuflow_counters {
 	__u64 cut; /* packets: too short for the headers they claim to have; left out */
 	__u64 ring_full; /* packets: lost: the ring had no room */
 	__u64 unreadable; /* packets: lost: the kernel would not give their bytes */
+	__u64 no_stamp; /* packets: of them all: the NIC should have stamped them, and the kernel did */
 };
-_Static_assert(sizeof(struct dpuflow_counters) == 64, "counters");
+_Static_assert(sizeof(struct dpuflow_counters) == 72, "counters");
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, captured) == 0, "counters.captured");
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, folded) == 8, "counters.folded");
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, not_wanted) == 16, "counters.not_wanted");
@@ -115,6 +117,7 @@ _Static_assert(__builtin_offsetof(struct dpuflow_counters, fragment) == 32, "cou
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, cut) == 40, "counters.cut");
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, ring_full) == 48, "counters.ring_full");
 _Static_assert(__builtin_offsetof(struct dpuflow_counters, unreadable) == 56, "counters.unreadable");
+_Static_assert(__builtin_offsetof(struct dpuflow_counters, no_stamp) == 64, "counters.no_stamp");
 
 /* Read-only constants of a loaded program; the verifier removes the code that they rule out. */
 struct dpuflow_settings {
@@ -135,7 +138,7 @@ struct dpuflow_settings {
 	__u32 iface; /* number of the interface in records */
 	__u32 cell_mask; /* B: size of each CPU's own ring minus 1; 0: the kernel's ring buffer alone */
 	__u32 ordered; /* 1 where the processor does not reorder stores: a plain one publishes a record */
-	__u32 reserved; /* 0 */
+	__u32 hardware; /* 1 where the NIC stamps what comes, with the clock of PHC */
 };
 _Static_assert(sizeof(struct dpuflow_settings) == 280, "settings");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, clock_ns) == 0, "settings.clock_ns");
@@ -155,6 +158,25 @@ _Static_assert(__builtin_offsetof(struct dpuflow_settings, vlan) == 248, "settin
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, iface) == 264, "settings.iface");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, cell_mask) == 268, "settings.cell_mask");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, ordered) == 272, "settings.ordered");
-_Static_assert(__builtin_offsetof(struct dpuflow_settings, reserved) == 276, "settings.reserved");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, hardware) == 276, "settings.hardware");
+
+/* How the NIC's clock stands to the kernel's monotonic one, two times, of which one is being written. */
+struct dpuflow_phc {
+	__u64 which; /* 0 or 1: the half to use */
+	__u64 nic_0; /* ns: the NIC's clock when both were read */
+	__u64 time_0; /* ns: the monotonic clock then */
+	__u64 rate_0; /* 2^-32: how much faster that one runs, signed */
+	__u64 nic_1; /* ns: the NIC's clock when both were read */
+	__u64 time_1; /* ns: the monotonic clock then */
+	__u64 rate_1; /* 2^-32: how much faster that one runs, signed */
+};
+_Static_assert(sizeof(struct dpuflow_phc) == 56, "phc");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, which) == 0, "phc.which");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, nic_0) == 8, "phc.nic_0");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, time_0) == 16, "phc.time_0");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, rate_0) == 24, "phc.rate_0");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, nic_1) == 32, "phc.nic_1");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, time_1) == 40, "phc.time_1");
+_Static_assert(__builtin_offsetof(struct dpuflow_phc, rate_1) == 48, "phc.rate_1");
 
 #endif

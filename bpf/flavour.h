@@ -29,6 +29,7 @@ static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_COUNTERS_FD), &zero)
 #define CELL(cpu) bpf_map_lookup_elem_(MAP(DPUFLOW_CELLS_FD), &cpu)
+#define PHC(zero) 0
 
 #else
 
@@ -62,11 +63,21 @@ struct {
 	__uint(value_size, 4096);
 } cells SEC(".maps");
 
+/* 0 -> how the NIC's clock stands to the kernel's; written by user space once a second. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dpuflow_phc);
+} phc SEC(".maps");
+
 #define RESERVE(size) bpf_ringbuf_reserve(&ring, size, 0)
 #define SUBMIT(record) bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP)
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem(&counters, &zero)
 #define CELL(cpu) bpf_map_lookup_elem(&cells, &cpu)
+#define PHC(zero) bpf_map_lookup_elem(&phc, &zero)
 
 #endif
 #endif

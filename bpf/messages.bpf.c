@@ -119,16 +119,27 @@ static __always_inline void take(void *ctx, int xdp, void *data, void *data_end,
 			       packet->direction | found->bth_at << 8 };
 	struct ended ended = {};
 	__u8 word[BTH], ip[2], marked, opcode, folded = 0;
-	__u32 psn;
+	__u32 psn, ack;
 	struct run *run;
 
-	if (!found->bth_at || packet->tag || load(ctx, xdp, found->bth_at, word, BTH) ||
-	    load(ctx, xdp, found->ip_at, ip, 2))
+	if (!found->bth_at || packet->tag)
 		goto whole;
-	opcode = word[0];
+	if (found->bth_at == USUAL - BTH && data + USUAL <= data_end) {
+		opcode = ((__u8 *)data)[USUAL - BTH];
+		psn = wide32(data + USUAL - 4);
+		ip[0] = ((__u8 *)data)[ETHERNET];
+		ip[1] = ((__u8 *)data)[ETHERNET + 1];
+	} else {
+		if (load(ctx, xdp, found->bth_at, word, BTH) || load(ctx, xdp, found->ip_at, ip, 2))
+			goto whole;
+		opcode = word[0];
+		psn = be32(word + 8);
+	}
+	/* An ACK is asked for by the highest bit before the PSN: such packets are seen whole. */
+	ack = psn >> 31;
+	psn &= 0xffffff;
 	if (opcode == DPUFLOW_CNP_OPCODE || !(DPUFLOW_MESSAGE_DATA >> (opcode & 31) & 1))
 		goto whole;
-	psn = be32(word + 8) & 0xffffff;
 	run = bpf_map_lookup_elem(&runs, &key);
 	if (!run) {
 		begin(ctx, xdp, packet->tag, &key, found, packet->direction, psn + 1 & 0xffffff);
@@ -140,8 +151,7 @@ static __always_inline void take(void *ctx, int xdp, void *data, void *data_end,
 		bpf_spin_unlock(&run->lock);
 		goto whole;
 	}
-	/* An ACK is asked for by the highest bit before the PSN: such packets are seen whole. */
-	if (DPUFLOW_MESSAGE_MIDDLES >> (opcode & 31) & 1 && psn == run->next_psn && !(word[8] & 0x80)) {
+	if (DPUFLOW_MESSAGE_MIDDLES >> (opcode & 31) & 1 && psn == run->next_psn && !ack) {
 		if (run->count && (run->wire_len != packet->wire_len || run->opcode != opcode ||
 				   run->count >= DPUFLOW_RUN_PACKETS ||
 				   packet->time_ns - run->first_ns > DPUFLOW_RUN_NS))
@@ -182,15 +192,20 @@ struct flush {
 };
 
 /* One run that has stood long enough; flows that have been idle for a while make room. */
-static long flush_one(void *map, struct run_key *key, struct run *run, struct flush *flush)
+static long flush_one(void *map, struct run_key *key, void *value, struct flush *flush)
 {
 	struct dpuflow_counters *count;
 	struct ended ended = {};
 	__u32 zero = 0, closed;
+	struct run *run;
 
 	count = COUNTERS(zero);
 	if (!count)
 		return 1;
+	/* Looked up again, for Linux 6.1 and before take no lock of `value` itself. */
+	run = bpf_map_lookup_elem(&runs, key);
+	if (!run)
+		return 0;
 	bpf_spin_lock(&run->lock);
 	if (run->count && flush->now_ns - run->last_ns >= DPUFLOW_RUN_NS)
 		end_run(run, &ended);
@@ -204,12 +219,24 @@ static long flush_one(void *map, struct run_key *key, struct run *run, struct fl
 	return 0;
 }
 
-/* Run by user space now and then, and once more at the end. */
-SECTION("syscall")
-int dpuflow_flush(void *ctx)
+static __always_inline int flush_all(void)
 {
 	struct flush flush = { .now_ns = bpf_ktime_get_ns() };
 
 	bpf_for_each_map_elem(&runs, flush_one, &flush, 0);
 	return 0;
+}
+
+/* Run by user space now and then, and once more at the end. */
+SECTION("syscall")
+int dpuflow_flush(void *ctx)
+{
+	return flush_all();
+}
+
+/* The same where programs of user space may not take locks (Linux 6.1 and before): softirqs wait meanwhile. */
+SECTION("tc")
+int dpuflow_flush_tc(struct __sk_buff *skb)
+{
+	return flush_all();
 }

@@ -4,7 +4,7 @@
 #ifndef DPUFLOW_PROGRAMS_H
 #define DPUFLOW_PROGRAMS_H
 
-#include "store.h"
+#include "stamp.h"
 
 /* The headers of whatever judge_usual() does not know, copied to the stack: they may lie in several pieces. */
 static __always_inline enum verdict judge_copied(void *ctx, int xdp, __u32 len, __u32 tag, struct found *found)
@@ -39,7 +39,7 @@ static __always_inline void capture(void *ctx, int xdp, __u32 len, void *data, v
 	if (verdict == UNUSUAL)
 		verdict = judge_copied(ctx, xdp, len, tag, &found);
 	if (verdict == WANTED) {
-		packet.time_ns = bpf_ktime_get_ns();
+		packet.time_ns = stamp(ctx, xdp, direction, count);
 		packet.captured = packet.wire_len < settings.snaplen ? packet.wire_len : settings.snaplen;
 		take(ctx, xdp, data, data_end, &packet, &found, count);
 	} else if (verdict == NOT_WANTED) {

@@ -56,14 +56,22 @@ static __always_inline void describe(struct dpuflow_ring_packet *record, const s
 	record->kind = DPUFLOW_RING_PACKET;
 }
 
-/* The first bytes of the packet behind `record`, wherever they lie. */
+/* The first bytes of the packet behind `record`, at most `room`, wherever they lie. */
 static __always_inline long copy(void *ctx, int xdp, const struct packet *packet,
-				 struct dpuflow_ring_packet *record, __u64 bytes)
+				 struct dpuflow_ring_packet *record, __u64 bytes, __u64 room)
 {
 	__u8 *to = (__u8 *)(record + 1);
 
+	/* Lest the compiler drop or join what the verifier needs: that of Linux 6.1 knows the bounds of a value, not
+	 * those of its copies or of what it was made from. */
+	asm volatile("" : "+r"(bytes));
+	if (bytes > room)
+		return -1;
+	asm volatile("" : "+r"(bytes));
+	if (bytes < ETHERNET)
+		return -1;
 	if (xdp || !packet->tag)
-		return bytes < ETHERNET ? -1 : load(ctx, xdp, 0, to, bytes);
+		return load(ctx, xdp, 0, to, bytes);
 	if (bytes < ETHERNET + 4 || load(ctx, xdp, 0, to, 12))
 		return -1;
 	__builtin_memcpy(to + 12, &packet->tag, 4);
@@ -82,7 +90,7 @@ static __always_inline long copy_small(void *ctx, int xdp, void *data, void *dat
 	if (!packet->tag &&
 	    !copy_short(record + 1, data, data_end, bytes, room == 64 ? 56 : 64, room == 64 ? 8 : 64))
 		return 0;
-	return copy(ctx, xdp, packet, record, bytes);
+	return copy(ctx, xdp, packet, record, bytes, room);
 }
 
 /* A CPU's own ring, which nobody else writes: neither lock nor list of records that are being written. Programs
@@ -174,7 +182,7 @@ static __always_inline int store_own(void *ctx, int xdp, void *data, void *data_
 		if ((room) <= DPUFLOW_CLASS_1 ?                                                               \
 			    copy_small(ctx, xdp, data, data_end, packet, record, bytes,                       \
 				       (room) <= DPUFLOW_CLASS_1 ? (room) : DPUFLOW_CLASS_1) :                \
-			    copy(ctx, xdp, packet, record, bytes)) {                                          \
+			    copy(ctx, xdp, packet, record, bytes, room)) {                                          \
 			DISCARD(record);                                                                       \
 			count->unreadable++;                                                                   \
 		} else {                                                                                      \

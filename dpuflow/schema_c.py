@@ -41,7 +41,7 @@ def header_text() -> str:
     numbers |= {
         f"MAX_{name}": getattr(schema_ring, f"MAX_{name}") for name in ("HOSTS", "PORTS", "QPS", "VLANS")
     }
-    numbers |= {name: getattr(schema_ring, name) for name in ("CELL_RECORD",)}
+    numbers |= {name: getattr(schema_ring, name) for name in ("CELL_RECORD", "PHC_SPAN_NS")}
     numbers |= {f"CLASS_{k}": size for k, size in enumerate(schema_ring.SIZE_CLASSES)}
     parts = [
         "/* SPDX-License-Identifier: GPL-2.0-only */",

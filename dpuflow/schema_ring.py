@@ -83,7 +83,8 @@ RING_RUN: Final = make_record(
 
 COUNTERS: Final = make_record(
     "counters",
-    "What became of each packet that an interface handed over, one such row per CPU; their sum was seen.",
+    "What became of each packet that an interface handed over, one such row per CPU; their sum was seen,"
+    " the last one apart.",
     ("captured", "u8", "packets", "put into the ring"),
     ("folded", "u8", "packets", "counted into a run in the ring, in messages mode"),
     ("not_wanted", "u8", "packets", "left out by the filters"),
@@ -92,7 +93,11 @@ COUNTERS: Final = make_record(
     ("cut", "u8", "packets", "too short for the headers they claim to have; left out"),
     ("ring_full", "u8", "packets", "lost: the ring had no room"),
     ("unreadable", "u8", "packets", "lost: the kernel would not give their bytes"),
+    ("no_stamp", "u8", "packets", "of them all: the NIC should have stamped them, and the kernel did"),
 )
+
+BESIDE: Final = ("no_stamp",)
+"""Counters that tell more of packets which another one counts."""
 
 COUNTER_NAMES: Final = ("seen", *(field.name for field in COUNTERS.fields))
 """As user space has them."""
@@ -120,10 +125,26 @@ SETTINGS: Final = make_record(
     ("iface", "u4", "", "number of the interface in records"),
     ("cell_mask", "u4", "B", "size of each CPU's own ring minus 1; 0: the kernel's ring buffer alone"),
     ("ordered", "u4", "", "1 where the processor does not reorder stores: a plain one publishes a record"),
-    ("reserved", "u4", "", "0"),
+    ("hardware", "u4", "", "1 where the NIC stamps what comes, with the clock of PHC"),
 )
 
-RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS)
+PHC: Final = make_record(
+    "phc",
+    "How the NIC's clock stands to the kernel's monotonic one, two times, of which one is being written.",
+    ("which", "u8", "", "0 or 1: the half to use"),
+    *(
+        row
+        for half in (0, 1)
+        for row in (
+            (f"nic_{half}", "u8", "ns", "the NIC's clock when both were read"),
+            (f"time_{half}", "u8", "ns", "the monotonic clock then"),
+            (f"rate_{half}", "u8", "2^-32", "how much faster that one runs, signed"),
+        )
+    ),
+)
+PHC_SPAN_NS: Final = 1 << 36  # a stamp further from the reading than a minute is none of this clock
+
+RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS, PHC)
 
 
 def layout_number() -> int:

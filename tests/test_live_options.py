@@ -33,6 +33,8 @@ WRONG = [
     (("--backend", "guess"), "--backend"),
     (("--backend", "afpacket", "--hook", "xdp"), "--backend afpacket has no hooks"),
     (("--backend", "bcc", "--mode", "messages"), "--backend bcc has packets mode alone"),
+    (("--backend", "afpacket", "--timestamps", "hardware"), "--timestamps hardware needs --backend ebpf"),
+    (("--hook", "xdp-generic", "--timestamps", "hardware"), "hardware stamps are to be had at the hooks"),
     (("--mode", "messages", "-w", "-"), "--mode messages writes one column file"),
     (("--mode", "messages", "-w", "x", "--rotate-size", "1M"), "--mode messages writes one column file"),
     (("--rotate-size", "1M"), "--rotate-size and --rotate-time need a file"),

@@ -186,6 +186,19 @@ def _given(name: str) -> bool:
     " cannot be told: for rates and marks alone.",
 )
 @click.option(
+    "--timestamps",
+    type=click.Choice(["auto", "kernel", "hardware"]),
+    default="auto",
+    show_default=True,
+    help="hardware: the NIC's stamps of received packets, in wall time; auto: those, where the NIC has been"
+    " told to stamp (hwstamp_ctl), else the kernel's.",
+)
+@click.option(
+    "--promiscuous",
+    is_flag=True,
+    help="Have the NIC take packets that are addressed to others, as mirrored traffic is.",
+)
+@click.option(
     "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."
 )
 @click.option(
@@ -207,8 +220,9 @@ def capture(
     interfaces: tuple[str, ...], path: str | None, mode: str, duration: float | None, count: int | None,
     snaplen: int, expression: str | None,
     protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
-    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, peer: str, copy_by: str,
-    production: str, sample_packets: int, rotate_size: int, rotate_time: float, files: int, quiet: bool,
+    vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, timestamps: str,
+    promiscuous: bool, peer: str, copy_by: str, production: str, sample_packets: int, rotate_size: int,
+    rotate_time: float, files: int, quiet: bool,
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
 
@@ -230,6 +244,8 @@ def capture(
     for name in ("peer", "copy_by", "production", "sample_packets"):
         if backend != "doca" and _given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend doca.")
+    if timestamps == "hardware" and backend != "ebpf":
+        raise click.UsageError("--timestamps hardware needs --backend ebpf.")
     if files and not (rotate_size or rotate_time):
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
@@ -251,7 +267,7 @@ def capture(
             qps, vlans = wanted.qps, wanted.vlans
         options = LiveOptions(
             interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode,
-            DocaOptions(peer, copy_by, production, sample_packets),
+            DocaOptions(peer, copy_by, production, sample_packets), timestamps, promiscuous,
         )  # fmt: skip
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None

@@ -21,6 +21,7 @@ from dpuflow.kernels import packets as kernel
 from dpuflow.kernels import ring
 from dpuflow.live.base import OUT_BYTES, find_interface
 from dpuflow.live.clock import StampClock, WallClock
+from dpuflow.live.nic import take_all
 from dpuflow.live.options import address_words
 from dpuflow.schema_ring import COUNTER_NAMES
 
@@ -59,6 +60,8 @@ class PacketCapture:
         with contextlib.ExitStack() as stack:
             self._sockets = []
             for number, interface in enumerate(self.interfaces):
+                if options.promiscuous:
+                    stack.enter_context(take_all(interface.index, interface.name))
                 opened = _Socket(interface, number, blocks, int(self._wanted[kernel.P_SNAPLEN]))
                 stack.callback(opened.close)
                 self._sockets.append(opened)

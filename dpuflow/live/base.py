@@ -34,6 +34,8 @@ class Interface:
     name: str
     index: int
     mac: bytes
+    clock: str = ""
+    """What stamps its packets, in words, where it is not the kernel."""
 
     def exists(self) -> bool:
         """Whether it is still there, and still the same one."""

@@ -39,6 +39,8 @@ def interface_block(interface: Interface, snaplen: int, filter_text: str) -> byt
         (11, b"\x00" + filter_text.encode()),
         (12, os.uname().sysname.encode()),
     ]
+    if interface.clock:
+        options.append((_COMMENT, interface.clock.encode()))
     return _block(_INTERFACE, struct.pack("<HHI", LINKTYPE_ETHERNET, 0, snaplen), options)
 
 

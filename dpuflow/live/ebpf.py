@@ -15,6 +15,7 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, libbpf, place
 from dpuflow.live.base import find_interface
 from dpuflow.live.clock import StampClock
+from dpuflow.live.nic import take_all
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import ALL, Ring
 from dpuflow.live.watchdog import watch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # What a program may take from its stamp to the record, so that what is older is complete on all CPUs and the
 # records of all can be put in order; many times what it does take.
 _GUARD_NS = 20_000
+# The same for the NIC's stamps, which are older by the time that a packet waits for the driver.
+_NIC_GUARD_NS = 2_000_000
 _SETTLED_S = 2 * schema_ring.RUN_NS / 1e9  # by then all runs have stood long enough
 
 
@@ -51,10 +54,14 @@ class EbpfCapture:
             stack.callback(self.ring.close)
             clock_ns = self.clock.start.real_ns
             for number, interface in enumerate(self.interfaces):
+                if options.promiscuous:
+                    stack.enter_context(take_all(interface.index, interface.name))
                 each = place.Place(number, interface, options, clock_ns, self.ring, compile)
                 self._places.append(each)
                 stack.callback(each.close)
             self.hooks = ", ".join(sorted({each.hook for each in self._places}))
+            self.interfaces = [each.interface for each in self._places]
+            self._guard_ns = _NIC_GUARD_NS if any(each.stamped_by_nic for each in self._places) else _GUARD_NS
             self._dismiss = self._watch()
             self._stack = stack.pop_all()
 
@@ -70,8 +77,13 @@ class EbpfCapture:
 
     def read(self, out: Bytes, at: int) -> int:
         """Move what is in the ring to ``out`` from ``at`` on, as much as fits; where it ends."""
-        limit = time.monotonic_ns() + self.clock.start.real_ns - _GUARD_NS if self._attached else ALL
+        limit = time.monotonic_ns() + self.clock.start.real_ns - self._guard_ns if self._attached else ALL
         return self.ring.drain(out, at, self.tally, limit)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is to be told of the stamps at the end."""
+        return [text for each in self._places for text in each.warnings()]
 
     def ring_share(self) -> float:
         """How much of the ring is filled now, 0 to 1."""
@@ -95,10 +107,10 @@ class EbpfCapture:
                 unused.callback(fresh[-1].close)
             before = self._put(fresh)
             unused.pop_all()
-        self._options = options
+        messages, self._options = self._options.mode == "messages", options
         dismiss, self._dismiss = self._dismiss, self._watch()  # of filters that are there no more
         dismiss()
-        if any(place.FLUSH in programs.fds for programs in before):
+        if messages:
             time.sleep(_SETTLED_S)
         for programs in before:
             place.flush(programs)
@@ -165,7 +177,7 @@ def load_once() -> None:
     """Load all programs and give them back. Raises MissingError, DpuflowError."""
     ring = Ring.of_bytes(1 << 17)
     try:
-        for mode, more in (("packets", ()), ("messages", (place.FLUSH,))):
+        for mode, more in (("packets", ()), ("messages", (place.FLUSH_TC,))):
             programs = (place.IN, place.OUT, place.XDP, *more)
             settings = LiveOptions(("lo",)).settings(0, 0)
             ring.set(settings)

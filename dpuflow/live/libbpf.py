@@ -27,6 +27,7 @@ _BROUGHT: Final = Path(__file__).with_name("libbpf.so.1")  # by a package for a 
 _said: list[str] = []
 _ARRAY, _PERCPU_ARRAY, _RINGBUF = 2, 6, 27  # enum bpf_map_type
 _MMAPABLE: Final = 1 << 10  # BPF_F_MMAPABLE
+_DEVICE_BOUND: Final = 1 << 6  # BPF_F_XDP_DEV_BOUND_ONLY
 
 
 def _listen(level: int, form: bytes | None, arguments: Any) -> int:
@@ -75,6 +76,8 @@ def library() -> ctypes.CDLL:
         ("bpf_map__initial_value", _Pointer, (_Pointer, ctypes.POINTER(ctypes.c_size_t))),
         ("bpf_program__name", ctypes.c_char_p, (_Pointer,)),
         ("bpf_program__fd", ctypes.c_int, (_Pointer,)),
+        ("bpf_program__set_ifindex", None, (_Pointer, ctypes.c_uint32)),
+        ("bpf_program__set_flags", ctypes.c_int, (_Pointer, ctypes.c_uint32)),
         ("bpf_program__set_autoload", ctypes.c_int, (_Pointer, ctypes.c_bool)),
         ("bpf_link_create", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int, _Pointer)),
         ("bpf_link_update", ctypes.c_int, (ctypes.c_int, ctypes.c_int, _Pointer)),
@@ -124,8 +127,11 @@ class Loaded:
         programs: tuple[str, ...],
         settings: NDArray[np.void],
         maps: dict[str, int],
+        device: int = 0,
     ) -> None:
         """Load ``programs`` with ``settings``, with ``maps`` (descriptors by name) in place of their own.
+
+        With ``device``, an interface's index, they are bound to it, and may ask its driver.
 
         Raises MissingError, DpuflowError.
         """
@@ -135,7 +141,7 @@ class Loaded:
             raise DpuflowError(f"{path}: {last_words() or os.strerror(ctypes.get_errno())}")
         try:
             self._set(path, settings)
-            self._choose(programs)
+            self._choose(programs, device)
             for name, fd in maps.items():
                 lib.bpf_map__reuse_fd(self._map(name), fd)
             status = lib.bpf_object__load(self._object)
@@ -171,10 +177,14 @@ class Loaded:
                 return
         raise DpuflowError(f"{path}: made for another version of dpuflow; make it again with `make bpf`")
 
-    def _choose(self, programs: tuple[str, ...]) -> None:
+    def _choose(self, programs: tuple[str, ...], device: int) -> None:
         lib, program = library(), None
         while program := lib.bpf_object__next_program(self._object, program):
-            lib.bpf_program__set_autoload(program, lib.bpf_program__name(program).decode() in programs)
+            name = lib.bpf_program__name(program).decode()
+            lib.bpf_program__set_autoload(program, name in programs)
+            if device and name.endswith("_xdp"):
+                lib.bpf_program__set_ifindex(program, device)
+                lib.bpf_program__set_flags(program, _DEVICE_BOUND)
 
     def close(self) -> None:
         """Give the programs and maps back; what is attached by a link stays as long as the link."""
@@ -184,14 +194,19 @@ class Loaded:
 
 
 class _Run(ctypes.Structure):
-    """struct bpf_test_run_opts, as far as a program without input needs it."""
+    """struct bpf_test_run_opts, as far as a program needs it whose input and output nobody looks at."""
 
-    _fields_ = (("size", ctypes.c_size_t), ("rest", ctypes.c_uint8 * 72))
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("data", ctypes.c_void_p), ("out", ctypes.c_void_p)),
+        *(("data_size", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 52)),
+    )
 
 
-def run_program(fd: int) -> None:
-    """Run a program of type syscall once."""
-    status = library().bpf_prog_test_run_opts(fd, ctypes.byref(_Run(ctypes.sizeof(_Run))))
+def run_program(fd: int, frame: bytes = b"") -> None:
+    """Run a program of type syscall once, or one of another type on ``frame``."""
+    data = ctypes.create_string_buffer(frame, len(frame)) if frame else None
+    run = _Run(ctypes.sizeof(_Run), ctypes.addressof(data) if data else None, None, len(frame))
+    status = library().bpf_prog_test_run_opts(fd, ctypes.byref(run))
     if status < 0:
         raise DpuflowError(f"a program for user space cannot be run ({os.strerror(-status)}): {last_words()}")
 
@@ -254,4 +269,4 @@ def read_counters(fd: int) -> dict[str, int]:
     if lib.bpf_map_lookup_elem(fd, ctypes.byref(key), rows.ctypes.data) < 0:
         raise DpuflowError(f"the counters cannot be read: {os.strerror(ctypes.get_errno())}")
     named = {name: int(rows[name].sum()) for name in ring.COUNTER_NAMES[1:]}
-    return {"seen": sum(named.values())} | named
+    return {"seen": sum(n for name, n in named.items() if name not in ring.BESIDE)} | named

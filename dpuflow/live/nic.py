@@ -10,10 +10,13 @@ import socket
 import struct
 from typing import Final
 
+from dpuflow.errors import DpuflowError, MissingError
+
 _GETLINK, _NEWLINK, _ERROR = 18, 16, 2
 _REQUEST: Final = 1
 _STATS64: Final = 23  # IFLA_STATS64
 _ANSWER: Final = 1 << 16
+_SOL_PACKET, _ADD_MEMBERSHIP, _PROMISCUOUS = 263, 1, 1
 
 _PLACES: Final = {
     "rx_errors": 4,
@@ -52,6 +55,23 @@ def read_nic(index: int) -> dict[str, int] | None:
             return {name: words[place] for name, place in _PLACES.items()}
         at += max(size + 3 & ~3, 4)
     return None
+
+
+def take_all(index: int, name: str) -> socket.socket:
+    """Have the NIC hand over packets addressed to others, too, as long as the socket is open (packet(7)).
+
+    The kernel counts who wants that, and forgets those that have died. Raises MissingError, DpuflowError.
+    """
+    try:
+        held = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    except PermissionError:
+        raise MissingError(f"{name}: --promiscuous needs CAP_NET_RAW, or root") from None
+    try:
+        held.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, struct.pack("=iHH8s", index, _PROMISCUOUS, 0, b""))
+    except OSError as error:
+        held.close()
+        raise DpuflowError(f"{name}: it does not become promiscuous ({error.strerror})") from None
+    return held
 
 
 class NicCounters:

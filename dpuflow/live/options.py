@@ -26,6 +26,7 @@ PROTOCOLS: Final = {
 }
 MODES: Final = ("packets", "messages")
 HOOKS: Final = ("auto", "tcx", "clsact", "xdp", "xdp-generic")
+TIMESTAMPS: Final = ("auto", "kernel", "hardware")
 MAX_SAMPLE: Final = 16
 
 
@@ -66,6 +67,8 @@ class LiveOptions:
     hook: str = "auto"
     mode: str = "packets"
     doca: DocaOptions = DocaOptions()
+    timestamps: str = "auto"
+    promiscuous: bool = False
 
     def __post_init__(self) -> None:
         """Raise OptionError for what cannot be."""
@@ -82,9 +85,15 @@ class LiveOptions:
         ):
             if len(values) > most:
                 raise OptionError(f"{len(values)} {what} are named, and at most {most} can be")
-        for word, value, words in (("mode", self.mode, MODES), ("hook", self.hook, HOOKS)):
+        for word, value, words in (
+            ("mode", self.mode, MODES),
+            ("hook", self.hook, HOOKS),
+            ("stamp", self.timestamps, TIMESTAMPS),
+        ):
             if value not in words:
                 raise OptionError(f"{value!r} is no {word}: {', '.join(words)}")
+        if self.timestamps == "hardware" and self.hook == "xdp-generic":
+            raise OptionError("hardware stamps are to be had at the hooks tcx, clsact and xdp")
         if self.snaplen and not MIN_SNAPLEN <= self.snaplen <= ring.MAX_SNAPLEN:
             raise OptionError(
                 f"snap length {self.snaplen}: it lies between {MIN_SNAPLEN}, which the headers need, and"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpuflow.errors import DpuflowError, MissingError
 from dpuflow.live import attach, libbpf
 from dpuflow.live.base import object_path
 from dpuflow.live.compiled import Compiled
+from dpuflow.live.phc import NicClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from dpuflow.live.options import LiveOptions
     from dpuflow.live.ring import Ring
 
-IN, OUT, XDP, FLUSH = "dpuflow_in", "dpuflow_out", "dpuflow_xdp", "dpuflow_flush"
+IN, OUT, XDP = "dpuflow_in", "dpuflow_out", "dpuflow_xdp"
+FLUSH, FLUSH_TC = "dpuflow_flush", "dpuflow_flush_tc"  # the second one where the kernel refuses the first
+_FRAME = bytes(64)  # which the second one does not look at
 
 Programs = libbpf.Loaded | Compiled
 
@@ -43,26 +47,62 @@ class Place:
         self._number, self._clock_ns, self._ring, self._compile = number, clock_ns, ring, compile
         self._on: dict[str, attach.Link | attach.Filter] = {}
         with ExitStack() as stack:
+            self._nic = self._clock(options)
+            if self._nic is not None:
+                stack.callback(self._nic.close)
             self._counters_fd = libbpf.create_counters()
             stack.callback(os.close, self._counters_fd)
-            self._programs = self.load(options)
+            self._programs = self._first(options)
             stack.callback(lambda: self._programs.close())
             with ExitStack() as attached:
                 self.hook = self._attach(options.hook, attached)
                 self._attached = attached.pop_all()
+            if self._nic is not None:
+                self.interface = replace(interface, clock=self._nic.text())
             self._stack = stack.pop_all()
+
+    def _clock(self, options: LiveOptions) -> NicClock | None:
+        """The NIC's clock, if its stamps are to be taken. Raises DpuflowError where they must."""
+        if options.timestamps == "kernel" or self._compile or options.hook == "xdp-generic":
+            return None
+        try:
+            return NicClock.of(self.interface.name)
+        except DpuflowError:
+            if options.timestamps == "hardware":
+                raise
+            return None
+
+    def _first(self, options: LiveOptions) -> Programs:
+        """The first programs; with the kernel's stamps where the driver gives none, unless it must."""
+        try:
+            return self.load(options)
+        except DpuflowError:
+            if self._nic is None or options.timestamps == "hardware":
+                raise
+            self._nic = None  # closed with the rest
+            return self.load(options)
 
     def load(self, options: LiveOptions) -> Programs:
         """The programs that ``options`` ask for here. Raises MissingError, DpuflowError."""
         settings = options.settings(self._number, self._clock_ns)
         self._ring.set(settings)
         maps = self._ring.maps() | {"counters": self._counters_fd}
-        names: tuple[str, ...] = (XDP,) if options.hook.startswith("xdp") else (IN, OUT)
+        xdp = options.hook.startswith("xdp")
+        names: tuple[str, ...] = (XDP,) if xdp else (IN, OUT)
         if self._compile:
             return Compiled(names, settings, maps)
-        if options.mode == "messages":
-            names += (FLUSH,)
-        return libbpf.Loaded(made(options.mode), names, settings, maps)
+        path, device = made(options.mode), 0
+        if self._nic is not None:
+            settings["hardware"] = 1
+            maps["phc"] = self._nic.fd
+            if xdp:
+                path, device = made(f"{options.mode}_hardware"), self.interface.index
+        if options.mode != "messages":
+            return libbpf.Loaded(path, names, settings, maps, device)
+        try:
+            return libbpf.Loaded(path, (*names, FLUSH), settings, maps, device)
+        except DpuflowError:
+            return libbpf.Loaded(path, (*names, FLUSH_TC), settings, maps, device)
 
     def _attach(self, hook: str, attached: ExitStack) -> str:
         """Attach the programs; where, in words."""
@@ -113,9 +153,22 @@ class Place:
         return before
 
     def counters(self) -> dict[str, int]:
-        """The COUNTERS since the start, whichever programs counted."""
+        """The COUNTERS since the start, whichever programs counted. Reads the NIC's clock, too."""
+        if self._nic is not None:
+            self._nic.sample()
         flush(self._programs)
         return libbpf.read_counters(self._counters_fd)
+
+    def warnings(self) -> list[str]:
+        """What is to be told of the stamps."""
+        if self._nic is None or not self._nic.steps:
+            return []
+        return [f"{self.interface.name}: the NIC's clock {self._nic.device} was set {self._nic.steps} times"]
+
+    @property
+    def stamped_by_nic(self) -> bool:
+        """Whether stamps may be older than the program that writes them."""
+        return self._nic is not None
 
     def detach(self) -> None:
         """Take the programs off the interface."""
@@ -131,6 +184,8 @@ def flush(programs: Programs) -> None:
     """End the runs of messages mode that have stood long."""
     if FLUSH in programs.fds:
         libbpf.run_program(programs.fds[FLUSH])
+    elif FLUSH_TC in programs.fds:
+        libbpf.run_program(programs.fds[FLUSH_TC], _FRAME)
 
 
 def made(mode: str) -> Path:

@@ -18,6 +18,7 @@ _WORDS = {
     "cut": "too short for their headers, left out",
     "ring_full": "LOST because the ring was full (a larger --buffer, a filter or a smaller --snaplen help)",
     "unreadable": "LOST because the kernel would not give their bytes",
+    "no_stamp": "stamped by the kernel, as the NIC gave no stamp",
     "rx_missed_errors": "LOST in the NIC, which had no buffers left (a larger receive ring: ethtool -G)",
     "rx_fifo_errors": "LOST in the NIC, whose queue ran over",
     "rx_dropped": "dropped by the interface (rx_dropped), some perhaps after they were captured",

@@ -14,6 +14,7 @@ import dpkt
 import pytest
 from network import HERE, Pair, run
 from readings_live import counters_of, packets_of
+from send import frames
 
 from dpuflow.ingest import ingest
 
@@ -308,3 +309,35 @@ def test_packets_of_several_cpus_are_in_order(pair: Pair, nccl: list[Path], tmp_
     assert [sum(packet.direction == way for packet in packets) for way in (1, 2)] == sent
     stamps = [packet.time_ns for packet in packets]
     assert stamps == sorted(stamps)
+
+
+@pytest.mark.parametrize("backend", ["ebpf", "afpacket"])
+def test_what_is_addressed_to_others_is_taken_from_several_interfaces(
+    pair: Pair, nccl: list[Path], tmp_path: Path, backend: str
+) -> None:
+    """As on a card's interfaces that get mirrored traffic; promiscuous as long as the process lives."""
+    file = tmp_path / "x.pcapng"
+
+    def promiscuity(device: str) -> int:
+        (row,) = json.loads(run("ip", "-n", pair.b, "-d", "-j", "link", "show", device))
+        return int(row["promiscuity"])
+
+    run("ip", "-n", pair.a, "link", "add", "west2", "type", "veth", "peer", "name", "east2", "netns", pair.b)
+    for space, device in ((pair.a, "west2"), (pair.b, "east2")):
+        run("ip", "-n", space, "link", "set", device, "mtu", "9000", "up")
+    both, options = ("-i", "east", "-i", "east2"), ("--backend", backend, "--promiscuous")
+    with pair.capturing(pair.b, *both, "-w", str(file), "--protocol", "any", *options) as capture:
+        assert [promiscuity(device) for device in ("east", "east2")] == [1, 1]
+        sent = [pair.send(pair.a, device, *nccl) for device in ("west", "west2")]
+        addresses = {frame[:6] for frame in frames(nccl[0])}
+        assert not any(bytes.fromhex(mac.replace(":", "")) in addresses for mac in macs(pair))
+    packets = packets_of(file)
+    assert [sum(packet.interface == number for packet in packets) for number in (0, 1)] == sent
+    assert capture.status == 0
+    with pair.capturing(pair.b, *both, *options) as capture:
+        capture.end(signal.SIGKILL)
+    assert [promiscuity(device) for device in ("east", "east2")] == [0, 0]
+
+
+def macs(pair: Pair) -> list[str]:
+    return [row["address"] for row in json.loads(run("ip", "-n", pair.b, "-j", "link", "show"))]

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from network import Pair
+from network import Pair, inside
 from send import frames
 from test_filters_live import pcap_of
 
+from dpuflow.errors import DpuflowError
 from dpuflow.ingest import ingest
+from dpuflow.live import libbpf, place
+from dpuflow.live.capture import LiveCapture
+from dpuflow.live.options import LiveOptions
 from dpuflow.live.record import journal_of
 from dpuflow.schema import MESSAGE
 from dpuflow.tables import CaptureTables
@@ -132,3 +136,29 @@ def test_nothing_but_the_column_file_is_left(pair: Pair, nccl: list[Path], tmp_p
     with pair.capturing(pair.b, "-i", "east", "-w", str(tmp_path / "x.dpuflow"), "--mode", "messages"):
         pair.send(pair.a, "west", *nccl)
     assert [file.name for file in tmp_path.iterdir()] == ["x.dpuflow"]
+
+
+def test_runs_end_where_programs_of_user_space_may_not_lock(
+    pair: Pair, nccl: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Linux 6.1 and before, where the kernel refuses the program that ends runs elsewhere."""
+    load = libbpf.Loaded.__init__
+
+    def refuse(self: libbpf.Loaded, path: Path, names: tuple[str, ...], *more: object) -> None:
+        if place.FLUSH in names:
+            self._object = None
+            raise DpuflowError("sleepable progs cannot use bpf_spin_lock yet")
+        load(self, path, names, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(libbpf.Loaded, "__init__", refuse)
+    with inside(pair.b):
+        capture = LiveCapture(LiveOptions(("east",), protocols=("any",), mode="messages"))
+        try:
+            sent = pair.send(pair.a, "west", *nccl)
+            for _ in capture.pieces(duration_s=0.3):
+                pass
+        finally:
+            capture.close()
+    summary = capture.summary()
+    assert summary.counters[0]["folded"] > 5000
+    assert summary.status.packets == summary.counters[0]["seen"] == sent
