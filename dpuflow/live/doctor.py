@@ -172,9 +172,22 @@ def _interface(name: str) -> Check:
     def look() -> str:
         find_interface(name)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-            return "can be captured from" + ("" if _is_up(control, name) else ", but is down")
+            up = "" if _is_up(control, name) else ", but is down"
+        return f"can be captured from{up}; {_stamps(name)}"
 
     return replace(_tried(name, look), needed=True)
+
+
+def _stamps(name: str) -> str:
+    """Whose stamps its packets get."""
+    from dpuflow.live.phc import clock_of, stamps_what_comes
+
+    clock = clock_of(name)
+    if clock is None:
+        return "the kernel stamps packets"
+    if stamps_what_comes(name):
+        return f"its NIC stamps received packets (/dev/ptp{clock})"
+    return f"the kernel stamps packets; the NIC's clock /dev/ptp{clock} can (hwstamp_ctl -i {name} -r 1)"
 
 
 def _is_up(control: socket.socket, name: str) -> bool:
