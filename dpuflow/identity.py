@@ -101,7 +101,7 @@ def seen_whole(joined: Joined) -> frozenset[int] | None:
     """
     present = np.zeros(len(joined.endpoints), bool)
     for column in ("src", "dst"):
-        present[joined.transfers[column]] = True
+        present |= np.bincount(joined.transfers[column], minlength=len(present)) > 0
     ends = set(np.flatnonzero(present).tolist())
     own = {endpoint for rows in joined.local for endpoint in rows}
     return frozenset(own & ends) if len(ends - own) > 1 and all(joined.local) else None

@@ -203,7 +203,7 @@ def _passed_on(hops: Sequence[tuple[Lane, Lane]], behind: int, period: int = 1) 
     """
     same = seen = 0
     for came, goes in hops:
-        if len(goes.sizes) <= behind:
+        if len(goes.sizes) <= behind or not came.samples.any():
             continue
         before, after = came.samples[:, : len(came.sizes) - behind], goes.samples[:, behind:]
         other = np.arange(behind, len(goes.sizes)) % period >= behind if behind else True
