@@ -95,7 +95,8 @@ def _stragglers(
             for each in result.what_if
             if len(together) == 1 and each.endpoint == together[0].endpoint
         ]
-        taken = max(_share(known, rows), *saved, 0.0)
+        begin = _began(known, rows, together[0]) if len(together) == 1 else None
+        taken = max(_share(known, rows, begin), *saved, 0.0)
         yield Finding(
             id=0,
             condition="straggler",
@@ -130,15 +131,26 @@ def _late_rows(known: Known, row: Lateness) -> NDArray[np.int64]:
     return np.flatnonzero(whole)
 
 
-def _share(known: Known, rows: NDArray[np.int64]) -> float:
-    """Of all ranks' time, the share that they waited for these entries."""
+def _began(known: Known, rows: NDArray[np.int64], row: Lateness) -> int | None:
+    """From when on a rank is steadily late: what lies before, start-up and warm-up, dilutes no share."""
+    if row.steadiness != "persistent":
+        return None
+    seen = known.entries.enter_ns[rows]
+    first = _first(seen, 0)
+    return max(row.since_ns, first) if row.since_ns is not None else first
+
+
+def _share(known: Known, rows: NDArray[np.int64], begin_ns: int | None = None) -> float:
+    """Of all ranks' time, from ``begin_ns`` on if given, the share that they waited for these entries."""
     entries = known.entries
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     if not len(rows) or not seen.any():
         return 0.0
-    span = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min())
+    begin = int(entries.enter_ns[seen].min()) if begin_ns is None else begin_ns
+    span = int(entries.leave_ns[seen].max()) - begin
     peers = float(np.median(np.diff(entries.offsets)[entries.collective[rows]])) - 1
-    return float(known.charges.wait_ns[rows].sum()) / max(peers * span, 1)
+    rows = rows[entries.enter_ns[rows] >= begin]
+    return min(float(known.charges.wait_ns[rows].sum()) / max(peers * span, 1), 1.0)
 
 
 def _summary(together: Sequence[Lateness], known: Known, result: Analysis) -> str:

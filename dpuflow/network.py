@@ -198,42 +198,41 @@ def _too_often(flows: Rows) -> NDArray[np.bool_]:
 def find_losses(
     captures: Sequence[CaptureTables], joined: Joined, result: Analysis, cost_share: float
 ) -> Iterator[Finding]:
-    """One finding a sender, as severe as the time that it cost.
+    """One finding for each place where packets are lost, as severe as the time that it cost.
 
-    ``cost_share``: of the job's time, what ranks waited because of the network.
+    The place is the endpoint that most of what came again was from or to. ``cost_share``: of the job's time,
+    what ranks waited because of the network.
     """
     from dpuflow.kernels.links import AGAIN
 
     flows = joined.flows
-    bad = np.flatnonzero(_too_often(flows))
-    by_sender: dict[int, list[int]] = {}
-    for number in bad.tolist():
-        by_sender.setdefault(int(flows["src"][number]), []).append(number)
-
-    def again(numbers: list[int]) -> int:
-        return int(flows["retransmitted"][numbers].sum())
-
     sent = _ByEnd(joined, "src")
-    for sender, numbers in sorted(by_sender.items(), key=lambda item: -again(item[1])):
-        packets = int(flows["packets"][numbers].sum())
-        few = again(numbers) < FEWEST
-        columns = sent.columns(sender)
-        held_ns = _held_up_ns(columns)
+    for place, numbers in _lossy_places(flows):
+        senders = sorted({int(flows["src"][n]) for n in numbers}, key=lambda end: end != place)
+        again, packets = (int(flows[name][numbers].sum()) for name in ("retransmitted", "packets"))
+        held, shown = [], []
+        for sender in senders:
+            columns = sent.columns(sender)
+            held.append(_held_up(columns))
+            shown.append((sent[sender], columns[AGAIN].copy()))
+        held_ns = _together_ns(np.concatenate(held, axis=1))
         share = held_ns / max(joined.end_ns - joined.start_ns, 1)
         # Messages that nobody waited for cost the job nothing: both must be large.
         much = min(share, cost_share) >= CRITICAL_SHARE
+        others = {int(flows[name][n]) for n in numbers for name in ("src", "dst")} - {place}
+        ways = "from" if len(senders) == 1 else "from and to"
         yield Finding(
             id=0,
             condition="packet_loss",
             runbook="docs/report.md#packet_loss",
-            endpoints=[sender, *sorted({int(flows["dst"][n]) for n in numbers})],
+            endpoints=[place, *sorted(others)],
             start_ns=int(flows["first_ns"][numbers].min()),
             end_ns=int(flows["last_ns"][numbers].max()),
             severity="info" if share < SMALL_SHARE else "critical" if much else "warning",
-            confidence=0.5 if few else 0.9,
+            confidence=0.5 if again < FEWEST else 0.9,
             summary=(
-                f"{again(numbers)} of {packets} packets from {result.endpoints[sender].address} came again"
-                f" ({100 * again(numbers) / max(packets, 1):.2f} %): they or their acknowledgments were lost"
+                f"{again} of {packets} packets {ways} {result.endpoints[place].address} came again"
+                f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost"
                 f" or late. Messages were held up for {held_ns / 1e6:.1f} ms by it"
                 f" ({100 * share:.1f} % of the time)."
             ),
@@ -244,29 +243,59 @@ def find_losses(
                 "reordering",
                 "a receiver's host that was too slow to acknowledge",
             ],
-            evidence=message_evidence(captures, joined, _most(sent[sender], columns[AGAIN])),
+            evidence=message_evidence(
+                captures, joined, _most(*map(np.concatenate, zip(*shown, strict=True)))
+            ),
         )
 
 
-def _held_up_ns(columns: NDArray[np.int64]) -> int:
-    """For how long messages sent again, of a sender's, were under way longer than the others.
+def _lossy_places(flows: Rows) -> Iterator[tuple[int, list[int]]]:
+    """(endpoint, its flows that repeat too much), worst first: each flow once.
+
+    What loses packets near an endpoint loses those that it sends, those sent to it, and their ACKs: several
+    senders repeat packets for one fault.
+    """
+    left = np.flatnonzero(_too_often(flows)).tolist()
+    while left:
+        again = {n: int(flows["retransmitted"][n]) for n in left}
+        passed: dict[int, int] = {}
+        sends: dict[int, int] = {}
+        for n in left:
+            src, dst = int(flows["src"][n]), int(flows["dst"][n])
+            for end in (src, dst):
+                passed[end] = passed.get(end, 0) + again[n]
+            sends[src] = sends.get(src, 0) + again[n]
+        # Of two ends of the same flows the one that sends what is repeated.
+        place = max(passed, key=lambda end: (passed[end], sends.get(end, 0), -end))
+        mine = [n for n in left if place in (int(flows["src"][n]), int(flows["dst"][n]))]
+        yield place, mine
+        left = [n for n in left if n not in mine]
+
+
+def _held_up(columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From when to when messages sent again, of a sender's, were under way longer than the others; two rows.
 
     ``columns`` as from ``_ByEnd``. A message is held to the usual pace of the same sender's other messages;
-    where it has none, to the quickest. Messages held up at the same time count once.
+    where it has none, to the quickest.
     """
     from dpuflow.kernels.links import AGAIN, CARRIED, FROM, UNDER_WAY
 
     start, took, carried = columns[FROM], columns[UNDER_WAY], columns[CARRIED]
     again = columns[AGAIN] > 0
     if not again.any():
-        return 0
+        return np.zeros((2, 0), np.int64)
     pace = took / np.maximum(carried, 1)
     usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
     took = took[again]
     end = start[again] + took
-    begin = end - np.maximum(took - usual * carried[again], 0).astype(np.int64)
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
+    return np.stack([end - np.maximum(took - usual * carried[again], 0).astype(np.int64), end])
+
+
+def _together_ns(held: NDArray[np.int64]) -> int:
+    """The length of stretches together; what they cover at the same time counts once."""
+    if not held.shape[1]:
+        return 0
+    begin, end = held[:, np.argsort(held[0], kind="stable")]
     before = np.maximum.accumulate(np.concatenate([begin[:1], end[:-1]]))
     return int(np.maximum(end - np.maximum(begin, before), 0).sum())
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import typing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from collective_worlds import TIME_0, World, algorithm_of, captured, run_job
 
 from dpuflow.assemble import assemble
 from dpuflow.exchanges import build_exchanges
+from dpuflow.findings import Known, _began, _share
 from dpuflow.lateness import build_entries
-from dpuflow.results import Analysis, Finding
+from dpuflow.results import Analysis, Finding, Lateness
 from dpuflow.schema import Op, Transport
 from dpuflow.tables import CaptureTables, Clock, Joined
 
@@ -202,6 +205,48 @@ def test_loss_is_as_severe_as_what_it_cost(lost: int, held_ms: int, severity: st
     found = only(analysed(job(), 4, change)[0], "packet_loss")
     assert found.severity == severity, found.summary
     assert f"held up for {lost * held_ms}." in found.summary
+
+
+def test_a_long_start_up_makes_a_straggler_no_less_severe() -> None:
+    """Ten collectives without anybody late, ten with 1 ms of waiting in every 10 ms: a tenth since then."""
+    at = np.arange(20) * 10 * MS
+    entries = SimpleNamespace(
+        enter_ns=np.repeat(at, 2),
+        leave_ns=np.repeat(at + 10 * MS, 2),
+        offsets=np.arange(0, 41, 2),
+        collective=np.repeat(np.arange(20), 2),
+    )
+    wait = np.where(np.repeat(at, 2) >= 100 * MS, MS, 0) * (np.arange(40) % 2)
+    known = typing.cast(Known, SimpleNamespace(entries=entries, charges=SimpleNamespace(wait_ns=wait)))
+    rows = np.flatnonzero(wait)
+    late = typing.cast(Lateness, SimpleNamespace(steadiness="persistent", since_ns=None))
+    begin = _began(known, rows, late)
+    assert (begin, _share(known, rows)) == (100 * MS, pytest.approx(0.05))
+    assert _share(known, rows, begin) == pytest.approx(0.1)
+    late.steadiness = "transient"
+    assert _began(known, rows, late) is None
+
+
+def test_losses_around_one_node_are_one_finding() -> None:
+    """It repeats what it sends, the others what they send to it; a way between two others is another."""
+
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        flows = joined.flows
+        near = (flows["src"] == 2) | (flows["dst"] == 2)
+        flows["retransmitted"][near], flows["packets"][near] = 50, 1000
+
+    result, _, _ = analysed(job(), 4, change)
+    found = only(result, "packet_loss")
+    assert found.endpoints == [2, 0, 1, 3]
+    assert found.summary.startswith("300 of 6000 packets from and to 10.0.0.3 came again")
+
+    def more(captures: list[CaptureTables], joined: Joined) -> None:
+        change(captures, joined)
+        other = (joined.flows["src"] == 0) & (joined.flows["dst"] == 1)
+        joined.flows["retransmitted"][other], joined.flows["packets"][other] = 60, 1000
+
+    result = analysed(job(), 4, more)[0]
+    assert [f.endpoints for f in result.findings if f.condition == "packet_loss"] == [[2, 0, 1, 3], [0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,16 @@ def test_nobody_seen_late_is_not_nobody_late() -> None:
     assert next(text_lines(result)).startswith("NO VERDICT: collectives were found")
 
 
+def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:
+    result = one_late()
+    for row in result.lateness:
+        row.cause = "unknown"
+    first = next(text_lines(result))
+    assert first.startswith(
+        "MESSAGES OF rank 2 CAME LATE. Whether it or the network kept them cannot be told"
+    )
+
+
 def test_time_before_and_after_the_job_costs_nothing() -> None:
     result = one_late()
     usual = [line for line in text_lines(result) if "cost:" in line]

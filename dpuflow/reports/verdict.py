@@ -62,14 +62,18 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
     if late:
-        text, style = _late_headline(late, names), "bad" if late[0].verdict == "late" else "warn"
-        unclear = [names.short(row.endpoint) for row in late if row.cause == "unknown"]
-        if unclear:
-            text += (
-                f" Whether {listed(unclear)} or the network kept these messages cannot be told from the nodes"
-                " captured. Add the captures of the other nodes."
-            )
-        return text, "warn" if len(unclear) == len(late) else style
+        told = [row for row in late if row.cause != "unknown"]
+        style = "bad" if told and told[0].verdict == "late" else "warn"
+        if len(told) == len(late):
+            return _late_headline(told, names), style
+        unclear = listed([names.short(row.endpoint) for row in late if row.cause == "unknown"])
+        add = "cannot be told from the nodes captured. Add the captures of the other nodes."
+        if told:
+            return (
+                f"{_late_headline(told, names)} Messages of {unclear} came late, too: whether it or the"
+                f" network kept them {add}"
+            ), style
+        return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network kept them {add}", style
     if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
         if result.collectives:
             text = "NO VERDICT: transfers, but no collective was found, so nobody can be called late."
