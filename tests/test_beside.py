@@ -77,7 +77,7 @@ def test_one_node_never_blames_a_gpu_for_the_network(shared: Path, case: str, no
     result = analysed(shared, case, node)
     assert not {"compute", "host"} & set(blamed(result).values())
     assert "straggler" not in {f.condition for f in result.findings}
-    assert next(text_lines(result)).startswith(("LATE", "NOBODY SEEN LATE"))
+    assert next(text_lines(result)).startswith(("MESSAGES OF", "NOBODY SEEN LATE"))
 
 
 @pytest.mark.parametrize("node", range(4))

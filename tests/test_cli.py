@@ -240,9 +240,10 @@ def test_score_prints_a_table_or_json(
     result = str(tmp_path / "result.json")
     assert run(["analyze", "a", "--quiet", "--json", result]) == 0
     assert run(["score", result, str(tmp_path)]) == 0
-    header, row = capsys.readouterr().out.splitlines()
+    header, row, held = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["case", "true", "found"]
     assert row.split()[:3] == ["made_up", "10", "100"]
+    assert held.startswith("error_ns: 100 % of 40 exact entries")
     assert run(["score", result, str(tmp_path), "--json", "-", "--margin-ms", "20"]) == 0
     assert json.loads(capsys.readouterr().out)["all"]["last_asked"] == 0
     assert run(["score", result, str(tmp_path / "nowhere")]) == 1
