@@ -7,9 +7,9 @@
 
 #include "adapter.h"
 
-#define IDLE_NS 20000	   /* between looks at an empty queue: 50 frames of 4 KiB at 100 Gbit/s */
-#define PATIENCE 64	   /* empty looks before the first pause */
-#define LINGER_NS 2000000  /* what was copied before the root went has arrived by then */
+#define IDLE_NS 20000	  /* between looks at an empty queue: 50 frames of 4 KiB at 100 Gbit/s */
+#define PATIENCE 64	  /* empty looks before the first pause */
+#define LINGER_NS 2000000 /* what was copied before the gates closed has arrived by then */
 
 static struct dpuflow_doca *opened; /* DOCA Flow and DPDK have one owner in a process */
 
@@ -54,25 +54,7 @@ static void stop_thread(struct dpuflow_doca *session)
 	session->threaded = false;
 }
 
-/* What the card has counted of production. The root's entries go with it, so the last count is kept. */
-static int count_production(struct dpuflow_doca *session)
-{
-	int status = DPUFLOW_DOCA_OK;
-
-	for (unsigned int k = 0; k < LANES; k++) {
-		uint64_t packets = 0;
-
-		if (!session->root || !session->lane[k].entry)
-			continue;
-		if (count_entry(session->lane[k].entry, &packets))
-			status = DPUFLOW_DOCA_FAILED;
-		else
-			session->lane[k].passed = packets;
-	}
-	return status;
-}
-
-/* The root first: with it gone the kernel's rules forward, whatever becomes of the other pipes. */
+/* Before the other pipes: with the root gone the kernel's rules forward, whatever becomes of them. */
 static void remove_root(struct dpuflow_doca *session)
 {
 	if (session->root)
@@ -85,8 +67,9 @@ static void give_back(struct dpuflow_doca *session)
 {
 	doca_error_t error;
 
-	remove_root(session);
+	close_gates(session);
 	stop_thread(session);
+	remove_root(session);
 	for (unsigned int place = MAX_PORTS; place-- > 0;)
 		if (session->port[place])
 			doca_flow_port_pipes_flush(session->port[place]);
@@ -170,11 +153,10 @@ int dpuflow_doca_poll(dpuflow_doca *session, void *room, uint64_t bytes)
 
 int dpuflow_doca_count(dpuflow_doca *session, struct dpuflow_doca_counters *counters)
 {
+	int status = DPUFLOW_DOCA_OK;
 	uint64_t missed = 0;
-	int status;
 
 	say_nothing();
-	status = count_production(session);
 	memset(counters, 0, sizeof(*counters));
 	counters->received = atomic_load(&session->received);
 	counters->ring_full = atomic_load(&session->ring_full);
@@ -183,7 +165,8 @@ int dpuflow_doca_count(dpuflow_doca *session, struct dpuflow_doca_counters *coun
 	for (unsigned int k = 0; k < LANES; k++) {
 		struct lane *lane = &session->lane[k];
 
-		counters->production[k] = lane->passed;
+		if (count_entry(lane->entry, &counters->production[k]))
+			status = DPUFLOW_DOCA_FAILED;
 		for (unsigned int choice = 0; choice < lane->choices; choice++)
 			if (count_entry(lane->chosen[choice], &counters->copied[k]))
 				status = DPUFLOW_DOCA_FAILED;
@@ -199,11 +182,8 @@ int dpuflow_doca_stop(dpuflow_doca *session)
 	const struct timespec linger = {.tv_nsec = LINGER_NS};
 
 	say_nothing();
-	if (session->root) {
-		count_production(session);
-		remove_root(session);
-		nanosleep(&linger, NULL);
-	}
+	close_gates(session);
+	nanosleep(&linger, NULL);
 	stop_thread(session);
 	return said() ? DPUFLOW_DOCA_FAILED : DPUFLOW_DOCA_OK;
 }

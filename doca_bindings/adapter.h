@@ -27,14 +27,15 @@
 
 struct lane {
 	unsigned int number;
-	uint16_t in, out; /* DOCA Flow's port numbers */
-	struct doca_flow_pipe *pass;
+	uint16_t in, out;	     /* DOCA Flow's port numbers */
+	struct doca_flow_pipe *pass; /* production */
+	struct doca_flow_pipe *gate; /* to pass, and with its entry to head */
 	struct doca_flow_pipe *copy;
 	struct doca_flow_pipe *flood;
-	struct doca_flow_pipe *head; /* where the root sends the lane's packets */
-	uint32_t mirror;	     /* 0: none */
+	struct doca_flow_pipe *head;	    /* chooses what is copied */
+	uint32_t mirror;		    /* 0: none */
 	struct doca_flow_pipe_entry *entry; /* of the root */
-	uint64_t passed;		    /* counted by it, as last read */
+	struct doca_flow_pipe_entry *open;  /* of the gate */
 	struct doca_flow_pipe_entry *chosen[SELECTORS * DPUFLOW_DOCA_QPS * DPUFLOW_DOCA_OPCODES];
 	unsigned int choices;
 };
@@ -42,7 +43,7 @@ struct lane {
 /* Records on their way from the receiving thread to poll(): one writer, one reader. */
 struct ring {
 	uint8_t *bytes;
-	uint64_t size; /* a power of two */
+	uint64_t size;	  /* a power of two */
 	uint64_t pending; /* bytes of the record that is being written */
 	_Atomic uint64_t written, taken;
 };
@@ -102,6 +103,7 @@ int add_entry(struct dpuflow_doca *session, const char *name, struct doca_flow_p
 	      const struct doca_flow_fwd *forward, struct doca_flow_pipe_entry **entry);
 int add_flood_entry(struct dpuflow_doca *session, const char *name, struct doca_flow_pipe *pipe, uint32_t index,
 		    const struct doca_flow_fwd *forward);
+int remove_entry(struct dpuflow_doca *session, const char *name, struct doca_flow_pipe_entry *entry);
 int count_entry(struct doca_flow_pipe_entry *entry, uint64_t *packets);
 
 /* match.c */
@@ -114,6 +116,7 @@ void match_tcp(struct doca_flow_match *match, bool six);
 
 /* pipeline.c, copy_mirror.c, copy_flood.c */
 int build_pipeline(struct dpuflow_doca *session);
+int close_gates(struct dpuflow_doca *session);
 int make_pass(struct dpuflow_doca *session, const char *name, const struct doca_flow_fwd *forward,
 	      const struct doca_flow_match *match, const struct doca_flow_fwd *miss, struct doca_flow_pipe **pipe);
 int make_mirror(struct dpuflow_doca *session, struct lane *lane);

@@ -47,7 +47,8 @@ static int open_representor(struct dpuflow_doca *session, unsigned int place, co
 
 	error = doca_devinfo_rep_create_list(session->device, DOCA_DEVINFO_REP_FILTER_NET, &list, &count);
 	if (error != DOCA_SUCCESS)
-		return failed(error, "%s: its representors cannot be listed: is the card in DPU mode, with switchdev?",
+		return failed(error,
+			      "%s: its representors cannot be listed: is the card in DPU mode, with switchdev?",
 			      session->options.device);
 	for (k = 0; k < count && !is_wanted(list[k], name); k++)
 		;

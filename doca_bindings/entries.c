@@ -18,7 +18,7 @@ struct progress {
 	bool failed;
 };
 
-/* DOCA calls it from doca_flow_entries_process, and when an entry goes with its pipe (without a context then). */
+/* DOCA calls it from doca_flow_entries_process, and when an entry goes with its pipe. */
 void entry_done(struct doca_flow_pipe_entry *entry, uint16_t queue, enum doca_flow_entry_status status,
 		enum doca_flow_entry_op op, void *context)
 {
@@ -26,7 +26,8 @@ void entry_done(struct doca_flow_pipe_entry *entry, uint16_t queue, enum doca_fl
 
 	(void)entry;
 	(void)queue;
-	if (!progress || op != DOCA_FLOW_ENTRY_OP_ADD)
+	(void)op;
+	if (!progress)
 		return;
 	progress->done++;
 	progress->failed |= status != DOCA_FLOW_ENTRY_STATUS_SUCCESS;
@@ -100,6 +101,21 @@ int add_flood_entry(struct dpuflow_doca *session, const char *name, struct doca_
 	(void)forward;
 	return say(DPUFLOW_DOCA_REFUSED, "%s: this release does not flood", name);
 #endif
+}
+
+int remove_entry(struct dpuflow_doca *session, const char *name, struct doca_flow_pipe_entry *entry)
+{
+	doca_error_t error;
+
+	memset(&progress, 0, sizeof(progress));
+#if RENAMED_REMOVE
+	error = doca_flow_pipe_remove_entry(0, AT_ONCE, entry);
+#else
+	error = doca_flow_pipe_rm_entry(0, AT_ONCE, entry);
+#endif
+	if (error != DOCA_SUCCESS)
+		return failed(error, "the entry of the pipe %s cannot be removed", name);
+	return wait_for_entry(session, name);
 }
 
 int count_entry(struct doca_flow_pipe_entry *entry, uint64_t *packets)

@@ -9,10 +9,10 @@
 /* Room for modified headers, which nothing here modifies: a power of two, 64 at least. */
 #define ACTION_BYTES 4096
 
-#define SET(call)                                                                                              \
-	do {                                                                                                   \
-		if (error == DOCA_SUCCESS)                                                                     \
-			error = (call);                                                                        \
+#define SET(call)                                                                                                    \
+	do {                                                                                                         \
+		if (error == DOCA_SUCCESS)                                                                           \
+			error = (call);                                                                              \
 	} while (0)
 
 int start_flow(struct dpuflow_doca *session)

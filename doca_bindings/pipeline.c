@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pipes, from the end to the beginning: each is whole before anything leads to it, and the root comes last.
- * Until then, and for whatever the root does not know, the kernel's own rules forward.
+ * Production first: two passes, gates that lead to them, and the root. Only then what copies is made, whole before
+ * anything leads to it, and last an entry in each gate that leads through it. What no entry of the root knows, the
+ * kernel's own rules forward.
  *
- *   root -- from uplink --> [1 of 2^k] -> RoCE, TCP? -- yes --> flood, or mirror: pass, copy
- *        |                       \------ no -----------------> pass: peer
+ *   root -- from uplink --> gate -- closed ----------------------------------------> pass: peer
+ *        |                     \-- open --> [1 of 2^k] -> RoCE, TCP? -- no ---------> pass: peer
+ *        |                                                          \-- yes: flood, or mirror --> pass, copy
  *        |- from peer ----> the same: uplink
  *        \- else ---------> rest: the kernel
  */
@@ -86,7 +88,8 @@ static int make_selector(struct dpuflow_doca *session, struct lane *lane, const 
 	unsigned int opcodes = roce && options->opcodes ? options->opcodes : 1;
 	struct doca_flow_fwd chosen, left = {.type = DOCA_FLOW_FWD_PIPE, .next_pipe = lane->head};
 	struct doca_flow_monitor monitor = {0};
-	struct pipe_plan plan = {.name = name, .match = match, .monitor = &monitor, .forward = &chosen, .miss = &left};
+	struct pipe_plan plan = {
+		.name = name, .match = match, .monitor = &monitor, .forward = &chosen, .miss = &left};
 
 	forward_chosen(session, lane, &chosen);
 	monitor.counter_type = DOCA_FLOW_RESOURCE_TYPE_NON_SHARED;
@@ -149,26 +152,34 @@ static int make_sampler(struct dpuflow_doca *session, struct lane *lane)
 	return add_entry(session, plan.name, lane->head, &match, NULL, NULL, NULL);
 }
 
-static int make_lane(struct dpuflow_doca *session, struct lane *lane)
+static const char *gate_name(const struct lane *lane)
 {
-	struct doca_flow_fwd production = {.type = DOCA_FLOW_FWD_PORT};
+	return lane->number ? "gate to the uplink" : "gate to the peer";
+}
+
+/* Production of a lane: what is all there is until the gate opens. */
+static int make_production(struct dpuflow_doca *session, struct lane *lane)
+{
+	struct doca_flow_fwd production = {.type = DOCA_FLOW_FWD_PORT}, each = {.type = DOCA_FLOW_FWD_PIPE};
+	struct doca_flow_fwd pass = {.type = DOCA_FLOW_FWD_PIPE};
+	struct doca_flow_match match = {0}, mask = {0};
+	struct pipe_plan gate = {.name = gate_name(lane), .entries = 1, .match = &match, .mask = &mask};
 	int status = DPUFLOW_DOCA_OK;
 
 	production.port_id = lane->out;
 	if (session->options.production == DPUFLOW_DOCA_KERNEL)
 		status = to_kernel(&production);
 	if (!status)
-		status = make_pass(session, lane->number ? "pass to the uplink" : "pass to the peer", &production, NULL,
-				   NULL, &lane->pass);
-	if (!status)
-		status = make_copy(session, lane);
-	if (!status)
-		status = session->flood ? make_flood(session, lane) : make_mirror(session, lane);
-	if (!status)
-		status = make_selectors(session, lane);
-	if (!status && session->options.sample)
-		status = make_sampler(session, lane);
-	return status;
+		status = make_pass(session, lane->number ? "pass to the uplink" : "pass to the peer", &production,
+				   NULL, NULL, &lane->pass);
+	if (status)
+		return status;
+	match_port(&match, UINT32_MAX);
+	match_port(&mask, UINT32_MAX);
+	pass.next_pipe = lane->pass;
+	gate.forward = &each;
+	gate.miss = &pass;
+	return make_pipe(session, &gate, &lane->gate);
 }
 
 /* From here on the card asks the root first. It sends what no entry takes to the kernel, also while it has none. */
@@ -194,11 +205,45 @@ static int make_root(struct dpuflow_doca *session)
 		struct lane *lane = &session->lane[k];
 
 		match_port(&match, lane->in);
-		each.next_pipe = lane->head;
+		each.next_pipe = lane->gate;
 		if (add_entry(session, plan.name, session->root, &match, &monitor, &each, &lane->entry))
 			return DPUFLOW_DOCA_FAILED;
 	}
 	return DPUFLOW_DOCA_OK;
+}
+
+static int make_copies(struct dpuflow_doca *session, struct lane *lane)
+{
+	struct doca_flow_fwd head = {.type = DOCA_FLOW_FWD_PIPE};
+	struct doca_flow_match match = {0};
+	int status = make_copy(session, lane);
+
+	if (!status)
+		status = session->flood ? make_flood(session, lane) : make_mirror(session, lane);
+	if (!status)
+		status = make_selectors(session, lane);
+	if (!status && session->options.sample)
+		status = make_sampler(session, lane);
+	if (status)
+		return status;
+	match_port(&match, lane->in);
+	head.next_pipe = lane->head;
+	return add_entry(session, gate_name(lane), lane->gate, &match, NULL, &head, &lane->open);
+}
+
+/* No more copies, and production as it was before there were any. */
+int close_gates(struct dpuflow_doca *session)
+{
+	int status = DPUFLOW_DOCA_OK;
+
+	for (unsigned int k = 0; k < LANES; k++) {
+		struct lane *lane = &session->lane[k];
+
+		if (lane->open && remove_entry(session, gate_name(lane), lane->open))
+			status = DPUFLOW_DOCA_FAILED;
+		lane->open = NULL;
+	}
+	return status;
 }
 
 int build_pipeline(struct dpuflow_doca *session)
@@ -212,7 +257,11 @@ int build_pipeline(struct dpuflow_doca *session)
 		session->lane[k].number = k;
 		session->lane[k].in = session->number[k ? PEER : UPLINK];
 		session->lane[k].out = session->number[k ? UPLINK : PEER];
-		status = make_lane(session, &session->lane[k]);
+		status = make_production(session, &session->lane[k]);
 	}
-	return status ? status : make_root(session);
+	if (!status)
+		status = make_root(session);
+	for (unsigned int k = 0; k < LANES && !status; k++)
+		status = make_copies(session, &session->lane[k]);
+	return status;
 }

@@ -52,7 +52,8 @@ static int check_method(const struct dpuflow_doca_options *options)
 		REFUSE("DOCA %d.%d has no shared mirror (it was removed in 3.2): take flooding", RELEASE / 100,
 		       RELEASE % 100);
 	if (options->method == DPUFLOW_DOCA_FLOOD && !HAS_FLOODING)
-		REFUSE("DOCA %d.%d cannot flood (3.1 was the first to): take the mirror", RELEASE / 100, RELEASE % 100);
+		REFUSE("DOCA %d.%d cannot flood (3.1 was the first to): take the mirror", RELEASE / 100,
+		       RELEASE % 100);
 	if (options->production > DPUFLOW_DOCA_KERNEL)
 		REFUSE("production %u: there is none of that number", options->production);
 	if (options->production == DPUFLOW_DOCA_KERNEL && (options->method == DPUFLOW_DOCA_MIRROR || !HAS_FLOODING))
@@ -75,7 +76,8 @@ int check_options(const struct dpuflow_doca_options *options)
 	if (options->qps > DPUFLOW_DOCA_QPS || options->opcodes > DPUFLOW_DOCA_OPCODES)
 		REFUSE("at most %d QPs and %d opcodes can be named", DPUFLOW_DOCA_QPS, DPUFLOW_DOCA_OPCODES);
 	if ((options->qps || options->opcodes) && !HAS_BTH)
-		REFUSE("DOCA %d.%d cannot match QPs and opcodes (3.3 is the first to): leave them to dpuflow's own filter",
+		REFUSE("DOCA %d.%d cannot match QPs and opcodes (3.3 is the first to): leave them to dpuflow's own "
+		       "filter",
 		       RELEASE / 100, RELEASE % 100);
 	if ((options->qps || options->opcodes) && options->protocols & DPUFLOW_DOCA_ANY)
 		REFUSE("QPs and opcodes choose among RoCE: leave out any");

@@ -45,8 +45,9 @@ static int start_dpdk(void)
 	if (done)
 		return DPUFLOW_DOCA_OK;
 	if (rte_eal_init(count, arguments) < 0)
-		return say(DPUFLOW_DOCA_MISSING, "DPDK does not start: is another DPDK or DOCA program running, or are "
-						 "there no hugepages (doca-hugepages)?");
+		return say(DPUFLOW_DOCA_MISSING,
+			   "DPDK does not start: is another DPDK or DOCA program running, or are "
+			   "there no hugepages (doca-hugepages)?");
 	done = true;
 	return DPUFLOW_DOCA_OK;
 }
@@ -71,8 +72,8 @@ static int probe(struct dpuflow_doca *session)
 	driver_name(options->peer, peer, sizeof(peer));
 	driver_name(options->copy_to, copies, sizeof(copies));
 	if (options->copy_to[0])
-		snprintf(arguments, sizeof(arguments), "dv_flow_en=2,fdb_def_rule_en=1,%srepresentor=(%s,%s)", rest, peer,
-			 copies);
+		snprintf(arguments, sizeof(arguments), "dv_flow_en=2,fdb_def_rule_en=1,%srepresentor=(%s,%s)", rest,
+			 peer, copies);
 	else
 		snprintf(arguments, sizeof(arguments), "dv_flow_en=2,fdb_def_rule_en=1,%srepresentor=%s", rest, peer);
 	error = doca_dpdk_port_probe(session->device, arguments);
@@ -92,8 +93,7 @@ static int find_ports(struct dpuflow_doca *session)
 
 	driver_name(session->options.peer, wanted[PEER], sizeof(wanted[PEER]));
 	driver_name(session->options.copy_to, wanted[COPIES], sizeof(wanted[COPIES]));
-	RTE_ETH_FOREACH_DEV(port)
-	{
+	RTE_ETH_FOREACH_DEV (port) {
 		struct rte_eth_dev_info info;
 		unsigned int place = UPLINK;
 
@@ -149,7 +149,8 @@ static int start_device(struct dpuflow_doca *session, uint16_t port)
 		status = rte_eth_rx_queue_setup(port, queue, RX_DESCRIPTORS, rte_eth_dev_socket_id(port), NULL,
 						receive->pool);
 		if (!status)
-			status = rte_eth_tx_queue_setup(port, queue, TX_DESCRIPTORS, rte_eth_dev_socket_id(port), NULL);
+			status = rte_eth_tx_queue_setup(port, queue, TX_DESCRIPTORS, rte_eth_dev_socket_id(port),
+							NULL);
 	}
 	if (!status)
 		status = rte_eth_dev_start(port);
@@ -175,12 +176,13 @@ int receive_open(struct dpuflow_doca *session)
 		status = find_ports(session);
 	if (status)
 		return status;
-	receive->pool = rte_pktmbuf_pool_create("dpuflow", BUFFERS, CACHED, 0,
-						RTE_PKTMBUF_HEADROOM + session->options.frame,
-						rte_eth_dev_socket_id(receive->uplink));
+	receive->pool =
+		rte_pktmbuf_pool_create("dpuflow", BUFFERS, CACHED, 0, RTE_PKTMBUF_HEADROOM + session->options.frame,
+					rte_eth_dev_socket_id(receive->uplink));
 	if (!receive->pool)
-		return say(DPUFLOW_DOCA_MISSING, "no hugepages for %d buffers of %u bytes: reserve them with doca-hugepages",
-			   BUFFERS, session->options.frame);
+		return say(DPUFLOW_DOCA_MISSING,
+			   "no hugepages for %d buffers of %u bytes: reserve them with doca-hugepages", BUFFERS,
+			   session->options.frame);
 	for (unsigned int place = 0; place < session->ports && !status; place++) {
 		status = start_device(session, session->number[place]);
 		receive->started += !status;
@@ -221,7 +223,8 @@ unsigned int receive_some(struct dpuflow_doca *session)
 
 			if (receive->stamp_at >= 0 && buffers[k]->ol_flags & receive->stamp_flag)
 				stamp = best_stamp(session,
-						   *RTE_MBUF_DYNFIELD(buffers[k], receive->stamp_at, rte_mbuf_timestamp_t *),
+						   *RTE_MBUF_DYNFIELD(buffers[k], receive->stamp_at,
+								      rte_mbuf_timestamp_t *),
 						   now);
 			to = ring_reserve(session, rte_pktmbuf_pkt_len(buffers[k]), stamp, queue, &captured);
 			if (to && gather(buffers[k], to, captured))
@@ -259,8 +262,7 @@ int receive_close(struct dpuflow_doca *session)
 	if (receive->probed) {
 		uint16_t port;
 
-		RTE_ETH_FOREACH_DEV(port)
-		{
+		RTE_ETH_FOREACH_DEV (port) {
 			if (rte_eth_dev_close(port))
 				say(DPUFLOW_DOCA_FAILED, "DPDK cannot close its port %u", port);
 		}

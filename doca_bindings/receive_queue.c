@@ -82,8 +82,9 @@ static void batch_failed(struct doca_eth_rxq_event_batch_managed_recv *event, ui
 
 static int map_memory(struct dpuflow_doca *session, struct queue *queue, uint32_t *bytes)
 {
-	doca_error_t error = doca_eth_rxq_estimate_packet_buf_size(DOCA_ETH_RXQ_TYPE_MANAGED_MEMPOOL, RATE_MB, PACKET_US,
-								   session->options.frame, BURST, LARGEST_LRO, 0, 0, bytes);
+	doca_error_t error =
+		doca_eth_rxq_estimate_packet_buf_size(DOCA_ETH_RXQ_TYPE_MANAGED_MEMPOOL, RATE_MB, PACKET_US,
+						      session->options.frame, BURST, LARGEST_LRO, 0, 0, bytes);
 
 	if (error != DOCA_SUCCESS)
 		return failed(error, "DOCA does not tell how much memory a queue needs");

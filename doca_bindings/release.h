@@ -47,6 +47,7 @@
 #define RESOURCE_QUERY (RELEASE >= 209)
 #define NESTED_RSS (RELEASE >= 209)
 #define RENAMED_MIRROR_CONFIG (RELEASE >= 209)
+#define RENAMED_REMOVE (RELEASE >= 209)
 
 /* How a port is named. */
 #define PORT_NUMBER (RELEASE >= 300)

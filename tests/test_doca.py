@@ -364,6 +364,40 @@ def test_what_is_lost_is_counted(tmp_path: Path, release: str) -> None:
     assert "lost" in capturing.said
 
 
+def test_the_agent_watches_what_a_card_forwards(tmp_path: Path) -> None:
+    """Messages of the copies reach it, and after its reload the card is taken again."""
+    card, frames = Card(tmp_path, "2.9"), mixed()
+    config, log = tmp_path / "agent.yaml", tmp_path / "agent.log"
+    config.write_text(
+        "capture: {interfaces: ['0000:03:00.0'], backend: doca}\napi: {listen: off}\n"
+        f"history: {{directory: {tmp_path}/history}}\nlog: {{format: json, status: 1s}}\n"
+    )
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dpuflow", "agent", "--config", config],
+            env=card.environment,
+            stderr=stream,
+        )
+    try:
+        for times in (1, 2):
+            end = time.monotonic() + 60
+            while log.read_text().count('"capture_started"') < times:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end, log.read_text()
+                time.sleep(0.1)
+            card.send(frames)
+            if times == 1:
+                config.write_text(config.read_text().replace("backend: doca", "backend: doca, snaplen: 160"))
+                process.send_signal(signal.SIGHUP)
+        time.sleep(3)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+    card.check()
+    assert "shared mirror of DOCA 2.9.72" in log.read_text()
+    assert max(float(rate) for rate in re.findall(r'"packet_rate": ([\d.]+)', log.read_text())) > 100
+
+
 # -- interface ------------------------------------------------------------------------------------
 
 

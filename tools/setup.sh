@@ -70,6 +70,8 @@ command -v clang >/dev/null || apt_install "clang, which makes the eBPF programs
 /usr/bin/python3 -c 'import bcc' 2>/dev/null || apt_install "bcc, which makes the eBPF programs on the spot" \
     python3-bpfcc "linux-headers-$(dpkg --print-architecture 2>/dev/null)" || true
 command -v tcpdump >/dev/null || apt_install "tcpdump, which tests of live capture compare with" tcpdump || true
+command -v make >/dev/null || apt_install "make, which tests compile the DOCA adapter with" make || true
+command -v ovs-vsctl >/dev/null || RUNLEVEL=1 apt_install "Open vSwitch, which tests mirror with" openvswitch-switch || true
 command -v ip >/dev/null || apt_install "ip, with which tests of live capture make networks" iproute2 || true
 
 if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then

@@ -128,8 +128,9 @@ void sim_look(const char *name)
 		if (outcome.ports[expected] == 1 && !outcome.ports[port] && !outcome.altered)
 			continue;
 		if (!card->dark++)
-			snprintf(card->darkness, sizeof(card->darkness), "after %s: probe %u from port %u came out %u times",
-				 name, k % 4, port, outcome.ports[expected]);
+			snprintf(card->darkness, sizeof(card->darkness),
+				 "after %s: probe %u from port %u came out %u times", name, k % 4, port,
+				 outcome.ports[expected]);
 		return;
 	}
 }

@@ -36,7 +36,14 @@ struct way {
 
 /* A field's value and mask for each that is simulated. */
 enum card_field {
-	FIELD_PORT, FIELD_RANDOM, FIELD_L3, FIELD_L4, FIELD_UDP_DESTINATION, FIELD_QP, FIELD_OPCODE, FIELDS
+	FIELD_PORT,
+	FIELD_RANDOM,
+	FIELD_L3,
+	FIELD_L4,
+	FIELD_UDP_DESTINATION,
+	FIELD_QP,
+	FIELD_OPCODE,
+	FIELDS
 };
 
 struct card_match {

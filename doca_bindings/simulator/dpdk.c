@@ -292,7 +292,8 @@ uint16_t rte_eth_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **buffe
 		return 0;
 	card_lock(sim.card);
 	while (count < room && from->taken < from->written)
-		buffers[count++] = fill(ethdevs[port].pool, &from->slot[from->taken++ % CARD_SLOTS], ethdevs[port].stamps);
+		buffers[count++] =
+			fill(ethdevs[port].pool, &from->slot[from->taken++ % CARD_SLOTS], ethdevs[port].stamps);
 	card_unlock(sim.card);
 	return count;
 }

@@ -111,8 +111,8 @@ int main(int count, char **words)
 				fault(k, "afterwards nothing works");
 			check(k);
 		}
-		printf("%s: %u calls, of which %u may fail\n", options.method == DPUFLOW_DOCA_MIRROR ? "mirror" : "flood", calls,
-		       harmless);
+		printf("%s: %u calls, of which %u may fail\n",
+		       options.method == DPUFLOW_DOCA_MIRROR ? "mirror" : "flood", calls, harmless);
 	}
 	card_close(card);
 	return faults != 0;

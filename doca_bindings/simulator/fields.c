@@ -41,15 +41,18 @@ doca_error_t read_match(const struct doca_flow_match *match, const struct doca_f
 	memset(read, 0, sizeof(*read));
 #if SIMULATED >= 300
 	field(read, own, FIELD_PORT, match->parser_meta.port_id, under->parser_meta.port_id, 0xffff, masked);
-	field(read, own, FIELD_RANDOM, swap(match->parser_meta.random), swap(under->parser_meta.random), 0xffff, masked);
+	field(read, own, FIELD_RANDOM, swap(match->parser_meta.random), swap(under->parser_meta.random), 0xffff,
+	      masked);
 	rest.parser_meta.port_id = 0;
 #else
 	field(read, own, FIELD_PORT, match->parser_meta.port_meta, under->parser_meta.port_meta, 0xffffffff, masked);
 	field(read, own, FIELD_RANDOM, match->parser_meta.random, under->parser_meta.random, 0xffff, masked);
 	rest.parser_meta.port_meta = 0;
 #endif
-	field(read, own, FIELD_L3, match->parser_meta.outer_l3_type, under->parser_meta.outer_l3_type, 0xffffffff, masked);
-	field(read, own, FIELD_L4, match->parser_meta.outer_l4_type, under->parser_meta.outer_l4_type, 0xffffffff, masked);
+	field(read, own, FIELD_L3, match->parser_meta.outer_l3_type, under->parser_meta.outer_l3_type, 0xffffffff,
+	      masked);
+	field(read, own, FIELD_L4, match->parser_meta.outer_l4_type, under->parser_meta.outer_l4_type, 0xffffffff,
+	      masked);
 	rest.parser_meta.random = 0;
 	rest.parser_meta.outer_l3_type = DOCA_FLOW_L3_META_NONE;
 	rest.parser_meta.outer_l4_type = DOCA_FLOW_L4_META_NONE;

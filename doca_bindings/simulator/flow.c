@@ -27,7 +27,7 @@ struct doca_flow_pipe_entry {
 	int place;
 	struct doca_flow_pipe *pipe;
 	void *context;
-	bool pending;
+	bool pending, going;
 	struct doca_flow_pipe_entry *next;
 };
 
@@ -184,7 +184,8 @@ doca_error_t port_start(const struct port_settings *settings, struct doca_flow_p
 		return error;
 	if (!started)
 		NO(DOCA_ERROR_BAD_STATE, "DOCA Flow has not been started");
-	if (settings->action_bytes && (settings->action_bytes & (settings->action_bytes - 1) || settings->action_bytes < 64))
+	if (settings->action_bytes &&
+	    (settings->action_bytes & (settings->action_bytes - 1) || settings->action_bytes < 64))
 		NO(DOCA_ERROR_INVALID_VALUE, "action memory is a power of two, 64 at least");
 	if (ports[port.port].used)
 		NO(DOCA_ERROR_IN_USE, "the port has been started");
@@ -421,7 +422,8 @@ static doca_error_t read_mirror(const struct doca_flow_monitor *monitor, uint32_
 
 /* -- pipes ------------------------------------------------------------------------------------- */
 
-static doca_error_t check_pipe(const struct pipe_settings *settings, const struct way *forward, const struct way *miss)
+static doca_error_t check_pipe(const struct pipe_settings *settings, const struct way *forward,
+			       const struct way *miss)
 {
 	bool hash = settings->type == DOCA_FLOW_PIPE_HASH;
 
@@ -505,7 +507,7 @@ void doca_flow_pipe_destroy(struct doca_flow_pipe *pipe)
 
 /* -- entries ----------------------------------------------------------------------------------- */
 
-static doca_error_t check_entry(const struct doca_flow_pipe *pipe, uint16_t queue, uint32_t flags, bool hash)
+static doca_error_t check_flags(uint16_t queue, uint32_t flags)
 {
 #if SIMULATED >= 303
 	if (flags != DOCA_FLOW_ENTRY_FLAGS_NO_WAIT && flags != DOCA_FLOW_ENTRY_FLAGS_WAIT_FOR_BATCH)
@@ -516,6 +518,15 @@ static doca_error_t check_entry(const struct doca_flow_pipe *pipe, uint16_t queu
 #endif
 	if (queue >= flow.queues)
 		NO(DOCA_ERROR_INVALID_VALUE, "there is no such queue of pipes");
+	return DOCA_SUCCESS;
+}
+
+static doca_error_t check_entry(const struct doca_flow_pipe *pipe, uint16_t queue, uint32_t flags, bool hash)
+{
+	doca_error_t error = check_flags(queue, flags);
+
+	if (error != DOCA_SUCCESS)
+		return error;
 	if (sim.card->pipe[pipe->place].floods != hash)
 		NO(DOCA_ERROR_INVALID_VALUE, "the pipe is of another type");
 	if (pipe->entries == sim.card->pipe[pipe->place].room)
@@ -523,8 +534,9 @@ static doca_error_t check_entry(const struct doca_flow_pipe *pipe, uint16_t queu
 	return DOCA_SUCCESS;
 }
 
-static doca_error_t add(struct doca_flow_pipe *pipe, struct card_entry *entry, const struct doca_flow_monitor *monitor,
-			const struct doca_flow_fwd *fwd, void *context, struct doca_flow_pipe_entry **made)
+static doca_error_t add(struct doca_flow_pipe *pipe, struct card_entry *entry,
+			const struct doca_flow_monitor *monitor, const struct doca_flow_fwd *fwd, void *context,
+			struct doca_flow_pipe_entry **made)
 {
 	const struct card_pipe *of = &sim.card->pipe[pipe->place];
 	struct doca_flow_pipe_entry *handle, **last = &entries;
@@ -565,8 +577,8 @@ static doca_error_t add(struct doca_flow_pipe *pipe, struct card_entry *entry, c
 }
 
 static doca_error_t add_basic(uint16_t queue, struct doca_flow_pipe *pipe, const struct doca_flow_match *match,
-			      const struct doca_flow_monitor *monitor, const struct doca_flow_fwd *fwd, uint32_t flags,
-			      void *context, struct doca_flow_pipe_entry **made)
+			      const struct doca_flow_monitor *monitor, const struct doca_flow_fwd *fwd,
+			      uint32_t flags, void *context, struct doca_flow_pipe_entry **made)
 {
 	const struct card_match *template = &sim.card->pipe[pipe->place].match;
 	struct card_entry entry = {0};
@@ -605,8 +617,9 @@ doca_error_t doca_flow_pipe_basic_add_entry(uint16_t queue, struct doca_flow_pip
 	return add_basic(queue, pipe, match, monitor, fwd, flags, context, entry);
 }
 #elif SIMULATED >= 302
-doca_error_t doca_flow_pipe_add_entry(uint16_t queue, struct doca_flow_pipe *pipe, const struct doca_flow_match *match,
-				      uint8_t action_idx, const struct doca_flow_actions *actions,
+doca_error_t doca_flow_pipe_add_entry(uint16_t queue, struct doca_flow_pipe *pipe,
+				      const struct doca_flow_match *match, uint8_t action_idx,
+				      const struct doca_flow_actions *actions,
 				      const struct doca_flow_monitor *monitor, const struct doca_flow_fwd *fwd,
 				      uint32_t flags, void *context, struct doca_flow_pipe_entry **entry)
 {
@@ -616,10 +629,10 @@ doca_error_t doca_flow_pipe_add_entry(uint16_t queue, struct doca_flow_pipe *pip
 	return add_basic(queue, pipe, match, monitor, fwd, flags, context, entry);
 }
 #else
-doca_error_t doca_flow_pipe_add_entry(uint16_t queue, struct doca_flow_pipe *pipe, const struct doca_flow_match *match,
-				      const struct doca_flow_actions *actions, const struct doca_flow_monitor *monitor,
-				      const struct doca_flow_fwd *fwd, uint32_t flags, void *context,
-				      struct doca_flow_pipe_entry **entry)
+doca_error_t doca_flow_pipe_add_entry(uint16_t queue, struct doca_flow_pipe *pipe,
+				      const struct doca_flow_match *match, const struct doca_flow_actions *actions,
+				      const struct doca_flow_monitor *monitor, const struct doca_flow_fwd *fwd,
+				      uint32_t flags, void *context, struct doca_flow_pipe_entry **entry)
 {
 	CALL();
 	if (actions)
@@ -667,23 +680,55 @@ doca_error_t doca_flow_pipe_hash_add_entry(uint16_t queue, struct doca_flow_pipe
 }
 #endif
 
-/* Entries that were added take effect here, and their callbacks are called. */
-doca_error_t doca_flow_entries_process(struct doca_flow_port *port, uint16_t queue, uint64_t timeout_us, uint32_t most)
+#if SIMULATED < 209
+doca_error_t doca_flow_pipe_rm_entry(uint16_t queue, uint32_t flags, struct doca_flow_pipe_entry *entry)
+#else
+doca_error_t doca_flow_pipe_remove_entry(uint16_t queue, uint32_t flags, struct doca_flow_pipe_entry *entry)
+#endif
 {
+	doca_error_t error;
+
+	CALL();
+	error = check_flags(queue, flags);
+	if (error != DOCA_SUCCESS)
+		return error;
+	if (entry->pending)
+		NO(DOCA_ERROR_BAD_STATE, "the entry is not in the card yet, or is removed already");
+	entry->pending = entry->going = true;
+	return DOCA_SUCCESS;
+}
+
+/* Entries that were added or removed take effect here, and their callbacks are called. */
+doca_error_t doca_flow_entries_process(struct doca_flow_port *port, uint16_t queue, uint64_t timeout_us,
+				       uint32_t most)
+{
+	struct doca_flow_pipe_entry **link = &entries;
 	uint32_t done = 0;
 
 	(void)port;
 	(void)timeout_us;
 	CALL();
-	for (struct doca_flow_pipe_entry *entry = entries; entry && (!most || done < most); entry = entry->next) {
-		if (!entry->pending)
+	while (*link && (!most || done < most)) {
+		struct doca_flow_pipe_entry *entry = *link;
+
+		if (!entry->pending) {
+			link = &entry->next;
 			continue;
+		}
 		entry->pending = false;
 		card_lock(sim.card);
-		sim.card->entry[entry->place].live = true;
+		sim.card->entry[entry->place].live = !entry->going;
 		card_unlock(sim.card);
-		flow.done(entry, queue, DOCA_FLOW_ENTRY_STATUS_SUCCESS, DOCA_FLOW_ENTRY_OP_ADD, entry->context);
+		flow.done(entry, queue, DOCA_FLOW_ENTRY_STATUS_SUCCESS,
+			  entry->going ? DOCA_FLOW_ENTRY_OP_DEL : DOCA_FLOW_ENTRY_OP_ADD, entry->context);
 		done++;
+		if (!entry->going) {
+			link = &entry->next;
+			continue;
+		}
+		*link = entry->next;
+		entry->pipe->entries--;
+		forget_entry(entry);
 	}
 	return DOCA_SUCCESS;
 }
@@ -691,7 +736,8 @@ doca_error_t doca_flow_entries_process(struct doca_flow_port *port, uint16_t que
 #if SIMULATED < 209
 doca_error_t doca_flow_query_entry(struct doca_flow_pipe_entry *entry, struct doca_flow_query *query)
 #else
-doca_error_t doca_flow_resource_query_entry(struct doca_flow_pipe_entry *entry, struct doca_flow_resource_query *query)
+doca_error_t doca_flow_resource_query_entry(struct doca_flow_pipe_entry *entry,
+					    struct doca_flow_resource_query *query)
 #endif
 {
 	const struct card_entry *found = &sim.card->entry[entry->place];

@@ -113,8 +113,8 @@ static void show(const char *path)
 		live += card->entry[k].live;
 	for (int k = 0; k < CARD_KINDS; k++)
 		objects += card->objects[k];
-	printf("owned %d\nroot %d\npipes %u\nentries %u\nobjects %d\ncalls %u\ndark %u\n", card_owned(path), card->root >= 0,
-	       used, live, objects, card->calls, card->dark);
+	printf("owned %d\nroot %d\npipes %u\nentries %u\nobjects %d\ncalls %u\ndark %u\n", card_owned(path),
+	       card->root >= 0, used, live, objects, card->calls, card->dark);
 	printf("darkness %s\n", card->darkness);
 }
 

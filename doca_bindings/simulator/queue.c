@@ -193,7 +193,8 @@ doca_error_t doca_eth_rxq_set_type(struct doca_eth_rxq *rxq, enum doca_eth_rxq_t
 	return DOCA_SUCCESS;
 }
 
-doca_error_t doca_eth_rxq_set_pkt_buf(struct doca_eth_rxq *rxq, struct doca_mmap *map, uint32_t offset, uint32_t bytes)
+doca_error_t doca_eth_rxq_set_pkt_buf(struct doca_eth_rxq *rxq, struct doca_mmap *map, uint32_t offset,
+				      uint32_t bytes)
 {
 	CALL();
 	if (!map->started || offset + (size_t)bytes > map->bytes)
@@ -211,10 +212,12 @@ doca_error_t doca_eth_rxq_set_timestamp(struct doca_eth_rxq *rxq, uint8_t enable
 	return DOCA_SUCCESS;
 }
 
-doca_error_t doca_eth_rxq_event_batch_managed_recv_register(
-	struct doca_eth_rxq *rxq, enum doca_event_batch_events_number most, enum doca_event_batch_events_number least,
-	union doca_data data, doca_eth_rxq_event_batch_managed_recv_handler_cb_t done,
-	doca_eth_rxq_event_batch_managed_recv_handler_cb_t failed)
+doca_error_t doca_eth_rxq_event_batch_managed_recv_register(struct doca_eth_rxq *rxq,
+							    enum doca_event_batch_events_number most,
+							    enum doca_event_batch_events_number least,
+							    union doca_data data,
+							    doca_eth_rxq_event_batch_managed_recv_handler_cb_t done,
+							    doca_eth_rxq_event_batch_managed_recv_handler_cb_t failed)
 {
 	CALL();
 	if (most < least || !done || !failed)
@@ -333,8 +336,9 @@ uint8_t doca_pe_progress(struct doca_pe *engine)
 	return count > 0;
 }
 
-doca_error_t doca_eth_rxq_event_batch_managed_recv_get_timestamp_array(
-	const struct doca_eth_rxq_event_batch_managed_recv *event, const uint64_t **stamps)
+doca_error_t
+doca_eth_rxq_event_batch_managed_recv_get_timestamp_array(const struct doca_eth_rxq_event_batch_managed_recv *event,
+							  const uint64_t **stamps)
 {
 	*stamps = event->stamps;
 	return event->stamps ? DOCA_SUCCESS : DOCA_ERROR_NOT_PERMITTED;

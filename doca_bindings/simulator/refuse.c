@@ -54,7 +54,8 @@ static void end(void)
 	close_device(&session);
 }
 
-static struct doca_flow_pipe *pipe_to(const struct doca_flow_fwd *forward, const struct doca_flow_fwd *miss, bool root)
+static struct doca_flow_pipe *pipe_to(const struct doca_flow_fwd *forward, const struct doca_flow_fwd *miss,
+				      bool root)
 {
 	struct doca_flow_pipe *pipe = NULL;
 	struct pipe_plan plan = {.name = "test", .root = root, .entries = 4, .forward = forward, .miss = miss};
@@ -123,7 +124,8 @@ static void pipes(void)
 	expect("a miss to a queue", !pipe_to(&peer, &queue, false));
 	expect("a miss to a port", !pipe_to(&peer, &peer, false));
 	pipe = pipe_to(&peer, &drop, false);
-	expect("an entry's forward where the pipe has one", add_entry(&session, "test", pipe, NULL, NULL, &drop, NULL));
+	expect("an entry's forward where the pipe has one",
+	       add_entry(&session, "test", pipe, NULL, NULL, &drop, NULL));
 	expect("an entry of a hash pipe in a basic one", add_flood_entry(&session, "test", pipe, 0, &peer));
 	match.outer.eth.type = 0x0608;
 	expect("a match that is not simulated", make_pass(&session, "test", &peer, &match, NULL, &pipe));

@@ -61,18 +61,18 @@ struct doca_flow_pipe_cfg {
 	struct pipe_settings settings;
 };
 
-#define MAKE(kind, cfg)                                                                                        \
-	do {                                                                                                   \
-		CALL();                                                                                        \
-		*(cfg) = calloc(1, sizeof(**(cfg)));                                                           \
-		sim_made(kind);                                                                                \
+#define MAKE(kind, cfg)                                                                                              \
+	do {                                                                                                         \
+		CALL();                                                                                              \
+		*(cfg) = calloc(1, sizeof(**(cfg)));                                                                 \
+		sim_made(kind);                                                                                      \
 	} while (0)
 
-#define SET(statement)                                                                                         \
-	do {                                                                                                   \
-		CALL();                                                                                        \
-		statement;                                                                                     \
-		return DOCA_SUCCESS;                                                                           \
+#define SET(statement)                                                                                               \
+	do {                                                                                                         \
+		CALL();                                                                                              \
+		statement;                                                                                           \
+		return DOCA_SUCCESS;                                                                                 \
 	} while (0)
 
 doca_error_t doca_flow_cfg_create(struct doca_flow_cfg **cfg)

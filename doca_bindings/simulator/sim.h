@@ -13,9 +13,25 @@
 #include "card.h"
 
 enum kind {
-	KIND_LIST, KIND_DEVICE, KIND_REP_LIST, KIND_REP, KIND_FLOW, KIND_FLOW_CFG, KIND_PORT_CFG, KIND_PIPE_CFG,
-	KIND_PORT, KIND_PIPE, KIND_ENTRY, KIND_ETHDEV, KIND_POOL, KIND_BUFFER, KIND_ENGINE, KIND_RXQ, KIND_MAP,
-	KIND_RUNNING, KINDS
+	KIND_LIST,
+	KIND_DEVICE,
+	KIND_REP_LIST,
+	KIND_REP,
+	KIND_FLOW,
+	KIND_FLOW_CFG,
+	KIND_PORT_CFG,
+	KIND_PIPE_CFG,
+	KIND_PORT,
+	KIND_PIPE,
+	KIND_ENTRY,
+	KIND_ETHDEV,
+	KIND_POOL,
+	KIND_BUFFER,
+	KIND_ENGINE,
+	KIND_RXQ,
+	KIND_MAP,
+	KIND_RUNNING,
+	KINDS
 };
 
 struct doca_dev {
@@ -67,10 +83,10 @@ extern struct sim sim;
 
 /* Every call of the library that configures anything begins with CALL. What it comes to is looked at when the next
  * one begins: packets are sent through the card as it then is. */
-#define CALL()                                                                                                 \
-	do {                                                                                                   \
-		if (sim_call(__func__))                                                                        \
-			return DOCA_ERROR_DRIVER;                                                              \
+#define CALL()                                                                                                       \
+	do {                                                                                                         \
+		if (sim_call(__func__))                                                                              \
+			return DOCA_ERROR_DRIVER;                                                                    \
 	} while (0)
 
 bool sim_call(const char *name); /* true: this one is to fail */

@@ -12,10 +12,17 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from dpuflow.errors import OptionError
-from dpuflow.live.options import DEFAULT_BUFFER, HOOKS, MIN_SNAPLEN, PROTOCOLS
+from dpuflow.live.options import (
+    DEFAULT_BUFFER,
+    DOCA_METHODS,
+    HOOKS,
+    MIN_SNAPLEN,
+    PRODUCTIONS,
+    PROTOCOLS,
+)
 from dpuflow.settings import DURATION, SHARE, SIZE, Reader, setting, written
 
-BACKENDS: Final = ("ebpf", "bcc", "afpacket")
+BACKENDS: Final = ("ebpf", "bcc", "afpacket", "doca")
 FIDELITIES: Final = ("packets", "messages")
 CLOCKS: Final = ("auto", "trust", "estimate")
 SEVERITIES: Final = ("info", "warning", "critical")
@@ -71,6 +78,9 @@ class Capture:
     buffer: int = setting(DEFAULT_BUFFER, "ring between kernel and agent, bytes", low=1 << 20, high=1 << 32,
                           unit=SIZE)  # fmt: skip
     sample: int = setting(0, "follow one in 2^N pairs of hosts", low=0, high=16)
+    peer: str = setting("hpf", "backend doca: who is behind the uplink: hpf (the host), vfN or sfN")
+    copy_by: str = setting("auto", "backend doca: how the card makes copies", choices=DOCA_METHODS)
+    production: str = setting("pair", "backend doca: who forwards the traffic itself", choices=PRODUCTIONS)
 
 
 @dataclass(frozen=True)

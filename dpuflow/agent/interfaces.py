@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _SIOCGIFFLAGS, _SIOCGIFHWADDR = 0x8913, 0x8927
 _UP, _LOOPBACK = 1, 8  # linux/if.h
 _ETHERNET: Final = 1  # ARPHRD_ETHER
+_PCI: Final = re.compile(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _UPLINK: Final = re.compile(r"p\d+")
 """On a BlueField p0 and p1 are the ports; the others represent the host's functions, and show their packets
 a second time."""
@@ -22,7 +23,9 @@ _OTHERS: Final = re.compile(r"(docker|br-|virbr|cni|flannel|cali|dummy|ifb|bond_
 
 
 def present(name: str) -> bool:
-    """Whether there is an interface of that name now."""
+    """Whether there is an interface of that name now; a card named by its PCI address always is."""
+    if _PCI.fullmatch(name):
+        return True
     try:
         socket.if_nametoindex(name)
     except OSError:

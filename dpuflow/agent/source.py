@@ -14,7 +14,7 @@ from dpuflow.agent.interfaces import present, wanted
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import columns as c
 from dpuflow.live.capture import LiveCapture
-from dpuflow.live.options import LiveOptions
+from dpuflow.live.options import DocaOptions, LiveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpuflow.live.capture import Status
 
 RETRY_S: Final = 1.0
-BEHIND_NS: Final = {"afpacket": 30_000_000}
+BEHIND_NS: Final = {"afpacket": 30_000_000, "doca": 30_000_000}
 """How long a backend may keep packets to itself before it hands them over."""
 
 
@@ -106,6 +106,7 @@ class Source:
         return LiveOptions(
             tuple(interfaces), s.snaplen, tuple(s.protocols), tuple(s.hosts), tuple(s.ports), tuple(s.qps),
             tuple(s.vlans), self.sample, s.buffer, s.hook, self.mode,
+            DocaOptions(s.peer, s.copy_by, s.production),
         )  # fmt: skip
 
     def _open(self) -> None:
@@ -214,7 +215,7 @@ class Source:
             with self.lock:
                 self.stream.shift(moved)
                 self._pending_step_ns += moved
-                if capture.backend.name != "afpacket":  # whose stamps follow the clock by themselves
+                if capture.backend.name not in BEHIND_NS:  # their stamps follow the clock by themselves
                     form.interfaces[:, c.I_OFFSET] += moved
             self._stepped_ns += moved
             steps += 1
@@ -236,5 +237,5 @@ def check_settings(settings: Settings) -> None:
     LiveOptions(
         tuple(names) or ("auto",), settings.snaplen, tuple(settings.protocols), tuple(settings.hosts),
         tuple(settings.ports), tuple(settings.qps), tuple(settings.vlans), settings.sample, settings.buffer,
-        settings.hook, settings.mode,
+        settings.hook, settings.mode, DocaOptions(settings.peer, settings.copy_by, settings.production),
     )  # fmt: skip

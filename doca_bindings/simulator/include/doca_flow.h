@@ -523,6 +523,12 @@ doca_error_t doca_flow_pipe_hash_add_entry(uint16_t queue, struct doca_flow_pipe
 #endif
 
 #if SIMULATED < 209
+doca_error_t doca_flow_pipe_rm_entry(uint16_t queue, uint32_t flags, struct doca_flow_pipe_entry *entry);
+#else
+doca_error_t doca_flow_pipe_remove_entry(uint16_t queue, uint32_t flags, struct doca_flow_pipe_entry *entry);
+#endif
+
+#if SIMULATED < 209
 doca_error_t doca_flow_query_entry(struct doca_flow_pipe_entry *entry, struct doca_flow_query *query);
 #else
 doca_error_t doca_flow_resource_query_entry(struct doca_flow_pipe_entry *entry, struct doca_flow_resource_query *query);
