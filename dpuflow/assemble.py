@@ -13,7 +13,7 @@ from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.edges import disagreements, measure_edges
 from dpuflow.findings import Known, build_findings
 from dpuflow.identity import address_text, addresses_of, mac_text
-from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness
+from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
 from dpuflow.kinds import find_tokens, group_kinds
 from dpuflow.lateness import BOUNDS, RULES, Rule, relate, short_of_ranks, weigh
 from dpuflow.links import measure_links, slow_rows
@@ -21,6 +21,7 @@ from dpuflow.outline import list_pipelines, list_steps, list_what_if
 from dpuflow.phases import ring_phases
 from dpuflow.pipelines import find_pipelines
 from dpuflow.rankmap import doubts_about
+from dpuflow.replicas import compare_replicas
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -93,13 +94,22 @@ def assemble_all(
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
     causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
-    own = own_lateness(instances, entries, relative, causes, group_of)
     steps, step = find_steps(instances, entries, group_of)
     pipelines = find_pipelines(instances, entries, step)
+    replicas = compare_replicas(instances, entries, pipelines)
+    own, causes = with_replicas(
+        own_lateness(instances, entries, relative, causes, group_of), causes, replicas
+    )
     span_ns = joined.end_ns - joined.start_ns
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
     judgements = judge(instances, entries, relative, charges, causes, own, group_of, step)
-    judgements = add_stages(doubt(judgements, busy_elsewhere(instances)), stages)
+    judgements = doubt(judgements, busy_elsewhere(instances))
+    # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
+    compared = set(entries.endpoint[replicas.rows].tolist())
+    judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
+    verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
+    for stage in stages:
+        stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     kinds = group_kinds([g.endpoints for g in groups], group_of, instances, steps, pipelines, decoding)
@@ -124,7 +134,7 @@ def assemble_all(
         pipelines=list(list_pipelines(pipelines, stages, entries)),
         limits=[
             *_limits(joined, untold),
-            *_limits_of_transfers(instances, pipelines, stages),
+            *_limits_of_transfers(instances, pipelines, stages, compared),
             *disagreements(joined, edges, entries),
         ],
         start_ns=joined.start_ns if joined.captures else None,
@@ -331,9 +341,12 @@ def _limits(joined: Joined, untold: int) -> list[str]:
 
 
 def _limits_of_transfers(
-    instances: Sequence[Instance], pipelines: Sequence[Pipeline], stages: Sequence[Stage]
+    instances: Sequence[Instance],
+    pipelines: Sequence[Pipeline],
+    stages: Sequence[Stage],
+    compared: set[int],
 ) -> list[str]:
-    """What is not told of point-to-point transfers."""
+    """What is not told of point-to-point transfers. ``compared``: endpoints judged against replicas."""
     linked = {frozenset(pair) for each in pipelines for pair in pairwise(each.stages)}
     outside = sum(i.op == Op.SEND_RECV and frozenset(i.order) not in linked for i in instances)
     limits = []
@@ -342,7 +355,7 @@ def _limits_of_transfers(
             f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no chain of"
             " pipeline stages: listed, but nobody is judged by that."
         )
-    alone = sum(stage.verdict == "unknown" for stage in stages)
+    alone = sum(stage.verdict == "unknown" and stage.endpoint not in compared for stage in stages)
     if alone:
         limits.append(
             f"{alone} of {len(stages)} pipeline stages cannot be compared with another: what is computed"

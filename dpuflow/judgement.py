@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.lateness import Entries, Relative
+    from dpuflow.replicas import Compared
     from dpuflow.stages import Stage
 
 INTERVAL_IN_SIGMAS = 1.96
@@ -161,7 +162,19 @@ def judge(
     kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
-    units = {e: _units(rows[e], entries, own, blame, step, np.array(kind, np.int64)) for e in endpoints}
+    counted = usable.copy()
+    counted[own.compared] = True
+    units = {
+        e: _units(
+            np.flatnonzero(counted & (entries.endpoint == e)),
+            entries,
+            own,
+            blame,
+            step,
+            np.array(kind, np.int64),
+        )
+        for e in endpoints
+    }
     world = World(span, int(blame.sum()), 0, False)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
@@ -179,6 +192,23 @@ class Own:
     excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
     later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
     sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
+    compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows that were compared with replicas."""
+
+
+def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
+    """The same with what stages of replicas took longer for their acts than their peers (``replicas``)."""
+    if not compared.some:
+        return own, causes
+    rows = compared.rows
+    own = Own(own.amount_ns.copy(), own.excess_ns.copy(), own.later_ns.copy(), own.sigma_ns.copy(), rows)
+    own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
+    own.later_ns[rows], own.sigma_ns[rows] = compared.excess_ns, compared.sigma_ns
+    cause = causes.cause.copy()
+    cause[rows] = np.where(
+        compared.amount_ns > 0, COMPUTE, np.where(cause[rows] == COMPUTE, NONE, cause[rows])
+    )
+    return own, replace(causes, cause=cause)
 
 
 def _tied(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:
@@ -358,7 +388,8 @@ def _judge_one(
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
-    told = np.bincount(causes.cause[rows[late]], minlength=len(CAUSES))
+    blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
+    told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(
         endpoint,
         len(rows),

@@ -132,15 +132,17 @@ class _Busy:
             begin, end = entries.enter_ns[rows], np.maximum.accumulate(entries.leave_ns[rows])
             begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])  # overlapping ones count once
             total = np.r_[0, np.cumsum(np.maximum(end - begin, 0))]
-            self.spans[endpoint] = (begin, total)
+            self.spans[endpoint] = (begin, total, end)
 
     def between(self, endpoint: int, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
         """Nanoseconds within collectives that were entered from ``start`` to ``end``."""
         if endpoint not in self.spans:
             return np.zeros(len(start), np.int64)
-        begin, total = self.spans[endpoint]
+        begin, total, over = self.spans[endpoint]
         last, first = np.searchsorted(begin, end, "right"), np.searchsorted(begin, start, "right")
-        return np.asarray(np.maximum(total[last] - total[first], 0), np.int64)
+        # The last of them may go on beyond the end.
+        beyond = np.where(last > first, np.maximum(over[np.maximum(last - 1, 0)] - end, 0), 0)
+        return np.asarray(np.maximum(total[last] - total[first] - beyond, 0), np.int64)
 
 
 def _pipeline(

@@ -51,6 +51,7 @@ ORDER = [
         "steps",
         "pipelines",
         "stages",
+        "replicas",
         "judgement",
         "whatif",
         "kinds",

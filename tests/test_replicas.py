@@ -1,0 +1,56 @@
+"""Stages of pipelines side by side: the one that computes longer is named, not those that wait with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dpuflow
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+JOB = """
+cluster: {{nodes: {nodes}, link_gbps: {gbps}}}
+job: {{kind: training, pp: {stages}, microbatches: 4, layers: 2, steps: 12, tp_bytes: 0, buckets: 1,
+      bucket_bytes: 300000, pp_bytes: {size}}}
+faults: [{fault}]
+"""
+
+
+def analysed(folder: Path, **values: object) -> tuple[Analysis, list[str]]:
+    values = {"nodes": 6, "gbps": 100, "stages": 2, "size": 300_000, **values}
+    captures = write_case(parse_scenario(JOB.format(**values), "test.yaml"), str(folder))
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(folder / c.name),)) for c in captures])
+    address = {e.id: e.address for e in result.endpoints}
+    late = [address[row.endpoint] for row in result.lateness if row.verdict in ("late", "intermittent")]
+    return result, late
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_the_stage_that_computes_longer(rank: int, tmp_path: Path) -> None:
+    """Its neighbour in the pipeline sends later, too, and comes later to its gradients: it had waited."""
+    result, late = analysed(tmp_path, fault=f"{{kind: gpu_late, rank: {rank}, us: 2500, from_iteration: 4}}")
+    assert late == [f"10.0.0.{rank + 1}"]
+    row = next(row for row in result.lateness if row.verdict == "late")
+    assert (row.cause, row.steadiness) == ("compute", "persistent")
+    steps = sorted(c.start_ns for c in result.collectives if c.op == "all_reduce")
+    assert row.since_ns is not None
+    assert steps[4] < row.since_ns < steps[-4]
+
+
+def test_three_stages(tmp_path: Path) -> None:
+    _, late = analysed(tmp_path, stages=3, fault="{kind: gpu_late, rank: 3, us: 2500}")
+    assert late == ["10.0.0.4"]
+
+
+def test_a_slow_link_is_no_stage_that_computes_longer(tmp_path: Path) -> None:
+    result, _ = analysed(tmp_path, size=3_000_000, fault="{kind: slow_link, node: 1, gbps: 20}")
+    blamed = [row for row in result.lateness if row.cause in ("compute", "host") and row.verdict == "late"]
+    assert not blamed
+
+
+def test_nobody(tmp_path: Path) -> None:
+    _, late = analysed(tmp_path, fault="")
+    assert not late
