@@ -30,3 +30,17 @@ def test_a_simple_ring_is_measured_right() -> None:
     total.add(measured)
     assert total.score.true == 2 * measured.score.true
     assert len(total.errors_ns) == 2 * len(measured.errors_ns)
+
+
+def test_smallest_lateness() -> None:
+    from bench.accuracy.smallest import smallest_ns
+
+    late = [(ns, ns + 400) for ns in range(0, 60_000, 100)]
+    assert smallest_ns(late) == 1_000
+    noisy: list[tuple[int, int | None]] = [
+        (ns, ns + 4_000 * (ns % 200 // 100)) for ns in range(0, 60_000, 100)
+    ]
+    found = smallest_ns(noisy)
+    assert found is not None
+    assert 5_000 <= found <= 20_000
+    assert smallest_ns([(ns, None) for ns, _ in late]) is None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CAUSES: Final = {"compute": ("compute",), "host": ("host",)}
 NETWORK_CAUSES: Final = {"loss": "network", "slow_link": "network", "slow_receiver": "receiver"}
+MATERIAL: Final = 0.01
 SUMS: Final = ("op_alike", "bytes_held", "protocol_asked", "protocol_right", "bounds", "violated", "causes",
                "causes_right", "packets")  # fmt: skip
 
@@ -42,6 +43,8 @@ class Measured:
     clock_ns: list[int] = field(default_factory=list)
     packets: int = 0
     estimated: bool = False  # whether the clocks differed
+    pairs: list[tuple[int, int | None]] = field(default_factory=list)  # true and told lateness of all ranks
+    """The told one is None where it is no exact value."""
 
     def add(self, other: Measured) -> None:
         """Take in another's figures."""
@@ -52,6 +55,7 @@ class Measured:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors_ns += other.errors_ns
         self.clock_ns += other.clock_ns
+        self.pairs += other.pairs
 
 
 def measure(scenario: Scenario) -> Measured:
@@ -70,8 +74,29 @@ def measure(scenario: Scenario) -> Measured:
     measured.estimated = scenario.observation.clocks.offset_us > 0
     measured.clock_ns = list(measured.score.clock_errors_ns)
     _collectives(measured, scenario, analysis, case, truth["collectives"][0]["protocol"])
-    _cause(measured, scenario, analysis, case)
+    if _shows(truth, case):
+        _cause(measured, scenario, analysis, case)
+    else:
+        measured.score.verdicts = measured.score.verdicts_right = 0
+        measured.score.verdict_notes = []
     return measured
+
+
+def _shows(truth: dict[str, Any], case: Case) -> bool:
+    """Whether a fault of ranks can be asked for: the guilty one is on the wire, and it costs what counts.
+
+    A verdict takes 1 % of the time (docs/inference.md).
+    """
+    fault = case.compute_fault
+    if fault is None:
+        return True
+    if fault.get("rank") is not None and case.endpoint_of_rank[fault["rank"]] < 0:
+        return False
+    rows = truth["collectives"]
+    put_in = sum(sum(ns or 0 for ns in row["injected_ns"]) for row in rows)
+    begin = min(ns for row in rows for ns in row["enter_ns"] if ns is not None)
+    end = max(ns for row in rows for ns in row["leave_ns"] if ns is not None)
+    return bool(put_in >= MATERIAL * (end - begin))
 
 
 def _collectives(
@@ -88,6 +113,9 @@ def _collectives(
         if guess.get("protocol") is not None:
             measured.protocol_asked += 1
             measured.protocol_right += str(guess["protocol"]).lower() == protocol
+        exact = {r["endpoint"]: r["lateness_ns"] for r in guess["ranks"] if r["bound"] == "exact"}
+        if true.op != "send_recv":
+            measured.pairs += [(late, exact.get(endpoint)) for endpoint, late in true.lateness_ns.items()]
         for rank in guess["ranks"]:
             late_ns = true.lateness_ns.get(rank["endpoint"])
             if late_ns is None or rank["lateness_ns"] is None:
