@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _FAR = np.iinfo(np.int64).max
 
+NEXT = 1.5
+"""Distances of packets within which one follows the other without a pause."""
 FAR_BEYOND = 3.0
 """Times the slowest usual reaction (95th percentile) after which a rank had not been waiting."""
 
@@ -67,6 +69,8 @@ def weigh(
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
     )
     entries = date_behind(entries, exchanges, instances, usual)
+    behind_own = _behind_own_data(entries, exchanges)
+    entries = _mark(entries, behind_own, Rule.QUEUED, np.full(len(behind_own), NONE32))
     # Two clocks may be off either way, by that much an input seems to come late.
     wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
     entries = replace(entries, rule=np.where(wrong, int(Rule.CONTRADICTED), entries.rule))
@@ -232,6 +236,33 @@ def _repeated(entries: Entries, transfers: Rows, usual: Usual) -> Entries:
     act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
     entries = _mark(entries, again[0][act], Rule.REPEATED, np.full(len(act), NONE32))
     return _mark(entries, again[1][grant] & held, Rule.CREDIT, entries.grant)
+
+
+def _behind_own_data(entries: Entries, exchanges: Rows) -> NDArray[np.bool_]:
+    """Rows whose first message left right behind earlier data of its adapter, as packets follow each other.
+
+    It may have waited in the adapter's queue, as on a slow link. The usual distance of packets is that within
+    the endpoint's own messages.
+    """
+    out = np.zeros(len(entries.rule), bool)
+    sent = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
+    sent &= (exchanges["seen"] & Seen.AT_SENDER) != 0
+    if not sent.any():
+        return out
+    src, end = exchanges["src"][sent].astype(np.int64), exchanges["data_end_ns"][sent]
+    packets = exchanges["packets"][sent].astype(np.int64)
+    step = (end - exchanges["data_ns"][sent]) / np.maximum(packets - 1, 1)
+    for endpoint in np.unique(src):
+        mine = src == endpoint
+        steps = step[mine & (packets > 1)]
+        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+        if not len(steps) or not len(rows):
+            continue
+        ends = np.sort(end[mine])
+        enter = entries.enter_ns[rows]
+        at = np.searchsorted(ends, enter, "left") - 1
+        out[rows] = (at >= 0) & (enter - ends[np.maximum(at, 0)] <= NEXT * float(np.median(steps)))
+    return out
 
 
 def _unacked(entries: Entries, exchanges: Rows, usual: Usual) -> Entries:
