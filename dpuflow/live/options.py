@@ -53,7 +53,8 @@ class DocaOptions:
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """What to capture. ``sample``: of 2^k pairs of hosts one is kept."""
+    """What to capture. ``sample``: of 2^k pairs of hosts one is kept. ``timestamps``: the kernel's, the NIC's
+    (hardware), or those of the NIC where it has been told to stamp (auto)."""
 
     interfaces: tuple[str, ...]
     snaplen: int = DEFAULT_SNAPLEN

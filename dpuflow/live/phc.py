@@ -97,8 +97,16 @@ class NicClock:
         return cls(name, device, ~file << 3 | 3, file)
 
     def sample(self) -> None:
-        """Read both clocks, and tell the programs. A clock that was set since begins anew."""
-        nic_ns, kernel_ns, self.error_ns = self._read()
+        """Read both clocks, and tell the programs. A clock that was set since begins anew.
+
+        One that cannot be read any more, as its NIC is gone, is taken to go on as it did.
+        """
+        try:
+            nic_ns, kernel_ns, self.error_ns = self._read()
+        except OSError as error:
+            if self._readings:
+                return
+            raise DpuflowError(f"{self.device}: {error.strerror}; {self.name} is not stamped by it") from None
         if self._readings:
             expected = self._map(nic_ns)
             if abs(expected - kernel_ns) > STEP_NS:

@@ -117,6 +117,15 @@ def test_a_clock_that_was_set_begins_anew(clock: NicClock, monkeypatch: pytest.M
     assert clock.steps == 1
 
 
+def test_a_clock_that_is_gone_goes_on_as_it_did(clock: NicClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> tuple[int, int, int]:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(clock, "_read", gone)
+    clock.sample()
+    assert clock.steps == 0
+
+
 @pytest.mark.parametrize("hook", ["xdp", "tcx"])
 @pytest.mark.parametrize("mode", ["packets", "messages"])
 def test_a_driver_without_stamps_leaves_them_to_the_kernel(
