@@ -12,7 +12,7 @@ from dpuflow.beside import busy_elsewhere
 from dpuflow.causes import CAUSES, Causes, causes_of
 from dpuflow.edges import disagreements, measure_edges
 from dpuflow.findings import Known, build_findings
-from dpuflow.identity import address_text, addresses_of, mac_text
+from dpuflow.identity import address_text, addresses_of, endpoint_nodes, mac_text
 from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
 from dpuflow.kinds import find_tokens, group_kinds
 from dpuflow.lateness import BOUNDS, RULES, Rule, relate, short_of_ranks, weigh
@@ -134,6 +134,7 @@ def assemble_all(
         pipelines=list(list_pipelines(pipelines, stages, entries)),
         limits=[
             *_limits(joined, untold),
+            *_limits_of_nodes(instances),
             *_limits_of_transfers(instances, pipelines, stages, compared),
             *disagreements(joined, edges, entries),
         ],
@@ -159,12 +160,20 @@ def _endpoints(
     joined: Joined, ranks: Mapping[int, int], places: Mapping[str, Place] | None
 ) -> list[Endpoint]:
     found = []
+    node = endpoint_nodes(joined, places)
+    several = np.bincount(node, minlength=len(node)) > 1
     for number, row in enumerate(joined.endpoints):
         addresses = addresses_of(joined, number)
         label = next((p.label for a in addresses if (p := (places or {}).get(a)) is not None), None)
         found.append(
             Endpoint(
-                number, address_text(row), addresses, mac_text(int(row["mac"])), ranks.get(number), label
+                number,
+                address_text(row),
+                addresses,
+                mac_text(int(row["mac"])),
+                ranks.get(number),
+                label,
+                int(node[number]) if several[node[number]] else None,
             )
         )
     return found
@@ -337,6 +346,25 @@ def _limits(joined: Joined, untold: int) -> list[str]:
         limits.extend(capture.warnings)
         if capture.lost_packets:
             limits.append(f"{capture.vantage}: the capture itself lost {capture.lost_packets} packets.")
+    return limits
+
+
+def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
+    """What is not told of ranks that share nodes."""
+    limits = []
+    hidden = [i for i in instances if i.near is None and i.ranks > len(i.order)]
+    if hidden:
+        limits.append(
+            f"{len(hidden)} collective{'s' if len(hidden) > 1 else ''} had more ranks than endpoints (up to"
+            f" {max(i.ranks for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand their"
+            " data on inside their nodes or share an adapter. They may have been later, or the first."
+        )
+    inside = sum(i.inside for i in instances)
+    if inside:
+        limits.append(
+            f"{inside} collective{'s' if inside > 1 else ''} went through trees over nodes of several GPUs:"
+            " what leaves a node may have waited for any of them, so each entry is a bound."
+        )
     return limits
 
 

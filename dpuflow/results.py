@@ -62,6 +62,7 @@ class Endpoint:
     mac: str | None = None
     rank: int | None = None
     label: str | None = None  # host and GPU, from a rank map
+    node: int | None = None  # endpoints of one node have the same number: that of the first of them
 
 
 @dataclass(slots=True)
