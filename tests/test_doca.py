@@ -398,6 +398,55 @@ def test_the_agent_watches_what_a_card_forwards(tmp_path: Path) -> None:
     assert max(float(rate) for rate in re.findall(r'"packet_rate": ([\d.]+)', log.read_text())) > 100
 
 
+def test_opcodes(tmp_path: Path) -> None:
+    """By the adapter's interface: of two QPs the messages' ends alone, which is four entries in the card."""
+    card, frames = Card(tmp_path, "3.3"), mixed(600)
+
+    def bth(frame: bytes) -> tuple[int, int]:
+        at = layers(frame)[1] + 8
+        return frame[at], int.from_bytes(frame[at + 5 : at + 8], "big")
+
+    roce = [(way, frame) for way, frame in wanted(frames, tcp=False) if len(frame) > 70]
+    opcodes = sorted({bth(frame)[0] for _, frame in roce})[:2]
+    numbers = sorted({bth(frame)[1] for _, frame in roce})[:2]
+    script = f"""
+import sys
+from dpuflow.live import doca, doca_abi
+library, ffi = doca.load_adapter()
+o = ffi.new("struct dpuflow_doca_options *")
+o.abi, o.bytes = doca_abi.ABI, ffi.sizeof(o[0])
+o.device, o.peer, o.copy_to = b"0000:03:00.0", b"hpf", b"sf7"
+o.protocols, o.snaplen, o.frame, o.ring = 1, 128, 9216, 1 << 20
+o.qps, o.opcodes = {len(numbers)}, {len(opcodes)}
+o.qp[0:{len(numbers)}], o.opcode[0:{len(opcodes)}] = {numbers}, {opcodes}
+session = ffi.new("dpuflow_doca **")
+assert library.dpuflow_doca_open(o, session) == 0, ffi.string(library.dpuflow_doca_error())
+print("up", flush=True)
+sys.stdin.readline()
+assert library.dpuflow_doca_close(session[0]) == 0
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=card.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    card.send(frames)
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 0
+    card.check()
+    expected = [
+        frame
+        for _, frame in wanted(frames, tcp=False)
+        if bth(frame)[0] in opcodes and bth(frame)[1] in numbers
+    ]
+    assert card.at_sf == expected
+    assert 0 < len(expected) < len(roce)
+
+
 # -- interface ------------------------------------------------------------------------------------
 
 

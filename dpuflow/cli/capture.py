@@ -149,12 +149,20 @@ def _given(name: str) -> bool:
 )
 @click.option(
     "--backend",
-    type=click.Choice(["ebpf", "bcc", "afpacket", "doca"]),
+    type=click.Choice(["ebpf", "bcc", "afpacket", "psample", "doca"]),
     default="ebpf",
     show_default=True,
     help="ebpf: programs made beforehand; bcc: the same, compiled now; afpacket: packet sockets, where eBPF"
-    " is not allowed, slower, needs CAP_NET_RAW alone; doca: copies made by a BlueField, whose uplink (p0) or"
-    " PCI address -i names.",
+    " is not allowed, slower, needs CAP_NET_RAW alone; psample: what dpuflow mirror sample samples; doca:"
+    " copies made by a BlueField, whose uplink (p0) or PCI address -i names.",
+)
+@click.option(
+    "--group",
+    type=click.IntRange(0, 2**32 - 1),
+    default=55776,
+    show_default=True,
+    metavar="G",
+    help="psample: the group, as dpuflow mirror sample has it.",
 )
 @click.option(
     "--peer",
@@ -221,7 +229,8 @@ def capture(
     snaplen: int, expression: str | None,
     protocols: tuple[str, ...], hosts: tuple[str, ...], ports: tuple[int, ...], qps: tuple[int, ...],
     vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, timestamps: str,
-    promiscuous: bool, peer: str, copy_by: str, production: str, sample_packets: int, rotate_size: int,
+    promiscuous: bool, group: int, peer: str, copy_by: str, production: str, sample_packets: int,
+    rotate_size: int,
     rotate_time: float, files: int, quiet: bool,
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
@@ -237,10 +246,12 @@ def capture(
         raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
     if (rotate_size or rotate_time or path == "-") and mode == "messages":
         raise click.UsageError("--mode messages writes one column file: name it with -w, without rotation.")
-    if backend in ("bcc", "doca") and mode == "messages":
+    if backend in ("bcc", "psample", "doca") and mode == "messages":
         raise click.UsageError(f"--backend {backend} has packets mode alone.")
-    if backend in ("afpacket", "doca") and hook != "auto":
+    if backend in ("afpacket", "psample", "doca") and hook != "auto":
         raise click.UsageError(f"--backend {backend} has no hooks: leave out --hook.")
+    if backend != "psample" and _given("group"):
+        raise click.UsageError("--group goes with --backend psample.")
     for name in ("peer", "copy_by", "production", "sample_packets"):
         if backend != "doca" and _given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend doca.")
@@ -267,7 +278,7 @@ def capture(
             qps, vlans = wanted.qps, wanted.vlans
         options = LiveOptions(
             interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode,
-            DocaOptions(peer, copy_by, production, sample_packets), timestamps, promiscuous,
+            DocaOptions(peer, copy_by, production, sample_packets), timestamps, promiscuous, group,
         )  # fmt: skip
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None

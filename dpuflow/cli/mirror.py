@@ -14,7 +14,8 @@ Examples:
   Where OVS has the eSwitch:
     dpuflow mirror ovs --from p0 --to en3f0pf0sf7 -- tcpdump -i enp3s0f0s7
   One of 1000 packets, their first 128 bytes:
-    dpuflow mirror sample --from p0 --peer pf0hpf --rate 1000 --truncate 128
+    dpuflow mirror sample --from p0 --peer pf0hpf --rate 1000 --truncate 128 \\
+        -- dpuflow capture -i p0 -i pf0hpf --backend psample -w node0.pcapng
   A host's interface to another one, in software:
     dpuflow mirror tc-software --from eth2 --to mon0
 

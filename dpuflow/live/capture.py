@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpuflow.live.base import Backend, Bytes
     from dpuflow.live.options import LiveOptions
 
-BACKENDS: Final = ("ebpf", "bcc", "afpacket", "doca")
+BACKENDS: Final = ("ebpf", "bcc", "afpacket", "psample", "doca")
 _PAUSE_S: Final = 0.01  # between looks while packets come; a look that wakes a cold core costs some 100 us
 _IDLE_PAUSE_S: Final = 0.05  # while none come, if the ring holds what may come meanwhile,
 _BURST: Final = 1.28e9  # bytes of ring a second: 8 million records of 160 bytes
@@ -72,6 +72,10 @@ def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
         from dpuflow.live.doca import DocaCapture
 
         return DocaCapture(options)
+    if backend == "psample":
+        from dpuflow.live.psample import SampleCapture
+
+        return SampleCapture(options)
     raise OptionError(f"{backend!r} is no backend: {', '.join(BACKENDS)}")
 
 

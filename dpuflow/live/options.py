@@ -30,6 +30,7 @@ TIMESTAMPS: Final = ("auto", "kernel", "hardware")
 MAX_SAMPLE: Final = 16
 
 
+PSAMPLE_GROUP: Final = 55776
 DOCA_METHODS: Final = ("auto", "mirror", "flood")
 PRODUCTIONS: Final = ("pair", "kernel")
 
@@ -70,6 +71,7 @@ class LiveOptions:
     doca: DocaOptions = DocaOptions()
     timestamps: str = "auto"
     promiscuous: bool = False
+    group: int = PSAMPLE_GROUP
 
     def __post_init__(self) -> None:
         """Raise OptionError for what cannot be."""
