@@ -10,8 +10,9 @@ from collective_worlds import Played, World, algorithm_of, run_job
 
 from dpuflow.collectives import Instance, build_collectives
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.collectives.streams import HOLE, edge_streams, numbered_streams
 from dpuflow.exchanges import build_exchanges
-from dpuflow.schema import Op
+from dpuflow.schema import EXCHANGE, Op, Wire
 
 SAME = {
     frozenset({"pairwise", "linear"}),  # the same edges and sizes
@@ -156,3 +157,20 @@ def test_an_operation_made_of_two_is_told_by_how_the_root_goes_on(
         assert [i.op for i in found] == expected
         assert found[0].size == size
         assert names(found[0]) == {"linear"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([1, 2, 5, 3, 4, 6], [0, 1, 3, 4, 2, 5]),  # lost on its way, read when it came again
+        ([65534, 0, 65535, 1], [0, 2, 1, 3]),  # counts round
+        ([1, 2, 5, 4, 6], [0, 1, HOLE, 3, 2, 4]),  # and one that nobody saw
+        ([1, 2, 3, 1, 2], [0, 1, 2, 3, 4]),  # began anew
+    ],
+)
+def test_messages_belong_where_their_numbers_say(numbers: list[int], expected: list[int]) -> None:
+    exchanges = EXCHANGE.zeros(len(numbers))
+    exchanges["sub"], exchanges["dst"], exchanges["order"] = numbers, 1, np.arange(len(numbers))
+    exchanges["wire"], exchanges["op"] = Wire.OB1_MATCH, Op.ALL_REDUCE
+    streams = numbered_streams(exchanges, edge_streams(exchanges, np.arange(len(numbers))))[Op.ALL_REDUCE]
+    assert streams.rows.tolist() == expected

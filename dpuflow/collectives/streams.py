@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Edge = tuple[int, int]
 """(src, dst), endpoints."""
 
+_NUMBERS = 1 << 16
 HOLE = -1
 """In place of a row: a message is known to be missing."""
 
@@ -130,9 +131,15 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
     found: dict[Op, list[tuple[Edge, NDArray[np.int64]]]] = {}
     for edge, rows in streams.left():
         number = exchanges["sub"][rows].astype(np.int64)
-        if not has_numbers(exchanges, rows).all():
+        if has_numbers(exchanges, rows).all():
+            # What was lost on its way was read late, yet belongs where its number says.
+            whole = np.unwrap(number, period=_NUMBERS)
+            if len(np.unique(whole)) == len(whole):  # else they began anew
+                in_order = np.argsort(whole, kind="stable")
+                rows, number = rows[in_order], whole[in_order]
+        else:
             number = np.arange(len(rows))
-        skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % (1 << 16)
+        skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % _NUMBERS
         # A jump by more than what could hide is a new start, not a hole.
         skipped = np.where(skipped > len(rows), 0, skipped)
         ops = exchanges["op"][rows]
