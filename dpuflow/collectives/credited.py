@@ -15,7 +15,7 @@ enters:
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -42,6 +42,10 @@ MOST_SETS: Final = 6
 """Sets in lockstep whose combinations are tried."""
 LONGEST: Final = 8
 """So many places where an operation may begin are skipped at most: NCCL_STEPS, what uses up the slots."""
+UNEVEN: Final = 3
+"""On some sets alone, so many: few pipes may be slow at the same message by chance, twice at most."""
+MOST_UNEVEN: Final = 4
+"""Sets at once of which that is tried: their combinations grow with the power of their number."""
 _FAR = np.iinfo(np.int64).max
 
 Turn = tuple[tuple[int, int, int], ...]
@@ -238,7 +242,24 @@ class Reading:
                 turn = tuple((number, at[number], at[number] + length) for number in chosen)
                 if self._layout(self._kinds_of(turn), turn):
                     return turn
+        for chosen in filter(lambda c: len(c) <= MOST_UNEVEN, choices):
+            for lengths in product(range(1, UNEVEN + 1), repeat=len(chosen)):
+                turn = tuple((n, at[n], at[n] + length) for n, length in zip(chosen, lengths, strict=True))
+                if (
+                    len(set(lengths)) > 1
+                    and self._is_whole(turn)
+                    and self._layout(self._kinds_of(turn), turn)
+                ):
+                    return turn
         return None
+
+    def _is_whole(self, turn: Turn) -> bool:
+        """Whether the sets go so far, with the same buffers."""
+        return all(
+            end <= len(self.sets[number])
+            and (self.sets[number].slots[begin:end] == self.sets[number].slots[begin]).all()
+            for number, begin, end in turn
+        )
 
     def _longer(self, turn: Turn, at: list[int]) -> Turn:
         """``turn``, or what begins with it and came more often: its parts may look like operations."""

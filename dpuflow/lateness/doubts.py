@@ -88,7 +88,14 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
     rule = entries.rule.copy()
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
-        rule[waiting & (entries.unmoved_ns > FAR_BEYOND * usual.slowest_ns)] = Rule.LONG_AFTER
+        slowest = np.where(
+            np.isnan(usual.slowest_ns), _slowest_of_others(entries, waiting, of_row), usual.slowest_ns
+        )
+        # Its input may have come long before its credit.
+        idle = np.where(
+            entries.credit_ns != NEVER, np.minimum(entries.unmoved_ns, entries.credit_ns), entries.unmoved_ns
+        )
+        rule[waiting & (idle > FAR_BEYOND * slowest)] = Rule.LONG_AFTER
         # Who enters late may answer what lies there before it sends its own, which needed nothing.
         own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
         rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
@@ -98,12 +105,45 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
     room = _since_ns(entries) - entries.credit_ns  # from leaving its last collective to the credit
     # Where no reaction was ever seen (messages that stream), that is all there is to go by.
     unmeasured = gated & np.isnan(usual.most_ns)
-    least = _least_work_ns(entries, gated & ~prompt & (~unmeasured | (known & (room <= 0))), of_row)
-    prompt |= unmeasured & known & (least > 0)
+    # Had it waited for its credit, it would have sent soon after that; so it lay there while the rank worked.
+    unheld = known & (FAR_BEYOND * room <= _since_ns(entries))
+    least, alone = _least_work_ns(entries, gated & ~prompt & (~unmeasured | unheld), of_row)
+    # Of a first collective only a credit that came after others had begun can have made the rank late.
+    prompt |= unmeasured & np.where(known, (least > 0) | alone, _credited_late(entries, gated))
     prompt &= ~known | (room >= least)
     after = np.where(prompt & (entries.since_ns != NEVER), entries.since_ns + least, entries.since_ns)
     entries = replace(entries, since_ns=after)
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
+
+
+def _credited_late(entries: Entries, gated: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows ``gated`` whose credit came longer after the first sign of all than their message after it.
+
+    A sign is an entry, or a host's own credits for others: it has launched the operation.
+    """
+    if not len(gated):
+        return gated
+    signs = [np.where(times != NEVER, times, _FAR) for times in (entries.enter_ns, entries.granted_ns)]
+    when = np.minimum(*signs)
+    first = np.minimum.reduceat(when, entries.offsets[:-1])[entries.collective]
+    return gated & (entries.enter_ns - entries.credit_ns - first > entries.credit_ns)
+
+
+def _slowest_of_others(
+    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For rows ``waiting`` how long the other ranks of the group take from an input to their first act, 95 %.
+
+    It stands for the usual reaction where none was measured (data streams through). NaN with too few of them.
+    """
+    out = np.full(len(waiting), np.nan)
+    for each in np.unique(of_row[waiting]):
+        mine = np.flatnonzero(waiting & (of_row == each))
+        for endpoint in np.unique(entries.endpoint[mine]):
+            own = entries.endpoint[mine] == endpoint
+            if (~own).sum() >= FEWEST:
+                out[mine[own]] = np.percentile(entries.unmoved_ns[mine[~own]], 95)
+    return out
 
 
 def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
@@ -170,20 +210,28 @@ def _since_ns(entries: Entries) -> NDArray[np.int64]:
     return np.where(entries.since_ns != NEVER, entries.enter_ns - entries.since_ns, 0)
 
 
-def _least_work_ns(entries: Entries, free: NDArray[np.bool_], of_row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row the least time that a rank of its group needed between two collectives; 0 without.
+def _least_work_ns(
+    entries: Entries, free: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each row the least time that a rank of its group needed between two collectives, 0 without; and
+    rows of which that is not known because one other rank alone was free of doubt.
 
-    From the rows ``free`` of any doubt, if there are enough. A rank that a credit had held up would have been
+    From the rows ``free`` of any doubt, if there are enough. Those of a single rank speak for itself alone:
+    it may be the slow one that the others wait for. A rank that a credit had held up would have been
     there before the credit, and so have needed less than lies between leaving and the credit.
     """
-    out = np.zeros(len(free), np.int64)
+    out, alone = np.zeros(len(free), np.int64), np.zeros(len(free), bool)
     free = free & (entries.since_ns != NEVER)
     worked = _since_ns(entries)
     for each in np.unique(of_row[free]):
         rows = of_row == each
-        if (rows & free).sum() >= FEWEST:
-            out[rows] = worked[rows & free].min()
-    return out
+        sure = rows & free
+        if sure.sum() >= FEWEST:
+            ranks = np.unique(entries.endpoint[sure])
+            fair = rows & ((entries.endpoint == ranks[0]) | (len(ranks) > 1))
+            out[fair] = worked[sure].min()
+            alone |= rows & ~fair
+    return out, alone
 
 
 def _mark(entries: Entries, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:

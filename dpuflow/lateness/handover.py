@@ -63,6 +63,7 @@ def waited_sends(
     # Without an offer the data may have waited for its credit; that is as good as an input.
     credit = np.where(picked["offer_ns"] == NEVER, picked["grant_arrived_ns"], NEVER)
     ready = np.where(ready != NEVER, np.maximum(ready, credit), NEVER)
+    ready[_behind_own_data(picked, sender, start, ready)] = NEVER
 
     count = len(picked)
     times = (picked["arrived_end_ns"], picked["data_end_ns"], start)
@@ -75,6 +76,24 @@ def waited_sends(
     )  # fmt: skip
     # A blocking exchange ends when both its halves have: the rank may have waited for its own send, too.
     return own[:found], after[:found]
+
+
+def _behind_own_data(
+    picked: Picked, sender: NDArray[np.int64], start: NDArray[np.int64], ready: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """NCCL's sends whose rank was still sending when their input came: they waited for the wire, not for it.
+
+    NCCL's thread blocks fill slots while the network takes those before; a blocking caller has one at a time.
+    """
+    wire = picked["wire"]
+    rows = np.flatnonzero(((wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.NCCL_DATA)) & (start != NEVER))
+    rows = rows[order_within(start[rows], sender[rows])]
+    if len(rows) < 2:
+        return rows[:0]
+    same = sender[rows[1:]] == sender[rows[:-1]]
+    busy = same & (picked["data_end_ns"][rows[:-1]] > ready[rows[1:]])
+    behind: NDArray[np.int64] = rows[1:][busy]
+    return behind
 
 
 def is_gloo(wire: int) -> bool:
