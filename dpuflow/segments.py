@@ -108,6 +108,31 @@ def join_segments(parts: Sequence[CaptureTables]) -> CaptureTables:
     return CaptureTables(_info([part.info for part in parts]), endpoints, flows, joined, pauses)
 
 
+def only_flows(tables: CaptureTables, used: NDArray[np.bool_]) -> CaptureTables:
+    """The tables with the flows that are True alone, and their opposites; messages must be of these."""
+    flows, messages = tables.flows, tables.messages.copy()
+    used = used.copy()
+    peers = flows["peer"][used]
+    used[peers[peers < len(flows)]] = True
+    place = np.where(used, np.cumsum(used) - 1, -1)
+    kept = flows[used].copy()
+    peer = kept["peer"].astype(np.int64)
+    known = peer < len(flows)
+    kept["peer"][known] = place[peer[known]]
+    kept["peer"][~known] = NONE32
+    messages["flow"] = place[messages["flow"]]
+    named = np.zeros(len(tables.endpoints), bool)
+    named[kept["src"]] = named[kept["dst"]] = True
+    moved = np.cumsum(named) - 1
+    for name in ("src", "dst"):
+        kept[name] = moved[kept[name]]
+    endpoints = tables.endpoints[named].copy()
+    for name, side in (("packets_out", "src"), ("packets_in", "dst")):
+        endpoints[name] = 0
+        np.add.at(endpoints[name], kept[side], kept["packets"])
+    return CaptureTables(tables.info, endpoints, kept, messages, tables.pauses)
+
+
 def _endpoints(parts: Sequence[CaptureTables]) -> tuple[Rows, list[Ints]]:
     """One row an address, and each part's rows in it."""
     every = np.concatenate([part.endpoints for part in parts])

@@ -84,21 +84,20 @@ class Jobs(threading.Thread):
 
 
 def renamed(path: Path, draw: random.Random) -> bytes:
-    """The capture with its IPv4 hosts in 10.x.y.0/24 and its queue pairs moved, by chance."""
+    """The capture with another peer and other queue pairs, by chance."""
     import gzip
     import struct
 
     data = bytearray(gzip.decompress(path.read_bytes()))
-    net, shift, at = (
-        struct.pack(">BBB", 10, draw.randrange(128, 256), draw.randrange(256)),
-        draw.randrange(1 << 16),
-        24,
-    )
+    peer = bytes([10, draw.randrange(128, 256), draw.randrange(256), draw.randrange(1, 255)])
+    shift, at = draw.randrange(1 << 16), 24
     while at + 16 <= len(data):
         captured = struct.unpack_from("<I", data, at + 8)[0]
         frame = at + 16
         if data[frame + 12 : frame + 14] == b"\x08\x00":
-            data[frame + 26 : frame + 29] = data[frame + 30 : frame + 33] = net
+            for end in (frame + 26, frame + 30):
+                if data[end : end + 4] == bytes([192, 168, 50, 11]):
+                    data[end : end + 4] = peer
             if captured >= 54 and data[frame + 36 : frame + 38] == b"\x12\xb7":  # UDP port 4791
                 qp = int.from_bytes(data[frame + 47 : frame + 50], "big")
                 if qp > 1:

@@ -90,7 +90,7 @@ class Windows:
     step: float = setting(1.0, "a window is published this often", low=0.1, high=60, unit=DURATION)
     span: float = setting(10.0, "traffic that is held and analysed at least", low=2, high=600, unit=DURATION)
     longest: float = setting(
-        300.0, "traffic that is held at most, where there is little of it", low=10, high=86400, unit=DURATION
+        60.0, "traffic that is held at most, where there is little of it", low=10, high=86400, unit=DURATION
     )
     messages: int = setting(
         4000, "where fewer messages than this are held, traffic older than the span is kept", low=100,

@@ -21,8 +21,16 @@ import numpy as np
 from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
 from dpuflow.errors import DpuflowError
-from dpuflow.schema import NEVER, NONE32, MessageFlag
-from dpuflow.segments import Segment, join_segments, named_segments, place_name, segment_name, widest
+from dpuflow.schema import NEVER, MessageFlag
+from dpuflow.segments import (
+    Segment,
+    join_segments,
+    named_segments,
+    only_flows,
+    place_name,
+    segment_name,
+    widest,
+)
 from dpuflow.store import load_tables, save_tables
 from dpuflow.tables import CaptureTables
 
@@ -229,19 +237,9 @@ def cut(
         flows[name] = column.astype(flows[name].dtype)
     used: NDArray[np.bool_] = np.asarray(values.any(axis=1))
     used[messages["flow"]] = True
-    paired = used & (flows["peer"] < len(flows))
-    used[flows["peer"][paired]] = True
-    flows, messages = _keep_flows(flows, used, messages)
+    part = only_flows(CaptureTables(tables.info, tables.endpoints, flows, messages, tables.pauses[:0]), used)
+    flows = part.flows
     flows["first_ns"] = np.maximum(flows["first_ns"], from_ns + 1)
-    ends = np.zeros(len(tables.endpoints), bool)
-    ends[flows["src"]] = ends[flows["dst"]] = True
-    place = np.cumsum(ends) - 1
-    for name in ("src", "dst"):
-        flows[name] = place[flows[name]]
-    endpoints = tables.endpoints[ends].copy()
-    for name, side in (("packets_out", "src"), ("packets_in", "dst")):
-        endpoints[name] = 0
-        np.add.at(endpoints[name], flows[side], flows["packets"])
     first_ns = int(messages["first_ns"].min()) if len(messages) else until_ns
     info = replace(
         tables.info,
@@ -252,19 +250,4 @@ def cut(
         last_ns=until_ns,
         skipped={},
     )
-    return CaptureTables(info, endpoints, flows, messages, tables.pauses[:0])
-
-
-def _keep_flows(
-    flows: NDArray[np.void], used: NDArray[np.bool_], messages: NDArray[np.void]
-) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """The used flows alone, with what refers to them."""
-    place = np.where(used, np.cumsum(used) - 1, -1)
-    kept = flows[used].copy()
-    peer = kept["peer"].astype(np.int64)
-    known = peer < len(flows)
-    kept["peer"][known] = place[peer[known]]
-    kept["peer"][~known] = NONE32
-    moved = messages.copy()
-    moved["flow"] = place[messages["flow"]]
-    return kept, moved
+    return replace(part, info=info)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Role
+from dpuflow.segments import only_flows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,17 +95,19 @@ class Windows:
         self._baseline = [replace(each, time_ns=each.time_ns + step_ns) for each in self._baseline]
 
     def _within(self, tables: CaptureTables, counts: Counts) -> CaptureTables:
-        """The tables with counters that cover about what is held of messages."""
-        if not self._baseline:
-            return tables
-        base = self._baseline[0]
-        flows = tables.flows.copy()
-        for name, values in zip(_counter_names(), grown(base, counts).T, strict=True):
-            flows[name] = values.astype(flows[name].dtype)
-        flows["first_ns"] = np.maximum(flows["first_ns"], base.time_ns)
-        info = replace(tables.info, packets=max(counts.packets - base.packets, 0),
-                       bytes=max(counts.bytes - base.bytes, 0), first_ns=base.time_ns)  # fmt: skip
-        return replace(tables, flows=flows, info=info)
+        """The tables with the flows of what is held of messages alone, and counters that cover about that."""
+        flows, info = tables.flows, tables.info
+        if self._baseline:
+            base = self._baseline[0]
+            flows = flows.copy()
+            for name, values in zip(_counter_names(), grown(base, counts).T, strict=True):
+                flows[name] = values.astype(flows[name].dtype)
+            flows["first_ns"] = np.maximum(flows["first_ns"], base.time_ns)
+            info = replace(info, packets=max(counts.packets - base.packets, 0),
+                           bytes=max(counts.bytes - base.bytes, 0), first_ns=base.time_ns)  # fmt: skip
+        used = flows["packets"] > 0
+        used[tables.messages["flow"]] = True
+        return only_flows(replace(tables, flows=flows, info=info), used)
 
     def _note(self, counts: Counts, cut_ns: int) -> None:
         """Remember the counters, a dozen times a span, and of those before the cut the last ones."""
