@@ -10,10 +10,13 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.collectives.credited import Reading
 from dpuflow.collectives.layouts import RING_SLOT, _gathered, _reduced
 from dpuflow.collectives.nccl import looped_ring
+from dpuflow.collectives.pipes import Lockstep, Pipe
 from dpuflow.collectives.protocols import LL
 from dpuflow.collectives.schedules import dependencies
+from dpuflow.collectives.streams import Columns
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
 
@@ -84,3 +87,34 @@ def test_a_later_loop_waits_for_the_one_before() -> None:
     # Each rank sends two chunks a loop; its third send needs the second one that it received.
     assert needs[(0, 1), 2] == ((2, 0), 1)
     assert ((0, 1), 0) not in needs
+
+
+def test_a_small_operation_on_one_channel_between_large_ones_on_two() -> None:
+    """Channel 0 sends first in each operation, so alone it would look like the next one as well."""
+    n, messages = 3, 8  # an all_reduce of one loop: 2 (n - 1) chunks of two slices
+    sizes: list[int] = []
+    starts: list[int] = []
+
+    def channel(ops: list[tuple[int, int]], delay: int) -> Lockstep:
+        pipes, rows = [], []
+        for rank in range(n):
+            mine = np.arange(len(sizes), len(sizes) + len(ops) * messages)
+            for begin, size in ops:
+                sizes.extend([size] * messages)
+                starts.extend(range(begin + rank + delay, begin + 100 * messages, 100))
+            slots = np.full(len(mine), RING_SLOT)
+            pipes.append(Pipe(rank, (rank + 1) % n, mine, 1, np.ones(len(mine), bool), slots))
+            rows.append(mine)
+        bounds = messages * np.arange(len(ops) + 1)
+        return Lockstep(pipes, np.stack(rows), bounds, np.full(len(ops), RING_SLOT))
+
+    sets = [
+        channel([(0, 4096), (10_000, 4096), (30_000, 4096)], 5),
+        channel([(0, 4096), (10_000, 4096), (20_000, 64), (30_000, 4096)], 0),
+    ]
+    start = np.array([*starts, 0])
+    columns = Columns(np.array([*sizes, -1]), start, start + 20, np.zeros(len(start), np.uint32))
+    found = Reading(columns, sets, np.arange(n), np.arange(n)).instances()
+    told = sorted((int(start[i.rows].min()), i.size) for i in found)
+    large, small = 2 * n * 2 * 4096, n * 2 * 64  # channels, chunks, slices
+    assert told == [(0, large), (10_000, large), (20_000, small), (30_000, large)]
