@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STEPS_US: Final = tuple(m * 10**e for e in range(5) for m in (1, 2, 5))
 RIGHT: Final = 0.99
 FEWEST: Final = 30
-"""Late ranks it takes to speak of 99 in 100."""
+"""Late ranks, and others, that it takes to speak of 99 in 100."""
 LEFT_OUT: Final = 0.3
 """As in scoring: ranks within this share of a threshold are neither late nor on time."""
 
@@ -33,7 +33,7 @@ def smallest_ns(pairs: Sequence[Pair]) -> int | None:
 
 def _holds(pairs: Sequence[Pair], limit_ns: int) -> bool | None:
     """Whether precision and recall are as asked at one threshold; None where too few ranks are late."""
-    hits = missed = false = 0
+    hits = missed = false = early = 0
     for true, told in pairs:
         if abs(true - limit_ns) <= LEFT_OUT * limit_ns:
             continue
@@ -41,6 +41,7 @@ def _holds(pairs: Sequence[Pair], limit_ns: int) -> bool | None:
         hits += late and said
         missed += late and not said
         false += said and not late
-    if hits + missed < FEWEST:
+        early += not late and true > 0  # the first of all is never called late
+    if hits + missed < FEWEST or early < FEWEST:
         return None
     return hits >= RIGHT * (hits + missed) and hits >= RIGHT * (hits + false)

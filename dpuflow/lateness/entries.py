@@ -18,7 +18,7 @@ import numpy as np
 
 from dpuflow.lateness.handover import typical, waited_sends
 from dpuflow.lateness.needs import build_needs, started_ns
-from dpuflow.lateness.relative import previous_leave
+from dpuflow.lateness.relative import previous_row
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
+CREDIT_TRIPS = 3.0
+"""Round trips of messages within which data may have left because its credit had come."""
 SLOTS = 8
 """NCCL_STEPS (src/include/device.h): slots of a staging buffer, one message in each at the most."""
 _TABLE = 32  # words a row that a table may take instead of a search
@@ -225,11 +227,17 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
     unfed = (leave == NEVER) & seen
     staged = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
-    gone = sent.copy()
+    gone, freed = sent.copy(), np.full(total, NEVER)
+    held = np.zeros(total, bool)
     if staged.any():
         rows = np.flatnonzero(staged)
-        gone[sender[rows]] = entered[sender[rows]]
-        np.maximum.at(gone, sender[rows], _slot_free_ns(picked, of, rows))
+        np.maximum.at(freed, sender[rows], _slot_free_ns(picked, of, rows))
+        gone[sender[rows]] = np.maximum(entered, freed)[sender[rows]]
+        # What left soon after its credit, in round trips, may have lain there long: its rank had gone on.
+        trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
+        soon = CREDIT_TRIPS * float(np.median(trips)) if len(trips) else np.inf
+        held[sender[rows]] = True
+        held &= (credit != NEVER) & (enter - credit <= soon)
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
     entries = Entries(
         collective=collective,
@@ -267,9 +275,23 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         clock=np.zeros(total, np.int64),
         clock_ns=np.zeros(total, np.int64),
     )
-    before = previous_leave(entries)
+    before = _left_before(entries, held, freed)
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
     return replace(entries, since_ns=np.where(before <= there, before, NEVER))
+
+
+def _left_before(entries: Entries, held: NDArray[np.bool_], freed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When each rank had left what it did before, at the earliest.
+
+    Of rows ``held`` the first message waited for a credit, not the rank: it had left when the slots were free
+    (``freed``), and not before it left what came before that.
+    """
+    last = previous_row(entries)
+    left = np.where(held, freed, entries.leave_ns)
+    rows = np.flatnonzero(held & (last >= 0))
+    for _ in range(SLOTS):  # several in a row
+        left[rows] = np.maximum(left[rows], left[last[rows]])
+    return np.where(last >= 0, left[last], NEVER)
 
 
 def _of_nodes(
