@@ -166,8 +166,8 @@ def test_a_rank_that_turns_late_is_told_by_all_outlets(
             count += len(page["collectives"])
             page = ask(pair, f"/api/v1/collectives?after={page['next']}&limit=100", TOKENS[0])
         print(f"collectives by the API: {count} of {STEPS}")
-        # How many collectives the messages are read as is the analysis' matter (a part of a job of two ranks may
-        # be read as two exchanges for each ring); here, that none is missing and metrics and API agree.
+        # How many collectives the messages are read as is the analysis' matter (a part of a job of two ranks
+        # may be read as two exchanges for each ring); here, that none is missing and metrics and API agree.
         assert count >= STEPS - 2
         text = ask(pair, "/metrics", TOKENS[0])
         said = dict(re.findall(r"^(dpuflow_\w+\{[^}]*\}) ([\d.e+]+)$", text, re.MULTILINE))
