@@ -304,3 +304,24 @@ def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (folder / "etc/kubelet.d").mkdir()
     (folder / "etc/kubelet.d/doca_hbn.yaml").touch()
     assert told(folder)["eswitch"] == (False, "HBN owns it (doca_hbn.yaml): take what it offers")
+
+
+def test_doctor_sees_a_dpdk_program_but_not_this_process(tmp_path: Path) -> None:
+    import fcntl
+
+    from dpuflow.live.dpu import Machine, taken_by
+
+    lock = tmp_path / "var/run/dpdk/rte/config"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert taken_by(Machine(tmp_path)) is None
+    with lock.open("r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        assert taken_by(Machine(tmp_path)) is None
+        code = (
+            "import sys; from pathlib import Path; from dpuflow.live.dpu import Machine, taken_by;"
+            f"print(taken_by(Machine(Path({str(tmp_path)!r}))))"
+        )
+        environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.stdout == "a DPDK or DOCA program is running: end it for --backend doca\n", done.stderr

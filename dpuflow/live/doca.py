@@ -153,7 +153,11 @@ class Session:
 
         Raises OptionError, MissingError, DpuflowError; all is given back then.
         """
+        from dpuflow.live.dpu import Machine, taken_by
+
         self._library, self._ffi = load_adapter()
+        if taken := taken_by(Machine()):
+            raise DpuflowError(f"{address}: the eSwitch is taken: {taken}")
         wanted = options.doca
         settings = self._ffi.new("struct dpuflow_doca_options *")
         settings.abi, settings.bytes = doca_abi.ABI, self._ffi.sizeof("struct dpuflow_doca_options")

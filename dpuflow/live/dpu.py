@@ -7,7 +7,6 @@ is changed; filters are tried in a network namespace of their own.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 from dataclasses import dataclass, field
@@ -129,28 +128,36 @@ def _switchdev(machine: Machine, address: str) -> bool:
 
 def _owner(machine: Machine) -> bool:
     """Whether nobody else has taken the eSwitch by DOCA Flow or DPDK."""
+    taken = taken_by(machine)
+    return machine.say("eswitch", taken is None, taken or "nobody has taken it but the kernel")
+
+
+def taken_by(machine: Machine) -> str | None:
+    """Who owns the eSwitch so that DOCA Flow must not be opened beside it, and what to do; None if nobody."""
     told = machine.ask("ovs-vsctl", "--timeout=3", "get", "Open_vSwitch", ".", "other_config").replace(
         '"', ""
     )
     if "doca-init=true" in told:
-        return machine.say("eswitch", False, "OVS-DOCA owns it: take mirror ovs, not --backend doca")
+        return "OVS-DOCA owns it: take mirror ovs, not --backend doca"
     for file in sorted((machine.root / "etc/kubelet.d").glob("*hbn*")):
-        return machine.say("eswitch", False, f"HBN owns it ({file.name}): take what it offers")
+        return f"HBN owns it ({file.name}): take what it offers"
     if _locked(machine.root / "var/run/dpdk/rte/config"):
-        return machine.say("eswitch", False, "a DPDK or DOCA program is running: end it for --backend doca")
-    return machine.say("eswitch", True, "nobody has taken it but the kernel")
+        return "a DPDK or DOCA program is running: end it for --backend doca"
+    return None
 
 
 def _locked(path: Path) -> bool:
-    """Whether a process holds DPDK's lock of the primary process."""
+    """Whether another process holds DPDK's lock of the primary process.
+
+    Read from /proc/locks: opening the file and closing it would drop a lock of this process itself.
+    """
     try:
-        with path.open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        inode = path.stat().st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return False
+    held = (line.split() for line in locks.splitlines() if "POSIX" in line and "->" not in line)
+    return any(int(words[5].rpartition(":")[2]) == inode and int(words[4]) != os.getpid() for words in held)
 
 
 def _doca(machine: Machine) -> bool:
