@@ -78,8 +78,8 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
     the amounts. It must hold for how often as well: the same ratio for the share of units that exceed
     their peers by more than half of what is usual after the cut (a Bernoulli sequence). The first must
     beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
-    by log n; with at most one of three such units before the cut, two of three after it, and that half
-    beyond the noise.
+    by log n; with at most one of three such units before the cut, and two of three after it, or longer work
+    as a rule (``usual_excess``), and that half beyond the noise.
     ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. 0 is
     never returned: late from the start has no onset.
     """
@@ -98,7 +98,9 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
     more = values > half
     often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n)
     rises = gain > 0 and often > 0 and half > sigma_ns
-    rises &= more[:best].mean() <= 1 - LATE_SHARE and more[best:].mean() >= LATE_SHARE
+    rises &= more[:best].mean() <= 1 - LATE_SHARE
+    after = excess_ns[best:]
+    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after, sigma_ns) > 0
     return best if rises else None
 
 

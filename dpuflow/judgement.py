@@ -309,16 +309,18 @@ def _comes_again(units: Units, world: World) -> bool:
     )
 
 
-def _usual(units: Units, own: Own) -> dict[int, int]:
+def _usual(units: Units, own: Own, since: int = 0) -> dict[int, int]:
     """Rows at whose place in the step the rank works longer than its peers as a rule, and by how much.
+
+    ``since``: from which of its rows on.
 
     The same work comes at the same place of every step. What makes the rank no later (it left its
     last collective sooner, say) does not count.
     """
     found: dict[int, int] = {}
     for place in range(int(units.place.max(initial=-1)) + 1):
-        rows = units.rows[units.place == place]
-        sigma = float(np.median(own.sigma_ns[rows]))
+        rows = units.rows[since:][units.place[since:] == place]
+        sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
         usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma)
         found.update(dict.fromkeys(rows.tolist() if usual else [], usual))
     return found
@@ -383,6 +385,7 @@ def _judge_one(
         if (
             float(after.mean()) >= LATE_SHARE
             or usual
+            or (onset is not None and is_material(sum(_usual(units, own, onset).values()), world.span_ns))
             or (2 * int(units.blame_ns.sum()) > world.blame_ns and is_regular(mine))
         ):
             verdict, steadiness, since = "late", "persistent", begin

@@ -133,7 +133,7 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
         number = exchanges["sub"][rows].astype(np.int64)
         if has_numbers(exchanges, rows).all():
             # What was lost on its way was read late, yet belongs where its number says.
-            whole = np.unwrap(number, period=_NUMBERS)
+            whole = np.asarray(np.unwrap(number, period=_NUMBERS), np.int64)
             if len(np.unique(whole)) == len(whole):  # else they began anew
                 in_order = np.argsort(whole, kind="stable")
                 rows, number = rows[in_order], whole[in_order]
