@@ -95,3 +95,74 @@ def test_messages_are_the_same_however_often_finished_ones_are_let_go(path: Path
     for name in ("packets", "bytes", "retransmitted", "missing", "nak", "peer"):
         assert (end.flows[name] == whole.flows[name]).all(), name
     assert end.endpoints.tolist() == whole.endpoints.tolist()
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_a_clock_that_is_set_loses_nothing(path: Path) -> None:
+    """In the middle of the job, by an hour back; what is held moves along."""
+    step_ns = -3600 * 10**9
+    settings = Settings(step=0.3)
+    stream, windows, found = Stream("x"), Windows(settings), []
+    moved, now = 0, 0
+
+    def step(until_ns: int) -> None:
+        taken = stream.snapshot(until_ns)
+        settled = windows.step(taken.tables(), taken.counts(), until_ns)
+        stream.forget(settled.before_ns)
+        found.extend((*row[:4], row[4] - moved, row[5] - moved, row[6]) for row in rows(settled.analysis))
+
+    parts = list(pieces(path, 300_000_000))
+    for number, (end, form, piece) in enumerate(parts):
+        if number == len(parts) // 2:
+            stream.shift(step_ns)
+            windows.shift(step_ns)
+            moved = step_ns
+        now = end + moved
+        stream.feed(form, shifted(piece, moved // 10**9))
+        step(now)
+    for more_s in (1.0, 2.0, 3.5, 5.0, 11.0):
+        step(now + round(more_s * 1e9))
+    whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
+    assert sorted(found, key=str) == sorted(whole, key=str)
+
+
+def shifted(piece: Any, seconds: int) -> Any:
+    """Records of a pcap file stamped so much later."""
+    moved, at = piece.copy(), 0
+    while at + 16 <= len(moved):
+        words = moved[at : at + 16].view("<u4")
+        words[0] = int(words[0]) + seconds
+        at += 16 + int(words[2])
+    return moved
+
+
+def test_flows_that_are_over_are_forgotten_and_those_that_go_on_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Frames are numbered anew meanwhile, too; messages stay what they are."""
+    from dpuflow.agent import stream as module
+
+    monkeypatch.setattr(module, "FEW_FLOWS", 2)
+    monkeypatch.setattr(module, "MOST_FRAMES", 1000)
+    captures = {file: ingest([str(file)]) for file in FILES}
+    other, path = sorted(FILES, key=lambda file: captures[file].info.first_ns or 0)[:2]
+    whole = captures[path]
+    stream, gone = Stream("x"), []
+    for _, form, piece in pieces(other, 10**9):  # another job before, with flows of its own
+        stream.feed(form, piece)
+    tables = stream.snapshot(0).tables()
+    stream.forget(np.full(len(tables.flows), 1 << 62))
+    before = stream.held_flows()
+    for now, form, piece in pieces(path, 100_000_000):
+        stream.feed(form, piece)
+        tables = stream.snapshot(now).tables()
+        before_ns = now - 1_000_000_000
+        gone.append(tables.messages[tables.messages["last_ns"] < before_ns])
+        stream.forget(np.full(len(tables.flows), before_ns))
+        stream.forget_flows(tables, now - 500_000_000)
+    assert stream.held_flows() < before + len(whole.flows)
+    every = np.concatenate([*gone, stream.snapshot(0).tables().messages])
+    for name in ("first_ns", "last_ns", "seq", "bytes", "role", "tag", "sub"):
+        ours = np.sort(every[name][np.isin(every["first_ns"], whole.messages["first_ns"])])
+        assert set(whole.messages[name].tolist()) <= set(ours.tolist()), name
+    assert stream.info.packets <= 2000 + 20000

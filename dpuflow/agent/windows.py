@@ -288,7 +288,7 @@ def _merged(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> NDArray[np.uint
 
 
 def _only(worked: Worked, chosen: Ints) -> tuple[Analysis, frozenset[tuple[int, int]]]:
-    """The result with those collectives alone, and which of their entries were late."""
+    """The result with those collectives alone and without flows, and which of their entries were late."""
     collectives: list[Collective] = []
     late = []
     entries, charges = worked.assembled.entries, worked.assembled.charges
@@ -297,4 +297,4 @@ def _only(worked: Worked, chosen: Ints) -> tuple[Analysis, frozenset[tuple[int, 
         instance = worked.assembled.instances[at]
         rows = slice(*entries.offsets[instance : instance + 2].tolist())
         late += [(number, int(end)) for end in entries.endpoint[rows][charges.late[rows]]]
-    return replace(worked.analysis, collectives=collectives), frozenset(late)
+    return replace(worked.analysis, collectives=collectives, flows=[]), frozenset(late)
