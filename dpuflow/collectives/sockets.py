@@ -38,6 +38,10 @@ TWICE: Final = 2
 """What happened once does not repeat. Times that a pause before an operation is longer than one within."""
 
 
+LONGEST: Final = 4096
+"""Messages of an operation on one connection at most, that are tried: 2 GiB of a tree's."""
+SAMPLE: Final = 64
+"""Operations that show whether they make sense, and where ranks pause."""
 RARE: Final = 0.01
 """Share of messages whose arrival a capture may date late: packets that came twice or out of order."""
 _Set = tuple[list[Pipe], "NDArray[np.int64]"]
@@ -82,30 +86,52 @@ def _repeated(
     sets = _alike_long(pipes)
     sizes = [columns.sizes[rows] for _, rows in sets]
     total = sum(len(pipe.rows) for pipe in pipes)
+    least = min(rows.shape[1] for _, rows in sets)
     best: tuple[float, int] = (-1.0, 0)
-    chosen: list[Instance] = []
-    for count in range(min(rows.shape[1] for _, rows in sets), TWICE - 1, -1):
+    chosen: tuple[list[int], list[int]] = [], []
+    for count in dict.fromkeys(least // m for m in range(1, min(least // TWICE, LONGEST) + 1)):
         lengths = [rows.shape[1] // count for _, rows in sets]
         if any(rows.shape[1] - count * m >= m for (_, rows), m in zip(sets, lengths, strict=True)):
             continue
         if not all(_repeats(size, m) for size, m in zip(sizes, lengths, strict=True)):
             continue
-        fits: dict[int, list[Instance]] = {}
-        for slot in (RING_SLOT, STEP_SLOT, LL):
-            if slot == LL and any((size % LINES[LL]).any() for size in sizes):
-                continue
-            cut = [
-                Lockstep(mine, rows, np.arange(count + 1) * m, np.full(count, slot))
-                for (mine, rows), m in zip(sets, lengths, strict=True)
-            ]
-            instances = Reading(columns, cut, position, nodes).instances()
-            if sum(len(i.rows) for i in instances) >= EXPLAINED * total:
-                fits[slot] = instances
-        if fits:
-            worth = round(_contrast(columns, lengths, sets), 2), count
+        slots = [slot for slot in (RING_SLOT, STEP_SLOT, LL) if slot != LL or _in_lines(sizes)]
+        few = min(count, SAMPLE)
+        some = [(mine, rows[:, : few * m]) for (mine, rows), m in zip(sets, lengths, strict=True)]
+        slots = [slot for slot in slots if _read(columns, some, lengths, slot, position, nodes)]
+        if slots:
+            worth = round(_contrast(columns, lengths, some), 2), count
             if worth > best:
-                best, chosen = worth, _of_protocol(columns, fits, lengths, sets)
-    return chosen
+                best, chosen = worth, (lengths, slots)
+    lengths, slots = chosen
+    fits = {slot: _read(columns, sets, lengths, slot, position, nodes) for slot in slots}
+    fits = {
+        slot: found for slot, found in fits.items() if sum(len(i.rows) for i in found) >= EXPLAINED * total
+    }
+    return _of_protocol(columns, fits, lengths, sets) if fits else []
+
+
+def _in_lines(sizes: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether messages are whole lines of LL."""
+    return not any((size % LINES[LL]).any() for size in sizes)
+
+
+def _read(
+    columns: Columns,
+    sets: Sequence[_Set],
+    lengths: Sequence[int],
+    slot: int,
+    position: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+) -> list[Instance]:
+    """The operations, if each has so many messages (``lengths``, by set) in slots of that size; else none."""
+    cut = []
+    for (mine, rows), m in zip(sets, lengths, strict=True):
+        count = rows.shape[1] // m
+        cut.append(Lockstep(mine, rows, np.arange(count + 1) * m, np.full(count, slot)))
+    instances = Reading(columns, cut, position, nodes).instances()
+    told, total = sum(len(i.rows) for i in instances), sum(rows.size for _, rows in sets)
+    return instances if told >= EXPLAINED * total else []
 
 
 def _alike_long(pipes: Sequence[Pipe]) -> list[_Set]:
@@ -122,6 +148,8 @@ def _alike_long(pipes: Sequence[Pipe]) -> list[_Set]:
 
 def _repeats(sizes: NDArray[np.int64], length: int) -> bool:
     """Whether each line of ``sizes`` repeats after ``length`` messages."""
+    if (sizes[:, length : 2 * length] != sizes[:, :length]).any():
+        return False
     return bool((sizes[:, length:] == sizes[:, :-length]).all()) if length < sizes.shape[1] else True
 
 
