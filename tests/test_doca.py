@@ -423,8 +423,8 @@ def test_opcodes(tmp_path: Path) -> None:
     numbers = sorted({bth(frame)[1] for _, frame in roce})[:2]
     script = f"""
 import sys
-from dpuflow.live import doca, doca_abi
-library, ffi = doca.load_adapter()
+from dpuflow.live import doca_abi, doca_session
+library, ffi = doca_session.load_adapter()
 o = ffi.new("struct dpuflow_doca_options *")
 o.abi, o.bytes = doca_abi.ABI, ffi.sizeof(o[0])
 o.device, o.peer, o.copy_to = b"0000:03:00.0", b"hpf", b"sf7"
@@ -477,7 +477,8 @@ def test_copies_to_a_port(tmp_path: Path, release: str) -> None:
 
     card, frames = Card(tmp_path, release), mixed(100)
     code = (
-        "import sys; from dpuflow.live.doca import Session; from dpuflow.live.options import LiveOptions;"
+        "import sys; from dpuflow.live.doca_session import Session;"
+        "from dpuflow.live.options import LiveOptions;"
         "s = Session(LiveOptions(('x',)), '0000:03:00.0', 'sf7'); print('up', flush=True);"
         "sys.stdin.readline(); print(s.counters()); s.stop(); s.close()"
     )

@@ -161,7 +161,7 @@ def _locked(path: Path) -> bool:
 
 
 def _doca(machine: Machine) -> bool:
-    from dpuflow.live.doca import describe
+    from dpuflow.live.doca_session import describe
 
     try:
         facts = describe()

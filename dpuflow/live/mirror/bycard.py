@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpuflow.errors import DpuflowError, OptionError
-from dpuflow.live.doca import Session, find_card, representor
+from dpuflow.live.doca import find_card
+from dpuflow.live.doca_session import Session, representor
 from dpuflow.live.options import DocaOptions, LiveOptions
 
 if TYPE_CHECKING:
