@@ -358,3 +358,18 @@ def test_small_writes_without_immediates_the_other_way_are_data():
     assert (messages["role"] == Role.DATA).all()
     assert (messages["announces"] == 0).all()
     assert len(np.unique(messages["sub"])) == 1  # a sample of what they carry, no count
+
+
+@pytest.mark.parametrize(("captured", "seen"), [(64, True), (12, True), (11, False), (0, False)])
+def test_a_sample_of_what_a_write_carries(captured: int, seen: bool):
+    """Words of data alone: LL has flags between them, which change from hop to hop."""
+    script = Script()
+    one, other, flags = 0x89ABCDEF, 0x01234567, 5
+    for k in range(8):
+        words = (one + k, flags + k, other, flags + k)
+        body = b"".join(word.to_bytes(4, "little") for word in words) + bytes(48)
+        script.add(1000 * k, A, B, QB, "RC_WRITE_ONLY_IMM", k, payload=64, va=64 * k, length=64, imm=64,
+                   data=body[:captured])  # fmt: skip
+    messages, _ = script.run()
+    wanted = [((one + k) * 0x9E3779B1 + other) & 0xFFFFFFFF if seen else 0 for k in range(8)]
+    assert messages["sub"].tolist() == wanted
