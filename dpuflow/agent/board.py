@@ -65,8 +65,8 @@ class Window:
     ``analysis.collectives`` are those that this window settled: each is in one window only. The rest of
     ``analysis`` (lateness, findings, edges, steps, pipelines, limits) is what the whole span still held in
     memory comes to at this moment; ``flows`` is empty, ``traffic`` has the counters. Ids are positions in
-    this analysis and mean nothing in another one: addresses are what lasts. ``late``: (collective id, endpoint id)
-    of entries beyond their group's noise.
+    this analysis and mean nothing in another one: addresses are what lasts. ``late``: (collective id,
+    endpoint id) of entries beyond their group's noise.
     """
 
     number: int
