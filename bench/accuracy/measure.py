@@ -67,6 +67,7 @@ def measure(scenario: Scenario) -> Measured:
         analysis = json.loads("\n".join(json_lines(result)))
         truth, meta = (json.loads((Path(folder) / f"{name}.json").read_text()) for name in ("truth", "meta"))
     case = place_case(truth, meta, analysis, scenario.name)
+    _leave_out_hidden(case)
     injected_ns = max((getattr(fault, "us", 0.0) * 1e3 for fault in scenario.faults), default=0.0)
     late_ns = round(max(10_000.0, injected_ns / 3))
     measured = Measured(scenario.name, score_case(analysis, case, late_ns, late_ns))
@@ -80,6 +81,14 @@ def measure(scenario: Scenario) -> Measured:
         measured.score.verdicts = measured.score.verdicts_right = 0
         measured.score.verdict_notes = []
     return measured
+
+
+def _leave_out_hidden(case: Case) -> None:
+    """Take ranks out whose adapter carried nothing: NVLink alone knows of them, and all nodes are captured."""
+    for collective in case.collectives:
+        for key in [key for key in collective.enter_ns if key < 0]:
+            if len(collective.enter_ns) > 1:
+                del collective.enter_ns[key], collective.leave_ns[key]
 
 
 def _shows(truth: dict[str, Any], case: Case) -> bool:
