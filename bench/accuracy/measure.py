@@ -84,7 +84,7 @@ def measure(scenario: Scenario) -> Measured:
 
 
 def _leave_out_hidden(case: Case) -> None:
-    """Take ranks out whose adapter carried nothing: NVLink alone knows of them, and all nodes are captured."""
+    """Take ranks out whose adapter carried nothing: only NVLink knows of them (all nodes are captured)."""
     for collective in case.collectives:
         for key in [key for key in collective.enter_ns if key < 0]:
             if len(collective.enter_ns) > 1:
