@@ -22,7 +22,7 @@ from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numb
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -35,8 +35,10 @@ ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
 TRIES = 24
 """Of these, the offsets to try: behind the first long pauses, and the longest."""
+EARLY = 4
+"""So many messages a rank at the front have their own longest pauses tried."""
 NEAR = 0.9
-"""An offset that comes this near the best one is taken if it drops less."""
+"""A beginning that comes this near the best one, by the same algorithm, is taken if it drops less."""
 
 
 def sequenced_instances(
@@ -173,8 +175,8 @@ class _Segmenter:
             found.extend(self._stray(stray))
         return found
 
-    def _align(self, settled: bool) -> tuple[int, tuple[Hypothesis, list[str]] | None]:
-        """How many messages to drop before cutting, and the hypothesis that holds from there.
+    def _align(self, settled: bool) -> tuple[NDArray[np.int64] | int, tuple[Hypothesis, list[str]] | None]:
+        """What to drop before cutting (``_drop``), and the hypothesis that holds from there.
 
         A capture may begin within a collective, and a lost message may break one. Then equal sizes
         fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
@@ -182,11 +184,13 @@ class _Segmenter:
         usual = self._as_usual()
         if usual is not None:
             return 0, usual
-        whole, ahead = self.streams.at.copy(), self._ahead()
-        tried: list[tuple[float, int, list[tuple[Hypothesis, int]]]] = []
-        for drop in self._offsets(ahead):
+        whole = self.streams.at.copy()
+        tried: list[tuple[float, int, Hypothesis, list[tuple[Hypothesis, int]]]] = []
+        beginnings = self._beginnings()
+        for which, beginning in enumerate(beginnings):
             self.streams.back_to(whole)
-            self._drop(drop, ahead)
+            self.streams.take(slice(None), beginning)
+            drop = int(beginning.sum())
             if not self.streams:
                 break
             runs = [
@@ -197,7 +201,7 @@ class _Segmenter:
             if runs:
                 hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
                 score = self.scorer.score(self.streams, hypothesis, count)
-                tried.append((score * min(count, 4), drop, runs))
+                tried.append((score * min(count, 4), which, hypothesis, runs))
                 if (settled and drop == 0) or self.scorer.is_clear(self.streams, hypothesis, count):
                     break
                 if drop >= len(hypothesis.order) and drop > hypothesis.messages:
@@ -207,9 +211,13 @@ class _Segmenter:
             # What is not named and not understood here will not be further on.
             every = self.streams.count
             return every if self.op == Op.UNKNOWN else min(every, ALIGNMENTS), None
-        best = max(score for score, _, _ in tried)
-        drop, runs = next((drop, runs) for score, drop, runs in tried if score >= NEAR * best)
-        self._drop(drop, ahead)
+        best, _, like, _ = max(tried, key=lambda each: each[0])
+        which, runs = next(
+            (which, runs)
+            for score, which, hypothesis, runs in tried
+            if score >= NEAR * best and (hypothesis.algorithm, hypothesis.cuts) == (like.algorithm, like.cuts)
+        )
+        self.streams.take(slice(None), beginnings[which])
         hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
         if hypothesis.near is not None:
             self.places.note(hypothesis, self.scorer.fitting(self.streams, runs, count * hypothesis.messages))
@@ -219,7 +227,7 @@ class _Segmenter:
             for h, n in runs
             if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
         ]
-        return drop, (hypothesis, list(dict.fromkeys(alternatives)))
+        return beginnings[which], (hypothesis, list(dict.fromkeys(alternatives)))
 
     def _as_usual(self) -> tuple[Hypothesis, list[str]] | None:
         """What fitted another channel, if nothing here speaks against it."""
@@ -269,13 +277,18 @@ class _Segmenter:
         order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
         return [edges[i] for i in which[order].tolist()]
 
-    def _offsets(self, ahead: Sequence[tuple[int, int]]) -> list[int]:
-        """Numbers of messages to drop that are worth a try: where a sender had paused longest."""
-        at = dict(zip(self.streams.edges, self.streams.at.tolist(), strict=True))
+    def _beginnings(self) -> list[NDArray[np.int64]]:
+        """What to drop of each stream so that a collective may begin behind it: where a sender paused.
+
+        The fewest messages first, none at all before all others.
+        """
+        ahead = self._ahead()
+        at = self.streams.at.tolist()
+        lanes = np.array([self.streams.number[edge] for edge in ahead])
         rows = np.empty(len(ahead), np.int64)
-        for i, edge in enumerate(ahead):
-            rows[i] = self.streams.rows[at[edge]]
-            at[edge] += 1
+        for i, lane in enumerate(lanes.tolist()):
+            rows[i] = self.streams.rows[at[lane]]
+            at[lane] += 1
         src = np.array([edge[0] for edge in ahead])
         dst = np.array([edge[1] for edge in ahead])
         pause = np.zeros(len(ahead), np.int64)
@@ -288,7 +301,14 @@ class _Segmenter:
         tries = min(TRIES, len(ahead) // len(self.endpoints)) // 2
         first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[:tries] + 1
         longest = np.argsort(-pause[1:], kind="stable")[:tries] + 1
-        return [0, *np.unique(np.concatenate([first, longest])).tolist()]
+        # Later pauses may be longer; yet a few messages may be all that a collective lacks here.
+        early = np.argsort(-pause[1 : 1 + EARLY * len(self.endpoints)], kind="stable")[: tries // 2] + 1
+        found = {(0,) * len(at): np.zeros(len(at), np.int64)}
+        for place in np.unique(np.concatenate([first, longest, early])).tolist():
+            for gone in (np.arange(place), _behind(place, src, pause)):
+                beginning = np.bincount(lanes[gone], minlength=len(at))
+                found.setdefault(tuple(beginning.tolist()), beginning)
+        return sorted(found.values(), key=lambda beginning: int(beginning.sum()))
 
     # -- taking ------------------------------------------------------------------------------
 
@@ -342,8 +362,17 @@ class _Segmenter:
             parts.append(part)
         return np.concatenate(parts)
 
-    def _drop(self, count: int, ahead: Sequence[tuple[int, int]] | None = None) -> list[int]:
-        """Take away the next ``count`` messages in order of time; returns their rows."""
+    def _drop(self, what: NDArray[np.int64] | int) -> list[int]:
+        """Take away so many of each stream, or of all the next ones in order of time; returns their rows."""
+        if not isinstance(what, int):
+            gone = [
+                self.streams.rows[at : at + some]
+                for at, some in zip(self.streams.at.tolist(), what.tolist(), strict=True)
+            ]
+            self.streams.take(slice(None), what)
+            together: list[int] = np.concatenate(gone).tolist()
+            return together
+        count = what
         if count >= self.streams.count:
             every = np.concatenate([part for _, part in self.streams.left()] or [np.zeros(0, np.int64)])
             self.streams.take(slice(None), self.streams.end - self.streams.at)
@@ -352,9 +381,8 @@ class _Segmenter:
         rows: list[int] = []
         while count > len(rows) and self.streams:
             by: dict[tuple[int, int], int] = {}
-            for edge in (ahead or self._ahead())[: count - len(rows)]:
+            for edge in self._ahead()[: count - len(rows)]:
                 by[edge] = by.get(edge, 0) + 1
-            ahead = None
             for edge, some in by.items():
                 lane = self.streams.number[edge]
                 at = int(self.streams.at[lane])
@@ -369,3 +397,22 @@ class _Segmenter:
         return [
             Instance(np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3)
         ]
+
+
+def _behind(place: int, src: NDArray[np.int64], pause: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What comes before the collective that message ``place`` opens for its sender; all in order of time.
+
+    A sender that is late opens after the others have: theirs is the message with the longest pause since that
+    sender's last one, which ended the collective before.
+    """
+    late = src[place]
+    since = np.flatnonzero(src[:place] == late)
+    window = int(since[-1]) + 1 if len(since) else 0
+    gone = np.ones(place, bool)
+    for rank in np.unique(src[window:place]).tolist():
+        own = np.flatnonzero(src == rank)
+        own = own[own >= window]
+        own = own[: int(np.searchsorted(own, place)) + 1]  # with the next one
+        opens = int(own[np.argmax(pause[own])])
+        gone[own[(own >= opens) & (own < place)]] = False
+    return np.flatnonzero(gone)
