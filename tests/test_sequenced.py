@@ -108,6 +108,23 @@ def test_a_capture_that_begins_within_a_collective() -> None:
     assert [i.complete for i in found] == [False] + [True] * 9
 
 
+@pytest.mark.parametrize("cut", range(6))
+def test_a_ring_of_two_is_one_collective_wherever_the_capture_begins(cut: int) -> None:
+    """Busy hosts answer late, and one rank is late itself: its two steps were taken for two collectives."""
+    choices = random.Random(cut)
+    world = World("eager", react=lambda: choices.randrange(50_000, 16_000_000))
+    played: list[Played] = []
+    at = {0: 0, 1: 0}
+    for _ in range(100):
+        enter = {0: at[0] + 20_000_000, 1: at[1] + 60_000_000}
+        played.append(world.play(ring(), 65_536, enter))
+        at = played[-1].leave_ns
+    found = build_collectives(build_exchanges(world.transfers()[cut:]), np.arange(2))
+    rings = [i for i in found if i.complete and i.size == 65_536]
+    assert len(rings) >= len(played) - 3
+    assert len(found) - len(rings) <= 3
+
+
 def test_a_message_nobody_saw_leaves_the_rest_in_place() -> None:
     """ob1 numbers its messages, so a gap in the numbers is a hole in the stream."""
     world = World("eager")

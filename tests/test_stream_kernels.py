@@ -120,7 +120,7 @@ def test_how_far_counts_and_sizes_agree(seed: int) -> None:
             assert found == length_twin(case, kind, most)
 
 
-def contrast_twin(case: Case, collectives: int) -> list[int]:
+def contrast_twin(case: Case, collectives: int, longer: int) -> list[int]:
     won = pairs = inner = 0
     for rank in free_ranks(case.plan.algorithm, case.plan.ranks, case.plan.root):
         first: list[int] = []
@@ -137,7 +137,7 @@ def contrast_twin(case: Case, collectives: int) -> list[int]:
                 first.append(0 if before is None else max(begin - before, 0))
             later += [b - a for (a, _), (b, is_send) in pairwise(events) if is_send and b > begin]
             before = events[-1][0] if events else None
-        won += sum(pause < f // 2 for f in first for pause in later)
+        won += sum(pause < f // longer for f in first for pause in later)
         pairs += len(first) * len(later)
         inner += len(later)
     return [won, pairs, inner]
@@ -164,14 +164,15 @@ def causality_twin(case: Case, collectives: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(150))
 def test_what_time_says(seed: int) -> None:
     case, collectives = random_case(seed)
+    longer = 1 + seed % 2
     events = case.plan.most_events * case.cuts
     facts = np.zeros(3, np.int64)
     kernels.contrast(
-        case.rows, case.at, case.lanes, case.plan.counts, case.cuts, collectives, case.plan.free,
+        case.rows, case.at, case.lanes, case.plan.counts, case.cuts, collectives, longer, case.plan.free,
         *case.plan.sends, *case.plan.inputs, case.starts, case.arrivals, np.empty(events, np.int64),
         np.empty(collectives, np.int64), np.empty(collectives * events, np.int64), facts,
     )  # fmt: skip
-    assert facts.tolist() == contrast_twin(case, collectives)
+    assert facts.tolist() == contrast_twin(case, collectives, longer)
     at, needs = case.plan.needs
     facts[:] = 0
     kernels.causality(

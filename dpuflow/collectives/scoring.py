@@ -7,6 +7,7 @@ and *tightness* (that input is what the send really waited for).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,8 @@ CHANCE = 0.5
 """What a hypothesis is worth that nothing speaks for or against."""
 CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
+CERTAIN = 3.3
+"""Standard deviations that chance exceeds less than once in a thousand times."""
 EXPLAINED = 0.9
 """A hypothesis that leaves a tenth of what a captured rank sent and got meanwhile is not what ran."""
 
@@ -72,7 +75,11 @@ class Scorer:
         }
         equal = [(h, n) for h, n in equal if n > beyond[frozenset(h.edges)]]
         bare = {run for run in equal if not len(run[0].plan.needs[1])}
-        if bare and any(run not in bare and self.is_clear(streams, *run) for run in equal):
+        told = [run for run in equal if run not in bare and self._alternates(streams, *run)]
+        if bare and told:
+            # Were each message a collective of its own, every second pause would not be the longer one.
+            equal = [run for run in equal if run not in bare]
+        elif bare and any(run not in bare and self.is_clear(streams, *run) for run in equal):
             # No input can contradict what asks for none: where time bears out another, it must do so here.
             equal = [run for run in equal if run not in bare or self.is_clear(streams, *run)]
         if len(equal) == 1:
@@ -130,9 +137,19 @@ class Scorer:
             return False
         return self.causality(streams, hypothesis, count)[0] >= CLEAR
 
+    def _alternates(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
+        """Whether nearly each first send paused longer than later ones, by more than chance may do."""
+        # Of c pauses against c others, the share won by chance: Mann and Whitney's U over c squared.
+        by_chance = CHANCE + CERTAIN * math.sqrt((2 * count + 1) / 12) / count
+        if self.contrast(streams, hypothesis, count, 1) < max(NO_CONTRAST, by_chance):
+            return False
+        return self.causality(streams, hypothesis, count)[0] >= CLEAR
+
     def score(self, streams: Streams, hypothesis: Hypothesis, count: int) -> float:
         """What time says of it, 0 to 1."""
-        contrast = self.contrast(streams, hypothesis, count)
+        # Busy hosts answer late: that the first pause is the longer one every time says as much.
+        longer = 1 if self._alternates(streams, hypothesis, count) else 2
+        contrast = self.contrast(streams, hypothesis, count, longer)
         held, tight = self.causality(streams, hypothesis, count)
         if hypothesis.algorithm.rooted:
             tight = contrast  # segments stream down a tree: more inputs are there than the next send needs
@@ -141,15 +158,15 @@ class Scorer:
             tight = max(tight, CHANCE)
         return held * (contrast + tight) / 2
 
-    def contrast(self, streams: Streams, hypothesis: Hypothesis, count: int) -> float:
-        """Share of (first send, later send) pairs of a rank in which the first paused twice as long.
+    def contrast(self, streams: Streams, hypothesis: Hypothesis, count: int, longer: int = 2) -> float:
+        """Share of (first send, later send) pairs of a rank whose first paused ``longer`` times as long.
 
         A first send's pause counts from the rank's last event in the collective before, a later one's
         from its last event in the same collective. Only ranks whose first send needs no input are
         asked: the others pause for their peers.
         """
         known = self._of(streams)
-        key = ("contrast", hypothesis, count)
+        key = (f"contrast {longer}", hypothesis, count)
         if key not in known:
             plan = hypothesis.plan
             events = plan.most_events * hypothesis.cuts
@@ -157,7 +174,7 @@ class Scorer:
             keys, first, later = (np.empty(size, np.int64) for size in (events, count, count * events))
             self._kernels.contrast(
                 streams.rows, streams.at, streams.lanes(hypothesis.edges), plan.counts, hypothesis.cuts,
-                count, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
+                count, longer, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
                 keys, first, later, facts,
             )  # fmt: skip
             won, pairs, inner = facts.tolist()

@@ -161,12 +161,12 @@ def gather(rows, at, streams, counts, cuts, c, edges, begin, stop, times, keys, 
     return n
 
 
-@kernel(void(_I8, _I8, _I8, _I8, i8, i8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8))
+@kernel(void(_I8, _I8, _I8, _I8, i8, i8, i8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8, _I8))
 def contrast(  # type: ignore[no-untyped-def]
-    rows, at, streams, counts, cuts, count, free, out_at, out_edges, in_at, in_edges, starts, arrivals,
-    keys, first, later, facts,
+    rows, at, streams, counts, cuts, count, longer, free, out_at, out_edges, in_at, in_edges, starts,
+    arrivals, keys, first, later, facts,
 ):  # fmt: skip
-    """Count the (first send, later send) pairs of a rank in which the first paused twice as long.
+    """Count the (first send, later send) pairs of a rank in which the first paused ``longer`` times as long.
 
     A first send's pause counts from the rank's last event in the collective before, a later one's from
     its last event in the same collective. ``out_edges[out_at[r]:out_at[r + 1]]`` are the edges that rank
@@ -197,7 +197,7 @@ def contrast(  # type: ignore[no-untyped-def]
             before = keys[n - 1] >> 1 if n else NEVER
         sort(later, n_later)
         for i in range(n_first):
-            facts[0] += below(later, n_later, first[i] // 2)
+            facts[0] += below(later, n_later, first[i] // longer)
         facts[1] += n_first * n_later
         facts[2] += n_later
 
