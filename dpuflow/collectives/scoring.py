@@ -38,11 +38,12 @@ EXPLAINED = 0.9
 class Scorer:
     """Judges hypotheses on streams from their front; counts of collectives say how far each holds."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, named: bool = True) -> None:
+        """``named``: the library names the operation, so that few hypotheses stand against each other."""
         from dpuflow.kernels import hypotheses
 
         self.starts, self.arrivals = columns.starts, columns.arrivals
-        self._kernels = hypotheses
+        self._kernels, self._named = hypotheses, named
         self._known: dict[tuple[str, Hypothesis, int], tuple[float, float]] = {}
         self._version = -1
 
@@ -139,6 +140,8 @@ class Scorer:
 
     def _alternates(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
         """Whether nearly each first send paused longer than later ones, by more than chance may do."""
+        if not self._named:
+            return False
         # Of c pauses against c others, the share won by chance: Mann and Whitney's U over c squared.
         by_chance = CHANCE + CERTAIN * math.sqrt((2 * count + 1) / 12) / count
         if self.contrast(streams, hypothesis, count, 1) < max(NO_CONTRAST, by_chance):

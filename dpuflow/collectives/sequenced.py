@@ -140,7 +140,7 @@ class _Segmenter:
         self.endpoints = sorted(ends, key=lambda e: int(position[e]))
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
         self.proposer = Proposer(columns, op, self.endpoints, near)
-        self.scorer = Scorer(columns)
+        self.scorer = Scorer(columns, named=op != Op.UNKNOWN)
         self.habits: Habits = {}
         self.places = Places()
 
