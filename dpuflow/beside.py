@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dpuflow.collectives.schedules import Algorithm
     from dpuflow.lateness import Entries
 
+LONGEST_NS: Final = 1 << 62  # stamps of damaged captures may lie centuries apart
 SLOWEST: Final = 95
 """Percentile of a captured rank's times in like collectives that tells what the network may do, as the
 level of all intervals."""
@@ -90,7 +91,7 @@ def _inside_ns(
         own = rows[~far[rows] & (entries.leave_ns[rows] != NEVER)]
         if len(own) and dated[rows].any():
             began = int(entries.enter_ns[rows[dated[rows]]].max())
-            inside[number] = max(int(entries.leave_ns[own].max()) - began, 0)
+            inside[number] = min(max(int(entries.leave_ns[own].max()) - began, 0), LONGEST_NS)
             alike.setdefault((instance.op, instance.size, tuple(instance.order)), []).append(number)
     for numbers in alike.values():
         inside[numbers] = np.maximum(inside[numbers], round(float(np.percentile(inside[numbers], SLOWEST))))

@@ -37,6 +37,7 @@ _LONGEST, _SHORTEST = 512, 4  # frames in a period; how many show one
 _DENSE = 16  # numbers there may be for each that was read
 _REGULAR = 0.98  # share of frames that are alike a period later: the rest were misread
 _TRIES = 256  # ways to fill a gap that are looked at: more is no knowledge
+_LOOKS = 16 * _TRIES  # and places on the way to them
 
 
 class Filling(NamedTuple):
@@ -84,8 +85,9 @@ def fill(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[li
         return [None] * len(gap.runs)
     usual = _usual(rows, order, gap)
     ways: list[tuple[Filling, ...]] = []
-    _fillings(rows, order, gap, gap.runs, gap.missing, found, usual, usage, (), ways)
-    if not ways or len(ways) >= _TRIES:
+    left = [_LOOKS]
+    _fillings(rows, order, gap, gap.runs, gap.missing, found, usual, usage, (), ways, left)
+    if not ways or len(ways) >= _TRIES or left[0] < 0:
         return [None] * len(gap.runs)
     fewest = min(sum(filling.odd for filling in way) for way in ways)
     best = {way for way in ways if sum(filling.odd for filling in way) == fewest}
@@ -135,9 +137,9 @@ def _alone(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[
 
 def _fillings(
     rows: Rows, order: Ints, gap: Gap, runs: list[Ints], missing: int, found: int, usual: frozenset[int],
-    usage: Usage, so_far: tuple[Filling, ...], ways: list[tuple[Filling, ...]],
+    usage: Usage, so_far: tuple[Filling, ...], ways: list[tuple[Filling, ...]], left: list[int],
 ) -> None:  # fmt: skip
-    """All ways to spread ``missing`` numbered frames over the runs, into ``ways``."""
+    """All ways to spread ``missing`` numbered frames over the runs, into ``ways``; ``left``: looks left."""
     if len(ways) >= _TRIES:
         return
     run, rest = runs[0], runs[1:]
@@ -146,12 +148,25 @@ def _fillings(
     most = min(missing, _room(rows, [run]))
     least = missing - _room(rows, rest)
     for count in range(max(least, 0), most + 1):
+        left[0] -= 1
+        if left[0] < 0:
+            return
         expected = usage.sizes(start, count)
         for filling in _options(rows, order, run, count, found, usual, expected):
             if rest:
                 now = found + filling.fins
                 _fillings(
-                    rows, order, gap, rest, missing - count, now, usual, usage, (*so_far, filling), ways
+                    rows,
+                    order,
+                    gap,
+                    rest,
+                    missing - count,
+                    now,
+                    usual,
+                    usage,
+                    (*so_far, filling),
+                    ways,
+                    left,
                 )
             else:
                 ways.append((*so_far, filling))

@@ -6,14 +6,15 @@ import gzip
 import resource
 import struct
 import time
+from types import SimpleNamespace
 
 import numpy as np
 from readings import read_bytes, read_file
 
-from dpuflow import schema
+from dpuflow import beside, schema
 from dpuflow.collectives.sequenced import sequenced_instances
 from dpuflow.hidden_ob1 import Gap, Usage, fill
-from dpuflow.schema import Direction, Wire
+from dpuflow.schema import Direction, Op, Wire
 
 SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
 
@@ -98,3 +99,31 @@ def test_a_sequence_number_that_leaps_is_not_filled():
         gap = Gap(before=0, after=3, missing=59_999, runs=runs)
         assert fill(rows, order, gap, 0, Usage(rows, order)) == [None] * len(runs)
     assert time.process_time() - start < 5
+
+
+def test_a_gap_that_could_be_filled_in_many_ways_is_left():
+    """Each run of a long gap could hold some frames: every way was tried, for a minute and more."""
+    runs = 40
+    rows = schema.MESSAGE.zeros(runs + 2)
+    rows["seq"] = np.arange(runs + 2) * 1000
+    rows["seq_end"] = rows["seq"] + 1000
+    rows["wire"] = [Wire.OB1_MATCH, *[Wire.UNKNOWN] * runs, Wire.OB1_MATCH]
+    rows["sub"] = [7, *[0] * runs, 8 + 10 * runs]
+    order = np.arange(runs + 2)
+    gap = Gap(before=0, after=runs + 1, missing=10 * runs, runs=list(order[1:-1, None]))
+    start = time.process_time()
+    assert fill(rows, order, gap, 0, Usage(rows, order)) == [None] * runs
+    assert time.process_time() - start < 10
+
+
+def test_times_centuries_apart_are_no_crash():
+    """From a damaged stamp in 1713 to one in 2248 more nanoseconds passed than 63 bits hold."""
+    entries = SimpleNamespace(
+        offsets=np.array([0, 2]),
+        enter_ns=np.array([-(1 << 63) + 1, -(1 << 63) + 1]),
+        leave_ns=np.array([(1 << 63) - 1, 0]),
+    )
+    instance = SimpleNamespace(near=frozenset({0}), op=Op.BARRIER, size=0, order=[0, 1])
+    far = np.array([False, True])
+    (inside,) = beside._inside_ns([instance], entries, far, ~far)
+    assert inside == beside.LONGEST_NS

@@ -42,9 +42,12 @@ cp deploy/debian/warm.py "$library/"
 install -m 755 deploy/debian/dpuflow.launcher "$payload/usr/bin/dpuflow"
 install -m 644 deploy/debian/agent.yaml "$payload/etc/dpuflow/agent.yaml"
 install -m 644 README.md docs/*.md "$payload/usr/share/doc/dpuflow/"
+# The DOCA adapter can only be compiled where DOCA is: its sources come along (docs/bluefield.md).
+mkdir -p "$payload/usr/share/dpuflow/doca_bindings"
+cp doca_bindings/Makefile doca_bindings/*.c doca_bindings/*.h doca_bindings/*.sh "$payload/usr/share/dpuflow/doca_bindings/"
 
 # What setup.cfg names, of the agent's parts too, for the target's Python and processor.
-"$python" tools/requirements.py agent >"$build/requirements.txt"
+"$python" tools/requirements.py agent doca >"$build/requirements.txt"
 platforms=$(for glibc in 2_17 2_27 2_28 2_31 2_34 2_35; do printf -- '--platform manylinux_%s_%s ' "$glibc" "$machine"; done)
 # shellcheck disable=SC2086  # a list of options
 "$python" -m pip install -q --disable-pip-version-check --no-compile --only-binary=:all: \
