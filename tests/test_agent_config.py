@@ -89,6 +89,9 @@ def test_the_command_checks_and_prints(tmp_path: Path, capsys: pytest.CaptureFix
     file.write_bytes(b"log: \xff\n")
     assert run(["agent", "--config", str(file), "--check"]) == 1
     assert "not UTF-8" in capsys.readouterr().err
+    file.write_text(f"analysis: {{ranks: {tmp_path}/ranks.yaml}}\n")
+    assert run(["agent", "--config", str(file), "--check"]) == 1
+    assert f"analysis.ranks: {tmp_path}/ranks.yaml: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("250us", 0.00025), ("1.5min", 90), ("2h", 7200)])

@@ -290,7 +290,7 @@ def readyz(context: Context, _: Nothing) -> models.State:
         reasons.append("no window has been settled yet")
     elif held.lag_s > context.stale_s:
         reasons.append(f"results are {held.lag_s:.0f} s behind")
-    if held.interfaces and not any(held.interfaces.values()):
+    if held.time_ns and not any(held.interfaces.values()):  # none at all is none, too
         reasons.append("no interface is being captured from")
     return models.State(status="failing" if reasons else "ok", reasons=reasons)
 

@@ -132,9 +132,10 @@ class Source:
         while not self._stop.is_set():
             try:
                 if not first:
+                    # Before it is obeyed: where nothing can be opened, it must not be taken for a new order.
+                    self._again.clear()
                     self._open()
                 first = False
-                self._again.clear()
                 self.state = replace(self.state, error=None)
                 self._take()
             except DpuflowError as error:
@@ -150,7 +151,7 @@ class Source:
         if self.state.error != text:
             self.log.warning("capture_failed", text)
         gone = {name: present(name) and there for name, there in self.state.interfaces.items()}
-        self.state = replace(self.state, error=text, interfaces=gone)
+        self.state = replace(self.state, error=text, interfaces=gone, status=None)
 
     def _take(self) -> None:
         """One capture from its beginning to its end."""

@@ -58,12 +58,16 @@ def _checked(config: Config) -> Config:
     """The configuration, if all that it names is usable."""
     from dpuflow.agent.access import check_files
     from dpuflow.agent.source import check_settings
+    from dpuflow.errors import OptionError
     from dpuflow.rankmap import read_rank_map
 
     check_settings(config.capture)
     check_files(config)
     if config.analysis.ranks is not None:
-        read_rank_map(config.analysis.ranks)
+        try:
+            read_rank_map(config.analysis.ranks)
+        except OSError as error:
+            raise OptionError(f"analysis.ranks: {config.analysis.ranks}: {error.strerror or error}") from None
     return config
 
 
