@@ -86,14 +86,17 @@ def test_the_service_starts_as_its_unit_would_and_answers(installed: None, tmp_p
     name = f"dpuflow-deb-{os.getpid()}"
     assert run("ip", "netns", "add", name).returncode == 0
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    notify.bind(f"\0{name}")
+    # The service has a /tmp of its own, and abstract names end with the network namespace.
+    place = Path(f"/run/{name}")
+    notify.bind(str(place))
+    place.chmod(0o777)
     notify.settimeout(60)
     try:
         for command in ("link add a0 type veth peer name a1", "link set a0 up", "link set a1 up",
                         "link set lo up"):  # fmt: skip
             assert run("ip", "-n", name, *command.split()).returncode == 0
         Path("/etc/dpuflow/agent.yaml").write_text("capture:\n  interfaces: [a0]\n")
-        environment = {**os.environ, "NOTIFY_SOCKET": f"@{name}"}
+        environment = {**os.environ, "NOTIFY_SOCKET": str(place)}
         for entry in shlex.split(service()["Environment"]):
             key, _, value = entry.partition("=")
             environment[key] = value
@@ -122,4 +125,5 @@ def test_the_service_starts_as_its_unit_would_and_answers(installed: None, tmp_p
         assert "xdp" not in attached
     finally:
         notify.close()
+        place.unlink()
         run("ip", "netns", "delete", name)
