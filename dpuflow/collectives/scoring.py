@@ -140,7 +140,7 @@ class Scorer:
 
     def _alternates(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
         """Whether nearly each first send paused longer than later ones, by more than chance may do."""
-        if not self._named:
+        if not self._named or hypothesis.near is not None:
             return False
         # Of c pauses against c others, the share won by chance: Mann and Whitney's U over c squared.
         by_chance = CHANCE + CERTAIN * math.sqrt((2 * count + 1) / 12) / count
