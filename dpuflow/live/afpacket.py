@@ -34,6 +34,7 @@ _RX_RING, _STATISTICS, _VERSION, _RESERVE = 5, 6, 10, 12
 _TPACKET_V3: Final = 2
 _ALL: Final = 0x0300  # ETH_P_ALL in network order
 _ATTACH_FILTER: Final = 26
+_IGNORE_OUTGOING: Final = 23  # Linux 4.20
 
 BLOCK: Final = OUT_BYTES // 2  # bytes of a ring's block: what is handed over at once
 _FRAME: Final = 2048
@@ -125,6 +126,8 @@ class _Socket:
             raise MissingError("packet sockets are not allowed: run as root or with CAP_NET_RAW") from None
         try:
             self._socket.setsockopt(_PACKET, _VERSION, _TPACKET_V3)
+            if interface.loopback:
+                self._socket.setsockopt(_PACKET, _IGNORE_OUTGOING, 1)
             self.keep(snaplen)
             frames = blocks * BLOCK // _FRAME
             request = struct.pack("7I", BLOCK, blocks, _FRAME, frames, _HAND_OVER_MS, 0, 0)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 OUT_BYTES: Final = 1 << 20  # blocks are handed on in pieces of this size, which stay in the cache
 LARGEST_BLOCK: Final = MAX_CAPTURED + 256
 
-_ETHERNET_TYPES: Final = (1, 772)  # ARPHRD_ETHER, ARPHRD_LOOPBACK: both have Ethernet headers
+_LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
+_ETHERNET_TYPES: Final = (1, _LOOPBACK)  # ARPHRD_ETHER is 1: both have Ethernet headers
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Interface:
     mac: bytes
     clock: str = ""
     """What stamps its packets, in words, where it is not the kernel."""
+    loopback: bool = False
+    """What goes out comes in again: inbound alone has each packet once."""
 
     def exists(self) -> bool:
         """Whether it is still there, and still the same one."""
@@ -101,7 +104,7 @@ def find_interface(name: str) -> Interface:
         raise DpuflowError(
             f"{name}: not an Ethernet interface (ARPHRD type {kind}); those alone are captured"
         )
-    return Interface(name, index, mac)
+    return Interface(name, index, mac, loopback=kind == _LOOPBACK)
 
 
 def _hardware(name: str) -> tuple[int, bytes]:

@@ -108,6 +108,8 @@ class Place:
         """Attach the programs; where, in words."""
         name, index = self.interface.name, self.interface.index
         fds = self._programs.fds
+        # What leaves a loopback comes in again: seen at both ends, each packet would look sent twice.
+        once = self.interface.loopback
         attached.callback(self._remove)
         if hook.startswith("xdp"):
             self._on[XDP] = attach.link(fds[XDP], index, name, hook)
@@ -115,17 +117,18 @@ class Place:
         if hook != "clsact":
             try:
                 self._on[IN] = attach.link(fds[IN], index, name, "tcx-in")
-                self._on[OUT] = attach.link(fds[OUT], index, name, "tcx-out")
-                return "tcx"
+                if not once:
+                    self._on[OUT] = attach.link(fds[OUT], index, name, "tcx-out")
+                return "tcx (inbound only)" if once else "tcx"
             except MissingError:
                 if hook == "tcx":
                     raise
                 self._remove()
         attached.callback(attach.claim(index, name).close)
         attached.callback(self._remove)  # while they are held
-        for program, outbound in ((IN, False), (OUT, True)):
+        for program, outbound in ((IN, False), (OUT, True))[: 1 if once else 2]:
             self._on[program] = attach.add_filter(fds[program], index, name, outbound)
-        return "clsact"
+        return "clsact (inbound only)" if once else "clsact"
 
     def _remove(self) -> None:
         while self._on:

@@ -339,5 +339,29 @@ def test_what_is_addressed_to_others_is_taken_from_several_interfaces(
     assert [promiscuity(device) for device in ("east", "east2")] == [0, 0]
 
 
+@pytest.mark.parametrize("way", ["tcx", "clsact", "afpacket"])
+def test_a_loopback_has_each_packet_once(pair: Pair, tmp_path: Path, way: str) -> None:
+    """Ranks on one host: what goes out comes in again, and would look like a repetition."""
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "lo", "-w", str(file), *WAYS[way]) as capture:
+        done = pair.call(pair.b, sys.executable, "-c", _TALK)
+        assert done.returncode == 0, done.stderr
+    assert capture.status == 0, capture.said
+    flows = ingest([str(file)]).flows
+    assert flows["bytes"].tolist() == [500_000, 500_000]
+    assert not flows["retransmitted"].any()
+
+
+_TALK = """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+a = socket.create_connection(listening.getsockname())
+b, _ = listening.accept()
+for source, sink in [(a, b), (b, a)] * 100:
+    source.sendall(bytes(5000))
+    sink.recv(5000, socket.MSG_WAITALL)
+"""
+
+
 def macs(pair: Pair) -> list[str]:
     return [row["address"] for row in json.loads(run("ip", "-n", pair.b, "-j", "link", "show"))]
