@@ -147,6 +147,10 @@ def test_certificate_and_token_are_read_again_on_reload(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="are no certificate and its key"):
             running.parts.reload(replace(config))
         assert subject(port) == "first"
+        Path(key).write_text("no key")
+        with pytest.raises(OptionError, match="are no certificate and its key: not PEM"):
+            running.parts.reload(replace(config))
+        Path(key).write_text(Path(other_key).read_text())
 
         Path(cert).write_text(Path(other_cert).read_text())
         file.write_text("fedcba9876543210-token")

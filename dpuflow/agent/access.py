@@ -57,7 +57,7 @@ def make_tls(cert: str, key: str) -> ssl.SSLContext:
         context.load_cert_chain(cert, key)
     except ssl.SSLError as error:
         raise OptionError(
-            f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {error.reason}"
+            f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {error.reason or 'not PEM'}"
         ) from None
     return context
 
