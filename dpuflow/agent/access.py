@@ -56,8 +56,9 @@ def make_tls(cert: str, key: str) -> ssl.SSLContext:
     try:
         context.load_cert_chain(cert, key)
     except ssl.SSLError as error:
+        reason = error.reason or "not PEM"  # which OpenSSL has no name for
         raise OptionError(
-            f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {error.reason or 'not PEM'}"
+            f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {reason}"
         ) from None
     return context
 
