@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.accuracy.draw import FAULTS, KINDS, draw
 from bench.accuracy.measure import Measured, measure
 
@@ -30,6 +32,20 @@ def test_a_simple_ring_is_measured_right() -> None:
     total.add(measured)
     assert total.score.true == 2 * measured.score.true
     assert len(total.errors_ns) == 2 * len(measured.errors_ns)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        215,  # its first message takes turns with the last packets of the collective before
+        249,  # a packet takes longer to leave than the host takes to act on a credit
+    ],
+)
+def test_bounds_on_a_slow_link_hold(number: int) -> None:
+    measured = measure(draw(number, "fabric"))
+    assert measured.bounds > 50
+    assert measured.violated == 0
+    assert measured.causes_right == measured.causes == 1
 
 
 def test_smallest_lateness() -> None:

@@ -51,7 +51,8 @@ def weigh(
     usual = usual_reactions(entries, of_row)
     clock, clock_ns = _clocks(entries, joined)
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
-    entries = settle(entries, usual, of_row)
+    packet_ns = _packet_ns(entries, exchanges)
+    entries = settle(entries, usual, of_row, packet_ns)
     entries = _first_on_connection(entries, transfers)
     entries = _repeated(entries, transfers, usual)
     entries = _unacked(entries, exchanges, usual)
@@ -69,7 +70,7 @@ def weigh(
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
     )
     entries = date_behind(entries, exchanges, instances, usual)
-    behind_own = _behind_own_data(entries, exchanges)
+    behind_own = _behind_own_data(entries, exchanges, packet_ns)
     entries = _mark(entries, behind_own, Rule.QUEUED, np.full(len(behind_own), NONE32))
     # Two clocks may be off either way, by that much an input seems to come late.
     wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
@@ -77,7 +78,9 @@ def weigh(
     return replace(entries, spread_ns=spreads(exchanges, instances, entries, usual, of_row))
 
 
-def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries:
+def settle(
+    entries: Entries, usual: Usual, of_row: NDArray[np.int64], packet_ns: NDArray[np.float64] | float = 0.0
+) -> Entries:
     """Weigh what reached a rank before it acted against how fast its hosts usually react.
 
     A rank that waits for an input or a credit acts on it within its host's usual reaction. One that
@@ -100,7 +103,8 @@ def settle(entries: Entries, usual: Usual, of_row: NDArray[np.int64]) -> Entries
         own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
         rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
         gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
-        prompt = gated & (entries.credit_ns <= usual.most_ns)
+        # A packet may be stamped when it has left; on a slow link that takes longer than the host needs.
+        prompt = gated & (entries.credit_ns <= usual.most_ns + packet_ns)
     known = entries.since_ns != NEVER
     room = _since_ns(entries) - entries.credit_ns  # from leaving its last collective to the credit
     # Where no reaction was ever seen (messages that stream), that is all there is to go by.
@@ -286,30 +290,55 @@ def _repeated(entries: Entries, transfers: Rows, usual: Usual) -> Entries:
     return _mark(entries, again[1][grant] & held, Rule.CREDIT, entries.grant)
 
 
-def _behind_own_data(entries: Entries, exchanges: Rows) -> NDArray[np.bool_]:
+def _behind_own_data(entries: Entries, exchanges: Rows, packet_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Rows whose first message left right behind earlier data of its adapter, as packets follow each other.
 
-    It may have waited in the adapter's queue, as on a slow link. The usual distance of packets is that within
-    the endpoint's own messages.
+    It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
+    was leaving: packets of both take turns. Messages sent again do not leave at a stretch.
     """
     out = np.zeros(len(entries.rule), bool)
-    sent = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
-    sent &= (exchanges["seen"] & Seen.AT_SENDER) != 0
+    sent = _sent_by_nccl(exchanges)
     if not sent.any():
         return out
-    src, end = exchanges["src"][sent].astype(np.int64), exchanges["data_end_ns"][sent]
-    packets = exchanges["packets"][sent].astype(np.int64)
-    step = (end - exchanges["data_ns"][sent]) / np.maximum(packets - 1, 1)
+    src, begin, end = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns"))
+    again = exchanges["retransmitted"][sent] > 0
     for endpoint in np.unique(src):
         mine = src == endpoint
-        steps = step[mine & (packets > 1)]
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
-        if not len(steps) or not len(rows):
+        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER) & (packet_ns > 0))
+        if not len(rows):
             continue
-        ends = np.sort(end[mine])
         enter = entries.enter_ns[rows]
+        ends = np.sort(end[mine])
         at = np.searchsorted(ends, enter, "left") - 1
-        out[rows] = (at >= 0) & (enter - ends[np.maximum(at, 0)] <= NEXT * float(np.median(steps)))
+        out[rows] = (at >= 0) & (enter - ends[np.maximum(at, 0)] <= NEXT * packet_ns[rows])
+        whole = np.flatnonzero(mine & ~again)
+        whole = whole[np.argsort(begin[whole], kind="stable")]
+        until = np.maximum.accumulate(end[whole])  # by the messages that began before each
+        at = np.searchsorted(begin[whole], enter, "left") - 1
+        if len(whole):
+            out[rows] |= (at >= 0) & (enter <= until[np.maximum(at, 0)])
+    return out
+
+
+def _sent_by_nccl(exchanges: Rows) -> NDArray[np.bool_]:
+    """Exchanges whose data NCCL wrote, as their senders' captures saw it."""
+    sent = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
+    sent &= (exchanges["seen"] & Seen.AT_SENDER) != 0
+    return np.asarray(sent, np.bool_)
+
+
+def _packet_ns(entries: Entries, exchanges: Rows) -> NDArray[np.float64]:
+    """For each row how long a packet of its endpoint takes to leave: their usual distance within a message.
+
+    0 where NCCL did not send it, and where no message has several packets.
+    """
+    out = np.zeros(len(entries.rule))
+    several = np.flatnonzero(_sent_by_nccl(exchanges) & (exchanges["packets"] > 1))
+    gaps = exchanges["packets"][several].astype(np.int64) - 1
+    steps = (exchanges["data_end_ns"][several] - exchanges["data_ns"][several]) / gaps
+    src = exchanges["src"][several]
+    for endpoint in np.unique(src):
+        out[entries.endpoint == endpoint] = np.median(steps[src == endpoint])
     return out
 
 
