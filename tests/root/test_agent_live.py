@@ -122,6 +122,7 @@ def test_a_rank_that_turns_late_is_found_within_seconds(pair: Pair, job: Path, t
     assert len(found["collectives"]) == pytest.approx(published, abs=0.02 * STEPS)
     address = {row["id"]: row["address"] for row in found["endpoints"]}
     verdicts = {address[row["endpoint"]]: row["verdict"] for row in found["lateness"]}
+    assert verdicts["10.77.0.2"] in ("late", "intermittent")
     assert verdicts["10.77.0.1"] != "late"
     kept = [json.loads(line) for line in (agent.history / "findings.jsonl").read_text().splitlines()]
     assert first["id"] in {line["id"] for line in kept}
