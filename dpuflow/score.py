@@ -215,7 +215,7 @@ def _score_times(score: Score, truth: TrueCollective, guess: dict[str, Any]) -> 
             score.exact += 1
             score.enter_errors_ns.append(abs(entry["enter_ns"] - truth.enter_ns[endpoint]))
             score.lateness_errors_ns.append(abs(off_ns))
-            if entry["error_ns"] is not None:
+            if entry.get("error_ns") is not None:
                 score.intervals += 1
                 score.intervals_held += abs(off_ns) <= entry["error_ns"]
         elif entry["bound"] in ("at_most", "at_least"):

@@ -13,7 +13,7 @@ from dpuflow.causes import causes_of
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.habits import onset_of
-from dpuflow.judgement import Charges, Judgement, charge, judge, own_lateness
+from dpuflow.judgement import Charges, Judgement, _scatter, charge, judge, own_lateness
 from dpuflow.lateness import Entries, build_entries, relate
 from dpuflow.links import measure_links, slow_rows
 from dpuflow.schema import Op
@@ -332,3 +332,11 @@ def test_what_the_verdict_counts_is_told_as_late() -> None:
     assert (rank.verdict, rank.steadiness) == ("late", "persistent")
     assert rank.since_ns is not None
     assert rank.late_share == pytest.approx(0.5, abs=0.06)
+
+
+def test_an_onset_halfway_is_no_scatter() -> None:
+    """Of two ranks one came 100 ms late from the middle on: that was taken for the noise of both."""
+    choices = np.random.default_rng(4)
+    quiet = choices.normal(0, 2e6, 200)
+    late = quiet + np.where(np.arange(200) < 100, 0, 100e6)
+    assert _scatter(late) == pytest.approx(_scatter(quiet), rel=0.3)

@@ -39,6 +39,7 @@ def build_collectives(
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.repeated import repeated_instances
     from dpuflow.collectives.sequenced import sequenced_instances
+    from dpuflow.collectives.sessions import sessions
     from dpuflow.collectives.sockets import socket_instances
     from dpuflow.collectives.structured import structured_instances
     from dpuflow.collectives.tagged import tagged_instances
@@ -47,9 +48,12 @@ def build_collectives(
     op, wire = np.ascontiguousarray(exchanges["op"]), np.ascontiguousarray(exchanges["wire"])
     told = (op != Op.UNKNOWN) & (op != Op.SEND_RECV)
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
-    instances = tagged_instances(exchanges, np.flatnonzero(gloo), position, near)
-    for rows in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
-        instances.extend(composed(exchanges, sequenced_instances(exchanges, rows, position, near)))
+    instances: list[Instance] = []
+    for rows in sessions(exchanges, np.flatnonzero(gloo)):
+        instances.extend(tagged_instances(exchanges, rows, position, near))
+    for communicator in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
+        for rows in sessions(exchanges, communicator):
+            instances.extend(composed(exchanges, sequenced_instances(exchanges, rows, position, near)))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
     written &= exchanges["data_ns"] != NEVER
