@@ -233,6 +233,8 @@ def _inputs(source: _Edge, sent: NDArray[np.int64]) -> tuple[NDArray[np.int64], 
     The k-th send follows from the k-th input. What a stage holds back (the warm-up of 1F1B) or what
     came before the capture began shifts all alike: by as much as most sends allow.
     """
+    if not len(source.arrived_ns):
+        return np.full(len(sent), NEVER), np.full(len(sent), -1)
     order = np.arange(len(sent))
     had = np.searchsorted(source.arrived_ns, sent, "right") - 1
     of = order + int(np.floor(np.quantile(had - order, 0.05))) if len(sent) else had

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 from readings import read_bytes, read_file
 
-from dpuflow import beside, schema
+from dpuflow import beside, pipelines, schema
 from dpuflow.collectives.sequenced import sequenced_instances
 from dpuflow.hidden_ob1 import Gap, Usage, fill
 from dpuflow.schema import Direction, Op, Wire
@@ -127,3 +127,11 @@ def test_times_centuries_apart_are_no_crash():
     far = np.array([False, True])
     (inside,) = beside._inside_ns([instance], entries, far, ~far)
     assert inside == beside.LONGEST_NS
+
+
+def test_a_stage_without_any_input_seen_is_no_crash():
+    """All that a pipeline's link carried came after its capture had ended."""
+    nothing = SimpleNamespace(arrived_ns=np.zeros(0, np.int64))
+    arrived, of = pipelines._inputs(nothing, np.array([5, 9]))
+    assert arrived.tolist() == [schema.NEVER] * 2
+    assert of.tolist() == [-1, -1]
