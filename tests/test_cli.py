@@ -191,6 +191,8 @@ def test_ctrl_c_while_reading(tmp_path: Path) -> None:
         [*DPUFLOW, "analyze", str(pipe), "--json", str(target)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        # A shell starts its background jobs, and a suite among them, with interrupts ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     writer = os.open(pipe, os.O_RDWR)  # opening both ways never blocks
     try:
