@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def sessions(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """``rows`` (in order of time, as EXCHANGE is) cut where all connections were made anew."""
+    """``rows`` cut where all connections were made anew; one array a job, in order, together all of ``rows``.
+
+    ``rows`` are row numbers of EXCHANGE of one communicator, ascending, and so in order of their first sign.
+    """
     if not len(rows):
         return [rows]
     connection, of = np.unique(exchanges["connection"][rows], return_inverse=True)
