@@ -12,8 +12,8 @@ from dpuflow.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dpuflow.assemble import Assembled
     from dpuflow.collectives import Instance
+    from dpuflow.inference import Inferred
     from dpuflow.rankmap import Place
     from dpuflow.results import Analysis
     from dpuflow.tables import CaptureTables, Joined, Rows, Vantage
@@ -51,18 +51,22 @@ class Worked:
     joined: Joined
     exchanges: Rows
     instances: Sequence[Instance]
-    assembled: Assembled
+    inferred: Inferred
+    listed: list[int]
+    """Of each collective of the result the instance that it is."""
 
 
 def analyze_tables(
     captures: list[CaptureTables], *, clock: str = "auto", ranks: Mapping[str, Place] | None = None
 ) -> Worked:
     """The same of captures that have been read. Raises OptionError."""
-    from dpuflow.assemble import assemble_all
+    from dpuflow.assemble import assemble
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.collectives.protocols import without_flags
     from dpuflow.exchanges import announced, build_exchanges
+    from dpuflow.findings import build_findings
     from dpuflow.identity import endpoint_nodes, endpoint_ranks, rank_order, seen_whole
+    from dpuflow.inference import infer
     from dpuflow.join import join
     from dpuflow.lateness import build_entries
 
@@ -77,10 +81,11 @@ def analyze_tables(
         endpoint_nodes(joined, ranks),
     )
     instances = without_flags(instances, exchanges, joined.transfers)
-    entries = build_entries(exchanges, instances)
+    inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
     untold = count_untold(joined.transfers, exchanges, instances)
-    made = assemble_all(captures, joined, known, exchanges, instances, entries, untold, ranks)
-    return Worked(made.analysis, joined, exchanges, instances, made)
+    result, listed = assemble(captures, joined, known, exchanges, instances, inferred, untold, ranks)
+    result.findings = build_findings(captures, joined, inferred, result)
+    return Worked(result, joined, exchanges, instances, inferred, listed)
 
 
 def read_captures(

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.beside import busy_elsewhere
-from dpuflow.causes import CAUSES, Causes, causes_of
-from dpuflow.edges import disagreements, measure_edges
-from dpuflow.findings import Known, build_findings
+from dpuflow.causes import CAUSES
+from dpuflow.edges import disagreements
 from dpuflow.identity import address_text, addresses_of, endpoint_nodes, mac_text
-from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
-from dpuflow.kinds import find_tokens, group_kinds
-from dpuflow.lateness import BOUNDS, RULES, Rule, relate, short_of_ranks, weigh
-from dpuflow.links import measure_links, slow_rows
+from dpuflow.lateness import BOUNDS, RULES, Rule
 from dpuflow.outline import list_pipelines, list_steps, list_what_if
 from dpuflow.phases import ring_phases
-from dpuflow.pipelines import find_pipelines
 from dpuflow.rankmap import doubts_about
-from dpuflow.replicas import compare_replicas
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -34,8 +26,6 @@ from dpuflow.results import (
     RankEntry,
 )
 from dpuflow.schema import NEVER, NONE32, Op, Transport
-from dpuflow.stages import compare_stages
-from dpuflow.steps import find_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,23 +33,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.judgement import Charges, Judgement
-    from dpuflow.lateness import Entries, Relative
-    from dpuflow.pipelines import Pipeline
+    from dpuflow.inference import Inferred
+    from dpuflow.judgement import Judgement
+    from dpuflow.lateness import Entries
     from dpuflow.rankmap import Place
     from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict
-    from dpuflow.stages import Stage
     from dpuflow.tables import CaptureTables, Joined, Rows
-
-
-@dataclass
-class Assembled:
-    """A result with the rows that it was made of: ``instances`` has each collective's instance number."""
-
-    analysis: Analysis
-    entries: Entries
-    charges: Charges
-    instances: list[int]
 
 
 def assemble(
@@ -68,92 +47,41 @@ def assemble(
     ranks: Mapping[int, int],
     exchanges: Rows,
     instances: Sequence[Instance],
-    entries: Entries,
+    inferred: Inferred,
     untold: int,
     places: Mapping[str, Place] | None,
-) -> Analysis:
-    """Put the whole result together. ``untold``: messages that no collective was made of."""
-    return assemble_all(captures, joined, ranks, exchanges, instances, entries, untold, places).analysis
+) -> tuple[Analysis, list[int]]:
+    """The result without findings, and of each of its collectives the instance that it is.
 
-
-def assemble_all(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    ranks: Mapping[int, int],
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    entries: Entries,
-    untold: int,
-    places: Mapping[str, Place] | None,
-) -> Assembled:
-    """The same with the rows that it was made of."""
-    groups, group_of = _groups(instances)
-    entries = weigh(entries, exchanges, joined, instances, group_of)
-    short = short_of_ranks(entries, instances)
-    relative = relate(entries, short)
-    charges = charge(entries, relative, group_of)
-    links = measure_links(exchanges, instances)
-    causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
-    steps, step = find_steps(instances, entries, group_of)
-    pipelines = find_pipelines(instances, entries, step)
-    replicas = compare_replicas(instances, entries, pipelines)
-    own, causes = with_replicas(
-        own_lateness(instances, entries, relative, causes, group_of), causes, replicas
-    )
-    span_ns = joined.end_ns - joined.start_ns
-    stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
-    judgements = judge(instances, entries, relative, charges, causes, own, group_of, step)
-    judgements = doubt(judgements, busy_elsewhere(instances))
-    # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
-    compared = set(entries.endpoint[replicas.rows].tolist())
-    judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
-    verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
-    for stage in stages:
-        stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
-    tokens = [find_tokens(each, step, instances, entries) for each in steps]
-    decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
-    kinds = group_kinds([g.endpoints for g in groups], group_of, instances, steps, pipelines, decoding)
-    for group, kind in zip(groups, kinds, strict=True):
-        group.kind = kind
-    edges = measure_edges(joined, exchanges, instances, entries)
-    collectives, of = _collectives(
-        captures, joined, exchanges, instances, entries, relative, charges, causes, group_of
-    )
-    seen_with = _seen_with(instances, entries, short)
+    ``ranks``: of endpoints, where known; ``untold``: messages that no collective was made of.
+    """
+    collectives, listed = _collectives(captures, joined, exchanges, instances, inferred)
+    seen_with = _seen_with(instances, inferred.entries, inferred.short)
+    kinds = zip(inferred.groups, inferred.kinds, strict=True)
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
         endpoints=_endpoints(joined, ranks, places),
         flows=_flows(joined),
-        groups=groups,
+        groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
-        lateness=[_lateness(j, seen_with.get(j.endpoint)) for j in judgements],
-        edges=[measured.edge for measured in edges],
-        what_if=list(list_what_if(judgements, stages, own, steps, instances, entries)),
-        steps=list(list_steps(steps, tokens, entries)),
-        pipelines=list(list_pipelines(pipelines, stages, entries)),
+        lateness=[_lateness(j, seen_with.get(j.endpoint)) for j in inferred.judgements],
+        edges=[measured.edge for measured in inferred.edges],
+        what_if=list(list_what_if(inferred, instances)),
+        steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
+        pipelines=list(list_pipelines(inferred.pipelines, inferred.stages, inferred.entries)),
         limits=[
             *_limits(joined, untold),
             *_limits_of_nodes(instances),
-            *_limits_of_transfers(instances, pipelines, stages, compared),
-            *disagreements(joined, edges, entries),
+            *_limits_of_transfers(instances, inferred),
+            *disagreements(joined, inferred.edges, inferred.entries),
         ],
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
     if places is not None:
         result.limits += doubts_about(places, [endpoint.addresses for endpoint in result.endpoints])
-    known = Known(entries, charges, own, causes, stages)
-    result.findings = build_findings(captures, joined, known, links, result)
-    return Assembled(result, entries, charges, of)
-
-
-def _groups(instances: Sequence[Instance]) -> tuple[list[Group], NDArray[np.int64]]:
-    """Groups in order of their first collective, and each collective's group."""
-    numbers: dict[tuple[int, ...], int] = {}
-    of = [numbers.setdefault(tuple(sorted(i.order)), len(numbers)) for i in instances]
-    groups = [Group(number, list(members)) for members, number in numbers.items()]
-    return groups, np.array(of, np.int64)
+    return result, listed
 
 
 def _endpoints(
@@ -209,16 +137,13 @@ def _collectives(
     joined: Joined,
     exchanges: Rows,
     instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    charges: Charges,
-    causes: Causes,
-    group_of: NDArray[np.int64],
+    inferred: Inferred,
 ) -> tuple[list[Collective], list[int]]:
     """All collectives that anything was seen of, and the instance number of each."""
+    entries, relative = inferred.entries, inferred.relative
     enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
-    error, cause = relative.error_ns.tolist(), causes.cause.tolist()
+    error, cause = relative.error_ns.tolist(), inferred.causes.cause.tolist()
     why = _reasons(captures, joined, entries)
     offsets = entries.offsets.tolist()
     nbytes = exchanges["bytes"]
@@ -252,7 +177,7 @@ def _collectives(
         found.append(
             Collective(
                 id=len(found),
-                group=int(group_of[number]),
+                group=int(inferred.group_of[number]),
                 op=cast("OpToken", instance.op.token),
                 algorithm=cast("Algorithm", instance.algorithm.name if instance.algorithm else "unknown"),
                 alternatives=cast("list[Algorithm]", instance.alternatives),
@@ -368,14 +293,10 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     return limits
 
 
-def _limits_of_transfers(
-    instances: Sequence[Instance],
-    pipelines: Sequence[Pipeline],
-    stages: Sequence[Stage],
-    compared: set[int],
-) -> list[str]:
-    """What is not told of point-to-point transfers. ``compared``: endpoints judged against replicas."""
-    linked = {frozenset(pair) for each in pipelines for pair in pairwise(each.stages)}
+def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> list[str]:
+    """What is not told of point-to-point transfers."""
+    stages, compared = inferred.stages, inferred.compared
+    linked = {frozenset(pair) for each in inferred.pipelines for pair in pairwise(each.stages)}
     outside = sum(i.op == Op.SEND_RECV and frozenset(i.order) not in linked for i in instances)
     limits = []
     if outside:

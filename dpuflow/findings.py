@@ -6,7 +6,6 @@ lateness alone: packets show when a rank was late, not what it was doing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,35 +28,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.causes import Causes
-    from dpuflow.judgement import Charges, Own
-    from dpuflow.lateness import Entries
-    from dpuflow.links import Links
+    from dpuflow.inference import Inferred
     from dpuflow.results import Analysis, Lateness
     from dpuflow.stages import Stage
     from dpuflow.tables import CaptureTables, Joined
 
 
-@dataclass
-class Known:
-    """What the stages know of each row of Entries, for findings to draw on."""
-
-    entries: Entries
-    charges: Charges
-    own: Own
-    causes: Causes
-    stages: Sequence[Stage]
-
-
 def build_findings(
-    captures: Sequence[CaptureTables], joined: Joined, known: Known, links: Links, result: Analysis
+    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, result: Analysis
 ) -> list[Finding]:
-    """All findings, numbered, worst first within each detector."""
-    network = np.array([name == "network" for name in _cause_names()])[known.causes.cause]
+    """All findings, numbered, worst first within each detector. ``result`` has all but them."""
+    network = np.array([name == "network" for name in _cause_names()])[inferred.causes.cause]
     found = [
-        *_stragglers(captures, joined, known, result),
-        *find_slow_links(captures, joined, links, result),
-        *find_losses(captures, joined, result, _share(known, np.flatnonzero(network))),
+        *_stragglers(captures, joined, inferred, result),
+        *find_slow_links(captures, joined, inferred.links, result),
+        *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),
         *find_congestion(captures, joined, result),
         *find_starvation(captures, joined, result),
         *_capture_losses(captures),
@@ -75,7 +60,7 @@ def _cause_names() -> Sequence[str]:
 
 
 def _stragglers(
-    captures: Sequence[CaptureTables], joined: Joined, known: Known, result: Analysis
+    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, result: Analysis
 ) -> Iterator[Finding]:
     """One finding a late rank; those that are late in turn share one, for so do their causes."""
     # Whoever a node without a capture may have been kept by, lateness alone is no finding against it.
@@ -87,7 +72,7 @@ def _stragglers(
     late.sort(key=lambda row: -(row.caused_wait_ns or 0))
     turns = [row for row in late if row.steadiness == "rotating"]
     for together in [[row] for row in late if row.steadiness != "rotating"] + ([turns] if turns else []):
-        rows = np.concatenate([_late_rows(known, row) for row in together])
+        rows = np.concatenate([_late_rows(inferred, row) for row in together])
         steadiness = together[0].steadiness or "transient"
         since = together[0].since_ns if len(together) == 1 else None
         saved = [
@@ -95,21 +80,21 @@ def _stragglers(
             for each in result.what_if
             if len(together) == 1 and each.endpoint == together[0].endpoint
         ]
-        begin = _began(known, rows, together[0]) if len(together) == 1 else None
-        taken = max(_share(known, rows, begin), *saved, 0.0)
+        begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
+        taken = max(_share(inferred, rows, begin), *saved, 0.0)
         yield Finding(
             id=0,
             condition="straggler",
             runbook="docs/report.md#straggler",
             endpoints=[row.endpoint for row in together],
-            start_ns=since if since is not None else _first(known.entries.enter_ns[rows], joined.start_ns),
-            end_ns=max(int(known.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
+            start_ns=since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns),
+            end_ns=max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
             severity="critical" if taken >= CRITICAL_SHARE else "warning",
-            confidence=min(_confidence(row, known) for row in together),
-            summary=_summary(together, known, result),
+            confidence=min(_confidence(row, inferred) for row in together),
+            summary=_summary(together, inferred, result),
             advice=_ADVICE[steadiness],
             alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
-            evidence=_evidence(captures, joined, known, rows),
+            evidence=_evidence(captures, joined, inferred, rows),
         )
 
 
@@ -118,31 +103,31 @@ def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
     return int(seen.min()) if len(seen) else otherwise
 
 
-def _late_rows(known: Known, row: Lateness) -> NDArray[np.int64]:
+def _late_rows(inferred: Inferred, row: Lateness) -> NDArray[np.int64]:
     """Rows of Entries in which the rank was late of its own doing; else in which it was late; else all."""
-    mine = known.entries.endpoint == row.endpoint
-    for stage in known.stages:
+    mine = inferred.entries.endpoint == row.endpoint
+    for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return np.array(sorted(stage.sooner_ns), np.int64)
-    whole = mine & (known.entries.enter_ns != NEVER) & known.entries.whole
-    for chosen in (whole & (known.own.amount_ns > 0), whole & known.charges.late):
+    whole = mine & (inferred.entries.enter_ns != NEVER) & inferred.entries.whole
+    for chosen in (whole & (inferred.own.amount_ns > 0), whole & inferred.charges.late):
         if chosen.any():
             return np.flatnonzero(chosen)
     return np.flatnonzero(whole)
 
 
-def _began(known: Known, rows: NDArray[np.int64], row: Lateness) -> int | None:
+def _began(inferred: Inferred, rows: NDArray[np.int64], row: Lateness) -> int | None:
     """From when on a rank is steadily late: what lies before, start-up and warm-up, dilutes no share."""
     if row.steadiness != "persistent":
         return None
-    seen = known.entries.enter_ns[rows]
+    seen = inferred.entries.enter_ns[rows]
     first = _first(seen, 0)
     return max(row.since_ns, first) if row.since_ns is not None else first
 
 
-def _share(known: Known, rows: NDArray[np.int64], begin_ns: int | None = None) -> float:
+def _share(inferred: Inferred, rows: NDArray[np.int64], begin_ns: int | None = None) -> float:
     """Of all ranks' time, from ``begin_ns`` on if given, the share that they waited for these entries."""
-    entries = known.entries
+    entries = inferred.entries
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     if not len(rows) or not seen.any():
         return 0.0
@@ -150,10 +135,10 @@ def _share(known: Known, rows: NDArray[np.int64], begin_ns: int | None = None) -
     span = int(entries.leave_ns[seen].max()) - begin
     peers = float(np.median(np.diff(entries.offsets)[entries.collective[rows]])) - 1
     rows = rows[entries.enter_ns[rows] >= begin]
-    return min(float(known.charges.wait_ns[rows].sum()) / max(peers * span, 1), 1.0)
+    return min(float(inferred.charges.wait_ns[rows].sum()) / max(peers * span, 1), 1.0)
 
 
-def _summary(together: Sequence[Lateness], known: Known, result: Analysis) -> str:
+def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis) -> str:
     names = [_name(result, row.endpoint) for row in together]
     if len(together) > 1:
         waited = sum(row.caused_wait_ns or 0 for row in together) / 1e9
@@ -165,7 +150,7 @@ def _summary(together: Sequence[Lateness], known: Known, result: Analysis) -> st
             f" waited {waited:.3f} rank-seconds for them."
         )
     (row,) = together
-    for stage in known.stages:
+    for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return (
                 f"{names[0]} is a slow stage of its pipeline: it works {stage.excess_ns / 1e6:.1f} ms a step"
@@ -228,23 +213,23 @@ def _by_kind(row: Lateness, result: Analysis) -> list[str]:
     )
 
 
-def _confidence(row: Lateness, known: Known) -> float:
+def _confidence(row: Lateness, inferred: Inferred) -> float:
     """One minus the chance that noise alone makes this many late: many collectives, much certainty."""
     late = (row.late_share or 0.0) * row.collectives
-    for stage in known.stages:
+    for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return 0.9 if len(stage.peers) > 1 else 0.6  # one peer may be the quick one
     return round(float(1 - 0.5 ** max(late, 1.0)), 3) if late < 10 else 0.99
 
 
 def _evidence(
-    captures: Sequence[CaptureTables], joined: Joined, known: Known, rows: NDArray[np.int64]
+    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, rows: NDArray[np.int64]
 ) -> list[Evidence]:
     """The messages by which the rank entered where it was latest, in order of time."""
-    rows = rows[known.entries.act[rows] < len(joined.transfers)]
-    amount = np.maximum(known.own.amount_ns[rows], 0)
+    rows = rows[inferred.entries.act[rows] < len(joined.transfers)]
+    amount = np.maximum(inferred.own.amount_ns[rows], 0)
     most = np.sort(rows[np.argsort(-amount, kind="stable")[:SHOWN]])
-    return message_evidence(captures, joined, known.entries.act[most].tolist())
+    return message_evidence(captures, joined, inferred.entries.act[most].tolist())
 
 
 def _capture_losses(captures: Sequence[CaptureTables]) -> Iterator[Finding]:

@@ -12,11 +12,12 @@ from dpuflow.stages import idle_shares, typical_ns
 from dpuflow.whatif import step_without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference import Inferred
     from dpuflow.judgement import Judgement, Own
     from dpuflow.kinds import Tokens
     from dpuflow.lateness import Entries
@@ -77,21 +78,15 @@ def list_pipelines(
         )
 
 
-def list_what_if(
-    judgements: Iterable[Judgement],
-    stages: Sequence[Stage],
-    own: Own,
-    steps: Sequence[Steps],
-    instances: Sequence[Instance],
-    entries: Entries,
-) -> Iterator[WhatIf]:
+def list_what_if(inferred: Inferred, instances: Sequence[Instance]) -> Iterator[WhatIf]:
     """For each endpoint that is late, and whose job has steps, what a step would take without that."""
-    for judgement in judgements:
+    entries = inferred.entries
+    for judgement in inferred.judgements:
         if judgement.verdict not in ("late", "intermittent"):
             continue
-        each = next((s for s in steps if judgement.endpoint in s.endpoints), None)
-        sooner = _sooner(judgement, own, entries)
-        for stage in stages:
+        each = next((s for s in inferred.steps if judgement.endpoint in s.endpoints), None)
+        sooner = _sooner(judgement, inferred.own, entries)
+        for stage in inferred.stages:
             if stage.endpoint == judgement.endpoint:
                 sooner.update(stage.sooner_ns)
         if each is None or not sooner:

@@ -16,12 +16,16 @@ import numpy as np
 from dpuflow.assemble import assemble
 from dpuflow.collectives import Instance
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, schedule
+from dpuflow.findings import build_findings
+from dpuflow.inference import infer
 from dpuflow.lateness import build_entries
 from dpuflow.results import Analysis
 from dpuflow.schema import ENDPOINT, FLOW, MESSAGE, NEVER, NONE32, PAUSE, TRANSFER, Op, Role, Transport, Wire
 from dpuflow.tables import CaptureInfo, CaptureTables, Clock, Joined
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpuflow.tables import Rows
 
 HOP = 20_000
@@ -288,5 +292,14 @@ def captured(transfers: Rows, endpoints: int) -> tuple[list[CaptureTables], Join
 def analysed(transfers: Rows, exchanges: Rows, instances: list[Instance], endpoints: int) -> Analysis:
     """The whole result for collectives that are already known."""
     captures, joined = captured(transfers, endpoints)
-    entries = build_entries(exchanges, instances)
-    return assemble(captures, joined, {}, exchanges, instances, entries, 0, None)
+    return concluded(captures, joined, exchanges, instances)
+
+
+def concluded(
+    captures: list[CaptureTables], joined: Joined, exchanges: Rows, instances: Sequence[Instance]
+) -> Analysis:
+    """The result for collectives that are already known, of captures made by hand."""
+    inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
+    result, _ = assemble(captures, joined, {}, exchanges, instances, inferred, 0, None)
+    result.findings = build_findings(captures, joined, inferred, result)
+    return result

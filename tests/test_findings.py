@@ -11,12 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from collective_worlds import TIME_0, World, algorithm_of, captured, run_job
+from collective_worlds import TIME_0, World, algorithm_of, captured, concluded, run_job
 
-from dpuflow.assemble import assemble
 from dpuflow.exchanges import build_exchanges
-from dpuflow.findings import Known, _began, _share
-from dpuflow.lateness import build_entries
+from dpuflow.findings import _began, _share
+from dpuflow.inference import Inferred
 from dpuflow.results import Analysis, Finding, Lateness
 from dpuflow.schema import Op, Transport
 from dpuflow.tables import CaptureTables, Clock, Joined
@@ -38,8 +37,7 @@ def analysed(world: World, ranks: int, change=None) -> tuple[Analysis, list[Capt
     captures, joined = captured(transfers, ranks)
     if change is not None:
         change(captures, joined)
-    entries = build_entries(exchanges, instances)
-    return assemble(captures, joined, {}, exchanges, instances, entries, 0, None), captures, joined
+    return concluded(captures, joined, exchanges, instances), captures, joined
 
 
 def job(late: dict[int, int] | None = None, **options: object) -> World:
@@ -217,7 +215,7 @@ def test_a_long_start_up_makes_a_straggler_no_less_severe() -> None:
         collective=np.repeat(np.arange(20), 2),
     )
     wait = np.where(np.repeat(at, 2) >= 100 * MS, MS, 0) * (np.arange(40) % 2)
-    known = typing.cast(Known, SimpleNamespace(entries=entries, charges=SimpleNamespace(wait_ns=wait)))
+    known = typing.cast(Inferred, SimpleNamespace(entries=entries, charges=SimpleNamespace(wait_ns=wait)))
     rows = np.flatnonzero(wait)
     late = typing.cast(Lateness, SimpleNamespace(steadiness="persistent", since_ns=None))
     begin = _began(known, rows, late)

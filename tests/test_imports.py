@@ -55,11 +55,9 @@ ORDER = [
         "judgement",
         "whatif",
         "kinds",
-        "outline",
-        "network",
-        "findings",
+        "inference",
     ),
-    *("assemble", "analysis"),
+    *("outline", "assemble", "network", "findings", "analysis"),
     *("truth", "expected", "score"),
     *("reports", "agent", "cli"),
 ]

@@ -7,12 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from collective_worlds import TIME_0, World, algorithm_of, captured
+from collective_worlds import TIME_0, World, algorithm_of, captured, concluded
 
-from dpuflow.assemble import assemble
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness import build_entries
 from dpuflow.results import Analysis
 from dpuflow.schema import Op
 
@@ -75,8 +73,7 @@ def analysed(world: World, stages: int) -> Analysis:
     ]
     instances.sort(key=lambda instance: int(instance.rows[0]))
     captures, joined = captured(transfers, stages)
-    entries = build_entries(exchanges, instances)
-    return assemble(captures, joined, {}, exchanges, instances, entries, 0, None)
+    return concluded(captures, joined, exchanges, instances)
 
 
 def even(stage: int, way: str, step: int) -> int:

@@ -191,7 +191,7 @@ class _Spans:
         ]
         self.start_ns = np.array([c.start_ns for c in collectives], np.int64)
         self.end_ns = np.array([c.end_ns for c in collectives], np.int64)
-        instances = [worked.instances[n] for n in worked.assembled.instances]
+        instances = [worked.instances[n] for n in worked.listed]
         lengths = [len(instance.rows) for instance in instances]
         exchange = np.concatenate([i.rows for i in instances]) if instances else np.zeros(0, np.int64)
         of = np.repeat(np.arange(self.count), lengths)
@@ -291,10 +291,10 @@ def _only(worked: Worked, chosen: Ints) -> tuple[Analysis, frozenset[tuple[int, 
     """The result with those collectives alone and without flows, and which of their entries were late."""
     collectives: list[Collective] = []
     late = []
-    entries, charges = worked.assembled.entries, worked.assembled.charges
+    entries, charges = worked.inferred.entries, worked.inferred.charges
     for number, at in enumerate(chosen.tolist()):
         collectives.append(replace(worked.analysis.collectives[at], id=number))
-        instance = worked.assembled.instances[at]
+        instance = worked.listed[at]
         rows = slice(*entries.offsets[instance : instance + 2].tolist())
         late += [(number, int(end)) for end in entries.endpoint[rows][charges.late[rows]]]
     return replace(worked.analysis, collectives=collectives, flows=[]), frozenset(late)

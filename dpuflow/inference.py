@@ -1,0 +1,120 @@
+"""Exchanges, collectives and their ranks' entries in; who was late, why, since when and at what cost out.
+
+The stages of inference in their order, each a function from arrays to arrays. What they came to is kept
+whole, so that the result, the findings and the agent draw on the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.beside import busy_elsewhere
+from dpuflow.causes import causes_of
+from dpuflow.edges import measure_edges
+from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
+from dpuflow.kinds import find_tokens, group_kinds
+from dpuflow.lateness import relate, short_of_ranks, weigh
+from dpuflow.links import measure_links, slow_rows
+from dpuflow.pipelines import find_pipelines
+from dpuflow.replicas import compare_replicas
+from dpuflow.stages import compare_stages
+from dpuflow.steps import find_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.causes import Causes
+    from dpuflow.collectives import Instance
+    from dpuflow.edges import Measured
+    from dpuflow.judgement import Charges, Judgement, Own
+    from dpuflow.kinds import Kind, Tokens
+    from dpuflow.lateness import Entries, Relative
+    from dpuflow.links import Links
+    from dpuflow.pipelines import Pipeline
+    from dpuflow.stages import Stage
+    from dpuflow.steps import Steps
+    from dpuflow.tables import Joined, Rows
+
+
+@dataclass
+class Inferred:
+    """What the stages came to. Rows are those of ``entries`` where nothing else is said."""
+
+    entries: Entries
+    short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
+    relative: Relative
+    charges: Charges
+    causes: Causes
+    own: Own
+    links: Links
+    groups: list[list[int]]  # endpoints of each group, in order of its first collective
+    kinds: list[Kind | None]  # per group
+    group_of: NDArray[np.int64]  # per collective
+    steps: list[Steps]
+    tokens: list[Tokens | None]  # per job's steps
+    pipelines: list[Pipeline]
+    stages: list[Stage]
+    compared: frozenset[int]  # endpoints that were judged against replicas of their stage
+    judgements: list[Judgement]
+    edges: list[Measured]
+
+
+def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
+    """Run the stages. ``instances``: collectives over ``exchanges``; ``entries``: when their ranks came."""
+    groups, group_of = _groups(instances)
+    entries = weigh(entries, exchanges, joined, instances, group_of)
+    short = short_of_ranks(entries, instances)
+    relative = relate(entries, short)
+    charges = charge(entries, relative, group_of)
+    links = measure_links(exchanges, instances)
+    causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
+    steps, step = find_steps(instances, entries, group_of)
+    pipelines = find_pipelines(instances, entries, step)
+    replicas = compare_replicas(instances, entries, pipelines)
+    own = own_lateness(instances, entries, relative, causes, group_of)
+    own, causes = with_replicas(own, causes, replicas)
+
+    span_ns = joined.end_ns - joined.start_ns
+    stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
+    judgements = judge(instances, entries, relative, charges, causes, own, group_of, step)
+    judgements = doubt(judgements, busy_elsewhere(instances))
+    # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
+    compared = frozenset(entries.endpoint[replicas.rows].tolist())
+    judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
+    verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
+    for stage in stages:
+        stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
+
+    tokens = [find_tokens(each, step, instances, entries) for each in steps]
+    decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
+    return Inferred(
+        entries=entries,
+        short=short,
+        relative=relative,
+        charges=charges,
+        causes=causes,
+        own=own,
+        links=links,
+        groups=groups,
+        kinds=group_kinds(groups, group_of, instances, steps, pipelines, decoding),
+        group_of=group_of,
+        steps=steps,
+        tokens=tokens,
+        pipelines=pipelines,
+        stages=stages,
+        compared=compared,
+        judgements=judgements,
+        edges=measure_edges(joined, exchanges, instances, entries),
+    )
+
+
+def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """Groups in order of their first collective, and each collective's group."""
+    numbers: dict[tuple[int, ...], int] = {}
+    of = [numbers.setdefault(tuple(sorted(i.order)), len(numbers)) for i in instances]
+    return [list(members) for members in numbers], np.array(of, np.int64)
