@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpuflow.reports.json import write_json
     from dpuflow.reports.text import write_text
     from dpuflow.results import Analysis
-    from dpuflow.score import score_case
+    from dpuflow.scoring.score import score_case
     from dpuflow.tables import Vantage
 
 __version__ = "0.1.0"
@@ -58,7 +58,7 @@ _HOMES = {
     "Vantage": "tables",
     "analyze": "analysis",
     "read_rank_map": "rankmap",
-    "score_case": "score",
+    "score_case": "scoring.score",
     "write_json": "reports.json",
     "write_text": "reports.text",
 }

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.causes import CAUSES
-from dpuflow.edges import disagreements
 from dpuflow.identity import address_text, addresses_of, endpoint_nodes, mac_text
+from dpuflow.inference.causes import CAUSES
+from dpuflow.inference.edges import disagreements
+from dpuflow.inference.phases import ring_phases
 from dpuflow.lateness import BOUNDS, RULES, Rule
 from dpuflow.outline import list_pipelines, list_steps, list_what_if
-from dpuflow.phases import ring_phases
 from dpuflow.rankmap import doubts_about
 from dpuflow.results import (
     Analysis,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
-    from dpuflow.judgement import Judgement
+    from dpuflow.inference.judgement import Judgement
     from dpuflow.lateness import Entries
     from dpuflow.rankmap import Place
     from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict

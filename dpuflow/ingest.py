@@ -58,10 +58,10 @@ def ingest_source(
     source: CaptureSource, threads: int = 1, progress: Callable[[int, int | None], None] | None = None
 ) -> CaptureTables:
     """The same of an open source of packets, such as a live capture."""
+    from dpuflow.messages.roce import RoceMessages
+    from dpuflow.messages.tcp import TcpMessages
     from dpuflow.records import read_blocks
-    from dpuflow.roce import RoceMessages
     from dpuflow.schema import MESSAGE, PAUSE
-    from dpuflow.tcp import TcpMessages
 
     reader = read_blocks(source, threads, progress)
     roce: RoceMessages | None = None

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow import results
-from dpuflow.pipelines import BACKWARD, FORWARD
-from dpuflow.stages import idle_shares, typical_ns
-from dpuflow.whatif import step_without
+from dpuflow.inference.pipelines import BACKWARD, FORWARD
+from dpuflow.inference.stages import idle_shares, typical_ns
+from dpuflow.inference.whatif import step_without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
-    from dpuflow.judgement import Judgement, Own
-    from dpuflow.kinds import Tokens
+    from dpuflow.inference.judgement import Judgement, Own
+    from dpuflow.inference.kinds import Tokens
+    from dpuflow.inference.pipelines import Pipeline
+    from dpuflow.inference.stages import Stage
+    from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries
-    from dpuflow.pipelines import Pipeline
     from dpuflow.results import WhatIf
-    from dpuflow.stages import Stage
-    from dpuflow.steps import Steps
 
 
 def list_steps(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpuflow import schema, wire
-from dpuflow.roce import RoceMessages
+from dpuflow.messages.roce import RoceMessages
 from dpuflow.tables import Block
 
 CODES = {opcode.name: code for code, opcode in wire.OPCODES.items()}

@@ -11,16 +11,16 @@ import pytest
 from collective_worlds import algorithm_of
 
 import dpuflow
-from dpuflow.beside import _messages, _unseen, busy_elsewhere
 from dpuflow.collectives import Instance
 from dpuflow.collectives.schedules import edge_sizes
+from dpuflow.inference.beside import _messages, _unseen, busy_elsewhere
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.schema import Op
-from dpuflow.score import score_case
+from dpuflow.scoring.score import score_case
+from dpuflow.scoring.truth import read_case
 from dpuflow.tables import Vantage
-from dpuflow.truth import read_case
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
 
-from dpuflow.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
-from dpuflow.judgement import charge
+from dpuflow.inference.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
+from dpuflow.inference.judgement import charge
 from dpuflow.lateness import build_entries, relate, weigh
 from dpuflow.schema import NEVER, Op, Wire
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from worlds import START, Sent, World
 
-from dpuflow import clockgraph
-from dpuflow.clockmap import ClockMap
-from dpuflow.envelope import fit_line
-from dpuflow.join import join
+from dpuflow.join import clockgraph, join
+from dpuflow.join.clockmap import ClockMap
+from dpuflow.join.envelope import fit_line
 from dpuflow.schema import NEVER
 from dpuflow.tables import Joined
 

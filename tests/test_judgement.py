@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, run_job
 
-from dpuflow.causes import causes_of
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
-from dpuflow.habits import onset_of
-from dpuflow.judgement import Charges, Judgement, _scatter, charge, judge, own_lateness
+from dpuflow.inference.causes import causes_of
+from dpuflow.inference.habits import onset_of
+from dpuflow.inference.judgement import Charges, Judgement, _scatter, charge, judge, own_lateness
+from dpuflow.inference.links import measure_links, slow_rows
+from dpuflow.inference.steps import find_steps
 from dpuflow.lateness import Entries, build_entries, relate
-from dpuflow.links import measure_links, slow_rows
 from dpuflow.schema import Op
-from dpuflow.steps import find_steps
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -10,8 +10,8 @@ from collective_worlds import World, algorithm_of, run_job
 
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
+from dpuflow.inference.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
 from dpuflow.lateness import build_entries
-from dpuflow.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
 from dpuflow.schema import Op
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -9,7 +9,7 @@ import pytest
 from collective_worlds import algorithm_of
 
 from dpuflow.collectives import Instance
-from dpuflow.phases import ring_phases
+from dpuflow.inference.phases import ring_phases
 from dpuflow.results import Phase
 from dpuflow.schema import EXCHANGE, NEVER, Op
 

@@ -13,7 +13,7 @@ from dpuflow import analyze
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.repeated import repeated_instances
 from dpuflow.schema import EXCHANGE, NEVER, Op, Wire
-from dpuflow.score import Score, read_analysis, read_case, score_case
+from dpuflow.scoring.score import Score, read_analysis, read_case, score_case
 from dpuflow.tables import Vantage
 
 US, MS = 1_000, 1_000_000

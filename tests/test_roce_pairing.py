@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from dpuflow.pairing import udp_port
+from dpuflow.messages.pairing import udp_port
 from dpuflow.schema import NEVER, NONE32, Pairing, Wire
 from tests.blocks import Script
 

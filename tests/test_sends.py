@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpuflow.ingest import ingest
+from dpuflow.messages.sends import HEAD, SendHeads
 from dpuflow.schema import MESSAGE, Op, Role, Wire
-from dpuflow.sends import HEAD, SendHeads
 
 
 def rxm(kind: int, number: int, size: int, tag: int, context: int = 0) -> bytes:

@@ -9,9 +9,9 @@ import pytest
 from collective_worlds import World, algorithm_of, run_job
 
 from dpuflow.exchanges import build_exchanges
+from dpuflow.inference.steps import Steps, _covered, _pattern, find_steps, jobs
 from dpuflow.lateness import build_entries
 from dpuflow.schema import Op
-from dpuflow.steps import Steps, _covered, _pattern, find_steps, jobs
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

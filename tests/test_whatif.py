@@ -10,9 +10,9 @@ from collective_worlds import World, algorithm_of, analysed, run_job
 
 from dpuflow.collectives.schedules import Algorithm
 from dpuflow.exchanges import build_exchanges
+from dpuflow.inference.whatif import _needs
 from dpuflow.results import Analysis
 from dpuflow.schema import Op
-from dpuflow.whatif import _needs
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -26,8 +26,8 @@ import dpuflow.collectives
 from dpuflow.lateness.behind import acts_seen
 from dpuflow.reports.json import json_lines
 from dpuflow.schema import NEVER, Wire
-from dpuflow.score import match_collectives, score_case
-from dpuflow.truth import Case, TrueCollective, read_case
+from dpuflow.scoring.score import match_collectives, score_case
+from dpuflow.scoring.truth import Case, TrueCollective, read_case
 
 if TYPE_CHECKING:
     from dpuflow.collectives import Instance

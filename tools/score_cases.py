@@ -16,7 +16,7 @@ import click
 
 import dpuflow
 from dpuflow.reports.scores import write_scores
-from dpuflow.score import Score, score_files
+from dpuflow.scoring.score import Score, score_files
 
 
 @click.command()

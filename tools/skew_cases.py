@@ -112,8 +112,8 @@ def lateness_error_ns(captures: list[CaptureTables], case: str, clock: str) -> i
     """Median error of lateness against the case's truth."""
     import dpuflow.analysis
     from dpuflow.reports.json import json_lines
-    from dpuflow.score import score_case
-    from dpuflow.truth import read_case
+    from dpuflow.scoring.score import score_case
+    from dpuflow.scoring.truth import read_case
 
     with mock.patch.object(dpuflow.analysis, "read_captures", return_value=captures):
         result = json.loads("".join(json_lines(dpuflow.analysis.analyze([], clock=clock))))

@@ -18,8 +18,8 @@ from bench.accuracy.draw import draw
 from bench.accuracy.measure import Measured, measure
 from bench.accuracy.smallest import smallest_ns
 from dpuflow.reports.layout import duration, table
-from dpuflow.score import Score, percentile, score_case
-from dpuflow.truth import read_case
+from dpuflow.scoring.score import Score, percentile, score_case
+from dpuflow.scoring.truth import read_case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

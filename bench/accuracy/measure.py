@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dpuflow
 from dpuflow.reports.json import json_lines
-from dpuflow.score import Score, match_collectives, score_case
+from dpuflow.scoring.score import Score, match_collectives, score_case
+from dpuflow.scoring.truth import Case, place_case
 from dpuflow.synth.case import write_case
 from dpuflow.synth.timing import Timing
-from dpuflow.truth import Case, place_case
 
 if TYPE_CHECKING:
     from dpuflow.synth.scenario import Scenario
@@ -48,7 +48,7 @@ class Measured:
 
     def add(self, other: Measured) -> None:
         """Take in another's figures."""
-        from dpuflow.score import add_scores
+        from dpuflow.scoring.score import add_scores
 
         self.score = add_scores([self.score, other.score])
         for name in SUMS:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.capture.base import Bytes, Format
-    from dpuflow.roce import RoceMessages
+    from dpuflow.messages.roce import RoceMessages
+    from dpuflow.messages.tcp import TcpMessages
     from dpuflow.tables import Rows
-    from dpuflow.tcp import TcpMessages
 
     Ints = NDArray[np.int64]
 
@@ -92,8 +92,8 @@ class Stream:
 
     def feed(self, form: Format, piece: Bytes) -> None:
         """Take in whole records of a file of format ``form``."""
-        from dpuflow.roce import RoceMessages
-        from dpuflow.tcp import TcpMessages
+        from dpuflow.messages.roce import RoceMessages
+        from dpuflow.messages.tcp import TcpMessages
 
         for block in self._reader.feed(form, piece):
             flows = self._reader.flows
@@ -191,7 +191,7 @@ class Stream:
 
     def shift(self, step_ns: int) -> None:
         """The clock was set by so much: move all times that are held."""
-        from dpuflow.retained import shift_times
+        from dpuflow.messages.retained import shift_times
 
         for builder in (self._roce, self._tcp):
             if builder is not None:

@@ -35,7 +35,7 @@ def score(pairs: tuple[str, ...], json_file: str | None, margin_ms: float, late_
     if not pairs or len(pairs) % 2:
         raise click.UsageError("Give pairs: ANALYSIS.json CASE_DIR ...")
     from dpuflow.reports.scores import write_scores
-    from dpuflow.score import score_files
+    from dpuflow.scoring.score import score_files
 
     scores = score_files(
         list(zip(pairs[::2], pairs[1::2], strict=True)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpuflow.reports.layout import duration, table
 from dpuflow.reports.output import replacing
-from dpuflow.score import Score, add_scores
+from dpuflow.scoring.score import Score, add_scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.hidden_ob1 import Usage, fill, gaps
+from dpuflow.messages.hidden_ob1 import Usage, fill, gaps
+from dpuflow.messages.stretches import split, stretches
 from dpuflow.schema import NONE32, Framing, Role, Wire
-from dpuflow.stretches import split, stretches
 
 if TYPE_CHECKING:
-    from dpuflow.stretches import HiddenCounts
+    from dpuflow.messages.stretches import HiddenCounts
     from dpuflow.tables import Rows
 
 

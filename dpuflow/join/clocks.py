@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.clockgraph import Clocks, estimate, nearest, parts_of
-from dpuflow.clockmap import ClockMap
 from dpuflow.errors import OptionError
+from dpuflow.join.clockgraph import Clocks, estimate, nearest, parts_of
+from dpuflow.join.clockmap import ClockMap
 from dpuflow.tables import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dpuflow.clockmap import Samples
+    from dpuflow.join.clockmap import Samples
     from dpuflow.tables import CaptureInfo
 
 MODES: Final = ("auto", "trust", "estimate")

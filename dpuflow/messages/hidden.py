@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow import ob1
-from dpuflow.hidden_gloo import resolve_gloo
+from dpuflow.messages import ob1
+from dpuflow.messages.hidden_gloo import resolve_gloo
+from dpuflow.messages.stretches import HiddenCounts
 from dpuflow.schema import Framing
-from dpuflow.stretches import HiddenCounts
 
 if TYPE_CHECKING:
     from dpuflow.tables import Rows

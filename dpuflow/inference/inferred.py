@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.beside import busy_elsewhere
-from dpuflow.causes import causes_of
-from dpuflow.edges import measure_edges
-from dpuflow.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
-from dpuflow.kinds import find_tokens, group_kinds
+from dpuflow.inference.beside import busy_elsewhere
+from dpuflow.inference.causes import causes_of
+from dpuflow.inference.edges import measure_edges
+from dpuflow.inference.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
+from dpuflow.inference.kinds import find_tokens, group_kinds
+from dpuflow.inference.links import measure_links, slow_rows
+from dpuflow.inference.pipelines import find_pipelines
+from dpuflow.inference.replicas import compare_replicas
+from dpuflow.inference.stages import compare_stages
+from dpuflow.inference.steps import find_steps
 from dpuflow.lateness import relate, short_of_ranks, weigh
-from dpuflow.links import measure_links, slow_rows
-from dpuflow.pipelines import find_pipelines
-from dpuflow.replicas import compare_replicas
-from dpuflow.stages import compare_stages
-from dpuflow.steps import find_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.causes import Causes
     from dpuflow.collectives import Instance
-    from dpuflow.edges import Measured
-    from dpuflow.judgement import Charges, Judgement, Own
-    from dpuflow.kinds import Kind, Tokens
+    from dpuflow.inference.causes import Causes
+    from dpuflow.inference.edges import Measured
+    from dpuflow.inference.judgement import Charges, Judgement, Own
+    from dpuflow.inference.kinds import Kind, Tokens
+    from dpuflow.inference.links import Links
+    from dpuflow.inference.pipelines import Pipeline
+    from dpuflow.inference.stages import Stage
+    from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries, Relative
-    from dpuflow.links import Links
-    from dpuflow.pipelines import Pipeline
-    from dpuflow.stages import Stage
-    from dpuflow.steps import Steps
     from dpuflow.tables import Joined, Rows
 
 

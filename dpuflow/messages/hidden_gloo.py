@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.framing import GLOO_PREAMBLE
+from dpuflow.messages.stretches import HiddenCounts, Part, Slot, split, stretches
 from dpuflow.schema import Framing, Role, Wire
-from dpuflow.stretches import HiddenCounts, Part, Slot, split, stretches
 
 if TYPE_CHECKING:
     from dpuflow.tables import Rows

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpuflow.framing import HEADER_BYTES
-from dpuflow.hidden import resolve
-from dpuflow.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
+from dpuflow.messages.hidden import resolve
+from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
+from dpuflow.messages.stretches import HiddenCounts
 from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport
-from dpuflow.stretches import HiddenCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.framing import BTL_HEADER, OB1_BYTES, OB1_FIN, OB1_MATCH, OB1_PUT, OB1_RNDV
+from dpuflow.messages.stretches import Part
 from dpuflow.schema import Op, Role, Wire
-from dpuflow.stretches import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dpuflow.truth import Case
+    from dpuflow.scoring.truth import Case
 
 ONSET_WITHIN: Final = 3  # iterations by which the onset may be missed
 BLAMED: Final = ("compute", "host")

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.pairing import Pairs
-from dpuflow.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
-from dpuflow.roles import assign_roles
+from dpuflow.messages.pairing import Pairs
+from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
+from dpuflow.messages.roles import assign_roles
+from dpuflow.messages.sends import SendHeads
 from dpuflow.schema import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport, Wire
-from dpuflow.sends import SendHeads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,8 +19,8 @@ from dpuflow.wire import PSN_BITS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dpuflow.join.common import Common
     from dpuflow.tables import CaptureTables
-    from dpuflow.vantage import Common
 
     Ints = np.typing.NDArray[np.int64]
     Bools = np.typing.NDArray[np.bool_]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.links import Links
+    from dpuflow.inference.links import Links
     from dpuflow.results import Analysis
     from dpuflow.tables import CaptureTables, Joined, Rows
 

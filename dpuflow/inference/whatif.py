@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries
-    from dpuflow.steps import Steps
 
 ROWS = 20_000
 """Entries that are replayed: whole steps in a row, as many as fit. Their median stands for all."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.envelope import Line
+from dpuflow.join.envelope import Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.beside import seen_from_beside
+from dpuflow.inference.beside import seen_from_beside
 from dpuflow.lateness import AT_MOST, Rule, against_others, previous_row
 from dpuflow.schema import NEVER, Op
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.judgement import Charges
+    from dpuflow.inference.judgement import Charges
     from dpuflow.lateness import Entries, Relative
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)

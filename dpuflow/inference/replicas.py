@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpuflow.habits import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.inference.habits import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference.pipelines import Pipeline
     from dpuflow.lateness import Entries
-    from dpuflow.pipelines import Pipeline
 
     Ints = NDArray[np.int64]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.clockmap import ClockMap, follow, follow_back
-from dpuflow.envelope import USUAL_DRIFT, Line, fit_line, fit_lines
+from dpuflow.join.clockmap import ClockMap, follow, follow_back
+from dpuflow.join.envelope import USUAL_DRIFT, Line, fit_line, fit_lines
 from dpuflow.tables import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.clockmap import Ints, Samples
+    from dpuflow.join.clockmap import Ints, Samples
     from dpuflow.tables import CaptureInfo
 
 NEIGHBOURS: Final = 8  # pairs of a capture that are fitted; more cost time and add little

@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.clockmap import ClockMap, Samples
-from dpuflow.clocks import tie_clocks
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role
-from dpuflow.sightings import (
-    Sightings,
-    Ties,
-    collect,
-    complete_keys,
-    find_copies,
-    find_ties,
-    runs,
-    superseded_bursts,
-)
-from dpuflow.tables import Joined
-from dpuflow.vantage import (
+from dpuflow.join.clockmap import ClockMap, Samples
+from dpuflow.join.clocks import tie_clocks
+from dpuflow.join.common import (
     Common,
     answer_times,
     find_common,
@@ -34,11 +22,23 @@ from dpuflow.vantage import (
     total_flows,
     widen_local,
 )
+from dpuflow.join.sightings import (
+    Sightings,
+    Ties,
+    collect,
+    complete_keys,
+    find_copies,
+    find_ties,
+    runs,
+    superseded_bursts,
+)
+from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role
+from dpuflow.tables import Joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.clockgraph import Clocks
+    from dpuflow.join.clockgraph import Clocks
     from dpuflow.tables import CaptureTables, Rows
 
     Ints = np.typing.NDArray[np.int64]

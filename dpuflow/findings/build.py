@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.network import (
+from dpuflow.findings.network import (
     CRITICAL_SHARE,
     LOSS_SHARE,
     SHOWN,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.inference import Inferred
+    from dpuflow.inference.stages import Stage
     from dpuflow.results import Analysis, Lateness
-    from dpuflow.stages import Stage
     from dpuflow.tables import CaptureTables, Joined
 
 
@@ -54,7 +54,7 @@ def build_findings(
 
 
 def _cause_names() -> Sequence[str]:
-    from dpuflow.causes import CAUSES
+    from dpuflow.inference.causes import CAUSES
 
     return CAUSES
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from dpuflow.inference.steps import REPEATS
 from dpuflow.schema import NEVER, Op
-from dpuflow.steps import REPEATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.habits import (
+from dpuflow.inference.habits import (
     LATE_SHARE,
     QUARTER_IN_SIGMAS,
     SIGMAS,
@@ -20,14 +20,14 @@ from dpuflow.habits import (
     onset_of,
     usual_excess,
 )
-from dpuflow.pipelines import BACKWARD, FORWARD
+from dpuflow.inference.pipelines import BACKWARD, FORWARD
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dpuflow.inference.pipelines import Pipeline, Work
     from dpuflow.lateness import Entries
-    from dpuflow.pipelines import Pipeline, Work
 
 ALONE = 0.1
 """How much longer than its only comparable peer a stage must work, in shares of that peer's work: one

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
-from dpuflow.habits import (
+from dpuflow.inference.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
+from dpuflow.inference.habits import (
     LATE_SHARE,
     MATERIAL_SHARE,
     QUARTER_IN_SIGMAS,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference.replicas import Compared
+    from dpuflow.inference.stages import Stage
     from dpuflow.lateness import Entries, Relative
-    from dpuflow.replicas import Compared
-    from dpuflow.stages import Stage
 
 PARTS, LEAST_IN_PART = 5, 8
 """A rank's row is parted for its scatter where each part has enough for quartiles."""

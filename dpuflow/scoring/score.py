@@ -10,8 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from dpuflow.expected import check_verdicts
-from dpuflow.truth import Case, TrueCollective, read_analysis, read_case
+from dpuflow.scoring.expected import check_verdicts
+from dpuflow.scoring.truth import Case, TrueCollective, read_analysis, read_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from dpuflow.inference.steps import REPEATS, jobs, own_rows
 from dpuflow.schema import Op
-from dpuflow.steps import REPEATS, jobs, own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference.pipelines import Pipeline
+    from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries
-    from dpuflow.pipelines import Pipeline
-    from dpuflow.steps import Steps
 
     Kind = Literal["tp", "dp", "pp", "ep"]
 

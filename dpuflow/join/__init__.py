@@ -1,0 +1,10 @@
+"""CaptureTables of all captures in, Joined out: common endpoints, one clock, one TRANSFER a message.
+
+``common`` numbers endpoints and flows over all captures, ``sightings`` finds the messages that two captures
+saw, ``envelope`` fits a line to what a pair's stamps differ by, ``clockgraph`` and ``clockmap`` lay the
+pairs' lines over all clocks, ``clocks`` decides what is trusted, ``transfers`` puts it together.
+"""
+
+from dpuflow.join.transfers import join
+
+__all__ = ["join"]
