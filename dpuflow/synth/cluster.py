@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpuflow.synth.fabric import Flow, Port
+from dpuflow.synth.flows import Flow, Port
 from dpuflow.synth.losses import Losses
 from dpuflow.synth.scenario import Flap, Loss, SlowLink
 from dpuflow.synth.seeds import stream

@@ -37,7 +37,7 @@ CE: Final = 3
 CNP_CLASS: Final = 48 << 2 | ECT0  # as an adapter was seen to send them
 CONTENT_BYTES: Final = 12
 """So many first bytes of a message are its own: two words and what is between."""
-EXTENDED: Final = (wire.RETH, wire.AETH, wire.IMM, wire.CNP_PAD)  # in wire order
+EXTENDED: Final = (wire.RETH, wire.ATOMIC, wire.AETH, wire.ATOMIC_ACK, wire.IMM, wire.CNP_PAD)  # in wire order
 
 
 class Framer:
@@ -200,6 +200,10 @@ class Framer:
                 put(head, at, 8, self._messages["va"][message])
                 put(head, at + 8, 4, self._messages["rkey"][message])
                 put(head, at + 12, 4, self._messages["bytes"][message])
+            elif header == wire.ATOMIC:
+                put(head, at, 8, self._messages["va"][message])
+                put(head, at + 8, 4, self._messages["rkey"][message])
+                put(head, at + 12, 8, self._messages["value"][message])
             elif header == wire.AETH:
                 head[:, at] = packets["syndrome"]
                 put(head, at + 1, 3, packets["msn"])

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from dpuflow.synth.engine import Engine
-    from dpuflow.synth.fabric import Port
+    from dpuflow.synth.flows import Port
     from dpuflow.synth.timing import Timing
     from dpuflow.synth.transport import Link
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from dpuflow.synth.engine import Engine
-    from dpuflow.synth.fabric import Fabric, Flow
+    from dpuflow.synth.fabric import Fabric
+    from dpuflow.synth.flows import Flow
     from dpuflow.synth.gpu import Gpu
 
 SLICE: Final = 64 * 1024

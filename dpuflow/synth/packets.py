@@ -12,7 +12,21 @@ import numpy as np
 
 from dpuflow import wire
 from dpuflow.synth.segments import ACK_CODE, DATA_CODE
-from dpuflow.synth.trace import ACK, CNP, CTS, LENGTH, READ, RESPONSE, SEGMENT_ACK, STREAM, WRITE, WRITE_IMM
+from dpuflow.synth.trace import (
+    ACK,
+    ATOMIC,
+    ATOMIC_ACK,
+    CNP,
+    CTS,
+    LENGTH,
+    READ,
+    RESPONSE,
+    SEGMENT_ACK,
+    SEND,
+    STREAM,
+    WRITE,
+    WRITE_IMM,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +46,8 @@ _NAMES: Final = {  # of a kind of message: its middle, last, first and only pack
     CTS: _PLAIN,
     WRITE: _PLAIN,
     WRITE_IMM: ("RC_WRITE_MIDDLE", "RC_WRITE_LAST_IMM", "RC_WRITE_FIRST", "RC_WRITE_ONLY_IMM"),
+    SEND: ("RC_SEND_MIDDLE", "RC_SEND_LAST", "RC_SEND_FIRST", "RC_SEND_ONLY"),
+    ATOMIC: ("RC_FETCH_ADD",) * 4,
     READ: ("RC_READ_REQUEST",) * 4,
     RESPONSE: (
         "RC_READ_RESPONSE_MIDDLE",
@@ -158,7 +174,8 @@ def _expand(
         return np.where(reply, replies[name][answer], none) if len(replies["flow"]) else none
 
     kind = replied("kind")
-    for answer_kind, name in ((ACK, "RC_ACKNOWLEDGE"), (CNP, "CNP"), (SEGMENT_ACK, "SEGMENT_ACK")):
+    names = {ACK: "RC_ACKNOWLEDGE", CNP: "CNP", ATOMIC_ACK: "RC_ATOMIC_ACKNOWLEDGE", SEGMENT_ACK: "SEGMENT_ACK"}
+    for answer_kind, name in names.items():
         code = np.where(kind == answer_kind, CODE[name], code)
     stream = (sort >= LENGTH) & ~reply | (kind == SEGMENT_ACK)
     number = np.where(reply, replied("psn"), messages["psn"][message] + at)

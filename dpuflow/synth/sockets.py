@@ -15,7 +15,8 @@ from dpuflow.synth.transport import Grain, Link
 
 if TYPE_CHECKING:
     from dpuflow.synth.engine import Engine
-    from dpuflow.synth.fabric import Fabric, Flow
+    from dpuflow.synth.fabric import Fabric
+    from dpuflow.synth.flows import Flow
     from dpuflow.synth.gpu import Gpu
 
 SEGMENT: Final = 1460

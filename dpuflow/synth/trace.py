@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = (
     "flow",
-    "kind",  # CTS, WRITE, WRITE_IMM, READ, RESPONSE, LENGTH, STREAM
+    "kind",  # CTS, WRITE, WRITE_IMM, SEND, ATOMIC, READ, RESPONSE, LENGTH, STREAM
     "bytes",
     "psn",  # of its first packet, not yet modulo 2^24
     "va",  # of a TCP stream: bytes before it
     "rkey",
-    "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN
+    "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN; of an ATOMIC what it adds
     "target",  # of a CTS: where the data shall go; of a write: what it holds, as a number
     "room",  # of a CTS: how much may come
     "key",  # of a CTS: the key for it
@@ -41,7 +41,7 @@ BURSTS: Final = (
 )
 REPLIES: Final = (
     "flow",  # that it answers; it travels the other way
-    "kind",  # ACK, CNP, SEGMENT_ACK: its ``psn`` counts bytes, its ``msn`` is the window
+    "kind",  # ACK, CNP, ATOMIC_ACK, SEGMENT_ACK: its ``psn`` counts bytes, its ``msn`` is the window
     "tx_ns",
     "rx_ns",  # -1: lost on the way
     "psn",
@@ -49,8 +49,8 @@ REPLIES: Final = (
     "msn",
 )
 PAUSES: Final = ("port", "from_ns", "until_ns")
-CTS, WRITE, WRITE_IMM, READ, RESPONSE, LENGTH, STREAM = range(7)
-ACK, CNP, SEGMENT_ACK = range(7, 10)
+CTS, WRITE, WRITE_IMM, SEND, ATOMIC, READ, RESPONSE, LENGTH, STREAM = range(9)
+ACK, CNP, ATOMIC_ACK, SEGMENT_ACK = range(9, 13)
 
 
 class Table:

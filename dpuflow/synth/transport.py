@@ -17,7 +17,8 @@ from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 
 if TYPE_CHECKING:
     from dpuflow.synth.engine import Engine
-    from dpuflow.synth.fabric import Fabric, Flow
+    from dpuflow.synth.fabric import Fabric
+    from dpuflow.synth.flows import Flow
     from dpuflow.synth.gpu import Gpu, LaneRun
     from dpuflow.synth.sizes import Protocol
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dpuflow.synth.cluster import Ends, Network
 from dpuflow.synth.congestion import Marking
 from dpuflow.synth.engine import Engine
-from dpuflow.synth.fabric import Fabric, Rules
+from dpuflow.synth.fabric import Fabric
+from dpuflow.synth.flows import Rules
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
 from dpuflow.synth.jobs import Builder, build
@@ -23,7 +24,7 @@ from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.synth.fabric import Flow
+    from dpuflow.synth.flows import Flow
     from dpuflow.synth.onesided import Transfer
     from dpuflow.synth.scenario import Scenario
 

@@ -1,0 +1,111 @@
+"""What NICs and links are made of: ports, send queues, the two ends of a connection, the network's rules."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from dpuflow.synth.congestion import Marking, Rate
+    from dpuflow.synth.losses import Losses
+
+BURST: Final = 16
+"""Packets a NIC sends of one queue pair before it turns to the next, at most (assumed)."""
+TURN_NS: Final = 10_000.0
+"""On slow links a turn is shorter: no more packets than pass in this time (assumed)."""
+FRAMING_BYTES: Final = 24
+"""On the wire around each frame: preamble, FCS, gap (IEEE 802.3)."""
+HEADER_BYTES: Final = 58
+"""Ethernet, IPv4, UDP, BTH and ICRC, around each packet's payload; RETH and the like are small beside it."""
+
+
+class Port:
+    """One NIC and its link to the switch. Rates are ns a byte."""
+
+    def __init__(self, number: int, node: int, ns_per_byte: float) -> None:
+        self.number, self.node = number, node
+        self.up_ns = self.down_ns = ns_per_byte
+        self.busy = False
+        self.waiting: deque[Flow] = deque()
+        self.paused_until = 0.0
+        self.free_at = 0.0  # when the switch's queue towards this NIC will be empty
+
+
+class Posted(NamedTuple):
+    """A message in a send queue."""
+
+    row: int  # of the MESSAGES table
+    psn: int
+    packets: int
+    last_bytes: int  # of its last packet
+    counts: bool  # whether its arrival and completion are told
+    begins: int = 0  # of a stream: bytes before it
+    read: int = 0  # bytes that a READ asks for
+    atomic: bool = False  # its answer is its own
+
+
+class Due:
+    """An ACK that will leave at ``at_ns``."""
+
+    def __init__(self, at_ns: float, psn: int, received: int) -> None:
+        self.at_ns, self.psn, self.received = at_ns, psn, received
+        self.messages = 1
+
+
+class Flow:
+    """The requester half of a queue pair: one direction of messages and, the other way, their ACKs."""
+
+    def __init__(
+        self,
+        number: int,
+        src: Port,
+        dst: Port,
+        arrived: Callable[[Flow], None],
+        completed: Callable[[Flow], None],
+        mtu: int,
+        stream: bool,
+    ) -> None:
+        self.mtu, self.stream = mtu, stream
+        packet_ns = (mtu + HEADER_BYTES + FRAMING_BYTES) * max(src.up_ns, dst.down_ns)
+        self.burst = max(1, min(BURST, int(TURN_NS / packet_ns)))
+        self.number, self.src, self.dst = number, src, dst
+        self.arrived, self.completed = arrived, completed
+        self.queue: deque[Posted] = deque()  # not yet acknowledged
+        self.place = 0  # in ``queue``: what is being sent
+        self.next_psn = self.end_psn = self.acked_psn = 0
+        self.expected_psn = 0  # at the receiver
+        self.received = 0  # messages: the MSN
+        self.nak_sent = False
+        self.window: Callable[[], int] | None = None  # of a stream: what the receiver advertises, bytes
+        self.bytes_in = 0  # of a stream: received
+        self.answer: Flow | None = None  # of READs: the responses' flow, and of that the requests'
+        self.asked: Flow | None = None
+        self.due: Due | None = None
+        self.notified_ns = float("-inf")
+        self.rate: Rate | None = None
+        self.not_before = 0.0  # for its rate
+        self.told_psn = -1  # up to where its replies acknowledge
+        self.replied_ns = 0.0  # when its latest reply left
+        self.watched = False  # whether its timer runs
+        self.waits = False  # whether it stands in the port's queue
+
+
+class Rules(NamedTuple):
+    """How the network behaves. ``None`` switches a mechanism off."""
+
+    mtu: int
+    latency_ns: Callable[[Port, Port], float]
+    losses: Callable[[Port, Port], Losses | None]
+    down: Callable[[Port, float], bool] | None  # whether a port's link is down at a time
+    ack_ns: Callable[[], float]
+    ack_packets: int  # within a message, an ACK every so many; 0: none
+    repeat_share: float  # of messages sent again for nothing
+    coalesce: int
+    timeout_ns: float
+    queue_bytes: float  # of one switch port
+    pause: tuple[float, float] | None  # PFC: queued bytes that stop the senders, and that let them go on
+    marking: Marking | None
+    random: Random

@@ -1,0 +1,219 @@
+"""What a receiver's NIC answers, and what the sender's makes of it: ACKs, NAKs, CNPs, timeouts, windows.
+
+Retransmission is go-back-N after a NAK or a timeout (IBA volume 1, 9.7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
+from dpuflow.synth.flows import Due
+from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP, SEGMENT_ACK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dpuflow.synth.engine import Engine
+    from dpuflow.synth.flows import Flow, Port, Posted, Rules
+    from dpuflow.synth.losses import Losses
+    from dpuflow.synth.trace import Trace
+
+NAK_SEQUENCE: Final = 0x60
+ACK_NO_LIMIT: Final = 0x1F
+SCALE: Final = 8
+"""Window scale of TCP streams: windows are told in units of 256 bytes."""
+REPLY_NS: Final = 10.0
+"""Between two replies of one queue pair, at least."""
+REWIND_NS: Final = 2_000.0
+"""From a NAK to the first packet sent again (assumed)."""
+
+
+class Receiving:
+    """The receiving half of the network; ``Fabric`` is the sending one."""
+
+    def __init__(self, engine: Engine, trace: Trace, rules: Rules) -> None:
+        self.engine, self.trace, self.rules = engine, trace, rules
+        self.flows: list[Flow] = []
+
+    def _wake(self, flow: Flow) -> None:
+        """The flow has something to send."""
+        raise NotImplementedError
+
+    def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
+        """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
+        psn, end = message.psn + first, message.psn + first + count
+        if psn > flow.expected_psn:
+            if not flow.nak_sent:
+                flow.nak_sent = True
+                self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, NAK_SEQUENCE, self._rewind)
+            return
+        ends = first + count == message.packets
+        if end <= flow.expected_psn:
+            if ends:
+                # An atomic's answer is kept and given again; for all else one ACK of everything will do.
+                psn = message.psn if message.atomic else flow.expected_psn - 1
+                kind = ATOMIC_ACK if message.atomic else ACK
+                when = done + self.rules.ack_ns()
+                self._reply(flow, when, psn, ACK_NO_LIMIT, self._acked, kind=kind)
+            return
+        flow.expected_psn = end
+        flow.nak_sent = False
+        if flow.stream:
+            self._acknowledge_bytes(flow, message, first + count, done)
+        every = self.rules.ack_packets
+        if every and not ends and not flow.stream and flow.asked is None and end // every > psn // every:
+            self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1, ACK_NO_LIMIT, self._acked)
+        if ends:
+            flow.received += 1
+            if message.counts:
+                self.engine.at(done, flow.arrived, flow)
+            if flow.asked is not None or flow.stream:
+                return  # a response needs no ACK
+            if message.atomic:
+                when = done + self.rules.ack_ns()
+                self._reply(flow, when, end - 1, ACK_NO_LIMIT, self._acked, kind=ATOMIC_ACK)
+                return
+            self._acknowledge(flow, end - 1, done)
+            if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
+                self.engine.at(done, self._again, flow, message.psn)
+
+    def _acknowledge(self, flow: Flow, psn: int, done: float) -> None:
+        """Of a message that is whole at ``done``: an ACK of its own, or the one that is due anyway."""
+        due = flow.due
+        if due is not None and due.at_ns > done and due.messages < self.rules.coalesce:
+            due.psn, due.received = psn, flow.received
+            due.messages += 1
+            return
+        when = done + self.rules.ack_ns()
+        if self.rules.coalesce == 1:
+            self._reply(flow, when, psn, ACK_NO_LIMIT, self._acked)
+            return
+        flow.due = Due(when, psn, flow.received)
+        self.engine.at(when, self._reply_due, flow, flow.due)
+
+    def _acknowledge_bytes(self, flow: Flow, message: Posted, packets: int, done: float) -> None:
+        """TCP: one ACK for what came in a row, as receive offload hands it up."""
+        size = packets * flow.mtu
+        if packets == message.packets:
+            size = (packets - 1) * flow.mtu + message.last_bytes
+        flow.bytes_in = message.begins + size
+        when = max(done + self.rules.ack_ns(), flow.replied_ns + REPLY_NS)
+        flow.replied_ns = when
+        arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
+        self._tell(flow, when, arrival)
+        self.engine.at(arrival, self._acked, flow, message.psn + packets - 1)
+
+    def update(self, flow: Flow) -> None:
+        """TCP: the receiver has read, its window is open again."""
+        now = max(self.engine.now, flow.replied_ns + REPLY_NS)
+        flow.replied_ns = now
+        self._tell(flow, now, now + self.rules.latency_ns(flow.dst, flow.src))
+
+    def _tell(self, flow: Flow, when: float, arrival: float) -> None:
+        assert flow.window is not None
+        window = min(0xFFFF, flow.window() >> SCALE)
+        self.trace.replies.add(flow.number, SEGMENT_ACK, int(when), int(arrival), flow.bytes_in, 0, window)
+
+    def _reply_due(self, flow: Flow, due: Due) -> None:
+        if due.psn > flow.told_psn:  # else an ACK within a later message has said so
+            self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
+
+    def _lossy(self, src: Port, dst: Port) -> Losses | None:
+        return self.rules.losses(src, dst)
+
+    def _notify(self, flow: Flow, done: float) -> None:
+        """The receiver's NIC has seen marks: a CNP to the sender, unless one went just before."""
+        if done < flow.notified_ns + CNP_NS:
+            return
+        flow.notified_ns = done
+        when = done + self.rules.ack_ns()
+        arrival = when + self.rules.latency_ns(flow.dst, flow.src)
+        self.trace.replies.add(flow.number, CNP, int(when), int(arrival), 0, 0, 0)
+        self.engine.at(arrival, self._slow, flow)
+
+    def _slow(self, flow: Flow) -> None:
+        if flow.rate is None:
+            flow.rate = Rate()
+        flow.rate.cut()
+        self.engine.at(self.engine.now + TIMER_NS, self._rise, flow, flow.rate.cuts)
+
+    def _rise(self, flow: Flow, cuts: int) -> None:
+        """A timer's step up, unless the rate was cut since: that set the timer anew."""
+        assert flow.rate is not None
+        if flow.rate.cuts == cuts and flow.rate.rise():
+            self.engine.at(self.engine.now + TIMER_NS, self._rise, flow, cuts)
+
+    def _reply(
+        self,
+        flow: Flow,
+        when: float,
+        psn: int,
+        syndrome: int,
+        then: Callable[[Flow, int], None],
+        received: int = -1,
+        kind: int = ACK,
+    ) -> None:
+        """An ACK or NAK leaves the receiver at ``when``; it passes the NIC's queue, not the switch's."""
+        when = max(when, flow.replied_ns + REPLY_NS)  # in order
+        flow.replied_ns = when
+        # A NAK names the packet that is missing: what came before it is acknowledged.
+        flow.told_psn = max(flow.told_psn, psn if syndrome == ACK_NO_LIMIT else psn - 1)
+        msn = flow.received if received < 0 else received
+        losses = self._lossy(flow.dst, flow.src)
+        lost = losses is not None and losses.first_lost(1) == 0
+        down = self.rules.down
+        if lost or (down is not None and (down(flow.src, when) or down(flow.dst, when))):
+            self.trace.replies.add(flow.number, kind, int(when), -1, psn, syndrome, msn)
+            self._watch(flow)
+            return
+        arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
+        self.trace.replies.add(flow.number, kind, int(when), int(arrival), psn, syndrome, msn)
+        self.engine.at(arrival, then, flow, psn)
+
+    def _acked(self, flow: Flow, psn: int) -> None:
+        """The sender's NIC has an ACK of everything up to ``psn``."""
+        if psn < flow.acked_psn:
+            return
+        flow.acked_psn = psn + 1
+        while flow.queue and flow.queue[0].psn + flow.queue[0].packets <= flow.acked_psn:
+            message = flow.queue.popleft()
+            flow.place = max(0, flow.place - 1)
+            if message.counts:
+                flow.completed(flow)
+        if flow.next_psn < flow.acked_psn:
+            flow.next_psn = flow.acked_psn
+            flow.place = self._place(flow, flow.next_psn)
+
+    def _rewind(self, flow: Flow, psn: int) -> None:
+        """A NAK arrived: everything from ``psn`` on is sent again."""
+        self._acked(flow, psn - 1)
+        self.engine.at(self.engine.now + REWIND_NS, self._again, flow, psn)
+
+    def _again(self, flow: Flow, psn: int) -> None:
+        if psn < flow.acked_psn or psn >= flow.next_psn:
+            return
+        flow.next_psn = psn
+        flow.place = self._place(flow, psn)
+        self._wake(flow)
+
+    @staticmethod
+    def _place(flow: Flow, psn: int) -> int:
+        """Where in the send queue the message with ``psn`` stands; its end if all are before."""
+        return next((i for i, m in enumerate(flow.queue) if psn < m.psn + m.packets), len(flow.queue))
+
+    def _watch(self, flow: Flow) -> None:
+        """Something of this flow was lost: it may take a timeout to notice."""
+        if not flow.watched:
+            flow.watched = True
+            self.engine.at(self.engine.now + self.rules.timeout_ns, self._timeout, flow, flow.acked_psn)
+
+    def _timeout(self, flow: Flow, acked: int) -> None:
+        """Send again if nothing was acknowledged for the length of a timeout."""
+        flow.watched = False
+        if flow.next_psn == flow.acked_psn:
+            return
+        if flow.acked_psn == acked:
+            flow.nak_sent = False
+            self._again(flow, acked)
+        self._watch(flow)
