@@ -11,7 +11,7 @@ from dpuflow.synth.scenario import GpuLate, Late, Scenario, SlowHost
 from dpuflow.synth.world import Played, play
 
 if TYPE_CHECKING:
-    from dpuflow.synth.onesided import Transfer
+    from dpuflow.synth.caches import Transfer
     from dpuflow.synth.ranks import Work
 
 
@@ -39,21 +39,34 @@ def _truth(played: Played) -> dict[str, Any]:
         "collectives": [
             _collective(number, work, played.scenario.ranks) for number, work in enumerate(works)
         ],
-        "transfers": [_transfer(transfer) for transfer in played.transfers],
+        "transfers": [_transfer(transfer, works) for transfer in played.transfers],
     }
 
 
-def _transfer(transfer: Transfer) -> dict[str, Any]:
+def _transfer(transfer: Transfer, works: list[Work]) -> dict[str, Any]:
+    """One cache, its receiver's first operation after it, and how long that had waited, if it had."""
     ends = transfer.endpoint
+    assert transfer.told_ns is not None, "a transfer never happened"
+    assert transfer.wanted_ns is not None
+    assert transfer.start_ns is not None
+    rank = ends.dst.rank
+    known = max(transfer.told_ns, transfer.wanted_ns)
+    first = min((w.enter_ns[rank] for w in works if w.enter_ns.get(rank, -1.0) >= known), default=None)
+    waited = first is not None and transfer.wanted_ns < transfer.told_ns
+    wait = first - max(transfer.start_ns, transfer.wanted_ns) if waited and first is not None else None
     return {
         "iter": transfer.iteration,
-        "op": "read" if ends.read else "write",
+        "op": "read" if ends.manner.read else "write",
         "from": ends.src.rank,
         "to": ends.dst.rank,
         "bytes": transfer.size,
+        "page_bytes": min(ends.manner.page, transfer.size),
         "offered_ns": _stamp(transfer.offered_ns),
         "start_ns": _stamp(transfer.start_ns),
         "end_ns": _stamp(transfer.end_ns),
+        "wanted_ns": _stamp(transfer.wanted_ns),
+        "first_token_ns": None if first is None else _stamp(first),
+        "wait_before_first_token_ns": None if wait is None else round(wait),
     }
 
 
@@ -73,7 +86,7 @@ def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
         "seq": number,
         "iter": work.iteration,
         "op": work.operation.op,
-        "bytes": work.operation.bytes,
+        "bytes": work.operation.bytes or None,
         # A single transfer has no algorithm.
         "algorithm": None if work.operation.op == "send_recv" else work.plan.algorithm,
         "enter_ns": by_rank(work.enter_ns, None),

@@ -37,7 +37,14 @@ CE: Final = 3
 CNP_CLASS: Final = 48 << 2 | ECT0  # as an adapter was seen to send them
 CONTENT_BYTES: Final = 12
 """So many first bytes of a message are its own: two words and what is between."""
-EXTENDED: Final = (wire.RETH, wire.ATOMIC, wire.AETH, wire.ATOMIC_ACK, wire.IMM, wire.CNP_PAD)  # in wire order
+EXTENDED: Final = (
+    wire.RETH,
+    wire.ATOMIC,
+    wire.AETH,
+    wire.ATOMIC_ACK,
+    wire.IMM,
+    wire.CNP_PAD,
+)  # in wire order
 
 
 class Framer:

@@ -29,7 +29,7 @@ class Share(NamedTuple):
     lanes: tuple[tuple[Part, ...], ...]
     receives: tuple[tuple[Link, int], ...]  # links it receives on, and how many messages
     sends: tuple[tuple[Link, int], ...]
-    grain: Grain
+    grain: Grain | None  # None: nothing is granted
 
 
 class Plan(NamedTuple):
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
     shares: dict[int, Share]  # by rank of the job
     algorithm: str
-    protocol: str
+    protocol: str | None  # NCCL's
 
 
 class Communicator:

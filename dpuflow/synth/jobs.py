@@ -7,12 +7,15 @@ that carries the delay in the truth.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from dpuflow.synth.onesided import Transfer
-from dpuflow.synth.ranks import Compute, Launch, Offer, Program, Wait, Want, Work
+from dpuflow.synth.caches import Manner, Transfer
+from dpuflow.synth.groups import Plan, Share
+from dpuflow.synth.onesided import doubling, to_everybody
+from dpuflow.synth.ranks import Compute, Launch, Offer, Program, Put, Wait, Want, Work
 from dpuflow.synth.scenario import (
     Decode,
+    Experts,
     GpuLate,
     Late,
     Loop,
@@ -28,9 +31,14 @@ from dpuflow.synth.sizes import PROTOCOLS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from dpuflow.synth.caches import Endpoint
     from dpuflow.synth.groups import Communicator
-    from dpuflow.synth.onesided import Endpoint
+    from dpuflow.synth.onesided import Mesh, Round
     from dpuflow.synth.scenario import Scenario
+
+
+PUT_BYTES: Final = 64 * 1024
+"""Of one piece of what recursive doubling puts (assumed)."""
 
 
 class Delays:
@@ -80,11 +88,12 @@ class Builder:
         self,
         scenario: Scenario,
         group: Callable[[Sequence[int]], Communicator],
-        endpoint: Callable[[int, int, bool], Endpoint],
+        endpoint: Callable[[int, int, Manner], Endpoint],
+        mesh: Callable[[Sequence[int], int, bool], Mesh],
     ) -> None:
         self.scenario = scenario
         self.transfers: list[Transfer] = []
-        self._endpoint = endpoint
+        self._endpoint, self._mesh = endpoint, mesh
         self.works: list[Work] = []
         self.programs: dict[int, Program] = {rank: [] for rank in range(scenario.ranks)}
         self.iteration = 0
@@ -123,7 +132,15 @@ class Builder:
                 self.programs[rank].append(Compute(us * 1e3 + jitter + self._put_in(rank)))
 
     def launch(self, ranks: Sequence[int], operation: Operation, lane: int = 0, **extra: object) -> Work:
-        """An operation of the communicator of ``ranks`` on stream ``lane``; nobody waits for it yet."""
+        """An operation of the communicator of ``ranks`` on stream ``lane``; nobody waits for it yet.
+
+        One that puts without asking is waited for all the same.
+        """
+        if operation.algorithm == "doubling":
+            per_node = self.scenario.cluster.gpus_per_node
+            rounds = {r: doubling(ranks, per_node, r, operation.bytes, PUT_BYTES) for r in ranks}
+            name = "hierarchical" if per_node > 1 else "recursive_doubling"
+            return self.put(ranks, operation, rounds, name, 1, False, **extra)
         protocol = PROTOCOLS[operation.protocol or self.scenario.nccl.protocol]
         plan = self._group(ranks).plan(operation, protocol)
         work = Work(operation, plan, self.iteration, lane, dict(extra))
@@ -141,17 +158,50 @@ class Builder:
             self.programs[rank].append(Launch(work, self._host.pop(rank, None), grant))
         return work
 
+    def put(
+        self,
+        ranks: Sequence[int],
+        operation: Operation,
+        rounds: dict[int, list[Round]],
+        algorithm: str,
+        queue_pairs: int,
+        atomic: bool,
+        **extra: object,
+    ) -> Work:
+        """An operation of kernels that put to their peers themselves, which each rank waits for."""
+        mesh = self._mesh(ranks, queue_pairs, atomic)
+        plan = Plan({rank: Share((), (), (), None) for rank in ranks}, algorithm, None)
+        work = Work(operation, plan, self.iteration, 0, dict(extra))
+        self.works.append(work)
+        for rank in ranks:
+            # A kernel that a host launches late is late like one whose GPU is.
+            longer = self._put_in(rank) + self._host.pop(rank, 0.0)
+            if longer:
+                self.programs[rank].append(Compute(longer))
+            late = self._late.pop(rank, 0.0)
+            if late:
+                work.injected_ns[rank] = late
+            self.programs[rank].append(Put(work, mesh, rounds[rank]))
+        return work
+
     def wait(self, work: Work) -> None:
         """Every rank of ``work`` waits for it."""
         for rank in work.plan.shares:
             self.programs[rank].append(Wait(work))
 
-    def transfer(self, src: int, dst: int, size: int, read: bool) -> None:
-        """``dst`` waits for a cache that ``src`` has now."""
-        transfer = Transfer(self._endpoint(src, dst, read), size, self.iteration)
+    def transfer(self, src: int, dst: int, size: int, manner: Manner) -> Transfer:
+        """A cache that ``src`` will ``offer`` to ``dst``, and ``dst`` will ``want``."""
+        transfer = Transfer(self._endpoint(src, dst, manner), size, self.iteration)
         self.transfers.append(transfer)
-        self.programs[src].append(Offer(transfer))
-        self.programs[dst].append(Want(transfer))
+        return transfer
+
+    def offer(self, transfer: Transfer, size: int) -> None:
+        """Its sender has ``size`` bytes more of it now."""
+        self.programs[transfer.endpoint.src.rank].append(Offer(transfer, size))
+
+    def want(self, transfer: Transfer) -> None:
+        """Its receiver goes on when it is there."""
+        self.programs[transfer.endpoint.dst.rank].append(Want(transfer))
 
     def run(self, ranks: Sequence[int], operation: Operation, **extra: object) -> None:
         """Launch and wait."""
@@ -165,6 +215,8 @@ def build(scenario: Scenario, builder: Builder) -> None:
     job = scenario.job
     if isinstance(job, Loop):
         _loop(job, builder)
+    elif isinstance(job, Experts):
+        _experts(job, builder)
     elif isinstance(job, PrefillDecode):
         _prefill_decode(job, builder)
     elif isinstance(job, Decode):
@@ -211,16 +263,58 @@ def _prefill_decode(job: PrefillDecode, builder: Builder) -> None:
     first, second = range(count), range(count, builder.scenario.ranks)
     large = Operation(op="all_reduce", bytes=job.prefill_bytes)
     small = Operation(op="all_reduce", bytes=job.bytes, protocol="ll")
+    manner = Manner(job.mode == "read", job.page_bytes, job.queue_pairs, job.notice == "send")
+    parts = job.prefill_layers if job.layerwise else 1
+    each = -(-job.kv_bytes // parts)
     for request in range(job.requests):
         builder.begin(request)
+        caches = [builder.transfer(src, second[src % len(second)], job.kv_bytes, manner) for src in first]
         for layer in range(job.prefill_layers):
             builder.compute(first, job.prefill_us / job.prefill_layers, job.jitter_us)
             if len(first) > 1:
                 builder.run(first, large, group="tp", phase="prefill", layer=layer)
-        for src in first:
-            builder.transfer(src, second[src % len(second)], job.kv_bytes, job.mode == "read")
+            if job.layerwise or layer + 1 == job.prefill_layers:
+                done = layer * each if job.layerwise else 0
+                for cache in caches:
+                    builder.offer(cache, min(each, job.kv_bytes - done))
+        for cache in caches:
+            builder.want(cache)
         for _ in range(job.tokens):
             if len(second) > 1:
                 _token(builder, second, job.layers, job.layer_us, job.jitter_us, small)
             else:
                 builder.compute(second, job.layers * job.layer_us, job.jitter_us)
+
+
+def _experts(job: Experts, builder: Builder) -> None:
+    """Layer by layer: tokens go to their experts and come back, both one-sided."""
+    ranks = range(builder.scenario.ranks)
+    draw = stream(builder.scenario.seed, "tokens")
+    for step in range(job.steps):
+        builder.begin(step)
+        for layer in range(job.layers):
+            counts = {
+                (src, dst): max(1, round(job.tokens * (1 + job.skew * draw.uniform(-1.0, 1.0))))
+                for src in ranks
+                for dst in ranks
+                if src != dst
+            }
+            for phase, size, us in (
+                ("dispatch", job.token_bytes, job.attention_us),
+                ("combine", job.combine_bytes, job.expert_us),
+            ):
+                builder.compute(ranks, us, job.jitter_us)
+                # What came from a peer goes back to it.
+                pieces = {
+                    (src, dst): (size,) * counts[(src, dst) if phase == "dispatch" else (dst, src)]
+                    for src, dst in counts
+                }
+                even = len(set(counts.values())) == 1
+                operation = Operation(
+                    op="all_to_all", bytes=len(ranks) * size * job.tokens if even else 0, algorithm="ring"
+                )
+                rounds = {rank: to_everybody(pieces, rank) for rank in ranks}
+                builder.put(
+                    ranks, operation, rounds, "linear", job.queue_pairs, job.flag == "atomic",
+                    group="ep", phase=phase, layer=layer,
+                )  # fmt: skip

@@ -1,125 +1,233 @@
-"""One-sided transfers of KV caches between prefill and decode ranks, as transfer engines make them.
+"""Collectives that need no receiver's consent: WRITEs into the peers' memory, and a flag behind them.
 
-Blocks of a cache lie scattered; each slice is an RDMA WRITE by the sender (no immediate, no clear-to-send) or
-an RDMA READ by the receiver, over the queue pairs of the endpoint in turn. Slices of 64 KiB, two queue pairs,
-16 READs under way on each: Mooncake's defaults (mooncake-transfer-engine/include/config.h).
+A round of an exchange is what a rank's kernel puts to some peers at once; it is over when the flags of all
+who put to it in that round have come. One round to everybody is the dispatch, or the combine, of experts
+(DeepEP, csrc/kernels/legacy/internode_ll.cu: a WRITE for each token, then an atomic add on a counter);
+log2(n) rounds with the partner at distance 2^k are recursive doubling as NVRAR has it (NVSHMEM's puts and
+signals).
+Nothing is granted: receive buffers are there from the start, two in turn (DeepEP's low-latency mode).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.synth.trace import WRITE
+from dpuflow.synth.trace import ATOMIC, WRITE
+from dpuflow.synth.transport import NVLINK_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
+    from collections.abc import Callable, Sequence
 
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.fabric import Fabric
     from dpuflow.synth.flows import Flow
     from dpuflow.synth.gpu import Gpu
 
-SLICE: Final = 64 * 1024
-QUEUE_PAIRS: Final = 2
-READS: Final = 16
-"""Under way on one queue pair: max_rd_atomic."""
-NOTICE_NS: Final = 20_000.0
-"""From one side's being ready or done to the other's knowing it: a message of the engine (assumed)."""
+POST_NS: Final = 120.0
+"""What one work request costs a GPU that drives the NIC itself (IBGDA; assumed)."""
+COPIERS: Final = 16
+"""Thread blocks that copy side by side (assumed)."""
+FLAG_BYTES: Final = 8
+"""Of a flag that is a WRITE: an NVSHMEM signal, or a counter of DeepEP's."""
+REGION: Final = 1 << 26
+"""Bytes of each peer's receive buffer."""
 
 
-class Transfer:
-    """One cache on its way from ``src`` to ``dst``. Times are ns, None before they are known."""
+class Near:
+    """To a GPU of the same node: over NVLink, so nothing is on the wire."""
 
-    def __init__(self, endpoint: Endpoint, size: int, iteration: int) -> None:
-        self.endpoint, self.size, self.iteration = endpoint, size, iteration
-        self.offered_ns: float | None = None
-        self.start_ns: float | None = None
-        self.end_ns: float | None = None
-        self.wanted = False
-        self.waiting: list[Callable[[], None]] = []
+    def __init__(self, engine: Engine, flagged: Callable[[], None]) -> None:
+        self._engine, self._flagged = engine, flagged
 
-    def offer(self) -> None:
-        """The sender has the cache."""
-        self.offered_ns = self.endpoint.engine.now
-        if self.wanted or not self.endpoint.read:
-            self._begin(0.0 if not self.endpoint.read else NOTICE_NS)
+    def put(self, pair: int, size: int, offset: int, content: int) -> None:
+        """One piece of data."""
 
-    def want(self, then: Callable[[], None]) -> None:
-        """The receiver needs the cache and goes on with ``then`` when it is there."""
-        engine = self.endpoint.engine
-        if self.end_ns is not None:
-            engine.at(max(engine.now, self.end_ns + NOTICE_NS), then)
-            return
-        self.waiting.append(then)
-        self.wanted = True
-        if self.endpoint.read and self.offered_ns is not None:
-            self._begin(NOTICE_NS)
-
-    def _begin(self, delay_ns: float) -> None:
-        engine = self.endpoint.engine
-        engine.at(engine.now + delay_ns, self.endpoint.carry, self)
+    def flag(self, pair: int, atomic: bool, value: int) -> None:
+        """What tells the receiver that all before it is there."""
+        self._engine.at(self._engine.now + NVLINK_NS, self._flagged)
 
 
-class Endpoint:
-    """The queue pairs of one pair of ranks, in one mode."""
+class Lane:
+    """The queue pairs by which one rank puts to another."""
 
     def __init__(
-        self, src: Gpu, dst: Gpu, read: bool, engine: Engine, fabric: Fabric, random: Random
+        self, src: Gpu, dst: Gpu, queue_pairs: int, fabric: Fabric, flagged: Callable[[], None]
     ) -> None:
-        self.src, self.dst, self.read, self.engine, self._fabric = src, dst, read, engine, fabric
-        requester, responder = (dst, src) if read else (src, dst)
-        self.flows = [
-            fabric.connect(requester.port, responder.port, self._ignore, self._slice_done)
-            for _ in range(QUEUE_PAIRS)
-        ]
-        self.backs = [
-            fabric.answers(flow) if read else fabric.connect(flow.dst, flow.src, self._ignore, self._ignore)
-            for flow in self.flows
-        ]
-        self._region = responder.memory.take(1 << 32, 4096)
-        self._rkey = responder.memory.key()
-        self._random = random
-        self._left: list[tuple[Transfer, int]] = []  # transfers under way, with slices not yet done
-        self._slices: deque[int] = deque()  # not yet posted
-        self._posted = self._under_way = 0
+        self.src, self.dst, self._fabric = src, dst, fabric
+        self._flagged = flagged
+        self.flows = [fabric.connect(src.port, dst.port, self._came, self.ignore) for _ in range(queue_pairs)]
+        self.region = dst.memory.take(2 * REGION, 4096)
+        self.rkey = dst.memory.key()
+        self.flag_va = dst.memory.take(4096, 4096)
 
-    def carry(self, transfer: Transfer) -> None:
-        """Post all slices."""
-        transfer.start_ns = self.engine.now
-        sizes = [min(SLICE, transfer.size - at) for at in range(0, transfer.size, SLICE)]
-        self._left.append((transfer, len(sizes)))
-        self._slices += sizes
-        self._next()
+    def put(self, pair: int, size: int, offset: int, content: int) -> None:
+        """One piece of data; ``offset`` is its place in the receive buffer."""
+        flow = self.flows[pair]
+        self._fabric.post(flow, WRITE, size, self.region + offset, self.rkey, 0, content, counts=False)
 
-    def _next(self) -> None:
-        """Post what may be under way."""
-        proxy = (self.dst if self.read else self.src).proxy
-        while self._slices and (not self.read or self._under_way < READS * QUEUE_PAIRS):
-            self._under_way += 1
-            self.engine.at(proxy.act(0.0, 0.0), self._post, self._slices.popleft())
-
-    def _post(self, size: int) -> None:
-        flow = self.flows[self._posted % QUEUE_PAIRS]
-        self._posted += 1
-        va = self._region + self._random.randrange((1 << 32) // SLICE) * SLICE
-        if self.read:
-            self._fabric.read(flow, size, va, self._rkey)
+    def flag(self, pair: int, atomic: bool, value: int) -> None:
+        """What tells the receiver that all before it on this queue pair is there."""
+        flow, va = self.flows[pair], self.flag_va + 8 * pair
+        if atomic:
+            self._fabric.post(flow, ATOMIC, 0, va, self.rkey, value)
         else:
-            self._fabric.post(flow, WRITE, size, va, self._rkey, 0)
+            self._fabric.post(flow, WRITE, FLAG_BYTES, va, self.rkey, 0, value)
 
-    def _slice_done(self, flow: Flow) -> None:
-        self._under_way -= 1
-        self._next()
-        transfer, left = self._left[0]
-        if left > 1:
-            self._left[0] = transfer, left - 1
+    def _came(self, flow: Flow) -> None:
+        self._flagged()
+
+    def ignore(self, flow: Flow) -> None:
+        """A completion frees nothing that anybody waits for."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one rank does in one round: bytes of each piece it puts to each peer, and from whom it gets."""
+
+    puts: dict[int, tuple[int, ...]]
+    waits_for: tuple[int, ...]
+
+
+def to_everybody(pieces: dict[tuple[int, int], tuple[int, ...]], rank: int) -> list[Round]:
+    """One round: ``pieces`` are bytes of what each (rank, peer) puts."""
+    puts = {dst: sizes for (src, dst), sizes in pieces.items() if src == rank}
+    return [Round(puts, tuple(src for src, dst in pieces if dst == rank))]
+
+
+def doubling(ranks: Sequence[int], per_node: int, rank: int, size: int, piece: int) -> list[Round]:
+    """Recursive doubling over nodes (a power of two), between a reduce-scatter and an all-gather inside each.
+
+    ``ranks`` are ordered node by node, ``per_node`` of each; ``size`` bytes are reduced.
+    """
+    place = ranks.index(rank)
+    node, seat = divmod(place, per_node)
+    own = -(-size // per_node)
+    cut = tuple(min(piece, own - at) for at in range(0, own, piece))
+    inside = tuple(ranks[node * per_node + other] for other in range(per_node) if other != seat)
+    across = []
+    distance = 1
+    while distance < len(ranks) // per_node:
+        peer = ranks[(node ^ distance) * per_node + seat]
+        across.append(Round({peer: cut}, (peer,)))
+        distance *= 2
+    local = [Round(dict.fromkeys(inside, cut), inside)] if inside else []
+    return [*local, *across, *local]
+
+
+class Mesh:
+    """Lanes between the ranks of a group, one each way, made when first used; flags that came are counted."""
+
+    def __init__(
+        self, gpus: Sequence[Gpu], engine: Engine, fabric: Fabric, queue_pairs: int, atomic: bool
+    ) -> None:
+        self.gpus = {gpu.rank: gpu for gpu in gpus}
+        self._engine, self._fabric = engine, fabric
+        self._queue_pairs, self._atomic = queue_pairs, atomic
+        self._lanes: dict[tuple[int, int], Lane | Near] = {}
+        self._flags: dict[tuple[int, int], int] = {}  # (src, dst) -> flags seen by the receiver's kernel
+        self._wanted: dict[tuple[int, int], int] = {}  # flags of rounds that are behind the receiver
+        self._waiting: dict[int, Callable[[], None]] = {}  # rank -> what looks again when a flag came
+        self._turns: dict[int, int] = {}  # rank -> which half of the buffers it puts into
+
+    def lanes(self) -> list[Lane]:
+        """All that were used, in order of their making."""
+        return [lane for lane in self._lanes.values() if isinstance(lane, Lane)]
+
+    def _lane(self, src: int, dst: int) -> Lane | Near:
+        key = (src, dst)
+        if key not in self._lanes:
+            a, b = self.gpus[src], self.gpus[dst]
+
+            def flagged() -> None:
+                self._flagged(src, dst)
+
+            if a.node == b.node:
+                self._lanes[key] = Near(self._engine, flagged)
+            else:
+                self._lanes[key] = Lane(a, b, self._queue_pairs, self._fabric, flagged)
+        return self._lanes[key]
+
+    def _flagged(self, src: int, dst: int) -> None:
+        self._engine.at(self._engine.now + self.gpus[dst].poll_ns(), self._see, src, dst)
+
+    def _see(self, src: int, dst: int) -> None:
+        self._flags[src, dst] = self._flags.get((src, dst), 0) + 1
+        if dst in self._waiting:
+            self._waiting[dst]()
+
+    def enter(self, rank: int, rounds: Sequence[Round], done: Callable[[], None]) -> None:
+        """A rank's kernel starts; ``done`` is called when its last round is over."""
+        _Run(self, rank, rounds, done).begin()
+
+    # -- what a run needs ----------------------------------------------------------------------
+
+    def put(self, rank: int, this: Round) -> None:
+        """Post a round's pieces, peer by peer, and behind each peer's a flag on every queue pair."""
+        gpu = self.gpus[rank]
+        when = self._engine.now + gpu.handover_ns()
+        turn = self._turns[rank] = 1 - self._turns.get(rank, 1)
+        base = turn * REGION
+        for peer, sizes in this.puts.items():
+            lane, offset = self._lane(rank, peer), base
+            for number, size in enumerate(sizes):
+                when += POST_NS + size * gpu.timing.copy_ns_per_byte / COPIERS
+                self._engine.at(when, lane.put, number % self._queue_pairs, size, offset, gpu.content())
+                offset += -(-size // 16) * 16
+        for peer, sizes in this.puts.items():
+            for pair in range(self._queue_pairs):
+                when += POST_NS
+                self._engine.at(
+                    when,
+                    self._lane(rank, peer).flag,
+                    pair,
+                    self._atomic,
+                    len(sizes[pair :: self._queue_pairs]) + 1,
+                )
+
+    def over(self, rank: int, this: Round) -> bool:
+        """Whether everything that the rank waits for in a round has come; then it is behind it."""
+        keys = [(peer, rank) for peer in this.waits_for]
+        if any(self._flags.get(k, 0) < self._wanted.get(k, 0) + self._queue_pairs for k in keys):
+            return False
+        for key in keys:
+            self._wanted[key] = self._wanted.get(key, 0) + self._queue_pairs
+        return True
+
+    def wait(self, rank: int, then: Callable[[], None] | None) -> None:
+        """Look again with ``then`` when a flag comes; None: no more."""
+        if then is None:
+            self._waiting.pop(rank, None)
+        else:
+            self._waiting[rank] = then
+
+    def later(self, rank: int, size: int, then: Callable[[], None]) -> None:
+        """Go on when the rank's kernel has taken in ``size`` bytes."""
+        timing = self.gpus[rank].timing
+        self._engine.at(self._engine.now + timing.step_ns + size * timing.copy_ns_per_byte / COPIERS, then)
+
+
+class _Run:
+    """One rank's part in one exchange."""
+
+    def __init__(self, mesh: Mesh, rank: int, rounds: Sequence[Round], done: Callable[[], None]) -> None:
+        self._mesh, self._rank, self._rounds, self._done = mesh, rank, rounds, done
+        self._at = 0
+
+    def begin(self) -> None:
+        """Put what this round puts, then wait for what it brings."""
+        if self._at == len(self._rounds):
+            self._done()
             return
-        self._left.pop(0)
-        transfer.end_ns = self.engine.now
-        for then in transfer.waiting:
-            self.engine.at(self.engine.now + (0.0 if self.read else NOTICE_NS), then)
+        self._mesh.put(self._rank, self._rounds[self._at])
+        self._look()
 
-    def _ignore(self, flow: Flow) -> None:
-        """A WRITE tells its receiver nothing."""
+    def _look(self) -> None:
+        this = self._rounds[self._at]
+        if not self._mesh.over(self._rank, this):
+            self._mesh.wait(self._rank, self._look)
+            return
+        self._mesh.wait(self._rank, None)
+        self._at += 1
+        size = sum(sum(sizes) for sizes in this.puts.values())
+        self._mesh.later(self._rank, size, self.begin)

@@ -58,6 +58,12 @@ _NAMES: Final = {  # of a kind of message: its middle, last, first and only pack
     LENGTH: ("SEGMENT",) * 4,
     STREAM: ("SEGMENT",) * 4,
 }
+_REPLIES: Final = {
+    ACK: "RC_ACKNOWLEDGE",
+    CNP: "CNP",
+    ATOMIC_ACK: "RC_ATOMIC_ACKNOWLEDGE",
+    SEGMENT_ACK: "SEGMENT_ACK",
+}
 CODES: Final = np.array([[CODE[name] for name in _NAMES[kind]] for kind in sorted(_NAMES)])
 ACK_NO_LIMIT: Final = 0x1F
 FIELDS: Final = (
@@ -174,7 +180,12 @@ def _expand(
         return np.where(reply, replies[name][answer], none) if len(replies["flow"]) else none
 
     kind = replied("kind")
-    names = {ACK: "RC_ACKNOWLEDGE", CNP: "CNP", ATOMIC_ACK: "RC_ATOMIC_ACKNOWLEDGE", SEGMENT_ACK: "SEGMENT_ACK"}
+    names = {
+        ACK: "RC_ACKNOWLEDGE",
+        CNP: "CNP",
+        ATOMIC_ACK: "RC_ATOMIC_ACKNOWLEDGE",
+        SEGMENT_ACK: "SEGMENT_ACK",
+    }
     for answer_kind, name in names.items():
         code = np.where(kind == answer_kind, CODE[name], code)
     stream = (sort >= LENGTH) & ~reply | (kind == SEGMENT_ACK)

@@ -15,10 +15,11 @@ from dpuflow.synth.gpu import LaneRun
 if TYPE_CHECKING:
     from random import Random
 
+    from dpuflow.synth.caches import Transfer
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.gpu import Gpu
     from dpuflow.synth.groups import Plan
-    from dpuflow.synth.onesided import Transfer
+    from dpuflow.synth.onesided import Mesh, Round
     from dpuflow.synth.scenario import Operation
 
 HOST_NS: Final = 3_000.0
@@ -65,10 +66,20 @@ class Wait:
 
 
 @dataclass
+class Put:
+    """A kernel that puts to its peers itself; the program goes on when it is done."""
+
+    work: Work
+    mesh: Mesh
+    rounds: list[Round]
+
+
+@dataclass
 class Offer:
-    """A cache is ready to be transferred; the program goes on."""
+    """``size`` bytes more of a cache are ready to be transferred; the program goes on."""
 
     transfer: Transfer
+    size: int
 
 
 @dataclass
@@ -78,7 +89,7 @@ class Want:
     transfer: Transfer
 
 
-Program = list["Compute | Launch | Wait | Offer | Want"]
+Program = list["Compute | Launch | Wait | Put | Offer | Want"]
 
 
 class Rank:
@@ -111,7 +122,11 @@ class Rank:
                 self._place += 1
             elif isinstance(item, Offer):
                 self._place += 1
-                item.transfer.offer()
+                item.transfer.offer(item.size)
+            elif isinstance(item, Put):
+                self._place += 1
+                self._put(item)
+                return
             elif isinstance(item, Want):
                 self._place += 1
                 item.transfer.want(self.proceed)
@@ -130,6 +145,16 @@ class Rank:
                     self._drive_host()
                 if queue[0] == number:
                     self._try(number)
+
+    def _put(self, item: Put) -> None:
+        work, rank = item.work, self.gpu.rank
+
+        def done() -> None:
+            work.leave_ns[rank] = self._engine.now
+            self.proceed()
+
+        work.enter_ns[rank] = self._engine.now
+        item.mesh.enter(rank, item.rounds, done)
 
     # -- host --------------------------------------------------------------------------------
 
@@ -152,6 +177,7 @@ class Rank:
         launch = self._launches[number]
         self.gpu.slow_grant_ns = launch.slow_grant_ns
         share = launch.work.plan.shares[self.gpu.rank]
+        assert share.grain is not None
         for link, messages in share.receives:
             link.expect(messages, share.grain)
         for link, messages in share.sends:
@@ -178,6 +204,7 @@ class Rank:
         work.enter_ns[rank] = now
         for link, _ in share.receives:
             link.open()
+        assert share.grain is not None
         for link, _ in share.sends:
             link.window = share.grain.depth
         left = len(share.lanes)

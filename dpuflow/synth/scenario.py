@@ -15,9 +15,9 @@ from dpuflow.errors import OptionError
 from dpuflow.settings import Reader, setting
 
 PROTOCOLS = ("simple", "ll", "ll128")
-ALGORITHMS = ("ring", "tree", "pat")
+ALGORITHMS = ("ring", "tree", "pat", "doubling")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
-ALGORITHM_OF = {"tree": ("all_reduce",), "pat": ("all_gather", "reduce_scatter")}
+ALGORITHM_OF = {"tree": ("all_reduce",), "pat": ("all_gather", "reduce_scatter"), "doubling": ("all_reduce",)}
 VERSIONS = ("2.18", "2.20", "2.25", "2.29", "2.30")
 
 
@@ -99,7 +99,11 @@ class Operation:
 
     op: str = setting(MISSING, "what", choices=OPS)
     bytes: int = setting(MISSING, "as the result format counts them (docs/analysis.md)", low=1)
-    algorithm: str = setting("ring", "tree: all_reduce; pat: all_gather, reduce_scatter", choices=ALGORITHMS)
+    algorithm: str = setting(
+        "ring",
+        "tree: all_reduce; pat: all_gather, reduce_scatter; doubling: all_reduce, by NVSHMEM puts (NVRAR)",
+        choices=ALGORITHMS,
+    )
     protocol: str | None = setting(None, "default: nccl.protocol", choices=PROTOCOLS)
     channels: int | None = setting(None, "default: by size, at most nccl.channels", low=1, high=64)
     root: int = setting(0, "of broadcast and reduce; the sender of send_recv: position in the group", low=0)
@@ -177,6 +181,14 @@ class PrefillDecode(Job):
     requests: int = setting(10, "how many, one after the other", low=1)
     mode: str = setting("write", "who moves the cache: the sender or the receiver", choices=("write", "read"))
     kv_bytes: int = setting(8 << 20, "cache that each prefill rank hands on, for each request", low=1)
+    page_bytes: int = setting(64 * 1024, "of the pieces that are moved one by one", low=512)
+    queue_pairs: int = setting(2, "between two ranks", low=1, high=16)
+    notice: str = setting(
+        "hidden",
+        "how the other side learns of the end: a SEND, or nothing in the captures",
+        choices=("hidden", "send"),
+    )
+    layerwise: bool = setting(False, "caches are moved as the layers are computed (write)")
     prefill_us: float = setting(3000.0, "compute of a prefill, us", low=0)
     prefill_layers: int = setting(
         4, "of the model: all_reduces of a prefill, half as many as layers have", low=1
@@ -189,7 +201,32 @@ class PrefillDecode(Job):
     jitter_us: float = setting(2.0, "random part of each compute phase: standard deviation, us", low=0)
 
 
-Job.KINDS = {"loop": Loop, "decode": Decode, "training": Training, "prefill_decode": PrefillDecode}
+@dataclass(kw_only=True)
+class Experts(Job):
+    """Experts on all ranks: tokens are put into the peers' memory, a flag behind them (as DeepEP does)."""
+
+    steps: int = setting(10, "how many", low=1)
+    layers: int = setting(4, "of the model: a dispatch and a combine each", low=1)
+    tokens: int = setting(16, "that a rank sends to each other one", low=1)
+    skew: float = setting(0.5, "by what share of that the numbers differ at most", low=0, high=1)
+    token_bytes: int = setting(7408, "of a token on its way to an expert (FP8, hidden 7168)", low=16)
+    combine_bytes: int = setting(14352, "of what comes back (BF16)", low=16)
+    flag: str = setting(
+        "atomic", "what follows the tokens: a FETCH_ADD, or a WRITE of 8 bytes", choices=("atomic", "write")
+    )
+    queue_pairs: int = setting(2, "between two ranks: one for each of the receiver's experts", low=1, high=16)
+    attention_us: float = setting(100.0, "compute before a dispatch, us", low=0)
+    expert_us: float = setting(60.0, "compute before a combine, us", low=0)
+    jitter_us: float = setting(2.0, "random part of each: standard deviation, us", low=0)
+
+
+Job.KINDS = {
+    "loop": Loop,
+    "decode": Decode,
+    "training": Training,
+    "prefill_decode": PrefillDecode,
+    "experts": Experts,
+}
 
 
 @dataclass(kw_only=True)
@@ -384,6 +421,8 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
         prefill = job.prefill or scenario.ranks // 2
         if prefill >= scenario.ranks:
             return "job.prefill", f"{prefill} of {scenario.ranks} ranks leave none to decode"
+        if job.mode == "read" and job.layerwise:
+            return "job.layerwise", "who reads a cache reads it when it is whole: take write"
         if job.mode == "read" and any(isinstance(fault, (Loss, Flap)) for fault in scenario.faults):
             return "job.mode", "READs that are lost are not simulated: take write, or no loss"
     for i, op in enumerate(getattr(job, "ops", ())):
@@ -391,8 +430,10 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
             return f"job.ops[{i}].peer", f"{op.peer} is the sender or not one of the ranks"
         if op.root >= scenario.ranks:
             return f"job.ops[{i}].root", f"{op.root} is not one of the {scenario.ranks} ranks"
+        if op.algorithm == "doubling" and cluster.nodes & (cluster.nodes - 1):
+            return f"job.ops[{i}].algorithm", f"doubling is for 2, 4, 8, ... nodes, not {cluster.nodes}"
         if op.op not in ALGORITHM_OF.get(op.algorithm, OPS):
-            return f"job.ops[{i}].algorithm", f"NCCL has no {op.algorithm} for {op.op}"
+            return f"job.ops[{i}].algorithm", f"there is no {op.algorithm} for {op.op}"
     return None
 
 

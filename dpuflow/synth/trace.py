@@ -21,7 +21,8 @@ MESSAGES: Final = (
     "psn",  # of its first packet, not yet modulo 2^24
     "va",  # of a TCP stream: bytes before it
     "rkey",
-    "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN; of an ATOMIC what it adds
+    "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN; of an
+    # ATOMIC what it adds
     "target",  # of a CTS: where the data shall go; of a write: what it holds, as a number
     "room",  # of a CTS: how much may come
     "key",  # of a CTS: the key for it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpuflow.synth.caches import Endpoint
 from dpuflow.synth.cluster import Ends, Network
 from dpuflow.synth.congestion import Marking
 from dpuflow.synth.engine import Engine
@@ -13,7 +14,7 @@ from dpuflow.synth.flows import Rules
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
 from dpuflow.synth.jobs import Builder, build
-from dpuflow.synth.onesided import Endpoint
+from dpuflow.synth.onesided import Mesh
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sockets import Socket
@@ -24,8 +25,8 @@ from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dpuflow.synth.caches import Manner, Transfer
     from dpuflow.synth.flows import Flow
-    from dpuflow.synth.onesided import Transfer
     from dpuflow.synth.scenario import Scenario
 
 
@@ -91,16 +92,24 @@ def play(scenario: Scenario) -> Played:
             groups[key] = Communicator([gpus[i] for i in key], engine, fabric, settings, nccl.channels)
         return groups[key]
 
-    endpoints: dict[tuple[int, int, bool], Endpoint] = {}
+    endpoints: dict[tuple[int, int], Endpoint] = {}
 
-    def endpoint(src: int, dst: int, read: bool) -> Endpoint:
-        key = (src, dst, read)
+    def endpoint(src: int, dst: int, manner: Manner) -> Endpoint:
+        key = (src, dst)
         if key not in endpoints:
-            draw = stream(scenario.seed, "cache", *key)
-            endpoints[key] = Endpoint(gpus[src], gpus[dst], read, engine, fabric, draw)
+            draw = stream(scenario.seed, "cache", *key, manner.read)
+            endpoints[key] = Endpoint(gpus[src], gpus[dst], manner, engine, fabric, draw)
         return endpoints[key]
 
-    builder = Builder(scenario, group, endpoint)
+    meshes: dict[tuple[int, ...], Mesh] = {}
+
+    def mesh(members: Sequence[int], queue_pairs: int, atomic: bool) -> Mesh:
+        key = tuple(members)
+        if key not in meshes:
+            meshes[key] = Mesh([gpus[i] for i in key], engine, fabric, queue_pairs, atomic)
+        return meshes[key]
+
+    builder = Builder(scenario, group, endpoint, mesh)
     build(scenario, builder)
     works, programs = builder.works, builder.programs
     ranks = [
@@ -126,6 +135,10 @@ def play(scenario: Scenario) -> Played:
         tags.append(0)
     for each in endpoints.values():
         pairs += zip(each.flows, each.backs, strict=True)
+    for lane in (lane for each in meshes.values() for lane in each.lanes()):
+        for flow in lane.flows:
+            pairs.append((flow, fabric.connect(flow.dst, flow.src, lane.ignore, lane.ignore)))
+            tags.append(0)
     ends = network.ends(pairs)
     return Played(
         scenario, network, trace, ends, fabric.flows, tags, links, works, builder.transfers, engine.now
