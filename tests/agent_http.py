@@ -42,13 +42,13 @@ class Running:
 
     def get(self, path: str, **headers: str) -> Answer:
         got = self.pool.request(
-            "GET", self.url + path, headers=headers, retries=False, timeout=10, redirect=False
+            "GET", self.url + path, headers=headers, retries=False, timeout=60, redirect=False
         )
         return Answer(got.status, {name.lower(): value for name, value in got.headers.items()}, got.data)
 
     def events(self, path: str = "/api/v1/events", **headers: str) -> urllib3.BaseHTTPResponse:
         return self.pool.request(
-            "GET", self.url + path, headers=headers, retries=False, timeout=10, preload_content=False
+            "GET", self.url + path, headers=headers, retries=False, timeout=60, preload_content=False
         )
 
 

@@ -122,7 +122,7 @@ def subject(port: int) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
         context.wrap_socket(plain) as secure,
     ):
         assert secure.version() in ("TLSv1.2", "TLSv1.3")
@@ -166,7 +166,7 @@ def test_plain_text_and_old_tls_get_no_answer(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, "first")
     with serving(board(), Api(listen="127.0.0.1:0", tls_cert=cert, tls_key=key)) as running:
         port = running.parts.server.address[1]  # type: ignore[union-attr]
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
             plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"HTTP/1.1 200" not in plain.recv(1000)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -177,7 +177,7 @@ def test_plain_text_and_old_tls_get_no_answer(tmp_path: Path) -> None:
         except ValueError:
             pytest.skip("this OpenSSL cannot even ask for TLS 1.1")
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
             pytest.raises((ssl.SSLError, ConnectionError)),
         ):
             context.wrap_socket(plain)
@@ -210,7 +210,7 @@ def test_clients_that_never_finish_a_request_are_let_go(
     monkeypatch.setattr(connection, "REQUEST_S", 0.1)
     with serving(board()) as running:
         port = running.parts.server.address[1]  # type: ignore[union-attr]
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as silent:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
             if first:  # also on a connection that has served a whole one
                 silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert silent.recv(1000).startswith(b"HTTP/1.1 200")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from dpuflow.agent import limits
+from dpuflow.agent.budget import Budget
 from dpuflow.agent.config import Limits
-from dpuflow.agent.limits import BASE_BYTES, ROW_BYTES, Governor, Orders, Pace, Use, pause_after
+from dpuflow.agent.limits import BASE_BYTES, FEWEST_MESSAGES, ROW_BYTES, Governor, Orders, Pace, Use
 
 SETTINGS = Limits(cpu=0.5, memory=512 << 20, max_sample=2, recover=10.0)
-CALM = Use(cpu=0.1, capture_cpu=0.05, rss=200 << 20, ring=0.0, lost=0, waited=False)
-BUSY = Use(cpu=0.5, capture_cpu=0.4, rss=200 << 20, ring=0.1, lost=0, waited=True)
+CALM = Use(cpu=0.1, capture_cpu=0.05, rss=200 << 20, ring=0.0, lost=0, held=0.0)
+BUSY = Use(cpu=0.5, capture_cpu=0.4, rss=200 << 20, ring=0.1, lost=0, held=1.0)
 
 
 def seconds(governor: Governor, use: Use, count: int) -> list[tuple[str, int]]:
@@ -37,7 +41,7 @@ def test_a_backend_that_does_not_fold_goes_on_to_sampling() -> None:
 
 def test_a_loss_counts_at_once() -> None:
     governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
-    lost = Use(cpu=0.1, capture_cpu=0.1, rss=0, ring=1.0, lost=7, waited=False)
+    lost = Use(cpu=0.1, capture_cpu=0.1, rss=0, ring=1.0, lost=7, held=0.0)
     assert seconds(governor, lost, 1) == [("messages", 0)]
     assert governor.orders.reason == "the ring lost 7 packets: messages only"
 
@@ -55,13 +59,13 @@ def test_detail_comes_back_and_later_if_that_was_too_early() -> None:
 def test_neither_calm_nor_strained_changes_nothing() -> None:
     governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
     seconds(governor, BUSY, 2)
-    between = Use(cpu=0.4, capture_cpu=0.1, rss=200 << 20, ring=0.1, lost=0, waited=False)
+    between = Use(cpu=0.4, capture_cpu=0.1, rss=200 << 20, ring=0.1, lost=0, held=0.0)
     assert set(seconds(governor, between, 100)) == {("messages", 0)}
 
 
 def test_short_memory_shortens_the_span_first() -> None:
     governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
-    full = Use(cpu=0.1, capture_cpu=0.05, rss=600 << 20, ring=0.0, lost=0, waited=False)
+    full = Use(cpu=0.1, capture_cpu=0.05, rss=600 << 20, ring=0.0, lost=0, held=0.0)
     spans = [governor.look(full, 1.0).span_s for _ in range(3)]
     assert spans == [5.0, 2.5, 2.0]
     assert _detail(governor.orders) == ("packets", 0)
@@ -77,46 +81,44 @@ def test_what_is_held_fits_the_memory() -> None:
     assert most * ROW_BYTES + BASE_BYTES <= SETTINGS.memory
 
 
-class Clock:
-    """Time that passes only by work, all of it on the CPU, and by sleep."""
-
-    def __init__(self) -> None:
-        self.now_s = self.used_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def thread_time(self) -> float:
-        return self.used_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    def work(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.used_s += seconds
+def test_costly_analyses_hold_fewer_messages_until_there_is_room() -> None:
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    room = governor.orders.most
+    costly = replace(CALM, analysis_s=2.4, messages=50_000)  # twice what four seconds allow
+    assert governor.look(costly, 1.0).most == 25_000
+    assert governor.orders.reason == "an analysis took 2.4 s of CPU: 25000 messages are held"
+    governor.look(replace(CALM, analysis_s=1000.0, messages=25_000), 1.0)
+    assert governor.orders.most == FEWEST_MESSAGES
+    seconds(governor, CALM, 100)
+    assert (governor.orders.most, governor.orders.reason) == (room, None)
 
 
-def test_the_capture_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(limits, "time", clock)
-    pace = Pace(0.2, lambda: 0, 1000)
-    while clock.now_s < 10.0:
-        clock.work(0.001)
-        pace()
-    assert clock.used_s / clock.now_s == pytest.approx(0.2, abs=0.03)
-    assert pace.waited
-    assert pace.used_s == pytest.approx(clock.used_s, abs=0.002)
+def test_where_nothing_comes_all_detail_is_wanted_whatever_the_agent_itself_costs() -> None:
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    seconds(governor, BUSY, 2)
+    idle = replace(CALM, cpu=0.45, idle=True)
+    assert seconds(governor, idle, 10)[-1] == ("packets", 0)
 
 
-def test_the_capture_waits_for_room() -> None:
-    held = iter([5000, 5000, 5000, 100])
-    pace = Pace(10.0, lambda: next(held), 1000)
-    pace()
-    assert pace.waited
-    assert next(held, None) is None
+def test_an_agent_that_cannot_keep_its_ceiling_says_so() -> None:
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor.look(replace(CALM, overdrawn=True), 1.0)
+    assert governor.orders.reason == "all but capturing and analysing takes more than 50.0% of a core"
+    governor.look(CALM, 1.0)
+    assert governor.orders.reason is None
 
 
-@pytest.mark.parametrize(("cost_s", "pause_s"), [(0.01, 1.0), (0.3, 1.0), (0.6, 2.0), (3.0, 10.0)])
-def test_analyses_keep_to_their_share(cost_s: float, pause_s: float) -> None:
-    assert pause_after(cost_s, 0.5, 1.0) == pytest.approx(pause_s)
+def test_the_capture_waits_for_room_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    held = [5000]
+    pace = Pace(Budget(10.0), lambda: held[0], 1000)
+    waits = []
+    for _ in range(300):
+        waits.append(pace())
+        clock.now_s += 0.01
+    assert waits.count(0.0) == 1
+    assert pace.take_waited() == pytest.approx(2.98, abs=0.02)
+    held[0] = 1999
+    assert pace() == 0
+    assert pace.take_waited() == pytest.approx(0.01)

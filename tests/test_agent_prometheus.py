@@ -122,7 +122,7 @@ class Prometheus:
     url: str
 
     def get(self, path: str, **fields: str) -> Any:
-        answer = urllib3.request("GET", self.url + path, fields=fields, retries=False, timeout=10)
+        answer = urllib3.request("GET", self.url + path, fields=fields, retries=False, timeout=60)
         told = json.loads(answer.data)
         assert told["status"] == "success", told
         return told["data"]
@@ -131,7 +131,7 @@ class Prometheus:
         result: list[Any] = self.get("/api/v1/query", query=expression)["result"]
         return result
 
-    def until(self, expression: str, seconds: float = 40) -> list[Any]:
+    def until(self, expression: str, seconds: float = 120) -> list[Any]:
         """The answer, once there is one."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -158,10 +158,10 @@ def prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             made = Prometheus(f"http://127.0.0.1:{port}")
-            end = time.monotonic() + 30
+            end = time.monotonic() + 120
             while True:
                 try:
-                    if urllib3.request("GET", made.url + "/-/ready", retries=False, timeout=2).status == 200:
+                    if urllib3.request("GET", made.url + "/-/ready", retries=False, timeout=10).status == 200:
                         break
                 except urllib3.exceptions.HTTPError:
                     pass
@@ -171,7 +171,7 @@ def prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
             yield made
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 def made_sysfs(root: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from feeding import pieces
 
 from dpuflow.agent.config import Windows as Settings
 from dpuflow.agent.stream import Stream
+from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.windows import Windows
 from dpuflow.analysis import analyze
 from dpuflow.ingest import ingest
 from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
 from dpuflow.tables import Vantage
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
@@ -166,3 +170,30 @@ def test_flows_that_are_over_are_forgotten_and_those_that_go_on_are_not(
         ours = np.sort(every[name][np.isin(every["first_ns"], whole.messages["first_ns"])])
         assert set(whole.messages[name].tolist()) <= set(ours.tolist()), name
     assert stream.info.packets <= 2000 + 20000
+
+
+@pytest.mark.parametrize("compute_ms", [30, 100])
+def test_a_rank_that_turns_late_is_told_within_five_seconds(tmp_path: Path, compute_ms: int) -> None:
+    """Of the capture's own time, at default settings: what the machine takes for it comes on top."""
+    iterations = round(10_000 / compute_ms)
+    scenario = parse_scenario(
+        f"cluster: {{nodes: 2}}\njob: {{kind: loop, iterations: {iterations}, compute_us: {compute_ms}000,"
+        " ops: [{op: all_reduce, bytes: 4KiB}]}\n"
+        f"faults: [{{kind: gpu_late, rank: 1, us: {compute_ms}000, from_iteration: {iterations // 2}}}]\n",
+        "a.yaml",
+    )
+    write_case(scenario, str(tmp_path))
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    turned_ns = sorted(min(c["enter_ns"]) for c in truth["collectives"])[iterations // 2]
+    stream, windows, tracker = Stream("x"), Windows(Settings()), Tracker(1.5, 10.0, 60.0)
+    told = []
+    for now, form, piece in pieces(next(tmp_path.glob("*0.pcap*")), 1_000_000_000):
+        stream.feed(form, piece)
+        taken = stream.snapshot(now)
+        settled = windows.step(taken.tables(), taken.counts(), now)
+        stream.forget(settled.before_ns)
+        told += [(now, state) for state in tracker.step(settled.analysis, now)]
+    (now, first), *_ = [(now, state) for now, state in told if state.condition == "straggler"]
+    assert first.addresses == ("10.0.0.2",)
+    assert 0 < now - turned_ns < 5_000_000_000
+    assert abs(first.since_ns - turned_ns) < 2 * compute_ms * 1_000_000

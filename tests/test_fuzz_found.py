@@ -53,7 +53,7 @@ def test_many_link_types():
     raw = SECTION + b"".join(interface(link) for link in range(65536))
     start = time.process_time()
     assert read_bytes(raw).info.complete
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 30
 
 
 def test_sizes_far_apart_are_no_schedule():
@@ -84,7 +84,7 @@ def test_a_small_segment_of_a_large_half_is_no_split_tree():
         rows[name] = schema.NEVER
     start = time.process_time()
     sequenced_instances(rows, np.arange(3), np.arange(3))
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 30
 
 
 def test_a_sequence_number_that_leaps_is_not_filled():
@@ -99,7 +99,7 @@ def test_a_sequence_number_that_leaps_is_not_filled():
     for runs in ([order[1:2], order[2:3]], [order[1:2]] * 2000):
         gap = Gap(before=0, after=3, missing=59_999, runs=runs)
         assert fill(rows, order, gap, 0, Usage(rows, order)) == [None] * len(runs)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 30
 
 
 def test_a_gap_that_could_be_filled_in_many_ways_is_left():
@@ -114,7 +114,7 @@ def test_a_gap_that_could_be_filled_in_many_ways_is_left():
     gap = Gap(before=0, after=runs + 1, missing=10 * runs, runs=list(order[1:-1, None]))
     start = time.process_time()
     assert fill(rows, order, gap, 0, Usage(rows, order)) == [None] * runs
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 30
 
 
 def test_times_centuries_apart_are_no_crash():

@@ -124,7 +124,7 @@ class Analysis:
 class Limits:
     """What the agent may use; it gives up detail before it exceeds them, and says so."""
 
-    cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.01, high=64,
+    cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.05, high=64,
                          unit=SHARE)  # fmt: skip
     memory: int = setting(
         512 << 20, "resident memory that the agent may use, bytes", low=256 << 20, high=1 << 40, unit=SIZE

@@ -2,9 +2,9 @@
 
 Detail goes step by step: packets, then messages folded in the kernel, then sampling by pairs of hosts, half
 as many with each step. It comes back the same way after some time with room to spare, and each time that was
-too early the next try waits twice as long. Besides, two hard stops that need no deciding: the thread that
-captures waits when it has used its share (the ring then overflows, which is counted), or when more messages
-are held than memory has room for.
+too early the next try waits twice as long. Besides, two hard stops that need no deciding: whoever
+owes CPU waits (``Budget``; a ring that overflows meanwhile is counted), and so does the capture when more
+messages are held than memory has room for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.agent.budget import ANALYSIS_SHARE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dpuflow.agent.budget import Budget
     from dpuflow.agent.config import Limits as Settings
 
 ROW_BYTES: Final = 1500
@@ -23,13 +26,17 @@ ROW_BYTES: Final = 1500
 BASE_BYTES: Final = 200 << 20
 """What the agent takes before it holds anything: interpreter, NumPy, kernels, API, a ring not full."""
 FEWEST_MESSAGES: Final = 2000
-ANALYSIS_SHARE: Final = 0.6
-"""Of the CPU ceiling, what analysing may take; capturing has the rest, and what analysing leaves."""
 FULL: Final = 0.5
 """A ring this full is on its way to losing packets."""
 SPARE: Final = 0.5
 """Detail comes back only below this share of the ceilings: taking in twice as much must fit."""
-SLICE_S: Final = 0.1
+HELD: Final = 0.9
+"""Capturing that has to wait for so much of the time wants more than it has."""
+SPARSEST_S: Final = 4.0
+"""Analyses further apart than this tell of a late rank too late; fewer messages are held then."""
+ROOM_LOOK_S: Final = 0.02
+ROOM_WAIT_S: Final = 2.0
+"""For room in memory capturing waits no longer than this: what is held may all be needed."""
 LONGEST_RECOVERY: Final = 16  # times the configured time
 SHORTEST_SPAN_S: Final = 2.0
 
@@ -43,7 +50,11 @@ class Use:
     rss: int
     ring: float
     lost: int  # packets that the ring had no room for
-    waited: bool  # the capture had to wait
+    held: float  # share of the time that capturing had to wait
+    idle: bool = False  # nothing is being captured
+    analysis_s: float = 0.0  # CPU seconds of the costliest analysis,
+    messages: int = 0  # and how many messages were held then
+    overdrawn: bool = False  # the rest of the agent alone takes more than the ceiling leaves it
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,9 @@ class Governor:
         self._levels = levels
         self._level = 0
         self._span_s = self._full_span_s = span_s
+        self._most = self._room = max((settings.memory - BASE_BYTES) // ROW_BYTES, FEWEST_MESSAGES)
+        self._costly_s = 0.0
+        self._overdrawn = False
         self._why = ""
         self._strained_s = 0.0  # for how long there has been too little
         self._easy_s = 0.0  # for how long there has been room to spare
@@ -87,12 +101,17 @@ class Governor:
             parts.append(f"{self._why}: {kept} only")
         if self._span_s < self._full_span_s:
             parts.append(f"memory is short: {self._span_s:g} s of traffic are held")
-        room = max(self.settings.memory - BASE_BYTES, 0) // ROW_BYTES
-        return Orders(mode, sample, self._span_s, max(room, FEWEST_MESSAGES), "; ".join(parts) or None)
+        if self._most < self._room:
+            parts.append(f"an analysis took {self._costly_s:.1f} s of CPU: {self._most} messages are held")
+        if self._overdrawn:
+            parts.append(f"all but capturing and analysing takes more than {self.settings.cpu:.1%} of a core")
+        return Orders(mode, sample, self._span_s, self._most, "; ".join(parts) or None)
 
     def look(self, use: Use, seconds: float) -> Orders:
         """Take in what was used during the last ``seconds``, and say what to do."""
         self._since_eased_s += seconds
+        self._overdrawn = use.overdrawn
+        self._hold_fewer(use)
         memory = use.rss / self.settings.memory
         short = self._strain(use)
         if memory > 0.9 and self._span_s > SHORTEST_SPAN_S:
@@ -107,17 +126,28 @@ class Governor:
                 self._give_up(short)
             return self.orders
         self._strained_s = 0.0
-        easy = use.cpu < SPARE * self.settings.cpu and memory < 0.75 and use.ring < FULL / 2
+        # What the agent takes while it has nothing to do says nothing of how much more it could do.
+        easy = use.idle or (use.cpu < SPARE * self.settings.cpu and use.held < SPARE)
+        easy &= memory < 0.75 and use.ring < FULL / 2
         self._easy_s = self._easy_s + seconds if easy else 0.0
-        if self._easy_s >= self._wait_s and (self._level or self._span_s < self._full_span_s):
+        less = self._level or self._span_s < self._full_span_s or self._most < self._room
+        if self._easy_s >= self._wait_s and less:
             self._ease()
         return self.orders
+
+    def _hold_fewer(self, use: Use) -> None:
+        """Hold so few messages that analyses need not be further apart than SPARSEST_S."""
+        affordable_s = SPARSEST_S * ANALYSIS_SHARE * self.settings.cpu
+        if use.analysis_s > affordable_s and min(use.messages, self._most) > FEWEST_MESSAGES:
+            fewer = int(use.messages * affordable_s / use.analysis_s)
+            self._most, self._costly_s = max(min(fewer, self._most), FEWEST_MESSAGES), use.analysis_s
+            self._easy_s = 0.0
 
     def _strain(self, use: Use) -> str | None:
         """What there is too much of, if anything."""
         if use.lost:
             return f"the ring lost {use.lost} packets"
-        if use.waited:
+        if use.held > HELD:
             return f"capturing wants more than {self.settings.cpu:.0%} of a core"
         if use.ring > FULL:
             return f"the ring was {use.ring:.0%} full"
@@ -138,6 +168,9 @@ class Governor:
     def _ease(self) -> None:
         """One step more of detail."""
         self._easy_s = 0.0
+        if self._most < self._room:
+            self._most = min(2 * self._most, self._room)
+            return
         if self._span_s < self._full_span_s:
             self._span_s = min(2 * self._span_s, self._full_span_s)
             return
@@ -148,32 +181,37 @@ class Governor:
 
 
 class Pace:
-    """Keeps the thread that captures within its share of a core, and of memory; called after each piece."""
+    """How long the thread that captures has to wait before its next piece: for CPU, or for room in memory."""
 
-    def __init__(self, share: float, held: Callable[[], int], most: int) -> None:
-        self.share, self.most = share, most
-        self._held = held
-        self._slice_s = 0.0
-        self._used_s = 0.0
-        self.waited = False
-        self.used_s = 0.0  # CPU of that thread in all
+    def __init__(self, budget: Budget, held: Callable[[], int], most: int) -> None:
+        self.most = most
+        self._budget, self._held = budget, held
+        self._full_s: float | None = None  # since when there is no room
+        self._asked_s = time.monotonic()
+        self._waits = False
+        self._waited_s = 0.0
 
-    def __call__(self) -> None:
-        """Wait if the share of this slice of time is used up."""
-        now_s, used_s = time.monotonic(), time.thread_time()
-        self.used_s = used_s
-        if now_s - self._slice_s >= SLICE_S:
-            self._slice_s, self._used_s = now_s, used_s
-        elif used_s - self._used_s > self.share * SLICE_S:
-            self.waited = True
-            time.sleep(max(self._slice_s + SLICE_S - now_s, 0.0))
-        tries = 0
-        while self._held() > 2 * self.most and tries < 100:
-            self.waited = True
-            time.sleep(0.02)
-            tries += 1
+    def __call__(self) -> float:
+        """Seconds to wait; 0 where the next piece may be taken at once."""
+        now_s = time.monotonic()
+        if self._waits:
+            self._waited_s += now_s - self._asked_s
+        wait_s = max(self._budget.capture_wait(), self._room_wait(now_s))
+        self._asked_s, self._waits = now_s, wait_s > 0
+        return wait_s
 
+    def take_waited(self) -> float:
+        """For how many seconds it had to wait since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
 
-def pause_after(analysis_s: float, share: float, step_s: float) -> float:
-    """How long after the beginning of an analysis that took ``analysis_s`` of CPU the next one may begin."""
-    return max(step_s, analysis_s / max(ANALYSIS_SHARE * share, 1e-3))
+    def _room_wait(self, now_s: float) -> float:
+        if self._held() <= 2 * self.most:
+            self._full_s = None
+            return 0.0
+        if self._full_s is None:
+            self._full_s = now_s
+        if now_s - self._full_s < ROOM_WAIT_S:
+            return ROOM_LOOK_S
+        self._full_s = None
+        return 0.0

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.agent.board import Board, FindingState, Health, Window
+from dpuflow.agent.budget import Budget
 from dpuflow.agent.history import History, Stand
-from dpuflow.agent.limits import ANALYSIS_SHARE, Governor, Pace, Use, pause_after
+from dpuflow.agent.limits import Governor, Pace, Use
 from dpuflow.agent.notify import notify, reloading, watchdog_s
 from dpuflow.agent.source import Source
 from dpuflow.agent.stream import Stream
@@ -54,7 +55,8 @@ class Service:
         self.board = board or Board()
         self.lock = threading.Lock()
         self.stream = Stream(socket.gethostname())
-        self.pace = Pace(config.limits.cpu, self.stream.held, 0)
+        self.budget = Budget(config.limits.cpu)
+        self.pace = Pace(self.budget, self.stream.held, 0)
         self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
         self.governor = _governor(config)
         self.tracker = Tracker(config.analysis.confirm, config.analysis.hold, IDLE_S)
@@ -70,6 +72,7 @@ class Service:
         self._unsettled = 0
         self._used = (time.monotonic(), time.process_time(), 0.0)
         self._cpu_share = 0.0
+        self._costliest = (0.0, 0)  # CPU seconds of an analysis since the last look, messages held then
         self._lost = 0  # packets that the ring had no room for, as of the last look
         self._told_s = self._started_s
         self._reason: str | None = None
@@ -89,6 +92,7 @@ class Service:
             self.outlets.close()
             raise
         self._start_history()
+        self.budget.forgive()
 
     def _start_history(self) -> None:
         if self.config.history.directory is not None:
@@ -130,22 +134,19 @@ class Service:
         self._counts, self._published_ns = counts, window.end_ns
         return window
 
-    def paced_step(self) -> float:
-        """A step; how long after its beginning the next one may begin, to stay within the ceiling of CPU.
-
-        A fault of the analysis costs what is held, not the agent.
-        """
-        used_s = time.thread_time()
-        try:
-            self.step()
-        except Exception as error:  # traffic is foreign: nobody can promise what it does to an analysis
-            self.board.count_error("analysis")
-            self.log.error("analysis_failed", f"a window was lost: {error or type(error).__name__}")
-            self.log.debug("traceback", traceback.format_exc())
-            with self.lock:
-                self.stream.forget(np.full(self.stream.held_flows(), self.source.read_until_ns))
-        cost_s = time.thread_time() - used_s
-        return pause_after(cost_s, self.config.limits.cpu, self.config.windows.step)
+    def safe_step(self) -> None:
+        """A step whose fault costs what is held, not the agent; its CPU is accounted for."""
+        used_s, held = time.thread_time(), self.stream.held()
+        with self.budget.analysing():
+            try:
+                self.step()
+            except Exception as error:  # traffic is foreign: nobody can promise what it does to an analysis
+                self.board.count_error("analysis")
+                self.log.error("analysis_failed", f"a window was lost: {error or type(error).__name__}")
+                self.log.debug("traceback", traceback.format_exc())
+                with self.lock:
+                    self.stream.forget(np.full(self.stream.held_flows(), self.source.read_until_ns))
+        self._costliest = max(self._costliest, (time.thread_time() - used_s, held))
 
     def _window(
         self, taken: Snapshot, tables: CaptureTables, counts: Counts, settled: Settled | None
@@ -187,24 +188,26 @@ class Service:
 
     def look(self) -> None:
         """Measure what is used, and take in more or less detail by it; report the health."""
-        now_s, used_s, capture_s = time.monotonic(), time.process_time(), self.pace.used_s
+        now_s, used_s, capture_s = time.monotonic(), time.process_time(), self.budget.capture_s
         before_s, before_used_s, before_capture_s = self._used
         seconds = max(now_s - before_s, 1e-3)
         self._used = (now_s, used_s, capture_s)
         self._cpu_share = (used_s - before_used_s) / seconds
-        lost = self.source.state.losses.get("ring_full", 0)
+        status, lost = self.source.state.status, self.source.state.losses.get("ring_full", 0)
         use = Use(
             cpu=self._cpu_share,
             capture_cpu=(capture_s - before_capture_s) / seconds,
             rss=resident_bytes(),
             ring=self.source.ring_share() or 0.0,
             lost=lost - self._lost,
-            waited=self.pace.waited,
+            held=self.pace.take_waited() / seconds,
+            idle=status is not None and status.packet_rate == 0,
+            analysis_s=self._costliest[0],
+            messages=self._costliest[1],
+            overdrawn=self.budget.overdrawn(),
         )
-        self._lost, self.pace.waited = lost, False
+        self._lost, self._costliest = lost, (0.0, 0)
         self._obey(self.governor.look(use, seconds))
-        ceiling = self.config.limits.cpu
-        self.pace.share = max(ceiling - (use.cpu - use.capture_cpu), (1 - ANALYSIS_SHARE) * ceiling)
         health = self.health()
         self.board.report(health)
         every_s = self.config.log.status
@@ -267,7 +270,7 @@ class Service:
         self.log.set(config.log.level, config.log.format)
         self.tracker.confirm_s, self.tracker.hold_s = config.analysis.confirm, config.analysis.hold
         self.windows.settings = config.windows
-        self.pace.share = config.limits.cpu
+        self.budget.share = config.limits.cpu
         self.governor = _governor(config)
         self._obey(self.governor.orders)
         self.windows.ranks = ranks
@@ -334,7 +337,7 @@ def run(
     next_s = time.monotonic() + service.config.windows.step
     look_s = time.monotonic() + HEALTH_S
     try:
-        while not stop.wait(max(min(next_s - time.monotonic(), longest_s), 0.0)):
+        while not stop.wait(min(max(next_s - time.monotonic(), service.budget.analysis_wait()), longest_s)):
             fresh = _reloaded(reload, log)
             if fresh is not None:
                 reloading()
@@ -345,8 +348,9 @@ def run(
                     log.error("reload_failed", f"{error}; the configuration stays as it was")
                 notify("READY=1")
             now_s = time.monotonic()
-            if now_s >= next_s:
-                next_s = max(next_s, now_s - service.config.windows.step) + service.paced_step()
+            if now_s >= next_s and not service.budget.analysis_wait():
+                service.safe_step()
+                next_s = max(next_s + service.config.windows.step, time.monotonic())
             if now_s >= look_s:
                 look_s = now_s + HEALTH_S
                 service.look()

@@ -7,12 +7,14 @@ interfaces were read, counters of what was lost. An interface that goes is waite
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.agent.interfaces import present, wanted
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import columns as c
+from dpuflow.live.base import OUT_BYTES
 from dpuflow.live.capture import LiveCapture
 from dpuflow.live.options import DocaOptions, LiveOptions
 
@@ -47,9 +49,9 @@ class Source:
 
     def __init__(
         self, settings: Settings, stream: Stream, lock: threading.Lock, log: Log,
-        pace: Callable[[], None] = lambda: None,
+        pace: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
-        """``pace`` is called after each piece and may wait, to keep a ceiling of CPU."""
+        """``pace`` is asked before each piece for how many seconds to wait, to keep the ceilings."""
         self.settings, self.stream, self.lock, self.log = settings, stream, lock, log
         self.pace = pace
         self.mode, self.sample = settings.mode, settings.sample
@@ -182,11 +184,14 @@ class Source:
 
         options = capture.options
         for piece in capture.pieces(
-            stopped=lambda: self._stop.is_set() or self._again.is_set(), every_second=look, drained=drained
-        ):
+            stopped=lambda: self._stop.is_set() or self._again.is_set(), every_second=look, drained=drained,
+            hold=self.pace,
+        ):  # fmt: skip
             with self.lock:
                 self.stream.feed(form, piece)
-            self.pace()
+            if len(piece) >= OUT_BYTES // 2:  # the ring is not empty: it is read in the order of time
+                last_ns = min(self.stream.info.last_ns or 0, time.time_ns()) - behind_ns
+                self.read_until_ns = max(self.read_until_ns, last_ns)
             if (self.mode, self.sample) != (options.mode, options.sample):
                 options = self._switch(capture)
         reason = capture.summary().reason

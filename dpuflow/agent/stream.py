@@ -199,6 +199,9 @@ class Stream:
         shift_times(self._reader.flows, ("first_ns", "last_ns"), step_ns)
         for times in self._pause_ns:
             times += step_ns
+        info = self.info
+        if info.first_ns is not None and info.last_ns is not None:
+            info.first_ns, info.last_ns = info.first_ns + step_ns, info.last_ns + step_ns
         self._reader.shift(step_ns)
 
     def _renumber(self) -> None:

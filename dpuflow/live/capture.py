@@ -132,10 +132,12 @@ class LiveCapture:
         stopped: Callable[[], bool] = lambda: False,
         every_second: Callable[[Status], None] | None = None,
         drained: Callable[[int], None] | None = None,
+        hold: Callable[[], float] = lambda: 0.0,
     ) -> Iterator[Bytes]:
         """Packet blocks as they come until time, packets or ``stopped`` end it. A piece holds until the next.
 
-        ``drained`` is told until when (monotonic clock, ns) the ring has been read.
+        ``drained`` is told until when (monotonic clock, ns) the ring has been read. ``hold`` says for how
+        many seconds nothing is to be read; it is asked again before that has passed.
 
         The packets that were taken before the end are all there. Does not hold ``head`` and ``statistics``.
         """
@@ -148,10 +150,11 @@ class LiveCapture:
         pause_s, longest_s = _PAUSE_S, max(min(_IDLE_PAUSE_S, self.options.buffer / _BURST), _PAUSE_S)
         while tally[kernel.D_LEFT] > 0 and not stopped():
             looked_ns = time.monotonic_ns()
-            filled = backend.read(out, 0)
+            hold_s = hold()
+            filled = 0 if hold_s else backend.read(out, 0)
             if filled:
                 yield out[:filled]
-            if drained is not None and filled < OUT_BYTES // 2:
+            if drained is not None and not hold_s and filled < OUT_BYTES // 2:
                 drained(looked_ns)
             now_s = time.monotonic()
             if now_s >= end_s:
@@ -163,7 +166,9 @@ class LiveCapture:
                     every_second(self._status)
                 if self._reason is not None:
                     break
-            if filled < OUT_BYTES // 2:
+            if hold_s:
+                time.sleep(min(hold_s, _IDLE_PAUSE_S, max(end_s - now_s, 0.0)))
+            elif filled < OUT_BYTES // 2:
                 pause_s = _PAUSE_S if filled else min(2 * pause_s, longest_s)
                 time.sleep(min(pause_s, max(end_s - now_s, 0.0)))
         backend.detach()

@@ -57,8 +57,7 @@ class Pair:
         return subprocess.Popen(
             ["ip", "netns", "exec", space, *command],
             env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            **more,  # type: ignore[call-overload]
+            **{"stderr": subprocess.PIPE, **more},  # type: ignore[call-overload]
         )
 
     def call(self, space: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +66,7 @@ class Pair:
             env=ENVIRONMENT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
 
     def dpuflow(self, space: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +97,7 @@ class Pair:
             time.sleep(1.2)  # its ring's blocks are handed over once a second
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
+            process.communicate(timeout=120)
 
     def send(self, space: str, device: str, *files: Path, rate: int = 0) -> int:
         """Replay captures' packets at their full length; how many were sent."""
@@ -134,7 +133,7 @@ class Capture:
             time.sleep(settle_s)
             if self.process.poll() is None:
                 self.process.send_signal(how)
-            _, said = self.process.communicate(timeout=60)
+            _, said = self.process.communicate(timeout=120)
             self.said = self.first_line + said.decode()
             self.status = self.process.returncode
         return self.status

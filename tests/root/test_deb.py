@@ -112,9 +112,12 @@ def test_the_service_starts_as_its_unit_would_and_answers(installed: None, tmp_p
             status = Path(f"/proc/{agent.pid}/status").read_text()
             uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
             assert int(uid) != 0
-            time.sleep(3)
             ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9477/api/v1/health').read().decode())"
+            end = time.monotonic() + 60
             said = run("ip", "netns", "exec", name, "python3", "-c", ask)
+            while said.returncode and time.monotonic() < end:
+                time.sleep(0.5)
+                said = run("ip", "netns", "exec", name, "python3", "-c", ask)
             assert said.returncode == 0, said.stderr
             assert json.loads(said.stdout)
         finally:

@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_a_whole_file(pair: Pair, nccl: list[Path], tmp_path:
         file = small / "x.pcapng"
         with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any") as capture:
             sent = pair.send(pair.a, "west", *nccl)
-            capture.process.wait(timeout=20)
+            capture.process.wait(timeout=120)
         assert capture.status == 1
         assert f"{file}: No space left on device" in capture.said.splitlines()[-1]
         assert 1000 < len(packets_of(file)) < sent

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -56,7 +58,9 @@ def test_the_late_rank_is_named_and_measured(pair: Pair, job: Path, tmp_path: Pa
     pair.give_addresses()
     result = tmp_path / "x.json"
     dpuflow, columns = f"{sys.executable} -m dpuflow", tmp_path / "x.dpuflow"
-    capture = f"{dpuflow} capture -i east --duration 8"
+    pid = tmp_path / "pid"
+    # The capture's own shell becomes it, so that it can be ended when the job is over.
+    capture = f"sh -c 'echo $$ > {pid}; exec {dpuflow} capture -i east \"$@\"' sh"
     line = {
         "a pipe": f"{capture} -w - | {dpuflow} analyze - --quiet --json {result}",
         "a column file": f"{capture} --mode messages -w {columns}"
@@ -66,7 +70,8 @@ def test_the_late_rank_is_named_and_measured(pair: Pair, job: Path, tmp_path: Pa
     assert process.stderr is not None
     assert b"capturing on east" in process.stderr.readline()
     entered = run_job(pair, job)
-    _, said = process.communicate(timeout=100)
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     found = json.loads(result.read_text())
     assert len(found["collectives"]) == STEPS

@@ -53,7 +53,7 @@ def test_modes_change_while_packets_come_and_each_packet_is_counted_once(
         {"mode": "messages", "snaplen": 256}, {"mode": "packets"},
     ]  # fmt: skip
     modes = ["packets"]
-    sending = sender(pair, nccl, 8000)
+    sending = sender(pair, nccl * 2, 8000)
     due_s = time.monotonic() + 0.4
 
     def over() -> bool:
@@ -67,7 +67,7 @@ def test_modes_change_while_packets_come_and_each_packet_is_counted_once(
             due_s = max(due_s, time.monotonic() + 0.2) if not steps else due_s
         return sending.poll() is not None and time.monotonic() > due_s
 
-    for _ in capture.pieces(duration_s=30, stopped=over):
+    for _ in capture.pieces(duration_s=300, stopped=over):
         pass
     packets = capture.summary().status.packets
     assert sending.stdout is not None
@@ -111,7 +111,7 @@ def test_a_new_start_after_the_interface_was_gone_counts_on(
             run("ip", "-n", pair.b, "link", "del", "east")
         return False
 
-    for _ in capture.pieces(duration_s=10, stopped=gone):
+    for _ in capture.pieces(duration_s=120, stopped=gone):
         pass
     assert capture.summary().reason == "east: the interface is gone; what came before is kept"
     with pytest.raises(DpuflowError, match="east: there is no such interface"):

@@ -90,7 +90,7 @@ def test_copies_of_both_directions(
     back = pair.send(pair.b, "east", *nccl, rate=20000)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert pair.rules() == before
     roce = [frame for frame in frames(nccl[0]) if frame[23] == 17 and frame[36:38] == b"\x12\xb7"]
@@ -106,7 +106,7 @@ def test_everything(pair: Monitored, nccl: list[Path], tmp_path: Path) -> None:
     with pair.tcpdump(pair.b, "m1", file, "-Q", "in"):
         sent = pair.send(pair.a, "west", *nccl, rate=20000)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 0
     with file.open("rb") as opened:
         assert [bytes(data) for _, data in dpkt.pcap.Reader(opened)] == frames(nccl[0])
@@ -124,20 +124,20 @@ def test_what_others_have_stays(pair: Monitored) -> None:
     started(process)
     assert "pref 55776" in pair.rules()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert pair.rules() == before
     run(*inside, "qdisc", "del", "dev", "east", "clsact")
     process = pair.mirror(*WORDS)
     started(process)
     run(*inside, "filter", "add", "dev", "east", "ingress", *theirs)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert pair.rules().split() == before.split()
     run(*inside, "filter", "add", "dev", "east", "egress", "protocol", "ip", "pref", "55776", "u32",
         "match", "u32", "0", "0")  # fmt: skip
     before = pair.rules()
     process = pair.mirror(*WORDS)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "something else has pref 55776 there" in said
     assert pair.rules() == before
@@ -149,7 +149,7 @@ def test_after_a_kill_the_next_one_or_doctor_undoes_it(pair: Monitored) -> None:
         process = pair.mirror(*WORDS)
         started(process)
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         assert "pref 55776" in pair.rules()
         (left,) = pair.folder.iterdir()
         assert json.loads(left.read_text())["pid"] == process.pid
@@ -181,10 +181,10 @@ def test_after_a_kill_the_next_one_or_doctor_undoes_it(pair: Monitored) -> None:
 def test_a_commands_status_and_what_the_kernel_lacks(pair: Monitored) -> None:
     before = pair.rules()
     process = pair.mirror(*WORDS, "--", "sh", "-c", "exit 7")
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 7
     process = pair.mirror("tc", "--from", "east", "--peer", "m1", "--to", "m0")
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert said.startswith("dpuflow: tc filter add dev east ingress")  # no flower here, or no hardware
     assert said.count("\n") == 1
@@ -301,7 +301,7 @@ def test_ovs_copies_and_is_as_before(
         time.sleep(0.5)
         pair.send(pair.b, "p0x", source, rate=4000)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     for captured in (file, produced):
         with captured.open("rb") as opened:
