@@ -433,7 +433,7 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
         if op.algorithm == "doubling" and cluster.nodes & (cluster.nodes - 1):
             return f"job.ops[{i}].algorithm", f"doubling is for 2, 4, 8, ... nodes, not {cluster.nodes}"
         if op.op not in ALGORITHM_OF.get(op.algorithm, OPS):
-            return f"job.ops[{i}].algorithm", f"there is no {op.algorithm} for {op.op}"
+            return f"job.ops[{i}].algorithm", f"NCCL has no {op.algorithm} for {op.op}"
     return None
 
 
