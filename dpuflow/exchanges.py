@@ -3,7 +3,8 @@
 A library that announces its data (Gloo's SEND_READY, ob1's RNDV) or waits for a credit (Gloo's
 RECV_READY, ob1's PUT request, NCCL's clear-to-send) spreads one transfer over several messages.
 What belongs together is told by the library's own match key where the wire shows one, else by
-order: the i-th grant of a connection pays for the i-th data message.
+order: the i-th grant of a connection pays for the i-th data message. What peers put into each other's memory
+unasked is one exchange up to its flag (``flagged``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.flagged import joined_puts
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 from dpuflow.stripes import bundled, striped
 
@@ -87,7 +89,7 @@ def _in_order(transfers: Rows, part: NDArray[np.int64]) -> Rows:
         joined, turns = bundled(transfers, part)
         if joined is not transfers:
             out, _, _ = _pay(joined, turns)
-    return out
+    return joined_puts(out)
 
 
 def _pay(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:

@@ -18,7 +18,7 @@ ORDER = [
     *("framing", "tables", "rankmap", "results"),
     *("kernels", "icrc", "capture", "blocks", "workers", "records"),
     *("messages", "store", "segments", "ingest", "live"),
-    *("join", "ordering", "stripes", "exchanges", "identity"),
+    *("join", "ordering", "stripes", "flagged", "exchanges", "identity"),
     *("collectives", "lateness", "inference"),
     *("outline", "assemble", "findings", "analysis"),
     "scoring",

@@ -37,6 +37,7 @@ def build_collectives(
     ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
+    from dpuflow.collectives.puts import put_instances
     from dpuflow.collectives.repeated import repeated_instances
     from dpuflow.collectives.sequenced import sequenced_instances
     from dpuflow.collectives.sessions import sessions
@@ -57,9 +58,9 @@ def build_collectives(
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
     written &= exchanges["data_ns"] != NEVER
-    instances.extend(
-        structured_instances(exchanges, np.flatnonzero(written & ~told), position, near, announced, nodes)
-    )
+    puts, rest = put_instances(exchanges, np.flatnonzero(written & ~told), position, near)
+    instances.extend(puts)
+    instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes))
     places = np.arange(len(position)) if nodes is None else nodes
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
     streamed, unread = socket_instances(exchanges, sent, position, near, places)
@@ -83,10 +84,13 @@ def count_untold(transfers: Rows, exchanges: Rows, instances: list[Instance]) ->
     for instance in instances:
         part[instance.rows] = True
     seen = exchanges["data"] != NONE32
+    # Of a put (``flagged``) ``tag`` is how many messages it was.
+    put = part & (exchanges["wire"] == Wire.ROCE_WRITE) & (exchanges["tag"] > 1)
+    data_left = int(data.sum()) - int((exchanges["tag"][put].astype(np.int64) - 1).sum())
     # One transfer may have come in several frames; they all count as told.
     frames = int((data & (transfers["op"] != Op.UNKNOWN)).sum())
     unnamed = int((part & seen & (exchanges["op"] == Op.UNKNOWN)).sum())
-    return int(data.sum()) - frames - unnamed
+    return data_left - frames - unnamed
 
 
 def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
