@@ -12,7 +12,7 @@ from dpuflow.inference.causes import CAUSES
 from dpuflow.inference.edges import disagreements
 from dpuflow.inference.phases import ring_phases
 from dpuflow.lateness import BOUNDS, RULES, Rule
-from dpuflow.outline import list_pipelines, list_steps, list_what_if
+from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
 from dpuflow.rankmap import doubts_about
 from dpuflow.results import (
     Analysis,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
+    from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.judgement import Judgement
     from dpuflow.lateness import Entries
     from dpuflow.rankmap import Place
@@ -70,8 +71,10 @@ def assemble(
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
         pipelines=list(list_pipelines(inferred.pipelines, inferred.stages, inferred.entries)),
+        transfers=list(list_transfers(inferred.bulk, inferred.entries)),
         limits=[
-            *_limits(joined, untold),
+            *_limits(joined, untold - sum(len(each.rows) for each in inferred.bulk)),
+            *_limits_of_bulk(inferred.bulk),
             *_limits_of_nodes(instances),
             *_limits_of_transfers(instances, inferred),
             *disagreements(joined, inferred.edges, inferred.entries),
@@ -272,6 +275,18 @@ def _limits(joined: Joined, untold: int) -> list[str]:
         if capture.lost_packets:
             limits.append(f"{capture.vantage}: the capture itself lost {capture.lost_packets} packets.")
     return limits
+
+
+def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
+    """What is not told of bulk one-sided transfers."""
+    if not bulk:
+        return []
+    cut = sum(not each.complete for each in bulk)
+    return [
+        f"{len(bulk)} bulk one-sided transfer{'s' if len(bulk) > 1 else ''}: what the bytes are shows in no"
+        " packet, nor which request they belong to; one that follows another without a pause counts with it"
+        + (f"; {cut} began before or ended after the capture, or lack packets." if cut else ".")
+    ]
 
 
 def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
+    from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.judgement import Judgement, Own
     from dpuflow.inference.kinds import Tokens
     from dpuflow.inference.pipelines import Pipeline
@@ -105,3 +106,44 @@ def _sooner(judgement: Judgement, own: Own, entries: Entries) -> dict[int, int]:
     for row, usual in judgement.usual_ns.items():
         sooner.setdefault(row, min(max(int(own.excess_ns[row]), 0), usual))
     return sooner
+
+
+def list_transfers(bulk: Sequence[Bulk], entries: Entries) -> Iterator[results.Transfer]:
+    """Bulk one-sided transfers, in order of their start."""
+    for number, each in enumerate(bulk):
+        first = int(entries.enter_ns[each.row]) if each.row >= 0 else None
+        yield results.Transfer(
+            id=number,
+            src=each.src,
+            dst=each.dst,
+            verb="read" if each.read else "write",
+            start_ns=each.start_ns,
+            end_ns=each.end_ns,
+            bytes=each.bytes,
+            pages=len(each.rows),
+            page_bytes=each.page_bytes,
+            busy_ns=each.busy_ns,
+            bits_per_s=8e9 * each.bytes / each.busy_ns if each.busy_ns > 0 else None,
+            retransmitted=each.retransmitted,
+            ecn_marked=each.ecn_marked,
+            path=each.path,
+            likely="kv_cache" if each.cache else None,
+            first_token_ns=first,
+            wait_before_first_token_ns=first - each.idle_ns if each.waited and first is not None else None,
+            complete=each.complete,
+            why=_why(each),
+        )
+
+
+def _why(each: Bulk) -> str:
+    pages = f"{len(each.rows)} pages" + (f", most of {each.page_bytes} bytes" if each.page_bytes else "")
+    parts = [f"{pages}, one way, without clear-to-send entries or immediates"]
+    if each.waited:
+        parts.append("the receiver paused for it and entered its next collective when it was there")
+    elif each.cache:
+        parts.append("the receiver was at work; it has waited for other transfers of this way")
+    elif each.row < 0:
+        parts.append("the receiver enters no collective after it")
+    else:
+        parts.append("the receiver was at work, or paused no longer than it usually does")
+    return "; ".join(parts)

@@ -230,6 +230,38 @@ class Pipeline:
 
 
 @dataclass(slots=True)
+class Transfer:
+    """Pages that ``src`` wrote into the memory of ``dst``, or ``dst`` read from that of ``src``, in one go.
+
+    ``page_bytes``: the size of most pages, None where less than half have one. ``busy_ns``: how long some
+    page was under way; ``bits_per_s`` over that time. ``likely``: what the bytes are, as far as what follows
+    speaks for it. ``first_token_ns``: when ``dst`` entered its next collective;
+    ``wait_before_first_token_ns``: how long it had done nothing before, from the transfer's start at the
+    earliest; None where it had not waited. ``path``: what the network did to it. ``why`` says what
+    ``likely`` and the wait rest on."""
+
+    id: int
+    src: int
+    dst: int
+    verb: Literal["write", "read"]
+    start_ns: int
+    end_ns: int
+    bytes: int
+    pages: int
+    page_bytes: int | None
+    busy_ns: int
+    bits_per_s: float | None
+    retransmitted: int
+    ecn_marked: int
+    path: Literal["slow", "lossy", "marked"] | None
+    likely: Literal["kv_cache"] | None
+    first_token_ns: int | None
+    wait_before_first_token_ns: int | None
+    complete: bool
+    why: str
+
+
+@dataclass(slots=True)
 class Evidence:
     """Frames ``packets`` (first and last, counted from 1 as Wireshark does) of a capture."""
 
@@ -271,6 +303,7 @@ class Analysis:
     what_if: list[WhatIf] = field(default_factory=list)
     steps: list[Steps] = field(default_factory=list)
     pipelines: list[Pipeline] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     start_ns: int | None = None

@@ -1,8 +1,8 @@
 """All_to_alls that peers put into each other's memory, unasked: experts' dispatch and combine (DeepEP's way).
 
-In: EXCHANGE rows that are puts (``flagged``), one each way and turn. Out: collectives. What makes a turn of all
-ways one collective is not their time but that nobody puts again before it has the flags of all who put to it:
-a kernel that combines, or dispatches the next layer's tokens, needs what came. How much goes each way may
+In: EXCHANGE rows that are puts (``flagged``), one each way and turn. Out: collectives. What makes a turn of
+all ways one collective is not their time but that nobody puts again before it has the flags of all who put to
+it: a kernel that combines, or dispatches the next layer's tokens, needs what came. How much goes each way may
 differ; an all_gather or reduce_scatter of as much for everybody, put directly, would look the same.
 """
 
@@ -36,7 +36,7 @@ _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name 
 def put_instances(
     exchanges: Rows, rows: Ints, position: Ints, near: frozenset[int] | None
 ) -> tuple[list[Instance], Ints]:
-    """The all_to_alls among ``rows``, and the rows that are of none. Arguments as of ``structured_instances``."""
+    """The all_to_alls among ``rows``, and the rows of none. Arguments as of ``structured_instances``."""
     put = rows[(exchanges["wire"][rows] == Wire.ROCE_WRITE) & (exchanges["tag"][rows] > 1)]
     if not len(put):
         return [], rows

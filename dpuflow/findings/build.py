@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.findings.bulk import find_kv_bottlenecks
 from dpuflow.findings.network import (
     CRITICAL_SHARE,
     LOSS_SHARE,
@@ -45,6 +46,7 @@ def build_findings(
         *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),
         *find_congestion(captures, joined, result),
         *find_starvation(captures, joined, result),
+        *find_kv_bottlenecks(captures, joined, inferred.bulk, result),
         *_capture_losses(captures),
         *_untied(joined),
     ]

@@ -52,15 +52,21 @@ def causes_of(
     relative: Relative,
     charges: Charges,
     slow: NDArray[np.bool_],
+    fed: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None,
 ) -> Causes:
-    """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link."""
+    """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
+
+    ``fed``: when data from outside the collectives that a rank had waited for was there (``bulk``), NEVER for
+    none, and whether the network had held that up. Its own time begins then.
+    """
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
     staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
-    since_leave = _excess(entries, last, entries.leave_ns)
-    since_idle = _excess(entries, last, entries.idle_ns)
+    fed_ns, held_up = fed or (np.full(len(last), NEVER), np.zeros(len(last), bool))
+    since_leave = _excess(entries, last, entries.leave_ns, fed_ns)
+    since_idle = _excess(entries, last, entries.idle_ns, fed_ns)
     excess = np.minimum(since_leave, since_idle)
     excess[staged] = NEVER
     beside = seen_from_beside(instances, entries)
@@ -74,7 +80,7 @@ def causes_of(
     most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
     # A rank that the network gave trouble is blamed only where nothing else can explain it.
     working = known & np.where(troubled, most & beyond, most | beyond)
-    working |= last < 0  # nothing was there to wait for
+    working |= (last < 0) & (fed_ns == NEVER)  # nothing was there to wait for
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (since_leave > charges.noise_ns)
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
@@ -86,6 +92,7 @@ def causes_of(
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
     own = np.where(beside.partly & ~proved & (beside.rows | troubled | draining), UNKNOWN, own)
     others = np.where(beside.rows, UNKNOWN, others)
+    others = np.where(held_up & known, NETWORK, others)
     causes = np.where(charges.late, np.where(working, own, others), NONE)
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
@@ -112,8 +119,14 @@ def _granted_late(
     return late
 
 
-def _excess(entries: Entries, last: NDArray[np.int64], left_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much longer each rank worked between two collectives than the others of its group, ns."""
-    known = (last >= 0) & (entries.enter_ns != NEVER) & (left_ns[last] != NEVER)
-    own = np.where(known, entries.enter_ns - left_ns[last], NEVER)
+def _excess(
+    entries: Entries, last: NDArray[np.int64], left_ns: NDArray[np.int64], fed_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How much longer each rank worked before a collective than the others of its group, ns.
+
+    From leaving the one before, or from when data that it had waited for was there.
+    """
+    since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
+    known = (entries.enter_ns != NEVER) & (since != NEVER)
+    own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
     return np.where(known, against_others(entries, own, known), NEVER).astype(np.int64)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.inference.beside import busy_elsewhere
+from dpuflow.inference.bulk import fed_rows, find_bulk
 from dpuflow.inference.causes import causes_of
 from dpuflow.inference.edges import measure_edges
 from dpuflow.inference.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.causes import Causes
     from dpuflow.inference.edges import Measured
     from dpuflow.inference.judgement import Charges, Judgement, Own
@@ -62,6 +64,7 @@ class Inferred:
     compared: frozenset[int]  # endpoints that were judged against replicas of their stage
     judgements: list[Judgement]
     edges: list[Measured]
+    bulk: list[Bulk]
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -72,7 +75,9 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     relative = relate(entries, short)
     charges = charge(entries, relative, group_of)
     links = measure_links(exchanges, instances)
-    causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries))
+    bulk = find_bulk(exchanges, instances, entries)
+    fed = fed_rows(bulk, entries) if bulk else None
+    causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries), fed)
     steps, step = find_steps(instances, entries, group_of)
     pipelines = find_pipelines(instances, entries, step)
     replicas = compare_replicas(instances, entries, pipelines)
@@ -110,6 +115,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         compared=compared,
         judgements=judgements,
         edges=measure_edges(joined, exchanges, instances, entries),
+        bulk=bulk,
     )
 
 

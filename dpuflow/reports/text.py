@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from statistics import median
 from typing import TYPE_CHECKING, TextIO
 
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, size, table, three_digits, wrap
@@ -18,7 +19,7 @@ from dpuflow.reports.verdict import verdict_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dpuflow.results import Analysis, Finding, Lateness, Pipeline, Steps
+    from dpuflow.results import Analysis, Finding, Lateness, Pipeline, Steps, Transfer
 
 MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
@@ -145,6 +146,7 @@ def _inferred(result: Analysis) -> list[str]:
         )
     phrases += [_steps(each) for each in result.steps if each.collectives > 1 or each.count > 1]
     phrases += [_pipeline(each) for each in result.pipelines]
+    phrases += _transfers(result)
     phrases.append(_clocks(result))
     return phrases
 
@@ -157,6 +159,29 @@ def _steps(steps: Steps) -> str:
     if steps.tokens_per_s is not None:
         text += f" ({three_digits(steps.tokens_per_s)} tokens/s, {count(steps.layers or 0, 'layer')})"
     return text
+
+
+def _transfers(result: Analysis) -> Iterator[str]:
+    """``20 bulk one-sided WRITEs of 16 MiB in pages of 64 KiB, 97 Gbit/s: KV caches likely``, by kind."""
+    kinds: dict[tuple[str, bool], list[Transfer]] = {}
+    for each in result.transfers:
+        kinds.setdefault((each.verb, each.likely is not None), []).append(each)
+    for (verb, likely), mine in kinds.items():
+        what = count(len(mine), f"bulk one-sided {verb.upper()} transfer")
+        text = f"{what} of {size(round(median(each.bytes for each in mine)))}"
+        page = Counter(each.page_bytes for each in mine).most_common(1)[0][0]
+        text += f" in pages of {size(page)}" if page else ""
+        rates = [each.bits_per_s for each in mine if each.bits_per_s is not None]
+        text += f", {three_digits(median(rates) / 1e9)} Gbit/s" if rates else ""
+        if likely:
+            text += ": KV caches likely, for decoding began after them"
+        waits = [e.wait_before_first_token_ns for e in mine if e.wait_before_first_token_ns is not None]
+        if waits:
+            text += (
+                f"; for {len(waits):,} of them the receiver waited, {duration(round(median(waits)))} until"
+            )
+            text += " its first token"
+        yield text
 
 
 def _pipeline(pipeline: Pipeline) -> str:

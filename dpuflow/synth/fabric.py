@@ -80,6 +80,7 @@ class Fabric(Receiving):
         """The responder's NIC has a READ request."""
         assert flow.answer is not None
         flow.received += 1
+        flow.answer.end_psn = message.psn  # between them lie the PSNs of other messages
         self.post(flow.answer, RESPONSE, message.read, 0, 0, flow.received)
 
     def _answered(self, back: Flow) -> None:
@@ -118,6 +119,8 @@ class Fabric(Receiving):
         if flow.not_before > now:
             flow = port.waiting.popleft()
         message = flow.queue[flow.place]
+        if flow.asked is not None:
+            flow.next_psn = max(flow.next_psn, message.psn)
         first = flow.next_psn - message.psn
         if message.read:
             self._request(port, flow, message)

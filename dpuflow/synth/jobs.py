@@ -199,9 +199,12 @@ class Builder:
         """Its sender has ``size`` bytes more of it now."""
         self.programs[transfer.endpoint.src.rank].append(Offer(transfer, size))
 
-    def want(self, transfer: Transfer) -> None:
-        """Its receiver goes on when it is there."""
-        self.programs[transfer.endpoint.dst.rank].append(Want(transfer))
+    def want(self, transfers: Sequence[Transfer]) -> None:
+        """Each receiver goes on when what it shall get is there."""
+        for rank, program in self.programs.items():
+            mine = [each for each in transfers if each.endpoint.dst.rank == rank]
+            if mine:
+                program.append(Want(mine))
 
     def run(self, ranks: Sequence[int], operation: Operation, **extra: object) -> None:
         """Launch and wait."""
@@ -277,8 +280,7 @@ def _prefill_decode(job: PrefillDecode, builder: Builder) -> None:
                 done = layer * each if job.layerwise else 0
                 for cache in caches:
                     builder.offer(cache, min(each, job.kv_bytes - done))
-        for cache in caches:
-            builder.want(cache)
+        builder.want(caches)
         for _ in range(job.tokens):
             if len(second) > 1:
                 _token(builder, second, job.layers, job.layer_us, job.jitter_us, small)

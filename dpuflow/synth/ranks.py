@@ -84,9 +84,9 @@ class Offer:
 
 @dataclass
 class Want:
-    """Until a cache is there."""
+    """Until caches are there."""
 
-    transfer: Transfer
+    transfers: list[Transfer]
 
 
 Program = list["Compute | Launch | Wait | Put | Offer | Want"]
@@ -129,7 +129,7 @@ class Rank:
                 return
             elif isinstance(item, Want):
                 self._place += 1
-                item.transfer.want(self.proceed)
+                self._want(item.transfers)
                 return
             elif isinstance(item, Compute):
                 self._place += 1
@@ -145,6 +145,18 @@ class Rank:
                     self._drive_host()
                 if queue[0] == number:
                     self._try(number)
+
+    def _want(self, transfers: list[Transfer]) -> None:
+        missing = len(transfers)
+
+        def there() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                self.proceed()
+
+        for transfer in transfers:
+            transfer.want(there)
 
     def _put(self, item: Put) -> None:
         work, rank = item.work, self.gpu.rank

@@ -43,6 +43,8 @@ class Receiving:
     def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
         """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
         psn, end = message.psn + first, message.psn + first + count
+        if flow.asked is not None:
+            flow.expected_psn = max(flow.expected_psn, message.psn)
         if psn > flow.expected_psn:
             if not flow.nak_sent:
                 flow.nak_sent = True
@@ -80,6 +82,11 @@ class Receiving:
 
     def _acknowledge(self, flow: Flow, psn: int, done: float) -> None:
         """Of a message that is whole at ``done``: an ACK of its own, or the one that is due anyway."""
+        answers = flow.answer
+        if answers is not None and answers.queue and answers.queue[0].psn < psn:
+            # In order: behind the answers to the READs before it.
+            self.engine.at(done + REPLY_NS * 100, self._acknowledge, flow, psn, done + REPLY_NS * 100)
+            return
         due = flow.due
         if due is not None and due.at_ns > done and due.messages < self.rules.coalesce:
             due.psn, due.received = psn, flow.received
