@@ -1,0 +1,120 @@
+"""Bulk one-sided transfers: bytes, pages, rate and waits as the scripted truth has them; nobody is blamed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from synth_worlds import settings
+
+import dpuflow
+from dpuflow.reports.text import text_lines
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+JOB = {"kind": "prefill_decode", "requests": 6, "kv_bytes": 2 << 20, "prefill_us": 1500, "prefill_layers": 2,
+       "tokens": 3, "layers": 3}  # fmt: skip
+
+
+def played(tmp_path: Path, job: dict[str, object], **keys: object) -> tuple[Analysis, list[dict]]:
+    """The analysis, and the transfers of the truth in order of their start."""
+    write_case(parse_scenario(settings(job={**JOB, **job}, **keys), "test.yaml"), str(tmp_path))
+    files = sorted(tmp_path.glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    truth = json.loads((tmp_path / "truth.json").read_text())["transfers"]
+    return result, sorted(truth, key=lambda each: each["start_ns"])
+
+
+def of_way(rows: list, src: int, dst: int, names: tuple[str, str]) -> list:
+    def end(row: object, name: str) -> int:
+        return row[name] if isinstance(row, dict) else getattr(row, name)
+
+    return [row for row in rows if (end(row, names[0]), end(row, names[1])) == (src, dst)]
+
+
+@pytest.mark.parametrize(
+    ("job", "keys"),
+    [
+        ({"mode": "read"}, {}),
+        ({"mode": "read", "notice": "send", "page_bytes": 20_000, "queue_pairs": 1}, {}),
+        ({"mode": "write"}, {"cluster": {"nodes": 6}}),
+        ({"mode": "write", "layerwise": True, "notice": "send"}, {}),
+        ({"mode": "write", "layerwise": True}, {}),
+        ({"mode": "write"}, {"observation": {"clocks": {"offset_us": 2000, "drift_ppm": 20}}}),
+        ({"mode": "write", "kv_bytes": 2_100_001, "page_bytes": 300_000}, {"observation": {"snaplen": 96}}),
+    ],
+)
+def test_transfers_are_those_of_the_truth(job: dict, keys: dict, tmp_path: Path) -> None:
+    result, truth = played(tmp_path, job, **keys)
+    assert len(result.transfers) == len(truth)
+    for src, dst in {(each["from"], each["to"]) for each in truth}:
+        mine = of_way(result.transfers, src, dst, ("src", "dst"))
+        true = of_way(truth, src, dst, ("from", "to"))
+        assert len(mine) == len(true)
+        for told, was in zip(mine, true, strict=True):
+            assert told.verb == was["op"]
+            assert (told.bytes, told.page_bytes) == (was["bytes"], was["page_bytes"])
+            assert told.pages == -(-was["bytes"] // was["page_bytes"])
+            assert abs(told.start_ns - was["start_ns"]) < 10_000
+            assert abs(told.end_ns - was["end_ns"]) < 10_000
+            assert told.likely == "kv_cache"
+            assert told.complete
+            assert told.bits_per_s is not None
+            assert 20e9 < told.bits_per_s < 101e9
+            if was["wait_before_first_token_ns"] is not None:
+                assert told.first_token_ns is not None
+                assert abs(told.first_token_ns - was["first_token_ns"]) < 10_000
+                assert told.wait_before_first_token_ns is not None
+                off = told.wait_before_first_token_ns - was["wait_before_first_token_ns"]
+                assert abs(off) < 0.02 * was["wait_before_first_token_ns"] + 10_000
+    assert not any("part of no collective" in line for line in result.limits) or job.get("notice")
+    text = " ".join(" ".join(text_lines(result)).split())
+    (line,) = [line for line in text.split(";") if "bulk one-sided" in line and "KV caches likely" in line]
+    assert f"{len(truth)} bulk one-sided {job['mode'].upper()} transfers" in line
+
+
+def test_a_rank_is_not_blamed_for_a_cache_that_a_slow_link_holds(tmp_path: Path) -> None:
+    slow = [{"kind": "slow_link", "node": 1, "gbps": 20, "where": "up"}]
+    result, _ = played(tmp_path, {"requests": 10}, faults=slow)
+    assert not [row for row in result.lateness if row.verdict in ("late", "intermittent")]
+    (finding,) = [
+        f for f in result.findings if f.condition == "kv_transfer_bottleneck" and "path" in f.summary
+    ]
+    assert finding.endpoints == [3, 1]
+    assert finding.severity in ("warning", "critical")
+    assert finding.evidence
+    waited = [row for row in result.transfers if row.src == 1]
+    assert {row.path for row in waited} == {"slow"}
+    causes = {
+        entry.cause
+        for each in result.collectives
+        for entry in each.ranks
+        if entry.endpoint == 3 and (entry.lateness_ns or 0) > 200_000
+    }
+    assert causes <= {"network", "none"}
+
+
+def test_a_late_gpu_of_the_decoding_ranks_is_still_named(tmp_path: Path) -> None:
+    late = [{"kind": "gpu_late", "rank": 3, "us": 300}]
+    result, _ = played(tmp_path, {"requests": 12}, faults=late)
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [3]
+
+
+def test_caches_that_nobody_waits_for_are_no_bottleneck(tmp_path: Path) -> None:
+    """Decoding takes longer than a prompt and its cache: they come while the receiver is at work."""
+    result, truth = played(tmp_path, {"tokens": 40, "kv_bytes": 1 << 20, "requests": 5})
+    assert sum(each["wait_before_first_token_ns"] is not None for each in truth) <= 2
+    assert len(result.transfers) == len(truth)
+    waits = [row for row in result.transfers if row.wait_before_first_token_ns is not None]
+    assert len(waits) <= 2
+    assert not [f for f in result.findings if f.condition == "kv_transfer_bottleneck"]
+
+
+def test_a_single_decoder_has_transfers_but_no_first_token(tmp_path: Path) -> None:
+    result, truth = played(tmp_path, {"prefill": 2, "mode": "read"}, cluster={"nodes": 3})
+    assert len(result.transfers) == len(truth) == 12
+    assert {row.first_token_ns for row in result.transfers} == {None}
+    assert {row.likely for row in result.transfers} == {None}
+    assert all(row.why.endswith("enters no collective after it") for row in result.transfers)
