@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dpuflow.inference import Inferred
     from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.judgement import Judgement
-    from dpuflow.lateness import Entries
+    from dpuflow.lateness import Entries, Relative
     from dpuflow.rankmap import Place
     from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict
     from dpuflow.tables import CaptureTables, Joined, Rows
@@ -144,10 +144,10 @@ def _collectives(
 ) -> tuple[list[Collective], list[int]]:
     """All collectives that anything was seen of, and the instance number of each."""
     entries, relative = inferred.entries, inferred.relative
-    enter, leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
+    enter, leave = relative.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
     error, cause = relative.error_ns.tolist(), inferred.causes.cause.tolist()
-    why = _reasons(captures, joined, entries)
+    why = _reasons(captures, joined, entries, relative)
     offsets = entries.offsets.tolist()
     nbytes = exchanges["bytes"]
     phases = ring_phases(exchanges, instances)
@@ -205,14 +205,17 @@ def _known(value: int) -> int | None:
     return None if value == NEVER else value
 
 
-def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries) -> list[str]:
+def _reasons(
+    captures: Sequence[CaptureTables], joined: Joined, entries: Entries, relative: Relative
+) -> list[str]:
     """For each row of Entries the rule its entry rests on and the frame that shows it."""
     reasons = []
     sentences = {int(rule): sentence for rule, (_, sentence) in RULES.items()}
     bounded = {int(rule) for rule, (bound, _) in RULES.items() if bound == "at_most"} | {Rule.LONG_AFTER}
-    columns = (entries.rule, entries.act, entries.after, entries.stalled_ns)
+    since = np.where(relative.enter_ns < entries.enter_ns, entries.since_act, NONE32)
+    columns = (entries.rule, entries.act, entries.after, entries.stalled_ns, since)
     transfers = joined.transfers
-    for rule, act, after, stalled in zip(*(column.tolist() for column in columns), strict=True):
+    for rule, act, after, stalled, left in zip(*(column.tolist() for column in columns), strict=True):
         if act == NONE32:
             reasons.append(sentences[rule])
             continue
@@ -222,6 +225,14 @@ def _reasons(captures: Sequence[CaptureTables], joined: Joined, entries: Entries
             capture = int(transfers["arrival_capture"][after])
             frame = _frame(captures, capture, int(transfers["arrival_message"][after]), "last_frame")
             packets += f", after {frame} of {captures[capture].info.vantage}"
+        if left != NONE32:
+            by_send = (
+                rule == Rule.QUEUED
+            )  # shown by the act of a call before, else by what ended the one before
+            sight = ("capture", "message") if by_send else ("arrival_capture", "arrival_message")
+            capture, message = (int(transfers[name][left]) for name in sight)
+            frame = _frame(captures, capture, message, "first_frame" if by_send else "last_frame")
+            packets += f", no earlier than {frame} of {captures[capture].info.vantage}"
         later = f"; in mid-operation it sat on an input for {stalled / 1e6:.1f} ms" if stalled else ""
         reasons.append(f"{sentences[rule]} ({packets}){later}")
     return reasons

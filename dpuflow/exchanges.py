@@ -170,7 +170,9 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         out[name] = high
 
     offer, grant = role == Role.OFFER, role == Role.GRANT
+    read = (rows["flags"] & MessageFlag.HIDDEN) == 0
     data = (role == Role.DATA) | (role == Role.BURST)
+    data |= _synchronous(rows, number, count, offer & read, grant, data)
     earliest("offer_ns", offer, rows["sent_ns"])
     earliest("offer_arrived_ns", offer, rows["arrived_end_ns"])
     earliest("grant_ns", grant, rows["sent_ns"])
@@ -182,7 +184,6 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     latest("acked_ns", data, rows["acked_ns"])
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
-    read = (rows["flags"] & MessageFlag.HIDDEN) == 0
     announced, granted, inferred = np.zeros((3, count), np.uint64)
     guessed = (offer | grant) & ~read
     for most, mask in ((announced, offer & read), (granted, grant & read), (inferred, guessed)):
@@ -214,6 +215,25 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         out[name] = NONE32
         np.minimum.at(out[name], number[mask], where[mask].astype(np.uint32))
     return out
+
+
+def _synchronous(
+    rows: Rows,
+    number: NDArray[np.int64],
+    count: int,
+    offer: NDArray[np.bool_],
+    grant: NDArray[np.bool_],
+    data: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Offers of ob1 that hold all the data there is, and were acknowledged: its synchronous sends.
+
+    Its barriers let ranks go with them (mca_pml_ob1_send_request_start_rndv, no PUT request for what fits).
+    """
+    alone = np.zeros(count, bool)
+    alone[number[grant & (rows["wire"] == Wire.OB1_OTHER)]] = True
+    alone[number[data]] = False
+    whole = offer & (rows["wire"] == Wire.OB1_RNDV) & (rows["bytes"] >= rows["announces"])
+    return np.asarray(whole & alone[number], np.bool_)
 
 
 def _mark_cut(exchanges: Rows, direction: NDArray[np.int64]) -> None:

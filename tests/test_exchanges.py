@@ -343,3 +343,17 @@ def test_random_interleavings_of_ob1_messages(seed: int) -> None:
     found = build_exchanges(wires.rows())
     assert {times(e) for e in found} == set(truth)
     assert len(found) == len(truth)
+
+
+def test_a_synchronous_send_without_data_is_complete() -> None:
+    """ob1's barrier lets ranks go with offers of no bytes, which are answered and followed by nothing."""
+    wires = Wires()
+    for seq in range(3):
+        at = 1_000_000 * seq
+        wires.add(Wire.OB1_RNDV, Role.OFFER, 0, 1, at, sub=seq, op=Op.BARRIER)
+        wires.add(Wire.OB1_OTHER, Role.GRANT, 1, 0, at + 2 * HOP, sub=seq, op=Op.BARRIER)
+    wires.add(Wire.OB1_RNDV, Role.OFFER, 0, 1, 5_000_000, sub=9, op=Op.BARRIER)  # not answered yet
+    rows = build_exchanges(wires.rows())
+    assert (rows["data_ns"] != NEVER).tolist() == [True, True, True, False]
+    assert (rows["arrived_end_ns"][:3] == rows["offer_arrived_ns"][:3]).all()
+    assert (rows["flags"] & MessageFlag.ENDS_AFTER != 0).tolist() == [False, False, False, True]

@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 import pytest
-from collective_worlds import HOP, World, algorithm_of, captured, run_job
+from collective_worlds import HOP, REACT, World, algorithm_of, captured, run_job
 
 from dpuflow.collectives.schedules import ALGORITHMS, dependencies
 from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness import AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
+from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
 from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.schema import NEVER, NONE32, Op, Wire
 from dpuflow.tables import Clock, Joined
@@ -62,12 +62,46 @@ def test_buckets_that_queue_are_bounds() -> None:
         rows = entries.collective == number
         queued = number % 4 >= 2
         assert rules(entries, number) == ({Rule.QUEUED} if queued else {Rule.READY}), number
-        assert set(relative.bound[rows]) == ({AT_MOST} if queued else {EXACT})
-        if queued:
-            # Called at once with the first two, which the bounds must allow for.
-            true = np.array([3 * MS * (r == number // 4 % 4) + r * 20_000 for r in range(4)])
-            assert (relative.lateness_ns[rows] >= true - true.min()).all()
-            assert (entries.after[rows] != NONE32).all()
+        if not queued:
+            assert set(relative.bound[rows]) == {EXACT}
+            continue
+        # Called at once with the first two, which the bounds must allow for.
+        true = np.array([3 * MS * (r == number // 4 % 4) + r * 20_000 for r in range(4)])
+        true -= true.min()
+        said, least, late = relative.lateness_ns[rows], relative.bound[rows] == AT_LEAST, int(true.argmax())
+        assert set(relative.bound[rows]) <= {AT_LEAST, AT_MOST}
+        assert (said[least] <= true[least]).all()
+        assert (said[~least] >= true[~least]).all()
+        assert least[late]
+        assert said[late] > 2 * MS  # as at the calls before, which showed
+        assert (entries.after[rows] != NONE32).all()
+        assert (relative.enter_ns[rows][least] < entries.enter_ns[rows][least]).all()
+        assert (entries.since_act[rows] != NONE32).all()
+
+
+def test_a_bucket_that_waited_for_a_busy_host_is_no_call() -> None:
+    """A worker that starts what had queued later than usual: the call was long before, and dates nothing."""
+    world = World("gloo")
+    ranks = [0, 1, 2, 3]
+    free = MS
+    for step in range(8):
+        called = {r: free + 5 * MS + r * 20_000 for r in ranks}
+        busy = [dict(called) for _ in range(2)]
+        for bucket in range(5):
+            lane = min(busy, key=lambda each: max(each.values()))
+            start = {r: max(called[r] + bucket * 10_000, lane[r]) for r in ranks}
+            # Rank 2's worker is put off now and then, longer than by usual hand-overs, not by slow ones.
+            start[2] += 3 * REACT // 2 if bucket == 3 and step % 4 == 1 else 0
+            lane.update(world.play(RING, 400_000, start).leave_ns)
+        free = max(max(lane.values()) for lane in busy)
+    entries, relative = told(world)
+    for number in range(40):
+        rows = entries.collective == number
+        if number % 5 >= 2:
+            assert rules(entries, number) == {Rule.QUEUED}, number
+            least = relative.bound[rows] == AT_LEAST
+            true = np.arange(4) * 20_000
+            assert (relative.lateness_ns[rows][least] <= true[least]).all()
 
 
 def test_a_blocking_caller_cannot_queue() -> None:

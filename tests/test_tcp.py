@@ -227,6 +227,25 @@ def test_each_hidden_stretch_gets_one_ready_of_both_kinds() -> None:
     assert kinds == [sorted([Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA])] * 2
 
 
+def test_a_hidden_ready_goes_where_the_next_one_would_be_too_late() -> None:
+    """Two slots lack a READY each; the one whose DATA comes first need not be the one whose turn it is.
+
+    Slot 2 has sent its second DATA before its second READY that was seen: the hidden one is its own.
+    """
+    offer, data = (lambda tag: gloo(SEND, tag, 3000)), (lambda tag: gloo(1, tag, 3000))
+    grants = [(1, gloo(GRANT, tag, 3000)) for tag in (1, 2, 1, 2)]
+    parts = [
+        *grants, (0, offer(2)), (0, data(2) + offer(2)), (0, offer(1)), (0, data(1)),
+        (0, data(2) + offer(1)), (0, data(1)),
+    ]  # fmt: skip
+    rows, _, tcp = run(taking_turns(*parts), snap=62)
+    hidden = np.sort(rows[(rows["flags"] & MessageFlag.HIDDEN) != 0], order="seq")
+    assert (tcp.hidden.stretches_resolved, tcp.hidden.bytes_unresolved) == (2, 0)
+    assert [(int(r["wire"]), int(r["tag"])) for r in hidden] == [
+        (Wire.GLOO_SEND_READY, 2), (Wire.GLOO_SEND_READY, 1),
+    ]  # fmt: skip
+
+
 def test_a_slot_whose_last_block_is_shorter() -> None:
     """The receiver's READYs tell each transfer's length; the sender's own are behind its backlog."""
     blocks = [3000, 3000, 2900]

@@ -6,7 +6,7 @@ whole, so that the result, the findings and the agent draw on the same rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,20 +73,21 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     entries = weigh(entries, exchanges, joined, instances, group_of)
     short = short_of_ranks(entries, instances)
     relative = relate(entries, short)
-    charges = charge(entries, relative, group_of)
+    dated = replace(entries, enter_ns=relative.enter_ns)
+    charges = charge(dated, relative, group_of)
     links = measure_links(exchanges, instances)
     bulk = find_bulk(exchanges, instances, entries)
     fed = fed_rows(bulk, entries) if bulk else None
-    causes = causes_of(instances, entries, relative, charges, slow_rows(links, entries), fed)
+    causes = causes_of(instances, dated, relative, charges, slow_rows(links, entries), fed)
     steps, step = find_steps(instances, entries, group_of)
     pipelines = find_pipelines(instances, entries, step)
     replicas = compare_replicas(instances, entries, pipelines)
-    own = own_lateness(instances, entries, relative, causes, group_of)
+    own = own_lateness(instances, dated, relative, causes, group_of)
     own, causes = with_replicas(own, causes, replicas)
 
     span_ns = joined.end_ns - joined.start_ns
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
-    judgements = judge(instances, entries, relative, charges, causes, own, group_of, step)
+    judgements = judge(instances, dated, relative, charges, causes, own, group_of, step)
     judgements = doubt(judgements, busy_elsewhere(instances))
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())

@@ -56,15 +56,18 @@ def weigh(
     entries = _first_on_connection(entries, transfers)
     entries = _repeated(entries, transfers, usual)
     entries = _unacked(entries, exchanges, usual)
-    queued, behind, called = queued_rows(entries, exchanges, instances, usual)
-    entries = _mark(entries, queued, Rule.QUEUED, behind)
-    since = np.where(entries.rule == Rule.QUEUED, called, entries.since_ns)
+    queued = queued_rows(entries, exchanges, instances, usual)
+    entries = _mark(entries, queued.rows, Rule.QUEUED, queued.behind)
+    waited = entries.rule == Rule.QUEUED
+    since = np.where(waited, queued.called_ns, entries.since_ns)
     # A rank cannot have been held up before it was there: not before it left its last collective.
     there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
     held = np.minimum(receiving_ns(exchanges, entries, usual), there)
     entries = replace(
         entries,
         since_ns=since,
+        since_act=np.where(waited, queued.called, entries.since_act),
+        lead_ns=np.where(waited, queued.lead_ns, NEVER),
         stalled_ns=_stalled(entries, usual),
         way_ns=_ways(entries, joined, instances),
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
@@ -115,8 +118,12 @@ def settle(
     # Of a first collective only a credit that came after others had begun can have made the rank late.
     prompt |= unmeasured & np.where(known, (least > 0) | alone, _credited_late(entries, gated))
     prompt &= ~known | (room >= least)
-    after = np.where(prompt & (entries.since_ns != NEVER), entries.since_ns + least, entries.since_ns)
-    entries = replace(entries, since_ns=after)
+    worked = prompt & (entries.since_ns != NEVER)
+    entries = replace(
+        entries,
+        since_ns=np.where(worked, entries.since_ns + least, entries.since_ns),
+        since_act=np.where(worked, NONE32, entries.since_act),  # no message shows how long work takes
+    )
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
 
 

@@ -110,7 +110,9 @@ class Entries:
     granted_ns: NDArray[np.int64]  # the rank's first credit for data that is not offered; NEVER without one
     waited: NDArray[np.int64]  # one element a send that had waited for its input: its rank's row here ...
     waited_ns: NDArray[np.int64]  # ... and how long after that input it came
-    since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so
+    since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so ...
+    since_act: NDArray[np.int64]  # ... and the TRANSFER row that shows it; NONE32 where none does
+    lead_ns: NDArray[np.int64]  # at least so much later than a peer, by calls before (``queues``); else NEVER
     clock: NDArray[np.int64]  # number of the capture that stamped the act ...
     clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
     spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
@@ -262,6 +264,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         waited=waited,
         waited_ns=waited_ns,
         since_ns=np.full(total, NEVER),
+        since_act=np.full(total, NONE32, np.int64),
+        lead_ns=np.full(total, NEVER),
         spread_ns=np.full(total, NEVER),
         stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
@@ -277,7 +281,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     )
     before = _left_before(entries, held, freed)
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
-    return replace(entries, since_ns=np.where(before <= there, before, NEVER))
+    at = previous_row(entries)
+    shown = np.where((at >= 0) & fed[at], last[at], NONE32)
+    return replace(entries, since_ns=np.where(before <= there, before, NEVER), since_act=shown)
 
 
 def _left_before(entries: Entries, held: NDArray[np.bool_], freed: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,19 +1,23 @@
 """Collectives that queue inside the library behind others of the same group (DDP's buckets).
 
-In: entries of all collectives. Out: which of them may have been called before they show on the wire.
+In: entries of all collectives. Out: which of them may have been called before they show on the wire, and what
+bounds that call.
 
 A blocking caller cannot have two collectives of one group open at once. Where a rank ever has, calls are
 handed to workers of the library, as many as were ever seen busy together. One that starts as another ends,
-while all workers had been busy, may have been called long before.
+while all workers had been busy, may have been called long before: not before the rank's last call that did
+not queue. Ranks that call one after the other in one go (buckets of a backward pass) stay as far apart as
+they were.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.handover import is_gloo
+from dpuflow.lateness.handover import FEWEST, is_gloo
 from dpuflow.schema import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
@@ -27,24 +31,46 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 
-def queued_rows(
-    entries: Entries, exchanges: Rows, instances: Sequence[Instance], usual: Usual
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that may have queued; the TRANSFER row whose arrival let each start; the earliest it was called.
+FAR_BEYOND = 3.0
+"""Times the slowest usual reaction (95th percentile) after which a call had not queued for a free worker."""
+
+
+@dataclass
+class Queued:
+    """Per row of Entries."""
+
+    rows: NDArray[np.bool_]  # may have queued
+    behind: NDArray[np.int64]  # TRANSFER row whose arrival let it start; NONE32 for none
+    called_ns: NDArray[
+        np.int64
+    ]  # it was called no earlier than this: the rank's last call that did not queue ...
+    called: NDArray[np.int64]  # ... of which this TRANSFER row is the first act; NONE32 for none
+    lead_ns: NDArray[
+        np.int64
+    ]  # so much later than a peer, if their calls follow each other alike; else NEVER
+
+
+def queued_rows(entries: Entries, exchanges: Rows, instances: Sequence[Instance], usual: Usual) -> Queued:
+    """Rows that may have queued.
 
     A group's calls come in order, so none was called before the last one of its rank that did not queue.
+    Ranks that do the same work from one call to the next stay as far apart as they were at that one.
     """
     total = len(entries.endpoint)
-    queued = np.zeros(total, bool)
-    behind = np.full(total, NONE32, np.int64)
-    called = np.full(total, NEVER, np.int64)
+    out = Queued(
+        np.zeros(total, bool),
+        np.full(total, NONE32, np.int64),
+        np.full(total, NEVER, np.int64),
+        np.full(total, NONE32, np.int64),
+        np.full(total, NEVER, np.int64),
+    )
     lane = _lanes(exchanges, instances)[entries.collective]
     # Open while the rank has not yet received all it needs; who receives nothing is never known to be.
     done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
     good = np.flatnonzero((lane >= 0) & (entries.enter_ns != NEVER))
     order = good[np.lexsort((entries.enter_ns[good], entries.endpoint[good], lane[good]))]
     if not len(order):
-        return queued, behind, called
+        return out
     enter, done = entries.enter_ns[order], done[order]
     # A worker is free once it has all it needs, or once its own data has left as well: that is the later.
     idle = np.maximum(entries.idle_ns[order], done)
@@ -54,7 +80,7 @@ def queued_rows(
     ]
     starts = np.flatnonzero(new)
     if not (enter[1:] < np.maximum.accumulate(done)[:-1])[~new[1:]].any():
-        return queued, behind, called  # quickly: nothing overlaps anywhere
+        return out  # quickly: nothing overlaps anywhere
     pieces = [slice(a, b) for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True)]
     busy = np.zeros(len(order), np.int64)
     for piece in pieces:
@@ -62,16 +88,60 @@ def queued_rows(
     workers = np.zeros(int(lane.max()) + 1, np.int64)
     np.maximum.at(workers, lane[order], busy + 1)
     slack = np.nan_to_num(usual.most_ns[order], nan=0.0) * 2
+    far = np.maximum(slack, np.nan_to_num(usual.slowest_ns[order], nan=0.0) * FAR_BEYOND)
+    turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
+    gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
     for piece in pieces:
         room = int(workers[lane[order[piece.start]]])
         if room > 1:
+            rows, number = order[piece], np.arange(piece.stop - piece.start)
             full, first = _was_full(enter[piece], idle[piece], slack[piece], room)
-            rows = order[piece]
-            queued[rows] = full
-            behind[rows] = entries.last[rows[first]]
-            free = np.where(full, NEVER, enter[piece])
-            called[rows] = np.r_[NEVER, np.maximum.accumulate(free)[:-1]]
-    return queued, behind, called
+            # A busy host starts what had queued as late as it reacts at its slowest.
+            may, _ = _was_full(enter[piece], idle[piece], far[piece], room)
+            for place in np.flatnonzero(may & ~full).tolist():
+                full[place] = place > 0 and full[place - 1]  # the calls before it queue still
+            out.rows[rows] = full
+            out.behind[rows] = entries.last[rows[first]]
+            last = np.r_[-1, np.maximum.accumulate(np.where(may, -1, number))[:-1]]
+            out.called_ns[rows] = np.where(last >= 0, enter[piece][last], NEVER)
+            out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
+            turn[rows] = np.where(last >= 0, number - last, 0)
+            goes_on = np.r_[False, enter[piece][1:] < done[piece][:-1]] & ~may & (last == number - 1)
+            gap[rows[goes_on]] = np.diff(enter[piece], prepend=0)[goes_on]
+    _leads(out, entries, lane, turn, gap)
+    return out
+
+
+def _leads(
+    queued: Queued,
+    entries: Entries,
+    lane: NDArray[np.int64],
+    turn: NDArray[np.int64],
+    gap: NDArray[np.int64],
+) -> None:
+    """Fill in ``lead_ns``: a rank's distance from its peers at the last call that did not queue.
+
+    Less what ranks differ by from one such call to the next (95 %), as often as they have called since; it
+    adds as squares.
+    """
+    for each in np.unique(lane[queued.rows]).tolist():
+        mine = np.flatnonzero((lane == each) & (gap != NEVER))
+        apart: list[int] = []
+        for collective in np.unique(entries.collective[mine]).tolist():
+            own = np.sort(gap[mine[entries.collective[mine] == collective]])
+            apart += [int(b - a) for place, a in enumerate(own) for b in own[place + 1 :]]
+        if len(apart) < FEWEST:
+            continue
+        margin = float(np.percentile(apart, 95))
+        known = np.flatnonzero((lane == each) & queued.rows & (queued.called_ns != NEVER))
+        for collective in np.unique(entries.collective[known]).tolist():
+            rows = known[entries.collective[known] == collective]
+            for row in rows:
+                # Who has not called as often since may have more work before this call.
+                fair = rows[(turn[rows] == turn[row]) & (rows != row)]
+                if len(fair):
+                    lead = queued.called_ns[row] - queued.called_ns[fair].min() - margin * np.sqrt(turn[row])
+                    queued.lead_ns[row] = round(max(float(lead), 0.0))
 
 
 def _lanes(exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import NEVER
+from dpuflow.schema import NEVER, NONE32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,9 @@ class Relative:
     lateness_ns: NDArray[np.int64]
     bound: NDArray[np.int64]  # index into BOUNDS
     error_ns: NDArray[np.int64]
+    enter_ns: NDArray[
+        np.int64
+    ]  # the entry that goes with it: of a lower bound that is not exact the earliest
 
 
 def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
@@ -50,15 +53,16 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
     than ``since_ns``; what follows for the others is a bound, not a value, unless both bounds are closer
-    than the error. ``short`` marks collectives with ranks that no capture saw: any of these may have been
-    the earliest, so what is known of the others are lower bounds. Of a collective that was seen only in
-    part nothing follows.
+    than the error. A rank that cannot have entered before another one had is late by at least what lies
+    between, exact or not. ``short`` marks collectives with ranks that no capture saw: any of these may have
+    been the earliest, so what is known of the others are lower bounds. Of a collective that was seen only
+    in part nothing follows.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
     if not len(starts):
         none = np.zeros(0, np.int64)
-        return Relative(none, none, none)
+        return Relative(none, none, none, none)
 
     def over(values: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.repeat(np.minimum.reduceat(values, starts), count)
@@ -84,14 +88,23 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
     least = exact & ((lead > slack + entries.way_ns) | missing)
+    # From the latest possible entry of the first of the others to its own earliest possible one, where a
+    # message shows that: no call returns before its data is there.
+    soonest = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
+    soonest = np.where(exact, entries.enter_ns, soonest)
+    ahead = np.where(soonest != NEVER, soonest - _least_of_others(when, starts, count), NEVER)
+    ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
+    held = ~exact & ~missing & (ahead > slack + entries.way_ns)
+    least |= held
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     widened = np.where(most != NEVER, most + slack, NEVER)
     lateness = np.select(
-        [bound == EXACT, bound == AT_LEAST], [lead, np.maximum(lead - slack - entries.way_ns, 0)], widened
+        [bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - slack - entries.way_ns, 0)], widened
     )
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
-    return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error))
+    enter = np.where(held & (bound == AT_LEAST), soonest, entries.enter_ns)
+    return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
 
 
 def _least_of_others(
@@ -123,14 +136,34 @@ def previous_row(entries: Entries) -> NDArray[np.int64]:
     """For each row that of the same rank's collective before, -1 for its first.
 
     In the order in which the rank entered them: where groups take turns, a peer may have begun a
-    collective before the rank had finished one of another group.
+    collective before the rank had finished one of another group. What a rank only receives may lie there long
+    before it calls: not before it entered its group's collectives that came before.
     """
-    when = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)
+    seen = entries.enter_ns != NEVER
+    when = np.where(seen, entries.enter_ns, entries.leave_ns)
+    if not seen.all():
+        when = np.maximum(when, np.where(seen, NEVER, _entered_before(entries)))
     order = np.lexsort((entries.collective, when, entries.endpoint))
     before = np.full(len(order), -1, np.int64)
     same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
     before[order[1:][same]] = order[:-1][same]
     return before
+
+
+def _entered_before(entries: Entries) -> NDArray[np.int64]:
+    """For each row when its rank had entered all of its group's collectives before, as far as was seen."""
+    # Groups as sums of scrambled endpoint numbers (the constant of Fibonacci hashing).
+    mixed = (entries.endpoint.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    group = np.repeat(np.add.reduceat(mixed, entries.offsets[:-1]), np.diff(entries.offsets))
+    order = np.lexsort((entries.collective, group, entries.endpoint))
+    same = (entries.endpoint[order][1:] == entries.endpoint[order][:-1]) & (
+        group[order][1:] == group[order][:-1]
+    )
+    pieces = np.split(entries.enter_ns[order], np.flatnonzero(~same) + 1)
+    out = np.empty(len(order), np.int64)
+    out[order] = np.concatenate([np.maximum.accumulate(each) for each in pieces])
+    return out
 
 
 def previous_leave(entries: Entries) -> NDArray[np.int64]:

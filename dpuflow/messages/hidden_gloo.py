@@ -182,7 +182,9 @@ class GlooConnection:
     ) -> tuple[Wire, Slot] | None:
         """The wanted READY whose DATA is the next to come after ``since_ns``.
 
-        DATA that was not seen either comes after its other READY at the earliest.
+        Transfers of a slot go in order, so one that lacks a READY is noticed where the next one's stands in
+        for it and comes too late: by the first DATA without a READY before it. DATA that was not seen either
+        comes after its other READY at the earliest.
         """
         best: tuple[int, Wire, Slot] | None = None
         for wire, transfer_way in ((Wire.GLOO_SEND_READY, way), (Wire.GLOO_RECV_READY, 1 - way)):
@@ -190,6 +192,11 @@ class GlooConnection:
             ready, other = (send, grant) if wire == Wire.GLOO_SEND_READY else (grant, send)
             for slot in wanted[wire]:
                 k = ready.before(slot, seq)
+                # One flow has an order of bytes; of two only the times can be compared.
+                mine = wire == Wire.GLOO_SEND_READY
+                stood, came = (r.places[slot] if mine else r.times[slot] for r in (ready, data))
+                while k < min(len(stood), len(came)) and stood[k] <= came[k]:
+                    k += 1
                 if len(data.times[slot]) > k:
                     coming = data.times[slot][k]
                 elif len(other.times[slot]) > k:
