@@ -6,6 +6,9 @@ import pytest
 
 from bench.accuracy.draw import FAULTS, KINDS, draw
 from bench.accuracy.measure import Measured, measure
+from bench.accuracy.onesided import KINDS as ONE_SIDED_KINDS
+from bench.accuracy.onesided import many
+from dpuflow.reports.scores import transfer_lines
 
 
 def test_a_number_is_a_scenario_and_they_cover_all_kinds() -> None:
@@ -16,6 +19,19 @@ def test_a_number_is_a_scenario_and_they_cover_all_kinds() -> None:
         assert any(f"-{op}-{algorithm}-{protocol}-" in name for name in names)
     for fault in FAULTS:
         assert any(f"-{fault}-" in name for name in names)
+
+
+def test_one_sided_scenarios_cover_all_kinds_and_are_scored() -> None:
+    names = [draw(number).name for number in many(300)]
+    assert len(names) == 60
+    for kind in ONE_SIDED_KINDS:
+        assert any("-".join(kind) in name for name in names)
+    measured = measure(draw(1001, "fabric"))
+    moved = measured.score.moved
+    assert moved.found == moved.true == moved.inferred == moved.bytes_right == moved.pages_right > 0
+    assert moved.waits_told == moved.waits > 0
+    (line,) = transfer_lines(measured.score)
+    assert line.startswith(f"transfers: {moved.true} of {moved.true} found, 0 invented; bytes right 100 %")
 
 
 def test_a_simple_ring_is_measured_right() -> None:

@@ -14,7 +14,8 @@ from dpuflow.errors import TruthError
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.scores import score_lines
 from dpuflow.results import Analysis, RankEntry
-from dpuflow.scoring.score import Score, add_scores, percentile, score_case, score_files
+from dpuflow.scoring.figures import percentile
+from dpuflow.scoring.score import Score, add_scores, score_case, score_files
 from dpuflow.scoring.truth import place_case
 from dpuflow.tables import Clock
 

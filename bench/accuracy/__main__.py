@@ -16,9 +16,12 @@ import click
 import dpuflow
 from bench.accuracy.draw import draw
 from bench.accuracy.measure import Measured, measure
+from bench.accuracy.onesided import many
 from bench.accuracy.smallest import smallest_ns
 from dpuflow.reports.layout import duration, table
-from dpuflow.scoring.score import Score, percentile, score_case
+from dpuflow.reports.scores import transfer_lines
+from dpuflow.scoring.figures import percentile
+from dpuflow.scoring.score import Score, score_case
 from dpuflow.scoring.truth import read_case
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
     The exit status says nothing about accuracy.
     """
     start = time.monotonic()
-    numbers = range(first, first + count)
+    numbers = [*range(first, first + count), *(many(count) if first == 0 else ())]
     run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
     found: list[Measured] = []
     failed: list[str] = []
@@ -68,7 +71,7 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
             else:
                 failed.append(f"{number}: {result}")
             if sys.stderr.isatty():
-                print(f"\r{number - first + 1}/{count}", end="", file=sys.stderr)
+                print(f"\r{len(found) + len(failed)}/{len(numbers)}", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     rows: list[list[str]] = [_row(each.name, [each]) for each in found] if cases else []
@@ -86,6 +89,7 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
     rows.append(_row("simulated", found))
     rows += _real()
     print("\n".join(table(list(HEADER), rows)))
+    print("\n".join(transfer_lines(_together(found).score)))
     print("\n".join(_spread(found)))
     print("\n".join(_smallest(found)))
     packets = sum(each.packets for each in found)

@@ -41,10 +41,16 @@ KINDS = (
     ("ddp", "ring", "simple"), ("pipeline", "ring", "simple"),
 )  # fmt: skip
 MOST_PACKETS = 400_000
+ONE_SIDED = 1000
+"""Numbers from here on are scenarios of one-sided traffic (``onesided``)."""
 
 
 def draw(number: int, profile: str | None = None) -> Scenario:
     """Scenario ``number``; every kind of operation and fault comes up in turn."""
+    if number >= ONE_SIDED:
+        from bench.accuracy.onesided import draw_one_sided
+
+        return draw_one_sided(number, profile)
     random = Random(f"accuracy/{number}")
     op, algorithm, protocol = KINDS[number % len(KINDS)]
     fault = FAULTS[(number // len(KINDS) + number) % len(FAULTS)]

@@ -74,7 +74,7 @@ def measure(scenario: Scenario) -> Measured:
     measured.packets = sum(capture.packets for capture in captures)
     measured.estimated = scenario.observation.clocks.offset_us > 0
     measured.clock_ns = list(measured.score.clock_errors_ns)
-    _collectives(measured, scenario, analysis, case, truth["collectives"][0]["protocol"])
+    _collectives(measured, scenario, analysis, case, [row["protocol"] for row in truth["collectives"]])
     if _shows(truth, case):
         _cause(measured, scenario, analysis, case)
     else:
@@ -109,7 +109,7 @@ def _shows(truth: dict[str, Any], case: Case) -> bool:
 
 
 def _collectives(
-    measured: Measured, scenario: Scenario, analysis: dict[str, Any], case: Case, protocol: str
+    measured: Measured, scenario: Scenario, analysis: dict[str, Any], case: Case, protocols: list[str | None]
 ) -> None:
     # A bound is violated when the truth lies beyond it by more than hand-over and clocks may hide.
     slack_ns = 3 * Timing.of(scenario.machine).handover_ns + 2 * scenario.cluster.latency_us * 1e3
@@ -121,7 +121,7 @@ def _collectives(
         measured.bytes_held += between[0] is not None and between[0] <= (true.bytes or 0) <= between[1]
         if guess.get("protocol") is not None:
             measured.protocol_asked += 1
-            measured.protocol_right += str(guess["protocol"]).lower() == protocol
+            measured.protocol_right += str(guess["protocol"]).lower() == protocols[number]
         exact = {r["endpoint"]: r["lateness_ns"] for r in guess["ranks"] if r["bound"] == "exact"}
         if true.op != "send_recv":
             measured.pairs += [(late, exact.get(endpoint)) for endpoint, late in true.lateness_ns.items()]

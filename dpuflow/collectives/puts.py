@@ -3,8 +3,8 @@
 In: EXCHANGE rows that are puts (``flagged``), one each way and turn. Out: collectives. What makes a turn of
 all ways one collective is not their time but that nobody puts again before it has the flags of all who put to
 it: a kernel that combines, or dispatches the next layer's tokens, needs what came. How much goes each way may
-differ; an all_gather or reduce_scatter of as much for everybody, put directly, would look the same.
-"""
+differ; an all_gather or reduce_scatter of as much for everybody, put directly, would look the same, and so
+would a doubling of two ranks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 ALIKE: Final = 0.9
 """Share of turns that must keep the order: what loss or a capture's edge disturbs is left room for."""
-FEWEST: Final = 3
-"""Ranks: two that put to each other may as well be one step of a doubling."""
+_DOUBLING: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_REDUCE and a.name == "recursive_doubling")
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
 
 
@@ -78,7 +77,7 @@ def _cliques(ways: dict[Edge, Ints], near: frozenset[int] | None) -> Iterator[di
         wanted = {
             (a, b) for a in members for b in members if a != b and (near is None or a in near or b in near)
         }
-        if len(members) >= FEWEST and wanted <= ways.keys():
+        if wanted <= ways.keys():
             yield {edge: part for edge, part in ways.items() if edge[0] in members}
 
 
@@ -116,21 +115,25 @@ def _made(
     members = sorted({end for edge in ways for end in edge}, key=lambda end: int(position[end]))
     n = len(members)
     cut = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
+    # Two that always put as much to each other make what one step of a doubling is.
+    steps = n == 2 and bool((exchanges["bytes"][turns[0]] == exchanges["bytes"][turns[-1]]).all())
     for rows in turns.T:
         sizes = exchanges["bytes"][rows].astype(np.int64)
         even = bool((sizes == sizes[0]).all())
         whole = not bool((exchanges["flags"][rows] & cut).any())
         yield Instance(
             rows[np.argsort(exchanges["data_ns"][rows], kind="stable")],
-            Op.ALL_TO_ALL,
+            Op.ALL_REDUCE if steps else Op.ALL_TO_ALL,
             list(members),
-            _LINEAR,
-            size=int(sizes[0]) * n if even else None,
+            _DOUBLING if steps else _LINEAR,
+            size=int(sizes[0]) * (1 if steps else n) if even else None,
             complete=whole,
             near=near,
-            alike=_same_packets(even),
+            alike=_same_packets(even, steps),
         )
 
 
-def _same_packets(even: bool) -> tuple[Op, ...]:
-    return (Op.ALL_GATHER, Op.REDUCE_SCATTER) if even else ()
+def _same_packets(even: bool, steps: bool) -> tuple[Op, ...]:
+    """Operations that would look the same."""
+    others = (Op.ALL_GATHER, Op.REDUCE_SCATTER) if even else ()
+    return (Op.ALL_TO_ALL, *others) if steps else others

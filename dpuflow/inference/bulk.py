@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Wire
+from dpuflow.inference.pages import begin_ns, cut_pieces, end_ns, notices_ns, page_ways
+from dpuflow.schema import NEVER, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,13 +31,8 @@ if TYPE_CHECKING:
 
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
-IDLE: Final = 4.0
-"""Times what a page usually takes that nothing may be under way within a transfer: an engine that has pages
-to move keeps some under way; a late completion or a busy host makes it pause for about one page's time."""
 OTHERS: Final = 3.0
 """A path is slow if its pages take so many times as long as those of the middle path: as of links."""
-ALIKE: Final = 0.9
-"""Share of waits that must agree: a capture's edge cuts one off."""
 TWICE: Final = 2
 """Times a usual pause: a transfer that ends in one of the longer pauses had not been waited for."""
 FEWEST_PAUSES: Final = 3
@@ -92,9 +88,9 @@ class Bulk:
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
     """All bulk transfers, in order of their start."""
     found: list[Bulk] = []
-    for rows in _ways(exchanges, instances):
-        notices = _notices(exchanges, rows)
-        pieces = list(_pieces(exchanges, rows, notices))
+    for rows in page_ways(exchanges, instances):
+        notices = notices_ns(exchanges, rows)
+        pieces = list(cut_pieces(exchanges, rows, notices))
         if not len(notices):
             pieces = list(_merged(exchanges, pieces, entries, instances))
         found += (each for piece in pieces for each in _made(exchanges, piece))
@@ -120,70 +116,6 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> tuple[Ints, NDArray
     return fed, held
 
 
-def _ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
-    """Rows of pages from one endpoint to another by one verb, in order of time."""
-    wire = np.ascontiguousarray(exchanges["wire"])
-    if not np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_READ)).any():
-        return
-    free = np.ones(len(exchanges), bool)
-    for instance in instances:
-        free[instance.rows] = False
-    # A WRITE that was asked for is NCCL's; a READ's request is its "grant". Puts have flags (``flagged``).
-    write = (wire == Wire.ROCE_WRITE) & (exchanges["grant"] == NONE32) & (exchanges["tag"] == 0)
-    free &= (write | (wire == Wire.ROCE_READ)) & (exchanges["src"] != exchanges["dst"])
-    free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0)
-    # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
-    connection = exchanges["connection"].astype(np.int64)
-    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
-    size = int(connection.max()) + 1
-    asking = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[free], minlength=size)
-    immediate = np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
-    rows = np.flatnonzero(free & ~asking[connection] & ~immediate[connection])
-    if not len(rows):
-        return
-    src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
-    read = wire[rows] == Wire.ROCE_READ
-    order = np.lexsort((_begin(exchanges, rows), read, dst, src))
-    rows, key = rows[order], np.stack([src, dst, read])[:, order]
-    yield from np.split(rows, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1)
-
-
-def _begin(exchanges: Rows, rows: Ints) -> Ints:
-    """When each page was asked for, or sent."""
-    asked = np.where(exchanges["wire"][rows] == Wire.ROCE_READ, exchanges["grant_ns"][rows], NEVER)
-    return np.where(asked != NEVER, asked, exchanges["data_ns"][rows])
-
-
-def _end(exchanges: Rows, rows: Ints) -> Ints:
-    """When each page was there."""
-    there: Ints = exchanges["arrived_end_ns"][rows]
-    return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
-
-
-def _pieces(exchanges: Rows, rows: Ints, notices: Ints) -> Iterator[Ints]:
-    """``rows`` cut where nothing was under way, or, if there are any, by ``notices``: times of SENDs on the
-    pages' connections, each of which tells that all pages before it are done."""
-    begin, end = _begin(exchanges, rows), _end(exchanges, rows)
-    if len(notices):
-        acked = exchanges["acked_ns"][rows]
-        turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end))
-        order = np.lexsort((begin, turn))
-        rows, cut = rows[order], np.diff(turn[order]) != 0
-    else:
-        gap = begin[1:] - np.maximum.accumulate(end)[:-1]
-        cut = gap > IDLE * float(np.median(end - begin))
-    yield from np.split(rows, np.flatnonzero(cut) + 1)
-
-
-def _notices(exchanges: Rows, rows: Ints) -> Ints:
-    """When SENDs left on the connections of ``rows``, in order."""
-    lines = np.unique(exchanges["connection"][rows])
-    sends = np.isin(exchanges["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
-    mine = np.flatnonzero(sends & np.isin(exchanges["connection"], lines))
-    times = exchanges["data_ns"][mine]
-    return np.sort(times[times != NEVER])
-
-
 def _merged(
     exchanges: Rows, pieces: Sequence[Ints], entries: Entries, instances: Sequence[Instance]
 ) -> Iterator[Ints]:
@@ -194,10 +126,10 @@ def _merged(
     together: list[Ints] = []
     for piece in pieces:
         if together and len(enter):
-            until = _end(exchanges, together[-1]).max()
+            until = end_ns(exchanges, together[-1]).max()
             place = int(np.searchsorted(enter, until))
             idle = not place or left[place - 1] <= until
-            if idle and place < len(enter) and place == np.searchsorted(enter, _begin(exchanges, piece)[0]):
+            if idle and place < len(enter) and place == np.searchsorted(enter, begin_ns(exchanges, piece)[0]):
                 together.append(piece)
                 continue
         if together:
@@ -209,7 +141,7 @@ def _merged(
 def _made(exchanges: Rows, rows: Ints) -> Iterator[Bulk]:
     if len(rows) < FEWEST:
         return
-    begin, end = _begin(exchanges, rows), _end(exchanges, rows)
+    begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
     until = np.maximum.accumulate(end)
     idle = np.maximum(begin[1:] - until[:-1], 0).sum()
     sizes, counts = np.unique(exchanges["bytes"][rows], return_counts=True)
@@ -282,23 +214,43 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
 
 
 def _by_waits(transfers: Sequence[Bulk]) -> list[Bulk]:
-    """``transfers`` with those of one way together that lie between one wait of the receiver and the next.
+    """``transfers`` with the parts of one cache put together.
 
-    Where a cache is moved layer by layer the receiver may still be at work when the first layers come. That
-    they are one cache is shown by the sums: from wait to wait as many bytes, nine times in ten.
+    Where a cache is moved layer by layer the receiver may still be at work when the first layers come. How
+    large the whole is shows from one wait of the receiver to the next: as many bytes, most times. Parts of a
+    way that always add up to that are wholes.
     """
-    found: list[Bulk] = []
-    for way in sorted({(each.src, each.dst, each.read) for each in transfers}):
-        mine = sorted((e for e in transfers if (e.src, e.dst, e.read) == way), key=lambda e: e.start_ns)
+    ways: dict[tuple[int, int, bool], list[Bulk]] = {}
+    for each in sorted(transfers, key=lambda each: each.start_ns):
+        ways.setdefault((each.src, each.dst, each.read), []).append(each)
+    sums: Counter[int] = Counter()
+    own: dict[tuple[int, int, bool], int] = {}
+    for way, mine in ways.items():
         ends = [place + 1 for place, each in enumerate(mine) if each.waited]
-        groups = [mine[a:b] for a, b in pairwise([0, *ends])]
-        sums = Counter(sum(each.bytes for each in group) for group in groups)
-        if len(groups) < FEWEST_PAUSES or sums.most_common(1)[0][1] < ALIKE * len(groups):
-            found += mine
-            continue
-        found += [_together(group) for group in groups]
-        found += mine[ends[-1] :]
+        these = Counter(sum(e.bytes for e in mine[a:b]) for a, b in pairwise([0, *ends]))
+        size, times = these.most_common(1)[0] if these else (0, 0)
+        if times >= FEWEST_PAUSES and 2 * times > these.total():
+            own[way] = size
+            sums[size] += times
+    usual = sums.most_common(1)[0][0] if sums else 0
+    found: list[Bulk] = []
+    for way, mine in ways.items():
+        found += _wholes(mine, own.get(way, usual))
     return found
+
+
+def _wholes(parts: Sequence[Bulk], size: int) -> list[Bulk]:
+    """``parts`` put together to so many bytes each; as they are if they do not add up to that."""
+    found: list[Bulk] = []
+    begin = total = 0
+    for place, each in enumerate(parts):
+        total += each.bytes
+        if total == size:
+            found.append(_together(parts[begin : place + 1]))
+            begin, total = place + 1, 0
+        elif total > size:
+            return list(parts)
+    return found + list(parts[begin:])
 
 
 def _together(parts: Sequence[Bulk]) -> Bulk:

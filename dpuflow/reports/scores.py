@@ -52,7 +52,30 @@ def score_lines(scores: Sequence[Score]) -> list[str]:
     if total.intervals:
         held = _percent(total.figures()["intervals_held"])
         lines.append(f"error_ns: {held} % of {total.intervals} exact entries lie within what was stated")
+    lines += transfer_lines(total)
     return lines + [f"verdict: {note}" for note in total.verdict_notes]
+
+
+def transfer_lines(score: Score) -> list[str]:
+    """One line of bulk transfers, where the truth lists any."""
+    figures, moved = score.figures(), score.moved
+    if not moved.true:
+        return []
+    waits = ""
+    if moved.waits:
+        median, most = (figures[f"transfers_wait_error_{which}_ns"] for which in ("median", "p90"))
+        waits = (
+            f"; wait told for {moved.waits_told} of {moved.waits}, off by {duration(median)} (median),"  # type: ignore[arg-type]
+            f" {duration(most)} (90 %)"  # type: ignore[arg-type]
+        )
+    rate = figures["transfers_rate_error_median"]
+    return [
+        f"transfers: {moved.found} of {moved.true} found, {moved.inferred - moved.found} invented; bytes"
+        f" right {_percent(figures['transfers_bytes_right'])} %,"
+        f" pages {_percent(figures['transfers_pages_right'])} %,"
+        f" rate off by {100 * rate if isinstance(rate, float) else 0:.2g} % (median){waits};"
+        f" {moved.waits_false} waits told that were none"
+    ]
 
 
 def _row(score: Score, name: str) -> list[str]:

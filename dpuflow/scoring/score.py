@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from dpuflow.scoring.expected import check_verdicts
+from dpuflow.scoring.figures import percentile, share_of
+from dpuflow.scoring.moved import Moved, score_transfers
 from dpuflow.scoring.truth import Case, TrueCollective, read_analysis, read_case
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class Score:
     enter_errors_ns: list[int] = field(default_factory=list)
     lateness_errors_ns: list[int] = field(default_factory=list)
     clock_errors_ns: list[int] = field(default_factory=list)
+    moved: Moved = field(default_factory=Moved)  # bulk transfers
 
     def figures(self) -> dict[str, object]:
         """The figures that reports show; shares of one, None where nothing was asked."""
@@ -63,33 +66,34 @@ class Score:
             "cases": self.cases,
             "true": self.true,
             "found": self.found,
-            "found_share": _share(self.found, self.true),
+            "found_share": share_of(self.found, self.true),
             "invented": self.invented,
             "invented_outside": self.invented_outside,
-            "invented_share": _share(self.invented, self.inferred),
+            "invented_share": share_of(self.invented, self.inferred),
             "uncounted": self.uncounted,
-            "op_right": _share(self.op_right, self.found),
-            "algorithm_right": _share(self.algorithm_right, self.algorithm_asked),
+            "op_right": share_of(self.op_right, self.found),
+            "algorithm_right": share_of(self.algorithm_right, self.algorithm_asked),
             "algorithm_by_alternative": self.algorithm_alternative,
-            "bytes_right": _share(self.bytes_right, self.bytes_asked),
+            "bytes_right": share_of(self.bytes_right, self.bytes_asked),
             "enter_error_median_ns": percentile(self.enter_errors_ns, 0.5),
             "enter_error_p90_ns": percentile(self.enter_errors_ns, 0.9),
             "lateness_error_median_ns": percentile(self.lateness_errors_ns, 0.5),
             "lateness_error_p90_ns": percentile(self.lateness_errors_ns, 0.9),
-            "exact_share": _share(self.exact, self.ranks),
+            "exact_share": share_of(self.exact, self.ranks),
             "intervals": self.intervals,
-            "intervals_held": _share(self.intervals_held, self.intervals),
+            "intervals_held": share_of(self.intervals_held, self.intervals),
             "bounds": self.bounds,
             "bounds_violated": self.bounds_violated,
             "last_asked": self.last_asked,
-            "last_right": _share(self.last_right, self.last_asked),
+            "last_right": share_of(self.last_right, self.last_asked),
             "last_untold": self.last_untold,
-            "late_precision": _share(self.late_hits, self.late_hits + self.late_false),
-            "late_recall": _share(self.late_hits, self.late_hits + self.late_missed),
+            "late_precision": share_of(self.late_hits, self.late_hits + self.late_false),
+            "late_recall": share_of(self.late_hits, self.late_hits + self.late_missed),
             "verdicts": self.verdicts,
             "verdicts_right": self.verdicts_right,
             "verdict_notes": self.verdict_notes,
             "clock_error_max_ns": max(self.clock_errors_ns, default=None),
+            **self.moved.figures(),
         }
 
 
@@ -151,6 +155,7 @@ def score_case(
     score.verdicts_right = int(note is None)
     score.verdict_notes = [] if note is None else [f"{case.name}: {note}"]
     score.clock_errors_ns = _clock_errors(case, analysis)
+    score.moved = score_transfers(case.transfers, analysis.get("transfers", ()))
     return score
 
 
@@ -305,15 +310,3 @@ def _clock_errors(case: Case, analysis: dict[str, Any]) -> list[int]:
                 max(abs(round(clock["offset_ns"] + drift * (t - ends[0]) - true_offset(t))) for t in ends)
             )
     return errors
-
-
-def percentile(values: Sequence[int], share: float) -> int | None:
-    """The smallest value that at least ``share`` of all do not exceed; None without values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1))]
-
-
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, 6) if whole else None

@@ -57,6 +57,20 @@ class TrueCollective:
 
 
 @dataclass(slots=True)
+class TrueTransfer:
+    """One bulk transfer as it happened; ``wait_ns`` None where its receiver had not waited for it."""
+
+    src: int
+    dst: int
+    verb: str
+    start_ns: int
+    end_ns: int
+    bytes: int
+    page_bytes: int | None
+    wait_ns: int | None
+
+
+@dataclass(slots=True)
 class Case:
     """A case on the reference clock of one analysis."""
 
@@ -66,6 +80,7 @@ class Case:
     endpoint_of_rank: dict[int, int]
     compute_fault: dict[str, Any] | None
     network_fault: bool
+    transfers: list[TrueTransfer] = field(default_factory=list)
     clock_offsets: dict[int, Callable[[int], float]] = field(default_factory=dict)
     """For a capture id: its clock minus the reference clock at a time on the reference clock."""
 
@@ -110,6 +125,7 @@ def place_case(truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, 
             endpoint_of_rank=ranks,
             compute_fault=fault.get("compute"),
             network_fault=bool(fault.get("network")),
+            transfers=[] if on_switch else [_transfer(row, ranks, own) for row in truth.get("transfers", ())],
             clock_offsets={} if on_switch else _offsets(clocks, reference, analysis),
         )
     except KeyError as error:
@@ -174,6 +190,22 @@ def _collective(
         leave_ns=leave_ns,
         injected={ranks[rank] for rank, ns in enumerate(row.get("injected_ns") or []) if ns},
         root=None if root is None else ranks[root],
+    )
+
+
+def _transfer(row: dict[str, Any], ranks: dict[int, int], own: Callable[[int], float] | None) -> TrueTransfer:
+    start_ns, end_ns = (
+        row[key] if own is None else row[key] + round(own(row[key])) for key in ("start_ns", "end_ns")
+    )
+    return TrueTransfer(
+        src=ranks[row["from"]],
+        dst=ranks[row["to"]],
+        verb=row["op"],
+        start_ns=start_ns,
+        end_ns=end_ns,
+        bytes=row["bytes"],
+        page_bytes=row.get("page_bytes"),
+        wait_ns=row.get("wait_before_first_token_ns"),
     )
 
 

@@ -86,7 +86,7 @@ class Fabric(Receiving):
     def _answered(self, back: Flow) -> None:
         """A response is whole: the request is done, and nobody acknowledges it."""
         back.acked_psn = back.expected_psn
-        while back.queue and back.queue[0].psn < back.acked_psn:
+        while back.queue and back.queue[0].psn + back.queue[0].packets <= back.acked_psn:
             back.queue.popleft()
             back.place -= 1
         assert back.asked is not None
