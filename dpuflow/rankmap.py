@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 KEYS = ("rank", "gpu", "host")
+MOST_DIGITS = 9  # of a rank: more do not fit the tables that ranks stand in
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ def _place(file: str, node: Any) -> Place:
 def _rank(file: str, node: Any) -> int:
     if not (node.value.isascii() and node.value.isdecimal()):
         raise _error(file, node, f"the rank must be a number from 0, not {node.value!r}")
+    if len(node.value) > MOST_DIGITS:
+        raise _error(file, node, f"no job has a rank {node.value[:20]}")
     return int(node.value)
 
 

@@ -36,7 +36,12 @@ _TABLES: Final = {
 
 
 def is_saved(name: str) -> bool:
-    """Whether the file is a column file; False for anything that cannot be told, which others will name."""
+    """Whether the file is a column file; False for anything that cannot be told, which others will name.
+
+    Of a pipe nothing is read: it would be missing afterwards.
+    """
+    if not os.path.isfile(name):
+        return False
     try:
         with open(name, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import sys
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from random import Random
+from threading import Thread
 from types import SimpleNamespace
 
+import naive_parse
 import numpy as np
 import pytest
 import runs
 
 from dpuflow.capture import open_capture
 from dpuflow.errors import CaptureError, DpuflowError, FormatError, MissingError
+from dpuflow.ingest import ingest
 from dpuflow.records import BlockReader, read_blocks
 
 PACKETS = runs.frames(Random(1), 30, oddity=0)
@@ -217,6 +223,60 @@ def test_cut_and_damaged_gzip_keeps_what_came_before(tmp_path: Path) -> None:
     info = read(path)[0].info
     assert info.packets == 3000
     assert not info.complete
+
+
+@pytest.mark.parametrize("place", [-8, -1, 0.3, 0.7])
+def test_damaged_gzip_keeps_all_before_the_damage(tmp_path: Path, place: float) -> None:
+    """A wrong checksum at the end, and a flipped bit within: only what cannot be decompressed is gone."""
+    raw = runs.pcap(runs.frames(Random(3), 6000, oddity=0))
+    packed = bytearray(gzip.compress(raw))
+    at = int(len(packed) * place) if 0 < place < 1 else int(place)
+    packed[at] ^= 0x10
+    path = tmp_path / "a.pcap.gz"
+    path.write_bytes(packed)
+    info = read(path)[0].info
+    member, plain = zlib.decompressobj(wbits=31), bytearray()
+    with suppress(zlib.error):  # byte by byte, it gives all that it can
+        for byte in packed:
+            plain += member.decompress(bytes([byte]))
+    whole = next((n for n, (a, b) in enumerate(zip(plain, raw, strict=False)) if a != b), len(plain))
+    kept = sum(1 for record in naive_parse.records(raw) if record.end <= whole)
+    assert info.packets >= kept > 1000
+    assert not info.complete
+    assert (kept == 6000) == (place < 0)
+
+
+def test_damaged_zstd_keeps_the_blocks_before(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    raw = runs.pcap(runs.frames(Random(3), 6000, oddity=0))
+    parts = [zstandard.compress(raw[at : at + 50_000]) for at in range(0, len(raw), 50_000)]
+    broken = bytearray(b"".join(parts))
+    broken[sum(map(len, parts[:-1]))] ^= 0xFF  # the last frame's magic
+    path = tmp_path / "a.pcap.zst"
+    path.write_bytes(broken)
+    before = sum(1 for _ in naive_parse.records(raw[: (len(parts) - 1) * 50_000]))
+    assert read(path)[0].info.packets == before > 1000
+
+
+def test_zstd_may_start_with_a_skippable_frame(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.pcap.zst"
+    path.write_bytes(struct.pack("<II", 0x184D2A50, 4) + bytes(4) + zstandard.compress(runs.pcap(PACKETS)))
+    assert read(path)[0].info.packets == 30
+
+
+def test_pipes_are_read_once(tmp_path: Path) -> None:
+    """As a shell's <(zcat a.gz) gives them: several of one vantage point, and one that is empty."""
+    parts = {"late": PACKETS[20:], "early": PACKETS[:20], "empty": None}
+    for name, part in parts.items():
+        os.mkfifo(tmp_path / name)
+        text = b"" if part is None else runs.pcap(part)
+        Thread(target=(tmp_path / name).write_bytes, args=(text,), daemon=True).start()
+    tables = ingest([str(tmp_path / "late"), str(tmp_path / "early")])
+    assert tables.info.packets == 30
+    assert tables.info.first_ns == min(stamp for _, _, stamp in PACKETS)
+    with pytest.raises(FormatError, match="the file is empty"):
+        ingest([str(tmp_path / "empty")])
 
 
 def test_vantage_is_the_files_name(tmp_path: Path) -> None:

@@ -207,10 +207,11 @@ def test_ctrl_c_while_reading(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-def test_a_reader_that_went_away_is_no_error() -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["analyze", "--help"]])
+def test_a_reader_that_went_away_is_no_error(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*DPUFLOW, "--help"], stdout=write, stderr=subprocess.PIPE)
+    done = subprocess.run([*DPUFLOW, *arguments], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (PIPE_CLOSED, b"")
 
@@ -220,6 +221,56 @@ def test_a_full_disk_is_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*DPUFLOW, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "dpuflow: No space left on device\n")
+
+
+def test_streams_that_the_caller_has_closed(tmp_path: Path) -> None:
+    """As a daemon's are: standard input is empty, and what would be printed goes nowhere."""
+    capture, target = tmp_path / "a.pcap", tmp_path / "result.json"
+    capture.write_bytes(bytes.fromhex("4d3cb2a1020004000000000000000000ffff000001000000"))
+    shell = '"$0" -m dpuflow analyze '
+    done = subprocess.run(
+        ["sh", "-c", f"{shell} - <&-", sys.executable], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "dpuflow: -: the file is empty\n")
+    done = subprocess.run(
+        ["sh", "-c", f'{shell} "$1" --json "$2" <&- >&- 2>&-', sys.executable, str(capture), str(target)],
+        check=False,
+    )
+    assert done.returncode == 0
+    assert json.loads(target.read_text())["captures"][0]["packets"] == 0
+
+
+@pytest.mark.parametrize("name", ["a.pcap", "./a.pcap", "link"])
+def test_a_result_never_replaces_its_capture(
+    name: str,
+    calls: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.pcap").write_text("packets")
+    Path("link").symlink_to("a.pcap")
+    assert run(["analyze", "--vantage", "x=b.pcap,a.pcap", "--json", name]) == 2
+    assert f"'{name}' is an input and would be replaced" in capsys.readouterr().err
+    assert run(["analyze", "a.pcap", "--json", ""]) == 2
+    assert "the name of the file is empty" in capsys.readouterr().err
+    assert Path("a.pcap").read_text() == "packets"
+    assert calls == []
+    assert run(["score", "a.pcap", ".", "--json", name]) == 2
+
+
+@pytest.mark.parametrize("options", [["--quiet"], ["--json", "-"]])
+def test_without_a_verdict_damage_is_still_said(
+    options: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pcap"
+    path.write_bytes(bytes.fromhex("4d3cb2a1020004000000000000000000ffff000001000000") + bytes(7))
+    assert run(["analyze", str(path), *options]) == 0
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"dpuflow: {path}: ")
+    assert "cut short" in printed
+    assert "at byte 24" in printed
 
 
 def test_a_missing_capture_is_one_sentence(tmp_path: Path) -> None:

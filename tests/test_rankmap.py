@@ -46,6 +46,7 @@ def test_the_short_and_the_long_form(tmp_path: Path) -> None:
         ("10.0.0.1: 0\n'::ffff:10.0.0.1': 1\n", 2, "10.0.0.1 is listed twice"),
         ("10.0.0.1: one\n", 1, "the rank must be a number from 0, not 'one'"),
         ("10.0.0.1: -1\n", 1, "the rank must be a number from 0, not '-1'"),
+        ("10.0.0.1: 99999999999999999999\n", 1, "no job has a rank 99999999999999999999"),
         ("10.0.0.1:\n  rank: 1\n  gup: 2\n", 3, "'gup' is not one of rank, gpu, host"),
         ("10.0.0.1:\n  rank: 1\n  rank: 2\n", 3, "rank is given twice"),
         ("10.0.0.1:\n  host: [a]\n", 2, "host must be one value"),

@@ -244,6 +244,36 @@ def test_read_asked_for_again():
     assert flows["retransmitted"].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_read_whose_answer_lost_a_packet_before_the_tap(lost):
+    """The requester's own node: it sees what follows the hole, and the second answer from there on."""
+    script = Script()
+    psn = 0xFFFFE0
+    for k in range(10):
+        psn = read(script, 10_000 * (k + 1), psn, 6)
+    script.add(200_000, A, B, QB, "RC_READ_REQUEST", psn, va=1, length=6 * 1024)
+    places = ["FIRST", "MIDDLE", "MIDDLE", "MIDDLE", "MIDDLE", "LAST"]
+    for k, place in enumerate(places):
+        if not 2 <= k < 2 + lost:
+            script.add(
+                201_000 + k, B, A, QA, f"RC_READ_RESPONSE_{place}", psn + k, payload=1024, syndrome=0x1F
+            )
+    script.add(300_000, A, B, QB, "RC_READ_REQUEST", psn + 2, va=2049, length=4096)
+    for k, place in enumerate(["FIRST", "MIDDLE", "MIDDLE", "LAST"]):
+        script.add(
+            301_000 + k, B, A, QA, f"RC_READ_RESPONSE_{place}", psn + 2 + k, payload=1024, syndrome=0x1F
+        )
+    read(script, 400_000, psn + 6, 6)
+    messages, flows = script.run()
+    assert len(messages) == 24
+    answers = messages[messages["flow"] == 1]
+    assert answers["bytes"].tolist() == [6 * 1024] * 12
+    assert answers["packets"].tolist() == [6] * 12
+    assert (answers["flags"] & MessageFlag.GAP == 0).all()
+    assert flows["retransmitted"].tolist() == [1, 4 - lost]
+    assert flows["missing"].tolist() == [0, 0]
+
+
 def test_rnr_and_atomics():
     script = Script()
     psn = exchange(script, 8)

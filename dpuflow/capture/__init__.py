@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import isfile
 from pathlib import PurePath
 
 from dpuflow.capture.base import CaptureSource
@@ -28,7 +29,7 @@ def open_capture(files: list[str], *, vantage: str | None = None, id: int = 0) -
     for k, name in enumerate(files):
         file = open_file(name)
         stamps.append((file.first_ns is None, file.first_ns or 0, k))
-        if name == "-":
+        if name == "-" or not isfile(name):  # a pipe can be read but once
             opened.append(file)
         else:
             file.bytes.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from dpuflow.capture.base import Damage
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
 GZIP: Final = b"\x1f\x8b"
 ZSTD: Final = b"\x28\xb5\x2f\xfd"
+SKIPPABLE: Final = b"\x2a\x4d\x18"  # after a byte of 0x50 to 0x5f
 CHUNK: Final = 1 << 18
+PIECE: Final = 1 << 14  # of zstd: what a piece gives is lost if it is damaged, and is as much as it likes
 
 
 def plain(file: BinaryIO, head: bytes) -> Iterator[bytes]:
@@ -31,9 +34,11 @@ def gunzip(file: BinaryIO, head: bytes) -> Iterator[bytes]:
         while not member.eof:
             if not chunk:
                 raise Damage("the gzip data is cut short")
+            before = member.copy()
             try:
                 out = member.decompress(chunk, CHUNK)
             except zlib.error as error:
+                yield _until_damage(before, chunk)
                 raise Damage(f"the gzip data is damaged ({error})") from None
             chunk = member.unconsumed_tail
             yield out
@@ -44,21 +49,34 @@ def gunzip(file: BinaryIO, head: bytes) -> Iterator[bytes]:
             raise Damage("something that is not gzip follows the gzip data")
 
 
+def _until_damage(member: zlib._Decompress, chunk: bytes) -> bytes:
+    """What a damaged chunk gives before the damage: fed by bytes, for an error takes back a call's output."""
+    out = bytearray()
+    with suppress(zlib.error):
+        for at in range(len(chunk)):
+            out += member.decompress(chunk[at : at + 1])
+    return bytes(out)
+
+
+def is_zstd(head: bytes) -> bool:
+    """Whether a file that starts so is zstd's; it may start with a skippable frame, as pzstd's do."""
+    return head == ZSTD or (head[:1] >= b"\x50" and head[:1] <= b"\x5f" and head[1:] == SKIPPABLE)
+
+
 def unzstd(file: BinaryIO, head: bytes) -> Iterator[bytes]:
     """All frames of a zstd file. Raises Damage, or MissingError without the package."""
     try:
         import zstandard
     except ImportError:
         raise MissingError("reading .zst files needs the package zstandard: pip install zstandard") from None
-    chunk = head or file.read(CHUNK)
-    while chunk:
+    rest = memoryview(head or file.read(CHUNK))
+    while rest:
         frame = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
         while not frame.eof:
-            if not chunk:
+            if not rest:
                 raise Damage("the zstd data is cut short")
             try:
-                yield frame.decompress(chunk)
+                yield frame.decompress(rest[:PIECE])
             except zstandard.ZstdError as error:
                 raise Damage(f"the zstd data is damaged ({error})") from None
-            chunk = b"" if frame.eof else file.read(CHUNK)
-        chunk = frame.unused_data or file.read(CHUNK)
+            rest = rest[len(rest[:PIECE]) - len(frame.unused_data) :] or memoryview(file.read(CHUNK))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 import numpy as np
 
 from dpuflow.capture.base import WINDOW, CaptureFile
-from dpuflow.capture.compressed import GZIP, ZSTD, gunzip, plain, unzstd
+from dpuflow.capture.compressed import GZIP, gunzip, is_zstd, plain, unzstd
 from dpuflow.capture.pcapng import Pcapng
 from dpuflow.capture.streams import Mapped, Streamed
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
@@ -125,11 +125,11 @@ def _open_bytes(name: str) -> ByteSource:
             head += more
     except OSError as error:
         raise DpuflowError(f"{name}: {error.strerror or error}") from None
-    compressed = head.startswith(GZIP) or head == ZSTD
+    compressed = head.startswith(GZIP) or is_zstd(head)
     on_disk = status.st_size if regular else None
     if regular and not compressed and name != "-" and head:
         return Mapped(name, file)
-    decode = gunzip if head.startswith(GZIP) else unzstd if head == ZSTD else plain
+    decode = gunzip if head.startswith(GZIP) else unzstd if is_zstd(head) else plain
     counted = _Counted(file, len(head))
     return Streamed(name, decode(cast("BinaryIO", counted), head), on_disk, counted.tell, file)
 

@@ -24,6 +24,7 @@ def main() -> NoReturn:
     """Run with ``sys.argv`` and end the process."""
     # NumPy's linear algebra is not used, yet its threads would spin at every start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _fill_closed()
     try:
         status = run(sys.argv[1:])
         # All is done or said: a Ctrl-C from here on must not make it look as if it were not.
@@ -55,6 +56,13 @@ def run(arguments: list[str]) -> int:
     return status
 
 
+def _fill_closed() -> None:
+    """Let streams that the caller has closed be empty, lest a capture take their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def _help() -> int:
     path = os.path.join(os.path.dirname(__file__), "help.txt")
     with open(path, encoding="utf-8") as file:
@@ -76,6 +84,8 @@ def _command(arguments: list[str]) -> int:
         return exit_.exit_code
     except click.exceptions.Abort:  # click's own word for Ctrl-C
         return _fail("interrupted", INTERRUPTED)
+    except SystemExit:  # as click ends where the reader of the output went away
+        raise BrokenPipeError from None
     except click.ClickException as error:
         error.show()
         return error.exit_code

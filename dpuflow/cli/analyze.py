@@ -72,9 +72,11 @@ def analyze(
     messages", the folder of an agent's history, or - for standard input. Each is one vantage point: one
     node's interface, or a switch's mirror port. RoCEv2, RoCEv1 and TCP are read.
     """
+    from dpuflow.cli.targets import check_target
     from dpuflow.cli.vantages import vantages_from
 
     vantages = vantages_from(captures, named, since, until)
+    check_target(json_file, "--json", [file for vantage in vantages for file in vantage.files])
 
     import dpuflow
     from dpuflow.cli.progress import ProgressLine
@@ -86,3 +88,6 @@ def analyze(
         dpuflow.write_json(result, json_file)
     if not quiet and json_file != "-":
         dpuflow.write_text(result)
+    else:
+        for warning in (text for capture in result.captures for text in capture.warnings):
+            click.echo(f"dpuflow: {warning}", err=True)

@@ -34,9 +34,11 @@ def score(pairs: tuple[str, ...], json_file: str | None, margin_ms: float, late_
     """Compare analyses with what is known to have happened (truth.json and meta.json of a case)."""
     if not pairs or len(pairs) % 2:
         raise click.UsageError("Give pairs: ANALYSIS.json CASE_DIR ...")
+    from dpuflow.cli.targets import check_target
     from dpuflow.reports.scores import write_scores
     from dpuflow.scoring.score import score_files
 
+    check_target(json_file, "--json", pairs[::2])
     scores = score_files(
         list(zip(pairs[::2], pairs[1::2], strict=True)),
         margin_ns=round(margin_ms * 1e6),

@@ -121,6 +121,19 @@ def split_row(lanes, lane, holes, flow, row, psn, place, rows, links, flows, cou
 
 
 @inner
+def goes_on(lanes, lane, holes, row, rows, psn):  # type: ignore[no-untyped-def]
+    """Whether a READ's answer that begins anew goes on one that was cut: the packet before was seen, no end.
+
+    A requester that lost a packet asks for the rest of its READ from there on (9.7.5.2).
+    """
+    if skipped(lanes, lane, holes, psn - 1, psn) != 0:
+        return False
+    if lanes[lane].open and psn > lanes[lane].seq:
+        return True
+    return row >= 0 and np.int64(rows[row].seq) < psn and psn < np.int64(rows[row].seq_end)
+
+
+@inner
 def mend(  # type: ignore[no-untyped-def]
     lanes,
     lane,
@@ -146,6 +159,10 @@ def mend(  # type: ignore[no-untyped-def]
     ``length`` is the RETH's, -1 without; ``imm`` -1 without. A FIRST or MIDDLE packet joins the message
     after it that lacks its beginning, a MIDDLE or LAST one the message before it that lacks its end.
     """
+    if lane & 1 and place & FIRST:
+        row = find(lanes, lane, rows, links, psn)
+        if goes_on(lanes, lane, holes, row, rows, psn):
+            place &= LAST
     lead = place & LAST == 0  # more packets follow
     if lanes[lane].open and psn > lanes[lane].seq and place and lanes[lane].status & SIZED == 0:
         split_open(
