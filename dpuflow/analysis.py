@@ -72,7 +72,7 @@ def analyze_tables(
 
     joined = join(captures, clock=clock)
     known = endpoint_ranks(joined, ranks)
-    exchanges = build_exchanges(joined.transfers)
+    exchanges = build_exchanges(joined.transfers, joined.columns)
     instances = build_collectives(
         exchanges,
         rank_order(joined, known),
@@ -82,7 +82,7 @@ def analyze_tables(
     )
     instances = without_flags(instances, exchanges, joined.transfers)
     inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
-    untold = count_untold(joined.transfers, exchanges, instances)
+    untold = count_untold(joined.columns, exchanges, instances)
     result, listed = assemble(captures, joined, known, exchanges, instances, inferred, untold, ranks)
     result.findings = build_findings(captures, joined, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)

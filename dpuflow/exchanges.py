@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.flagged import joined_puts
+from dpuflow.ordering import Picked
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 from dpuflow.stripes import bundled, striped
 
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
 _FAR = np.iinfo(np.int64).max
 
 
-def build_exchanges(transfers: Rows) -> Rows:
-    """Link messages into exchanges.
+def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Rows:
+    """Link messages into exchanges. ``columns``: those of ``transfers``, where they have been copied out.
 
     Messages of TCP are linked where a library's framing names their operation; RoCE's and NCCL's all are.
     Returns the EXCHANGE rows in order of their first sign.
     """
     TRANSFER.check(transfers)
-    wire, role = np.ascontiguousarray(transfers["wire"]), np.ascontiguousarray(transfers["role"])
-    named = np.ascontiguousarray(transfers["op"]) != Op.UNKNOWN
+    columns = Picked.transfers(transfers) if columns is None else columns
+    wire, role = columns["wire"], columns["role"]
+    named = columns["op"] != Op.UNKNOWN
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
     roce |= wire == Wire.NCCL_DATA
     keyed = np.flatnonzero(named & (role != Role.CONTROL))
@@ -48,7 +50,7 @@ def build_exchanges(transfers: Rows) -> Rows:
         _mark_cut(framed, direction)
         pieces.append(framed)
     if len(plain):
-        pieces.append(_in_order(transfers, plain))
+        pieces.append(_in_order(transfers, plain, int(columns["connection"].max()) + 1))
     if len(bursts):
         rows = transfers[bursts]
         pieces.append(_fill(rows, rows["src"], np.arange(len(rows)), bursts))
@@ -82,24 +84,25 @@ def _sorted(exchanges: Rows) -> Rows:
     return exchanges[np.argsort(first, kind="stable")]
 
 
-def _in_order(transfers: Rows, part: NDArray[np.int64]) -> Rows:
+def _in_order(transfers: Rows, part: NDArray[np.int64], connections: int) -> Rows:
     """Exchanges of messages without keys, in order of their first sign (``kernels.turns``)."""
-    out, granted, written = _pay(transfers, part)
+    out, granted, written = _pay(transfers, part, connections)
     if striped(granted, written):
         joined, turns = bundled(transfers, part)
         if joined is not transfers:
-            out, _, _ = _pay(joined, turns)
+            out, _, _ = _pay(joined, turns, connections)
     return joined_puts(out)
 
 
-def _pay(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
+def _pay(
+    transfers: Rows, part: NDArray[np.int64], connections: int
+) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
     """The exchanges, and how many entries and how many WRITEs each direction of a connection has."""
     from dpuflow.kernels.turns import pay
 
-    directions = 2 * (int(transfers["connection"][part].max()) + 1)
     out = EXCHANGE.zeros(len(part))
-    head, tail, latest = np.full((3, directions), -1)
-    turns, granted, written = np.zeros((3, directions), np.int64)
+    head, tail, latest = np.full((3, 2 * connections), -1)
+    turns, granted, written = np.zeros((3, 2 * connections), np.int64)
     after = np.empty(len(part), np.int64)
     count = pay(transfers, part, head, tail, latest, turns, granted, written, after, out)
     return out[:count], granted, written

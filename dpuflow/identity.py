@@ -40,7 +40,7 @@ def endpoint_ranks(joined: Joined, places: Mapping[str, Place] | None) -> dict[i
     processes claim several ranks has none.
     """
     found: dict[int, int] = {}
-    hello = joined.transfers[np.flatnonzero(joined.transfers["wire"] == Wire.OB1_HELLO)]
+    hello = joined.transfers[np.flatnonzero(joined.columns["wire"] == Wire.OB1_HELLO)]
     hello = hello[hello["role"] == Role.CONTROL]
     for endpoint in np.unique(hello["src"]).tolist():
         claimed = np.unique(hello["sub"][hello["src"] == endpoint]).tolist()
@@ -101,7 +101,7 @@ def seen_whole(joined: Joined) -> frozenset[int] | None:
     """
     present = np.zeros(len(joined.endpoints), bool)
     for column in ("src", "dst"):
-        present |= np.bincount(joined.transfers[column], minlength=len(present)) > 0
+        present[joined.columns[column]] = True
     ends = set(np.flatnonzero(present).tolist())
     own = {endpoint for rows in joined.local for endpoint in rows}
     return frozenset(own & ends) if len(ends - own) > 1 and all(joined.local) else None

@@ -1,4 +1,4 @@
-"""Columns in, what sorts them by class out: faster than NumPy's lexsort where classes are small numbers."""
+"""Columns of tables, and what sorts them by class, faster than NumPy's lexsort where classes are small."""
 
 from __future__ import annotations
 
@@ -43,29 +43,46 @@ def lower_medians(values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray
 
 
 class Picked:
-    """Some rows of a table, column by column: each is copied when it is first asked for."""
+    """Some rows of a table, or all, column by column: each is copied when it is first asked for, and kept.
 
-    def __init__(self, table: Rows, rows: NDArray[np.int64]) -> None:
+    A pass over a long table's rows for one narrow column takes as long as a pass for many.
+    """
+
+    def __init__(self, table: Rows, rows: NDArray[np.int64] | None = None) -> None:
         self._table, self._rows = table, rows
         self._columns: dict[str, NDArray[Any]] = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table if self._rows is None else self._rows)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
-            self._columns[name] = self._table[name][self._rows]
+            column = self._table[name]
+            self._columns[name] = np.ascontiguousarray(column) if self._rows is None else column[self._rows]
         return self._columns[name]
 
     @classmethod
-    def exchanges(cls, table: Rows, rows: NDArray[np.int64]) -> Picked:
-        """Some EXCHANGE rows: what dating entries needs is copied at once, in one pass."""
+    def exchanges(cls, table: Rows, rows: NDArray[np.int64] | None = None) -> Picked:
+        """Some EXCHANGE rows, or all: what dating entries needs is copied at once, in one pass."""
         from dpuflow.kernels import streams
 
         picked = cls(table, rows)
         groups = ((streams.TIMES, np.int64), (streams.NUMBERS, np.uint32), (streams.KINDS, np.uint8))
-        columns = [np.empty((len(names), len(rows)), kind) for names, kind in groups]
-        streams.pick(table, rows, *columns)
+        columns = [np.empty((len(names), len(picked)), kind) for names, kind in groups]
+        streams.pick(table, np.arange(len(table)) if rows is None else rows, *columns)
+        for (names, _), values in zip(groups, columns, strict=True):
+            picked._columns.update(zip(names, values, strict=True))
+        return picked
+
+    @classmethod
+    def transfers(cls, table: Rows) -> Picked:
+        """All TRANSFER rows: narrow columns that most stages read are copied at once, in one pass."""
+        from dpuflow.kernels import match
+
+        picked = cls(table)
+        groups = ((match.NUMBERS, np.uint32), (match.KINDS, np.uint8))
+        columns = [np.empty((len(names), len(table)), kind) for names, kind in groups]
+        match.narrow(table, *columns)
         for (names, _), values in zip(groups, columns, strict=True):
             picked._columns.update(zip(names, values, strict=True))
         return picked

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from dpuflow.ordering import Picked
+
     Rows = NDArray[np.void]
 
 
@@ -103,3 +105,9 @@ class Joined:
     start_ns: int = 0  # first and last packet of all captures tied to the reference clock
     end_ns: int = 0
     limits: list[str] = field(default_factory=list)  # sentences: what these captures cannot show
+    narrow: Picked | None = None  # columns of ``transfers`` that have been copied out of its rows
+
+    @property
+    def columns(self) -> Rows | Picked:
+        """The columns of ``transfers``, by name."""
+        return self.transfers if self.narrow is None else self.narrow

@@ -16,9 +16,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 ORDER = [
     *("errors", "wire", "settings", "synth", "schema", "schema_ring", "schema_c"),
     *("framing", "tables", "rankmap", "results"),
-    *("kernels", "icrc", "capture", "blocks", "workers", "records"),
+    *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records"),
     *("messages", "store", "segments", "ingest", "live"),
-    *("join", "ordering", "stripes", "flagged", "exchanges", "identity"),
+    *("join", "stripes", "flagged", "exchanges", "identity"),
     *("collectives", "lateness", "inference"),
     *("outline", "assemble", "findings", "analysis"),
     "scoring",

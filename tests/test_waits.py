@@ -57,8 +57,8 @@ def test_waited_sends_match_the_twin(seed: int) -> None:
     mapped, split = choice.integers(0, 2, (2, n)).astype(np.uint8)
     own, after = np.empty((2, n), np.int64)
     found = waits.waited(
-        sender, receiver, *three, ready, mapped, split, enter, -30, np.empty(ranks + 1, np.int64),
-        *np.empty((3, 3 * n), np.int64), own, after,
+        sender, receiver, *three, ready, mapped, split, enter, -30,
+        np.empty(waits.KINDS * ranks + 1, np.int64), *np.empty((3, 3 * n), np.int64), own, after,
     )  # fmt: skip
     pairs = list(zip(own[:found].tolist(), after[:found].tolist(), strict=True))
     assert pairs == twin(sender, receiver, three, ready, mapped, split, enter)

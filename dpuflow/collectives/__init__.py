@@ -17,6 +17,7 @@ from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dpuflow.ordering import Picked
     from dpuflow.tables import Rows
 
 __all__ = ["Instance", "build_collectives", "count_untold"]
@@ -76,9 +77,9 @@ def build_collectives(
     return instances
 
 
-def count_untold(transfers: Rows, exchanges: Rows, instances: list[Instance]) -> int:
+def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Instance]) -> int:
     """Data messages that are part of no collective."""
-    role = np.ascontiguousarray(transfers["role"])
+    role = transfers["role"]
     data = (role == Role.DATA) | (role == Role.BURST)
     part = np.zeros(len(exchanges), bool)
     for instance in instances:

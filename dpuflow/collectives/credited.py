@@ -148,7 +148,7 @@ class Reading:
         self.first, self.last = [first for first, _ in sends], [last for _, last in sends]
         self._kinds: dict[tuple[int, bytes], int] = {}
         self._parts: dict[tuple[int, int, int], int] = {}  # the kind of each part of a turn
-        self._layouts: dict[_Kinds, list[Layout] | None] = {}
+        self._layouts: dict[_Kinds, tuple[Turn, list[Layout] | None]] = {}  # as seen in one turn
         self.seen: Counter[_Kinds] = Counter()  # how often turns of these kinds came
         self.skipped = False  # whether anything fitted nothing
 
@@ -307,8 +307,8 @@ class Reading:
     def _layout(self, kinds: _Kinds, turn: Turn) -> list[Layout] | None:
         """What ``turn`` is, if it is one operation; all that look alike are the same."""
         if kinds not in self._layouts:
-            self._layouts[kinds] = self._recognise(self._lanes([turn]))
-        return self._layouts[kinds]
+            self._layouts[kinds] = turn, self._recognise(self._lanes([turn]))
+        return self._layouts[kinds][1]
 
     def _recognise(self, lanes: list[Lane]) -> list[Layout] | None:
         found = layout_of(lanes, self.position, self.nodes, self.ends)
@@ -319,28 +319,22 @@ class Reading:
         for place, (number, begin, end) in enumerate(turns[0]):
             each = self.sets[number]
             low, high = each.bounds[begin], each.bounds[end]
-            places = np.array([each.bounds[turn[place][1]] for turn in turns])[:, None] + np.arange(
-                high - low
-            )
+            places = each.bounds[[turn[place][1] for turn in turns], None] + np.arange(high - low)
+            rows = each.rows[:, places]  # (connections, turns, messages)
+            starts, arrivals = self.columns.starts[rows], self.columns.arrivals[rows]
+            samples, sizes = self.columns.samples[rows], self.sizes[number][:, low:high]
             slot = int(each.slots[begin])
-            for row, pipe in enumerate(each.pipes):
-                rows = each.rows[row][places]
-                lanes.append(
-                    Lane(
-                        pipe.src,
-                        pipe.dst,
-                        slot,
-                        self.sizes[number][row, low:high],
-                        self.columns.starts[rows],
-                        self.columns.arrivals[rows],
-                        self.columns.samples[rows],
-                    )
-                )
+            lanes += [
+                Lane(pipe.src, pipe.dst, slot, *parts)
+                for pipe, *parts in zip(each.pipes, sizes, starts, arrivals, samples, strict=True)
+            ]
         return lanes
 
     def _made(self, kinds: _Kinds, turns: list[Turn]) -> Iterator[Instance]:
         """The collectives of turns that look alike."""
-        layouts = self._recognise(self._lanes(turns)) or self._layouts[kinds]
+        one, layouts = self._layouts[kinds]
+        if turns != [one]:  # all of them show more
+            layouts = self._recognise(self._lanes(turns)) or layouts
         assert layouts is not None
         rows = np.concatenate([self._rows(place, turns) for place in range(len(kinds.sets))], axis=1)
         rows = np.take_along_axis(rows, np.argsort(self.columns.starts[rows], axis=1, kind="stable"), 1)

@@ -201,13 +201,19 @@ def _passed_on(hops: Sequence[tuple[Lane, Lane]], behind: int, period: int = 1) 
     ``hops`` are lanes into and out of a rank; out of it goes a message so many ``behind`` the one that came,
     but for as many at the beginning of each ``period``, which are the rank's own.
     """
-    same = seen = 0
+    by_length: dict[int, list[tuple[Lane, Lane]]] = {}  # those of as many messages are compared at once
     for came, goes in hops:
-        if len(goes.sizes) <= behind or not came.samples.any():
-            continue
-        before, after = came.samples[:, : len(came.sizes) - behind], goes.samples[:, behind:]
-        other = np.arange(behind, len(goes.sizes)) % period >= behind if behind else True
-        known = (before > 0) & (after > 0) & (goes.sizes[behind:] > 0) & other
+        if len(goes.sizes) > behind:
+            by_length.setdefault(len(goes.sizes), []).append((came, goes))
+    same = seen = 0
+    for length, alike in by_length.items():
+        before = np.concatenate([came.samples[:, : length - behind] for came, _ in alike])
+        after = np.concatenate([goes.samples[:, behind:] for _, goes in alike])
+        sizes = np.concatenate([goes.sizes[behind:] for _, goes in alike]).reshape(len(alike), -1)
+        whose = np.repeat(sizes > 0, len(after) // len(alike), axis=0)
+        if behind:
+            whose &= np.arange(behind, length) % period >= behind
+        known = (before > 0) & (after > 0) & whose
         seen += int(known.sum())
         same += int((known & (before == after)).sum())
     if not seen:

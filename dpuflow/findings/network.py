@@ -77,25 +77,25 @@ class _ByEnd:
 
     @cached_property
     def _sorted(self) -> tuple[Ints, Ints]:
-        ends = np.ascontiguousarray(self._joined.transfers[self._column])
+        ends = self._joined.columns[self._column]
         count = len(self._joined.endpoints)
         order = np.argsort(ends.astype(np.uint16) if count < 1 << 16 else ends, kind="stable")  # by counting
-        return order, np.searchsorted(ends[order], np.arange(count + 1))
+        return order, np.r_[0, np.cumsum(np.bincount(ends, minlength=count))]
 
     @cached_property
     def _room(self) -> NDArray[np.int64]:
-        return np.empty(6 * int(np.diff(self._sorted[1]).max(initial=0)), np.int64)
+        return np.empty(5 * int(np.diff(self._sorted[1]).max(initial=0)), np.int64)
 
     def __getitem__(self, end: int) -> Ints:
         order, bounds = self._sorted
         return order[bounds[end] : bounds[end + 1]]
 
     def columns(self, end: int) -> NDArray[np.int64]:
-        """Six columns of an endpoint's rows, see ``kernels.links.under_way``; good until the next call."""
+        """Five columns of an endpoint's rows, see ``kernels.links.under_way``; good until the next call."""
         from dpuflow.kernels.links import under_way
 
         rows = self[end]
-        out = self._room[: 6 * len(rows)].reshape(6, -1)
+        out = self._room[: 5 * len(rows)].reshape(5, -1)
         under_way(self._joined.transfers, rows, out)
         return out
 
@@ -140,7 +140,7 @@ def find_slow_links(
         closed, lossy = 0, False
         for src, dst, _ in here:
             rows = received[dst]
-            mine.append(rows[(transfers["src"][rows] == src) & (transfers["packets"][rows] >= 4)])
+            mine.append(rows[(joined.columns["src"][rows] == src) & (transfers["packets"][rows] >= 4)])
             back = (joined.flows["src"] == dst) & (joined.flows["dst"] == src)
             closed += int(joined.flows["zero_window"][back].sum())
             there = (joined.flows["src"] == src) & (joined.flows["dst"] == dst)
@@ -302,17 +302,19 @@ def _together_ns(held: NDArray[np.int64]) -> int:
 
 def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: Analysis) -> Iterator[Finding]:
     """One finding for each receiver towards which packets were marked, or senders were told to slow down."""
-    from dpuflow.kernels.links import MARKED, SENDER
-
     flows = joined.flows
     marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
-    received = _ByEnd(joined, "dst")
+    if not marked.any():
+        return
+    src, dst, marks = (joined.columns[name] for name in ("src", "dst", "ecn_marked"))
+    with_marks = np.flatnonzero(marks)
     for receiver in np.unique(flows["dst"][marked]).tolist():
         numbers = np.flatnonzero(marked & (flows["dst"] == receiver))
         senders = sorted({int(src) for src in flows["src"][numbers]})
-        columns = received.columns(receiver)
-        theirs = _among(columns[SENDER], senders)
-        marks, rows = columns[MARKED][theirs], received[receiver][theirs]
+        rows = with_marks[dst[with_marks] == receiver]
+        rows = rows[_among(src[rows], senders)]
+        if not len(rows):  # they were told to slow down; the marks are not on these messages
+            rows = np.flatnonzero((dst == receiver) & _among(src, senders))
         yield Finding(
             id=0,
             condition="congestion",
@@ -330,11 +332,11 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
             ),
             advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
             alternatives=["incast", "a marking threshold set too low"],
-            evidence=message_evidence(captures, joined, _most(rows, marks)),
+            evidence=message_evidence(captures, joined, _worst(rows, marks[rows])),
         )
 
 
-def _among(values: Ints, few: Sequence[int]) -> NDArray[np.bool_]:
+def _among(values: NDArray[np.integer], few: Sequence[int]) -> NDArray[np.bool_]:
     """Where ``values`` is one of a few endpoints."""
     told = np.zeros(max(few) + 1, bool)
     told[list(few)] = True

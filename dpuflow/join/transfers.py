@@ -32,6 +32,7 @@ from dpuflow.join.sightings import (
     runs,
     superseded_bursts,
 )
+from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role
 from dpuflow.tables import Joined
 
@@ -88,6 +89,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         start_ns,
         end_ns,
         found.limits + _limits(captures, common),
+        Picked.transfers(transfers),
     )
 
 

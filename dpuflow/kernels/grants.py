@@ -1,21 +1,23 @@
 """What roles of messages are told from: payloads that may be clear-to-send entries, WRITEs by flow.
 
-In: payload bytes, MESSAGE rows. Out: words of the payloads, counts. Sources as in ``roles``.
+In: payload bytes, MESSAGE rows. Out: words of the payloads, counts; index and tag of the entries. Sources
+as in ``messages.roles``.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, le16, le32, u4, void
-from dpuflow.kernels.lanes import GRANT, NEVER, WIRE_READ, WIRE_WRITE, WIRE_WRITE_IMM, WORDS
+from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, le16, le32, u4, void
+from dpuflow.kernels.lanes import GRANT, NEVER, PSNS, WIRE_READ, WIRE_WRITE, WIRE_WRITE_IMM, WORDS
 from dpuflow.schema import MESSAGE
 
 # NCCL's clear-to-send entries: 32 or 64 B each, at most eight in one WRITE (net_ib, common.h).
 CTS_UNIT, CTS_MAX = 32, 512
 WORD_PLACES = np.array([8, 16, 20, 24, 32, 36, 40, 48, 52, 56], np.int64)
 N_WORDS = 12  # the words at these places, the bytes captured, the row
-WORD_LENGTH, WORD_ROW = 10, 11
+WORD_CAPACITY, WORD_LENGTH, WORD_ROW = 0, 10, 11
+CAPACITY = 8  # where the receive capacity lies in all versions
 SPREAD = 0x9E3779B1  # odd: mixes words without losing any (Knuth, TAOCP 3, 6.4)
 
 
@@ -74,25 +76,88 @@ def survey(rows, n, writes, facts):  # type: ignore[no-untyped-def]
         last = rows[i].last_ns
 
 
-@kernel(void(from_dtype(MESSAGE.dtype)[::1], u4[::1], i8[::1], i8[::1], i8[::1]))
-def read_entries(rows, row_of, flow, psn, size):  # type: ignore[no-untyped-def]
-    """Flow, first PSN and bytes of the rows ``row_of``."""
-    for i in range(row_of.shape[0]):
-        row = rows[row_of[i]]
+_MESSAGES, _WORDS, _I8 = from_dtype(MESSAGE.dtype)[::1], u4[:, ::1], i8[::1]
+
+
+@kernel(void(_MESSAGES, _WORDS, _I8, _I8, _I8))
+def read_entries(rows, words, flow, psn, size):  # type: ignore[no-untyped-def]
+    """Flow, first PSN and bytes of the rows that ``words`` are of."""
+    for i in range(words.shape[0]):
+        row = rows[words[i, WORD_ROW]]
         flow[i] = row.flow
         psn[i] = np.int64(row.seq)
         size[i] = np.int64(row.bytes)
 
 
-@kernel(void(from_dtype(MESSAGE.dtype)[::1], u4[::1], i8[::1], i8[::1], i8[::1], i8[::1]))
-def write_entries(rows, row_of, number, capacity, count, tag):  # type: ignore[no-untyped-def]
-    """Mark the rows ``row_of`` as grants; ``number`` is each one's place in the columns, -1 for no grant."""
-    for i in range(row_of.shape[0]):
-        k = number[i]
-        if k < 0:
+UNIT, TAG_PLACE, TAG_WORD, INDEX_PLACE, INDEX_WORD = range(5)  # of a layout: bytes, places, words
+GRANTED, INDEX, TAG = range(3)  # columns of `found`
+
+
+@inner
+def _counts_up(words, order, low, high, psn, size, unit, word, mask):  # type: ignore[no-untyped-def]
+    """Whether a word grows by one a message in one flow's entries, as PSNs do; a lone one must be PSN + 1."""
+    steps = np.int64(0)
+    some = False
+    for k in range(low, high):
+        i = order[k]
+        if size[i] % unit != 0:
+            return False
+        some |= words[i, word] != 0
+        if k > low:
+            before = order[k - 1]
+            grown = np.int64(words[i, word]) - np.int64(words[before, word])
+            steps += 1 if (grown - (psn[i] - psn[before])) & mask & (PSNS - 1) == 0 else 0
+    if high - low == 1:
+        return (np.int64(words[order[low], word]) - (psn[order[low]] & (PSNS - 1)) - 1) & mask == 0
+    return some and 2 * steps > high - low - 1
+
+
+@kernel(void(_WORDS, _I8, _I8, _I8, _I8, i8[:, ::1], _WORDS))
+def read_layouts(words, order, bounds, psn, size, layouts, found):  # type: ignore[no-untyped-def]
+    """Index and tag of clear-to-send entries, flow by flow: ``order[bounds[f]:bounds[f + 1]]`` are of one.
+
+    The first of ``layouts`` that fits all of a flow's entries counts; without any, they are counted from 1
+    and have no tag. Where 16 bits of the index were captured, the PSN, which counts the same, has the rest.
+    """
+    for f in range(bounds.shape[0] - 1):
+        low, high = bounds[f], bounds[f + 1]
+        shortest = np.int64(1) << 32
+        for k in range(low, high):
+            shortest = min(shortest, np.int64(words[order[k], WORD_LENGTH]))
+        chosen = np.int64(-1)
+        bits = np.int64(0)
+        for e in range(layouts.shape[0]):
+            known = shortest - layouts[e, INDEX_PLACE]
+            bits = np.int64(32) if known >= 4 else np.int64(16)
+            if known >= 2 and _counts_up(
+                words, order, low, high, psn, size, layouts[e, UNIT], layouts[e, INDEX_WORD],
+                (np.int64(1) << bits) - 1,
+            ):  # fmt: skip
+                chosen = np.int64(e)
+                break
+        tagged = chosen >= 0 and shortest >= layouts[chosen, TAG_PLACE] + 4
+        for k in range(low, high):
+            i = order[k]
+            index = k - low + 1
+            if chosen >= 0:
+                index = np.int64(words[i, layouts[chosen, INDEX_WORD]])
+                if bits == 16:
+                    expected = (psn[i] & (PSNS - 1)) + 1
+                    index = expected + ((index - expected + (1 << 15)) & 0xFFFF) - (1 << 15)
+            found[i, GRANTED] = 1
+            found[i, INDEX] = np.uint32(index & 0xFFFFFFFF)
+            found[i, TAG] = words[i, layouts[chosen, TAG_WORD]] if tagged else np.uint32(0)
+
+
+@kernel(void(_MESSAGES, _WORDS, _WORDS))
+def write_entries(rows, words, found):  # type: ignore[no-untyped-def]
+    """Mark the rows that ``words`` are of as grants, with what was ``found``."""
+    for i in range(words.shape[0]):
+        if found[i, GRANTED] == 0:
             continue
-        row = rows[row_of[i]]
+        row = rows[words[i, WORD_ROW]]
         row.role = GRANT
-        row.announces = capacity[k]
-        row.sub = np.uint32(count[k])
-        row.tag = np.uint32(tag[k])
+        captured = words[i, WORD_LENGTH] >= CAPACITY + 4
+        row.announces = np.uint64(words[i, WORD_CAPACITY]) if captured else np.uint64(0)
+        row.sub = found[i, INDEX]
+        row.tag = found[i, TAG]

@@ -9,7 +9,7 @@ from dpuflow.schema import EXCHANGE, TRANSFER
 
 NEVER = np.int64(-(1 << 63))
 TOOK, OP, BYTES, SRC, DST = range(5)  # columns of `durations`
-FROM, UNDER_WAY, CARRIED, AGAIN, MARKED, SENDER = range(6)  # columns of `under_way`
+FROM, UNDER_WAY, CARRIED, AGAIN, SENDER = range(5)  # columns of `under_way`
 AHEAD = 16  # rows that are asked for from memory while others are worked on
 FEWEST_PACKETS = 4  # a message of fewer has no duration to speak of
 
@@ -59,7 +59,7 @@ def durations(exchanges, part, out, grain):  # type: ignore[no-untyped-def]
 @kernel(void(_TRANSFERS, _I8, i8[:, ::1]))
 def under_way(transfers, rows, out):  # type: ignore[no-untyped-def]
     """Columns of some rows: when a message was first seen, the longer one of the times it took to send and
-    to arrive (ns), its bytes, packets sent again and marked, its sender."""
+    to arrive (ns), its bytes, packets sent again, its sender."""
     for i in range(rows.shape[0]):
         if i + AHEAD < rows.shape[0]:
             prefetch_row(transfers, rows[i + AHEAD])  # type: ignore[call-arg]
@@ -68,7 +68,6 @@ def under_way(transfers, rows, out):  # type: ignore[no-untyped-def]
         out[UNDER_WAY, i] = max(t.sent_end_ns - t.sent_ns, t.arrived_end_ns - t.arrived_ns)
         out[CARRIED, i] = np.int64(t.bytes)
         out[AGAIN, i] = t.retransmitted
-        out[MARKED, i] = t.ecn_marked
         out[SENDER, i] = t.src
 
 

@@ -1,13 +1,14 @@
 """Sightings of one message at several vantage points: which belong together, and their sum.
 
-In: sightings in order of their key. Out: the transfer each belongs to, what it gives to it, TRANSFER rows.
+In: sightings in order of their key. Out: the transfer each belongs to, what it gives to it, TRANSFER rows;
+columns of these.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4
+from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4, void
 from dpuflow.schema import MESSAGE, TRANSFER
 
 SENDER, RECEIVER, HEADER = 1, 2, 4  # what a sighting gives to its transfer, as bits
@@ -195,3 +196,24 @@ def single(messages, order, first, rows, near, connection, src, dst, out):  # ty
         t.flags = m.flags
         t.seen = np.uint8(1) if near[flow] == 2 else np.uint8(2) if near[flow] == 0 else np.uint8(0)
     return order.shape[0]
+
+
+NUMBERS = ("connection", "src", "dst", "retransmitted", "ecn_marked")
+KINDS = ("wire", "role", "op", "flags", "seen")
+
+
+@kernel(void(_TRANSFERS, u4[:, ::1], u1[:, ::1]))
+def narrow(transfers, numbers, kinds):  # type: ignore[no-untyped-def]
+    """Copy the columns NUMBERS and KINDS of all rows, in one pass over them."""
+    for i in range(transfers.shape[0]):
+        t = transfers[i]
+        numbers[0, i] = t.connection
+        numbers[1, i] = t.src
+        numbers[2, i] = t.dst
+        numbers[3, i] = t.retransmitted
+        numbers[4, i] = t.ecn_marked
+        kinds[0, i] = t.wire
+        kinds[1, i] = t.role
+        kinds[2, i] = t.op
+        kinds[3, i] = t.flags
+        kinds[4, i] = t.seen

@@ -75,9 +75,9 @@ def deal(exchanges, rows, key, at, out, last):  # type: ignore[no-untyped-def]
 
 
 TIMES = ("offer_ns", "offer_arrived_ns", "grant_ns", "grant_arrived_ns", "data_ns", "data_end_ns",
-         "arrived_end_ns", "acked_ns")  # fmt: skip
-NUMBERS = ("src", "dst", "connection", "order", "offer", "grant", "data", "retransmitted")
-KINDS = ("wire", "flags")
+         "arrived_ns", "arrived_end_ns", "acked_ns")  # fmt: skip
+NUMBERS = ("src", "dst", "connection", "order", "offer", "grant", "data", "packets", "retransmitted")
+KINDS = ("wire", "flags", "seen")
 
 
 @kernel(void(_EXCHANGES, _I8, i8[:, ::1], u4[:, ::1], u1[:, ::1]))
@@ -91,8 +91,9 @@ def pick(exchanges, rows, times, numbers, kinds):  # type: ignore[no-untyped-def
         times[3, i] = e.grant_arrived_ns
         times[4, i] = e.data_ns
         times[5, i] = e.data_end_ns
-        times[6, i] = e.arrived_end_ns
-        times[7, i] = e.acked_ns
+        times[6, i] = e.arrived_ns
+        times[7, i] = e.arrived_end_ns
+        times[8, i] = e.acked_ns
         numbers[0, i] = e.src
         numbers[1, i] = e.dst
         numbers[2, i] = e.connection
@@ -100,6 +101,8 @@ def pick(exchanges, rows, times, numbers, kinds):  # type: ignore[no-untyped-def
         numbers[4, i] = e.offer
         numbers[5, i] = e.grant
         numbers[6, i] = e.data
-        numbers[7, i] = e.retransmitted
+        numbers[7, i] = e.packets
+        numbers[8, i] = e.retransmitted
         kinds[0, i] = e.wire
         kinds[1, i] = e.flags
+        kinds[2, i] = e.seen

@@ -23,6 +23,15 @@ def is_event(time_ns, enter_ns):  # type: ignore[no-untyped-def]
     return time_ns != NEVER and time_ns >= enter_ns
 
 
+@inlined
+def put_event(row, i, kind, after, keys, order, at):  # type: ignore[no-untyped-def]
+    """Append an event of exchange ``i`` to those of a rank and kind; ``after``: when it was, from zero."""
+    event, place = 3 * i + kind, KINDS * row + kind
+    keys[event] = after * KINDS + kind
+    order[at[place]] = event
+    at[place] += 1
+
+
 @kernel(i8(_I8, _I8, _I8, _I8, _I8, _I8, _U1, _U1, _I8, i8, _I8, _I8, _I8, _I8, _I8, _I8))
 def waited(  # type: ignore[no-untyped-def]
     sender, receiver, arrived, sent, start, ready, mapped, split, enter, zero, at, keys, order, room,
@@ -33,7 +42,7 @@ def waited(  # type: ignore[no-untyped-def]
     Times of each exchange: ``arrived`` and ``sent`` (its end), ``start`` (the sender's first act) and
     ``ready`` (its input and its credit were there), ns or NEVER. Where it is ``mapped``, its input is
     known; else the last event before it must be an input, unless connections are ``split``. ``enter`` of
-    each row, no time but NEVER lies before ``zero``. Scratch: ``at``, one longer than there are rows;
+    each row, no time but NEVER lies before ``zero``. Scratch: ``at``, KINDS a row and one more;
     ``keys``, ``order`` and ``room``, three times as long as there are exchanges. Out, in order of rows and
     time: the sender's row ``own``, and ``waited_ns``, from that input, or the end of its own last data, to
     the send.
@@ -43,34 +52,29 @@ def waited(  # type: ignore[no-untyped-def]
         at[k] = 0
     for i in range(n):
         if is_event(arrived[i], enter[receiver[i]]):
-            at[receiver[i] + 1] += 1
-        if is_event(sent[i], enter[sender[i]]):
-            at[sender[i] + 1] += 1
+            at[KINDS * receiver[i] + INPUT + 1] += 1
         if is_event(start[i], enter[sender[i]]):
-            at[sender[i] + 1] += 1
+            at[KINDS * sender[i] + SEND + 1] += 1
+        if is_event(sent[i], enter[sender[i]]):
+            at[KINDS * sender[i] + DONE + 1] += 1
     for k in range(1, at.shape[0]):
         at[k] += at[k - 1]
-    # Event 3 i + kind is of exchange i.
+    # Event 3 i + kind is of exchange i. Each kind comes nearly in order; then sorting merges few runs.
     for i in range(n):
         if is_event(arrived[i], enter[receiver[i]]):
-            keys[3 * i + INPUT] = (arrived[i] - zero) * KINDS + INPUT
-            order[at[receiver[i]]] = 3 * i + INPUT
-            at[receiver[i]] += 1
+            put_event(receiver[i], i, INPUT, arrived[i] - zero, keys, order, at)
         if is_event(start[i], enter[sender[i]]):
-            keys[3 * i + SEND] = (start[i] - zero) * KINDS + SEND
-            order[at[sender[i]]] = 3 * i + SEND
-            at[sender[i]] += 1
+            put_event(sender[i], i, SEND, start[i] - zero, keys, order, at)
         if is_event(sent[i], enter[sender[i]]):
-            keys[3 * i + DONE] = (sent[i] - zero) * KINDS + DONE
-            order[at[sender[i]]] = 3 * i + DONE
-            at[sender[i]] += 1
+            put_event(sender[i], i, DONE, sent[i] - zero, keys, order, at)
     found = np.int64(0)
     low = np.int64(0)
     for k in range(enter.shape[0]):
-        merge_sort(keys, order, room, low, at[k])
+        high = at[KINDS * k + DONE]
+        merge_sort(keys, order, room, low, high)
         begun, done = NEVER, NEVER
         input_ns = NEVER  # of the event before, if that is an input
-        for j in range(low, at[k]):
+        for j in range(low, high):
             i, kind = order[j] // 3, order[j] % 3
             if kind == INPUT:
                 input_ns = arrived[i]
@@ -85,5 +89,5 @@ def waited(  # type: ignore[no-untyped-def]
                     found += 1
                 begun = start[i]
             input_ns = NEVER
-        low = at[k]
+        low = high
     return found

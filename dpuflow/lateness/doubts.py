@@ -16,6 +16,7 @@ from dpuflow.lateness.behind import date_behind
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST, receiving_ns, spreads, usual_reactions
 from dpuflow.lateness.queues import queued_rows
+from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
 if TYPE_CHECKING:
@@ -47,22 +48,22 @@ def weigh(
     ``group`` numbers each collective's group.
     """
     of_row = group[entries.collective]
-    transfers = joined.transfers
+    columns = Picked.exchanges(exchanges)
     usual = usual_reactions(entries, of_row)
     clock, clock_ns = _clocks(entries, joined)
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
-    packet_ns = _packet_ns(entries, exchanges)
+    packet_ns = _packet_ns(entries, columns)
     entries = settle(entries, usual, of_row, packet_ns)
-    entries = _first_on_connection(entries, transfers)
-    entries = _repeated(entries, transfers, usual)
-    entries = _unacked(entries, exchanges, usual)
+    entries = _first_on_connection(entries, joined.columns)
+    entries = _repeated(entries, joined.columns, usual)
+    entries = _unacked(entries, columns, usual)
     queued = queued_rows(entries, exchanges, instances, usual)
     entries = _mark(entries, queued.rows, Rule.QUEUED, queued.behind)
     waited = entries.rule == Rule.QUEUED
     since = np.where(waited, queued.called_ns, entries.since_ns)
     # A rank cannot have been held up before it was there: not before it left its last collective.
     there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
-    held = np.minimum(receiving_ns(exchanges, entries, usual), there)
+    held = np.minimum(receiving_ns(columns, entries, usual), there)
     entries = replace(
         entries,
         since_ns=since,
@@ -73,7 +74,7 @@ def weigh(
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
     )
     entries = date_behind(entries, exchanges, instances, usual)
-    behind_own = _behind_own_data(entries, exchanges, packet_ns)
+    behind_own = _behind_own_data(entries, columns, packet_ns)
     entries = _mark(entries, behind_own, Rule.QUEUED, np.full(len(behind_own), NONE32))
     # Two clocks may be off either way, by that much an input seems to come late.
     wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
@@ -255,14 +256,14 @@ def _mark(entries: Entries, rows: NDArray[np.bool_], rule: Rule, after: NDArray[
     )
 
 
-def _first_on_connection(entries: Entries, transfers: Rows) -> Entries:
+def _first_on_connection(entries: Entries, transfers: Rows | Picked) -> Entries:
     """A rank's first message over a connection that was opened since it left the collective before.
 
     Open MPI, UCX and libfabric connect when a rank first sends to another, and the message waits for that.
     Gloo and NCCL connect before any collective. ob1's hello shows that the capture holds a connection's
     beginning; over RoCE nothing does, so the first message that was captured counts.
     """
-    wire = np.ascontiguousarray(transfers["wire"])
+    wire = transfers["wire"]
     lazy = (wire == Wire.ROCE_SEND) | (wire == Wire.ROCE_SEND_IMM) | (wire == Wire.OB1_HELLO)
     acted = np.flatnonzero(entries.act != NONE32)
     if not lazy.any() or not len(acted):
@@ -282,7 +283,7 @@ def _first_on_connection(entries: Entries, transfers: Rows) -> Entries:
     return _mark(entries, fresh, Rule.CONNECTING, np.full(len(fresh), NONE32))
 
 
-def _repeated(entries: Entries, transfers: Rows, usual: Usual) -> Entries:
+def _repeated(entries: Entries, transfers: Rows | Picked, usual: Usual) -> Entries:
     """What was sent again and not captured at its sender may have been sent before it was first seen.
 
     A credit that was sent again came late: what follows it within its host's usual reaction, where one was
@@ -297,7 +298,9 @@ def _repeated(entries: Entries, transfers: Rows, usual: Usual) -> Entries:
     return _mark(entries, again[1][grant] & held, Rule.CREDIT, entries.grant)
 
 
-def _behind_own_data(entries: Entries, exchanges: Rows, packet_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _behind_own_data(
+    entries: Entries, exchanges: Rows | Picked, packet_ns: NDArray[np.float64]
+) -> NDArray[np.bool_]:
     """Rows whose first message left right behind earlier data of its adapter, as packets follow each other.
 
     It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
@@ -327,14 +330,14 @@ def _behind_own_data(entries: Entries, exchanges: Rows, packet_ns: NDArray[np.fl
     return out
 
 
-def _sent_by_nccl(exchanges: Rows) -> NDArray[np.bool_]:
+def _sent_by_nccl(exchanges: Rows | Picked) -> NDArray[np.bool_]:
     """Exchanges whose data NCCL wrote, as their senders' captures saw it."""
     sent = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
     sent &= (exchanges["seen"] & Seen.AT_SENDER) != 0
     return np.asarray(sent, np.bool_)
 
 
-def _packet_ns(entries: Entries, exchanges: Rows) -> NDArray[np.float64]:
+def _packet_ns(entries: Entries, exchanges: Rows | Picked) -> NDArray[np.float64]:
     """For each row how long a packet of its endpoint takes to leave: their usual distance within a message.
 
     0 where NCCL did not send it, and where no message has several packets.
@@ -349,7 +352,7 @@ def _packet_ns(entries: Entries, exchanges: Rows) -> NDArray[np.float64]:
     return out
 
 
-def _unacked(entries: Entries, exchanges: Rows, usual: Usual) -> Entries:
+def _unacked(entries: Entries, exchanges: Rows | Picked, usual: Usual) -> Entries:
     """NCCL takes up an operation on a connection when the one before is done: acknowledged, for a sender.
 
     So a first message may have waited for that, where the message before it had been sent again and it came

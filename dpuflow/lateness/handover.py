@@ -72,7 +72,7 @@ def waited_sends(
     keys, order, room = np.empty((3, 3 * count), np.int64)
     found = waits.waited(
         sender, receiver, *times, ready, needs.mapped.view(np.uint8), needs.split.view(np.uint8),
-        enter, min(seen), np.empty(len(enter) + 1, np.int64), keys, order, room, own, after,
+        enter, min(seen), np.empty(waits.KINDS * len(enter) + 1, np.int64), keys, order, room, own, after,
     )  # fmt: skip
     # A blocking exchange ends when both its halves have: the rank may have waited for its own send, too.
     return own[:found], after[:found]
@@ -139,19 +139,18 @@ def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
     return Usual(*out)
 
 
-def receiving_ns(exchanges: Rows, entries: Entries, usual: Usual) -> NDArray[np.int64]:
+def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> NDArray[np.int64]:
     """For each row how long its host had been receiving data without a break when the rank first acted.
 
     A break is longer than the usual reaction. 0 where the host had been quiet for longer than even its
     slow reactions.
     """
     held = np.zeros(len(entries.endpoint), np.int64)
-    data = Picked(
-        exchanges, np.flatnonzero((exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER))
-    )
-    to = data["dst"].astype(np.int64)
-    order = order_within(data["arrived_ns"], to)
-    to, begins, ends = to[order], data["arrived_ns"][order], data["arrived_end_ns"][order]
+    known = np.flatnonzero((exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER))
+    to = exchanges["dst"][known].astype(np.int64)
+    order = order_within(exchanges["arrived_ns"][known], to)
+    to, known = to[order], known[order]
+    begins, ends = exchanges["arrived_ns"][known], exchanges["arrived_end_ns"][known]
     for endpoint in np.unique(entries.endpoint):
         rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
         low, high = np.searchsorted(to, (endpoint, endpoint + 1))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.schema import NONE32, Transport
-from dpuflow.wire import PSN_MASK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +30,6 @@ class Entry(NamedTuple):
 
 # NCCL 2.18, 2.20, 2.25 and 2.30, each until the next
 ENTRIES = (Entry(32, 20, 24), Entry(64, 24, 32), Entry(64, 36, 40), Entry(64, 52, 56))
-CAPACITY = 8  # where the receive capacity lies in all of them
 STRIDES = (256, 512)  # from one entry's address to the next one's
 
 
@@ -42,15 +40,14 @@ def assign_roles(
 
     ``with_imm`` says which flows carry WRITE WITH IMMEDIATE, ``writes`` how many other WRITEs each has.
     """
-    from dpuflow.kernels.grants import WORD_LENGTH, WORD_PLACES, WORD_ROW, read_entries, write_entries
+    from dpuflow.kernels.grants import WORD_PLACES, WORD_ROW, read_entries, read_layouts, write_entries
 
     if not len(words):
         return
     column = {int(place): k for k, place in enumerate(WORD_PLACES)}
-    row_of = np.ascontiguousarray(words[:, WORD_ROW])
     # Rows are read and written once, in their own order, which memory likes; sorting is for what was read.
     flow, psn, size = np.empty((3, len(words)), np.int64)
-    read_entries(rows, row_of, flow, psn, size)
+    read_entries(rows, words, flow, psn, size)
     order, flow_of, starts = _by_flow(flow, psn)
     sizes = np.diff(np.append(starts, len(order)))
     granting = np.zeros(len(starts), bool)
@@ -63,40 +60,14 @@ def assign_roles(
         if peer != NONE32:
             granting[k] = with_imm[peer]
         elif n == writes[each] and (int(flows["dst"][each]), int(flows["src"][each])) in ways:
-            granting[k] = _steps(rows["va"][row_of[order[start : start + n]]])
+            granting[k] = _steps(rows["va"][words[order[start : start + n], WORD_ROW]])
     if not granting.any():
         return
     order, sizes = order[np.repeat(granting, sizes)], sizes[granting]
-    starts = np.cumsum(sizes) - sizes
-
-    def word(k: int) -> NDArray[np.int64]:
-        values: NDArray[np.int64] = np.ascontiguousarray(words[:, k])[order].astype(np.int64)
-        return values
-
-    psn, size, length = psn[order] & PSN_MASK, size[order], word(WORD_LENGTH)
-    count = np.arange(1, len(order) + 1) - np.repeat(starts, sizes)
-    tag = np.zeros(len(order), np.int64)
-    shortest = np.minimum.reduceat(length, starts)
-    left = np.ones(len(starts), bool)
-    for entry in ENTRIES:
-        seen = shortest - entry.counter
-        bits = np.where(seen >= 4, 32, np.where(seen >= 2, 16, 0))
-        fits = left & (bits > 0)
-        if not fits.any():
-            continue
-        index = word(column[entry.counter])
-        fits &= np.logical_and.reduceat(size % entry.unit == 0, starts)
-        fits &= _counts_up(index, psn, bits, starts, sizes)
-        left &= ~fits
-        # Only the low bits may be captured: the PSN, which counts the same, has the others.
-        whole = np.where(np.repeat(bits == 32, sizes), index, psn + 1 + _signed16(index - psn - 1))
-        count = np.where(np.repeat(fits, sizes), whole, count)
-        tagged = np.repeat(fits & (shortest >= entry.tag + 4), sizes)
-        tag = np.where(tagged, word(column[entry.tag]), tag)
-    capacity = np.where(length >= CAPACITY + 4, word(column[CAPACITY]), 0)
-    number = np.full(len(words), -1)
-    number[order] = np.arange(len(order))
-    write_entries(rows, row_of, number, capacity, count, tag)
+    layouts = [[e.unit, e.tag, column[e.tag], e.counter, column[e.counter]] for e in ENTRIES]
+    found = np.zeros((len(words), 3), np.uint32)
+    read_layouts(words, order, np.r_[0, np.cumsum(sizes)], psn, size, np.array(layouts, np.int64), found)
+    write_entries(rows, words, found)
 
 
 def _by_flow(
@@ -121,25 +92,3 @@ def _steps(addresses: NDArray[np.uint64]) -> bool:
     """
     steps = np.diff(addresses.astype(np.int64))
     return len(steps) > 0 and bool(2 * np.isin(steps, STRIDES).sum() > len(steps))
-
-
-def _signed16(difference: NDArray[np.int64]) -> NDArray[np.int64]:
-    return ((difference + (1 << 15)) & 0xFFFF) - (1 << 15)
-
-
-def _counts_up(
-    index: NDArray[np.int64],
-    psn: NDArray[np.int64],
-    bits: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> NDArray[np.bool_]:
-    """For each flow whether an index grows as the PSNs do, by one a message; a lone one must be PSN + 1."""
-    mask = (np.int64(1) << bits) - 1
-    same = np.zeros(len(index), bool)
-    same[1:] = (np.diff(index) - np.diff(psn)) & np.repeat(mask, sizes)[1:] & PSN_MASK == 0
-    same[starts] = False
-    steps = np.add.reduceat(same.astype(np.int64), starts)
-    counting = (2 * steps > sizes - 1) & np.logical_or.reduceat(index != 0, starts)
-    alone: NDArray[np.bool_] = (index[starts] - psn[starts] - 1) & mask == 0
-    return np.where(sizes == 1, alone, counting)
