@@ -67,10 +67,12 @@ def analyze_tables(
     from dpuflow.findings import build_findings
     from dpuflow.identity import endpoint_nodes, endpoint_ranks, rank_order, seen_whole
     from dpuflow.inference import infer
-    from dpuflow.join import join
+    from dpuflow.join import count_once, join
     from dpuflow.lateness import build_entries
 
+    captures, doubled = count_once(captures)
     joined = join(captures, clock=clock)
+    joined.limits += doubled
     known = endpoint_ranks(joined, ranks)
     exchanges = build_exchanges(joined.transfers, joined.columns)
     instances = build_collectives(
