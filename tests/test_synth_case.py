@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -37,6 +38,7 @@ OPS = {
     "atomics": ("", settings(job={"kind": "experts", "steps": 1, "layers": 1, "tokens": 5})),
     "atomics lost": ("", settings(job={"kind": "experts", "steps": 2, "layers": 1, "tokens": 5},
                                   nccl={"timeout": 8}, faults=[{"kind": "loss", "share": 0.01}])),
+    "pxn": ("op: all_to_all, bytes: 600001", settings(cluster={"nodes": 2, "gpus_per_node": 4})),
     "doubling": ("op: all_reduce, bytes: 100001, algorithm: doubling", ""),
     "loss": ("op: all_reduce, bytes: 1MiB",
              settings(nccl={"timeout": 8}, faults=[{"kind": "loss", "share": 0.01}])),
@@ -137,3 +139,47 @@ def test_vantage_points_are_those_asked_for(tmp_path: Path) -> None:
     central = records(tmp_path / "central.pcap")
     assert max(len(frame) for _, frame in central) == 64
     assert len(central) == captures[2].packets > captures[0].packets
+
+
+def with_lengths(path: Path) -> list[tuple[int, int, bytes]]:
+    """Stamp, stated length and bytes of every record."""
+    data, at, found = path.read_bytes(), 24, []
+    while at < len(data):
+        seconds, nanos, kept, length = struct.unpack_from("<IIII", data, at)
+        found.append((seconds * 10**9 + nanos, length, data[at + 16 : at + 16 + kept]))
+        at += 16 + kept
+    return found
+
+
+def observed(tmp_path: Path, **observation: object) -> list[tuple[int, int, bytes]]:
+    more = settings(observation={"compress": False, "snaplen": 0, **observation})
+    write_case(loop("op: all_reduce, bytes: 1MiB", more), str(tmp_path))
+    return with_lengths(tmp_path / "node0.pcap")
+
+
+def test_a_mirror_that_cuts_frames_hides_how_long_they_were(tmp_path: Path) -> None:
+    whole, cut = observed(tmp_path / "a"), observed(tmp_path / "b", truncate=70)
+    kept = observed(tmp_path / "c", snaplen=70)
+    assert len(whole) == len(cut) == len(kept)
+    for (stamp, length, frame), mirrored, snapped in zip(whole, cut, kept, strict=True):
+        assert mirrored == (stamp, min(length, 70), frame[:70])
+        assert snapped == (stamp, length, frame[:70])
+
+
+def test_a_sample_is_part_of_the_whole(tmp_path: Path) -> None:
+    whole, some = observed(tmp_path / "a"), observed(tmp_path / "b", sample=8)
+    frames = Counter(frame for _, _, frame in whole)
+    frames.subtract(frame for _, _, frame in some)
+    assert min(frames.values()) == 0
+    assert len(whole) / 8 * 0.7 < len(some) < len(whole) / 8 * 1.3
+    meta = json.loads((tmp_path / "b" / "meta.json").read_text())
+    assert meta["sample"] == 8
+    of_node = meta["captures"][0]
+    assert (of_node["packets"], of_node["missed"], of_node["passed"]) == (
+        len(some),
+        0,
+        len(whole) - len(some),
+    )
+    result = dpuflow.analyze([dpuflow.Vantage("node0", (str(tmp_path / "b" / "node0.pcap"),))])
+    assert not [row for row in result.lateness if row.verdict in ("late", "intermittent")]
+    assert not result.transfers

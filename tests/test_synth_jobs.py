@@ -120,3 +120,24 @@ def test_reads_and_loss_do_not_go_together() -> None:
     text = settings(job={"kind": "prefill_decode", "mode": "read"}, faults=[{"kind": "loss", "share": 0.1}])
     with pytest.raises(OptionError, match=r"test.yaml:1: job.mode: READs that are lost are not simulated"):
         parse_scenario(text, "test.yaml")
+
+
+@pytest.mark.parametrize("pxn", [True, False])
+def test_with_pxn_sends_leave_on_the_receiver_s_rail(pxn: bool) -> None:
+    text = settings(
+        job={"kind": "loop", "iterations": 2, "ops": [{"op": "all_to_all", "bytes": 800_000}]},
+        cluster={"nodes": 2, "gpus_per_node": 4},
+        nccl={"pxn": pxn},
+    )
+    world = play(parse_scenario(text, "test.yaml"))
+    rails = {(link.data[0].src.number % 4, link.data[0].dst.number % 4) for link in world.connections}
+    assert rails == ({(i, i) for i in range(4)} if pxn else {(i, j) for i in range(4) for j in range(4)})
+    # Entries name who truly sends, whoever's NIC it is.
+    for link in world.connections:
+        assert world.tags[link.grants.number] == link.src.rank
+        assert link.data[0].src.node == link.src.node
+        assert link.nic.rank % 4 == (link.dst.rank if pxn else link.src.rank) % 4
+    carried = {link.src.rank for link in world.connections}
+    assert carried == set(range(8))
+    for work in world.works:
+        assert work.leave_ns.keys() == set(range(8))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+LEAST: Final = 512
+"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
+else tells what they are."""
 IDLE: Final = 4.0
 """Times what a page takes, alone and behind another, that nothing may be under way within a transfer: an
 engine that has pages to move keeps some under way; a late completion makes it pause for about a page."""
@@ -51,7 +54,9 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
     read = wire[rows] == Wire.ROCE_READ
     order = np.lexsort((begin_ns(exchanges, rows), read, dst, src))
     rows, key = rows[order], np.stack([src, dst, read])[:, order]
-    yield from np.split(rows, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1)
+    for way in np.split(rows, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1):
+        if np.median(exchanges["bytes"][way]) > LEAST:
+            yield way
 
 
 def begin_ns(exchanges: Rows, rows: Ints) -> Ints:

@@ -133,9 +133,12 @@ def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
             for each in captures
         ],
         "captures": [
-            {"capture": each.name, "packets": each.packets, "missed": each.missed} for each in captures
+            {"capture": each.name, "packets": each.packets, "missed": each.missed, "passed": each.passed}
+            for each in captures
         ],
         "snaplen": scenario.observation.snaplen,
+        "sample": scenario.observation.sample,
+        "truncate": scenario.observation.truncate or None,
         "path_mtu_roce": scenario.cluster.mtu,
         "fault": _fault(scenario),
         "pauses": _pauses(played),

@@ -12,7 +12,7 @@ from dpuflow.synth.sockets import Socket
 from dpuflow.synth.transport import Connection, Grain, Link, Local
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dpuflow.synth.algorithms import Lane
     from dpuflow.synth.engine import Engine
@@ -44,7 +44,13 @@ class Communicator:
     """A group of GPUs. Links are made when first used."""
 
     def __init__(
-        self, gpus: Sequence[Gpu], engine: Engine, fabric: Fabric, settings: Settings, most: int
+        self,
+        gpus: Sequence[Gpu],
+        engine: Engine,
+        fabric: Fabric,
+        settings: Settings,
+        most: int,
+        on_rail: Callable[[Gpu, Gpu], Gpu],
     ) -> None:
         self.gpus, self._engine, self._fabric, self._settings, self._most = (
             gpus,
@@ -53,6 +59,7 @@ class Communicator:
             settings,
             most,
         )
+        self._on_rail = on_rail  # of the first one's node the GPU on the second one's rail
         self._links: dict[tuple[int, int, int, bool], Link] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.nodes: dict[int, list[int]] = {}  # node -> positions of its GPUs
@@ -201,5 +208,7 @@ class Communicator:
             elif self._settings.sockets:
                 self._links[key] = Socket(a, b, self._engine, self._fabric)
             else:
-                self._links[key] = Connection(a, b, self._engine, self._fabric, self._settings)
+                # Collectives have rings and trees of their own; only sends go round by another GPU.
+                via = self._on_rail(a, b) if self._settings.pxn and lane.point_to_point else None
+                self._links[key] = Connection(a, b, self._engine, self._fabric, self._settings, via)
         return self._links[key]

@@ -52,6 +52,7 @@ class Capture:
     clock: Clock
     packets: int
     missed: int
+    passed: int  # not among the sample
 
 
 def clock_of(scenario: Scenario, node: int | None) -> Clock:
@@ -79,10 +80,10 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
     clock = clock_of(scenario, node)
     framer = Framer(played, observed.snaplen)
     noise = columns(scenario.seed, "stamps", node)
-    missing = columns(scenario.seed, "missed", node)
+    missing, taken = (columns(scenario.seed, what, node) for what in ("missed", "sample"))
     name = ("central" if node is None else f"node{node}") + (".pcap.gz" if observed.compress else ".pcap")
     before = np.iinfo(np.int64).min
-    written = missed = 0
+    written = missed = passed = 0
     window = 200_000 if observed.snaplen and observed.snaplen <= 256 else 20_000
     with _file(folder / name, observed.compress) as file:
         snaplen = observed.snaplen or WHOLE
@@ -92,14 +93,25 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
             stamps += np.rint(noise.standard_normal(len(stamps)) * observed.clocks.jitter_ns).astype(np.int64)
             stamps = np.maximum(np.maximum.accumulate(stamps), before) if len(stamps) else stamps
             before = int(stamps[-1]) if len(stamps) else before
+            kept = np.ones(len(stamps), bool)
+            if observed.sample > 1:
+                kept &= taken.random(len(stamps)) * observed.sample < 1
+                passed += int(len(kept) - kept.sum())
             if observed.loss:
-                kept = missing.random(len(stamps)) >= observed.loss
-                missed += int(len(kept) - kept.sum())
+                lost = kept & (missing.random(len(stamps)) < observed.loss)
+                missed += int(lost.sum())
+                kept &= ~lost
+            if not kept.all():
                 packets = {field: column[kept] for field, column in packets.items()}
                 stamps = stamps[kept]
             written += len(stamps)
-            file.write(_records(stamps, *framer.frames(packets)))
-    return Capture(name, node, clock, written, missed)
+            frames, captured, lengths = framer.frames(packets)
+            if observed.truncate:
+                # What the mirror has cut nobody downstream knows to have been longer.
+                lengths = np.minimum(lengths, observed.truncate)
+                captured = np.minimum(captured, lengths)
+            file.write(_records(stamps, frames, captured, lengths))
+    return Capture(name, node, clock, written, missed, passed)
 
 
 def _records(

@@ -55,6 +55,10 @@ class Nccl:
     traffic_class: int = setting(0, "NCCL_IB_TC; its upper six bits are the DSCP", low=0, high=255)
     ecn: bool = setting(True, "data frames are ECN capable, ECT(0)")
     timeout: int = setting(20, "NCCL_IB_TIMEOUT: 4.096 us times two to this power", low=1, high=31)
+    pxn: bool = setting(
+        True,
+        "NCCL_P2P_PXN_LEVEL 2: sends to other nodes leave by the NIC on the receiver's rail, over its GPU",
+    )
     registered: bool = setting(
         False, "registered buffers: CTS entries wait for the receiver's kernel, data walks the buffer"
     )
@@ -328,6 +332,10 @@ class Observation:
     )
     only: list[int] | None = setting(None, "nodes with a capture (default: all)", low=0)
     snaplen: int = setting(128, "bytes kept of each frame; 0: all", low=0)
+    truncate: int = setting(
+        0, "bytes to which a mirror cuts frames before they are captured; 0: it does not", low=0
+    )
+    sample: int = setting(1, "of so many frames one is taken, at random, as sFlow and psample do", low=1)
     loss: float = setting(0.0, "share of frames that a capture misses", low=0, high=1)
     clocks: Clocks = setting(Clocks(), "see below")
     compress: bool = setting(True, "pcap.gz instead of pcap")
@@ -408,6 +416,8 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
             node = getattr(fault, name, None)
             if node is not None and node >= cluster.nodes:
                 return f"faults[{i}].{name}", f"{node} is not one of the {cluster.nodes} nodes"
+    if 0 < scenario.observation.truncate < 14:
+        return "observation.truncate", "a mirror leaves the Ethernet header: 14 bytes at least"
     for i, node in enumerate(scenario.observation.only or ()):
         if node >= cluster.nodes:
             return f"observation.only[{i}]", f"{node} is not one of the {cluster.nodes} nodes"

@@ -144,21 +144,29 @@ class Settings(NamedTuple):
     routed: bool
     registered: bool
     sockets: bool
+    pxn: bool
 
 
 class Connection(Link):
-    """Between NICs."""
+    """Between NICs. With PXN the sender's is that of ``via``, another GPU of its node, which gets the slices
+    over NVLink and whose proxy serves them (src/graph/search.cc ncclTopoGetNetDev, src/transport/net.cc
+    sendSetup).
+    """
 
-    def __init__(self, src: Gpu, dst: Gpu, engine: Engine, fabric: Fabric, settings: Settings) -> None:
+    def __init__(
+        self, src: Gpu, dst: Gpu, engine: Engine, fabric: Fabric, settings: Settings, via: Gpu | None = None
+    ) -> None:
         super().__init__(src, dst)
+        self.nic = via or src
+        self._hop_ns = 0.0 if self.nic is src else NVLINK_NS
         self._engine, self._fabric, self._settings = engine, fabric, settings
         self.data = [
-            fabric.connect(src.port, dst.port, self._data_arrived, self._data_done)
+            fabric.connect(self.nic.port, dst.port, self._data_arrived, self._data_done)
             for _ in range(settings.queue_pairs)
         ]
-        self.grants = fabric.connect(dst.port, src.port, self._grant_arrived, self.ignore)
-        self.fifo_va = src.memory.take(settings.layout.stride * settings.layout.rows, 4096)
-        self._fifo_rkey = src.memory.key()
+        self.grants = fabric.connect(dst.port, self.nic.port, self._grant_arrived, self.ignore)
+        self.fifo_va = self.nic.memory.take(settings.layout.stride * settings.layout.rows, 4096)
+        self._fifo_rkey = self.nic.memory.key()
         self._buffers: dict[int, tuple[int, int]] = {}  # base -> address and rkey, at the receiver
         self._step = 0
         self._asked: deque[tuple[int, Grain]] = deque()  # operations: their last message, how they use slots
@@ -278,7 +286,7 @@ class Connection(Link):
         last = self._ends[0] if self._ends else 0
         while self._posted < min(self.produced, self._credits, last):
             self._posted += 1
-            when = self.src.proxy.act(self._posted_at, self.src.handover_ns())
+            when = self.nic.proxy.act(self._posted_at, self._hop_ns + self.src.handover_ns())
             self._posted_at = when
             self._engine.at(when, self._post_data)
 
@@ -312,7 +320,7 @@ class Connection(Link):
         self._went[which] += 1
         for _ in range(self._in_order(self._went, self._done)):
             self._done += 1
-            self._engine.at(self._engine.now + self.src.poll_ns(), self._free)
+            self._engine.at(self._engine.now + self._hop_ns + self.src.poll_ns(), self._free)
 
     _done = 0  # messages acknowledged
 

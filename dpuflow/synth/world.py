@@ -78,7 +78,7 @@ def play(scenario: Scenario) -> Played:
     fabric = Fabric(engine, trace, rules)
     settings = Settings(
         LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.split_data_on_qps, nccl.adaptive_routing,
-        nccl.registered, nccl.transport == "socket",
+        nccl.registered, nccl.transport == "socket", nccl.pxn,
     )  # fmt: skip
     gpus = [
         Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
@@ -86,10 +86,15 @@ def play(scenario: Scenario) -> Played:
     ]
     groups: dict[tuple[int, ...], Communicator] = {}
 
+    def on_rail(src: Gpu, dst: Gpu) -> Gpu:
+        return gpus[src.node * cluster.gpus_per_node + dst.rank % cluster.gpus_per_node]
+
     def group(members: Sequence[int]) -> Communicator:
         key = tuple(members)
         if key not in groups:
-            groups[key] = Communicator([gpus[i] for i in key], engine, fabric, settings, nccl.channels)
+            groups[key] = Communicator(
+                [gpus[i] for i in key], engine, fabric, settings, nccl.channels, on_rail
+            )
         return groups[key]
 
     endpoints: dict[tuple[int, int], Endpoint] = {}
