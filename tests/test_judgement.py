@@ -340,3 +340,19 @@ def test_an_onset_halfway_is_no_scatter() -> None:
     quiet = choices.normal(0, 2e6, 200)
     late = quiet + np.where(np.arange(200) < 100, 0, 100e6)
     assert _scatter(late) == pytest.approx(_scatter(quiet), rel=0.3)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_goes_round_among_few_ranks_is_no_noise(ranks: int) -> None:
+    """Of two ranks each is late every other time: half of all entries, which quartiles take for scatter."""
+    found = judged(lambda rank, turn: 4 * MS * (turn % ranks == rank), n=ranks)
+    assert [(j.verdict, j.steadiness) for j in found] == [("intermittent", "rotating")] * ranks
+
+
+def test_heaps_are_told_from_scatter_by_enough_values_only() -> None:
+    choices = random.Random(4)
+    near = np.array([choices.gauss(0, 1.0) for _ in range(20)])
+    assert _scatter(np.r_[near, near + 50]) < 2
+    assert _scatter(np.r_[near[:5], near[:5] + 50]) > 10
+    plain = [_scatter(np.array([choices.gauss(0, 1.0) for _ in range(40)])) for _ in range(200)]
+    assert 0.7 < np.median(plain) < 1.1

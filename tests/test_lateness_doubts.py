@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, REACT, World, algorithm_of, captured, run_job
 
-from dpuflow.collectives.schedules import ALGORITHMS, dependencies
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, dependencies
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
 from dpuflow.lateness.needs import build_needs, started_ns
@@ -125,6 +125,46 @@ def test_groups_that_overlap_each_other_do_not_queue() -> None:
         free = {r: max(at, left.get(r, 0)) for r, at in world.played[-2].leave_ns.items()}
     entries, _ = told(world)
     assert Rule.QUEUED not in {Rule(rule) for rule in entries.rule}
+
+
+# -- reactions --------------------------------------------------------------------------------
+
+
+def late_always(style: str, algorithm: Algorithm, n: int, rank: int, turns: int = 20) -> World:
+    """A job in which one rank is 5 ms later than the others, every time."""
+    world = World(style, react=lambda: 5_000)
+    run_job(world, algorithm, 4096, list(range(n)), turns, late={rank: 5 * MS})
+    return world
+
+
+@pytest.mark.parametrize(
+    ("style", "op", "name", "n", "rank"),
+    [
+        (
+            "eager",
+            Op.ALL_REDUCE,
+            "recursive_doubling",
+            3,
+            1,
+        ),  # it always waits for rank 0, and never for others
+        ("eager", Op.BARRIER, "linear", 5, 0),
+        ("rendezvous", Op.BROADCAST, "linear", 4, 2),  # answers an offer, late
+        ("rendezvous", Op.REDUCE, "linear", 4, 0),
+    ],
+)
+def test_who_is_always_late_shows_no_reaction(style: str, op: Op, name: str, n: int, rank: int) -> None:
+    """Nobody was ever seen to wait for an input: how fast hosts go on tells what is long after one."""
+    world = late_always(style, algorithm_of(op, name), n, rank)
+    entries, relative = told(world)
+    assert not len(entries.waited)
+    assert len(entries.granted_data_ns if style == "rendezvous" else entries.next_send_ns) >= 8
+    late = entries.endpoint == rank
+    assert {Rule(rule) for rule in entries.rule[late][2:]} == {Rule.LONG_AFTER}
+    said = relative.lateness_ns[late][2:]
+    assert set(relative.bound[late][2:]) <= {EXACT, AT_LEAST}
+    assert ((said > 4 * MS) & (said < 5.2 * MS)).all()
+    others = np.isin(relative.bound, (EXACT, AT_LEAST)) & ~late
+    assert (relative.lateness_ns[others] < MS).all()
 
 
 # -- credits, connections, repetitions --------------------------------------------------------

@@ -91,6 +91,21 @@ def test_back_to_back_with_no_pause_between() -> None:
     check(rebuilt(world, 4), played)
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_layers_back_to_back_are_no_segments(ranks: int) -> None:
+    """Six rings after each pause: as many messages as one ring of six segments has, which is not what ran."""
+    world = World("eager")
+    played: list[Played] = []
+    free = dict.fromkeys(range(ranks), 0)
+    for turn in range(72):
+        pause = 5_000_000 if turn % 6 == 0 else 2_000
+        enter = {rank: at + pause + (2_000_000 if rank == turn // 6 % ranks else 0) * (turn % 6 == 0)
+                 for rank, at in free.items()}  # fmt: skip
+        played.append(world.play(ring(), 30_000, enter))
+        free = played[-1].leave_ns
+    check(rebuilt(world, ranks), played)
+
+
 def test_segments_of_a_broadcast_are_one_message() -> None:
     chain = next(a for a in ALGORITHMS if a.op == Op.BROADCAST and a.name == "chain")
     world = World("eager")

@@ -75,6 +75,7 @@ class Scorer:
             edges: max((n for other, n in furthest.items() if edges < other), default=0) for edges in furthest
         }
         equal = [(h, n) for h, n in equal if n > beyond[frozenset(h.edges)]]
+        equal = [run for run in equal if not self._is_called_again(streams, run, equal)]
         bare = {run for run in equal if not len(run[0].plan.needs[1])}
         told = [run for run in equal if run not in bare and self._alternates(streams, *run)]
         if bare and told:
@@ -137,6 +138,31 @@ class Scorer:
         if self.contrast(streams, hypothesis, count) < contrast:
             return False
         return self.causality(streams, hypothesis, count)[0] >= CLEAR
+
+    def _is_called_again(
+        self,
+        streams: Streams,
+        run: tuple[Hypothesis, int],
+        others: Sequence[tuple[Hypothesis, int]],
+    ) -> bool:
+        """Whether what looks like many segments of one collective is as many collectives back to back.
+
+        Sends of segments wait for the same segment of the step before, those of whole collectives for the
+        message just before: there in time for nearly all, and more often than that segment the last to
+        arrive.
+        """
+        mine, count = run
+        if mine.algorithm.rooted:  # segments stream down a tree: all is there before it is needed
+            return False
+        whole = [
+            each
+            for each in others
+            if each[0].cuts < mine.cuts and (each[0].algorithm, each[0].order) == (mine.algorithm, mine.order)
+        ]
+        if not whole:
+            return False
+        held, tight = self.causality(streams, *min(whole, key=lambda each: each[0].cuts))
+        return held >= CLEAR and tight > self.causality(streams, mine, count)[1]
 
     def _alternates(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
         """Whether nearly each first send paused longer than later ones, by more than chance may do."""

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from dpuflow.inference.stages import Stage
     from dpuflow.lateness import Entries, Relative
 
-PARTS, LEAST_IN_PART = 5, 8
-"""A rank's row is parted for its scatter where each part has enough for quartiles."""
+SIXTH_IN_SIGMAS = 0.4307
+"""Median to the third that lies around it, of a normal distribution, in standard deviations."""
+FEWEST_IN_HEAPS = 16
+"""Values that can be told to make two heaps: enough for quartiles of each."""
 INTERVAL_IN_SIGMAS = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 
@@ -139,22 +141,26 @@ def _sigmas(
 
 
 def _scatter(values: NDArray[np.float64]) -> float:
-    """One standard deviation of a rank's ``values``, in order of time, about their own median.
+    """One standard deviation of a rank's ``values`` about their own median.
 
-    A fault that sets in halfway is no noise, yet parts the values into two heaps: so of a long row the
-    usual scatter of its parts counts, of which an onset meets one alone.
+    A fault that sets in halfway, or goes round among few ranks, is no noise, yet parts the values into two
+    heaps. They are two where the closest third of all values lies twice as close as quartiles do; then the
+    wider heap counts.
     """
 
     def of(part: NDArray[np.float64]) -> float:
         low, middle, high = np.percentile(part, (25, 50, 75))
         return float(min(middle - low, high - middle)) / QUARTER_IN_SIGMAS
 
-    whole = of(values)
-    if len(values) < PARTS * LEAST_IN_PART:
+    whole, ordered = of(values), np.sort(values)
+    if len(values) < FEWEST_IN_HEAPS:
         return whole
-    usual = float(np.median([of(part) for part in np.array_split(values, PARTS)]))
-    # Few values scatter a little less by chance; two heaps, by far more.
-    return usual if 2 * usual < whole else whole
+    third = -(-len(values) // 3)
+    closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
+    if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
+        return whole
+    widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
+    return min(whole, max(of(ordered[:widest]), of(ordered[widest:])))
 
 
 def judge(
@@ -401,12 +407,14 @@ def _judge_one(
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         onset = _onset(units, own)
         begin = int(units.enter_ns[onset]) if onset is not None else None
+        # Among several that take turns none is the one, though each may come at even distances.
+        most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE
         after = mine[int((units.place[: onset or 0] == 0).sum()) :]
         if (
             float(after.mean()) >= LATE_SHARE
             or usual
             or (onset is not None and is_material(sum(_usual(units, own, onset).values()), world.span_ns))
-            or (2 * int(units.blame_ns.sum()) > world.blame_ns and is_regular(mine))
+            or (int(units.blame_ns.sum()) > most * world.blame_ns and is_regular(mine))
         ):
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:

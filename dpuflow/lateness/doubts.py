@@ -146,16 +146,23 @@ def _slowest_of_others(
 ) -> NDArray[np.float64]:
     """For rows ``waiting`` how long the other ranks of the group take from an input to their first act, 95 %.
 
-    It stands for the usual reaction where none was measured (data streams through). NaN with too few of them.
+    It stands for the usual reaction where none was measured (data streams through), but no longer than hosts
+    take from a grant to the data it allows: some of these ranks were late themselves. With too few of them it
+    is that; and where there are no grants either, what hosts take from send to send. NaN with too few of all.
     """
-    out = np.full(len(waiting), np.nan)
+    out, least = np.full(len(waiting), np.nan), np.full(len(waiting), np.inf)
+    if len(entries.granted_data_ns) >= FEWEST:
+        out[:] = least[:] = np.percentile(entries.granted_data_ns, 95)
+    elif len(entries.next_send_ns) >= FEWEST:
+        # That wakes nobody up, so even far more than that is usual.
+        out[:] = FAR_BEYOND * np.percentile(entries.next_send_ns, 95)
     for each in np.unique(of_row[waiting]):
         mine = np.flatnonzero(waiting & (of_row == each))
         for endpoint in np.unique(entries.endpoint[mine]):
             own = entries.endpoint[mine] == endpoint
             if (~own).sum() >= FEWEST:
                 out[mine[own]] = np.percentile(entries.unmoved_ns[mine[~own]], 95)
-    return out
+    return np.minimum(out, least)
 
 
 def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:

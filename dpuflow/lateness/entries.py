@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.handover import typical, waited_sends
+from dpuflow.lateness.handover import handled_ns, typical, waited_sends
 from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.relative import previous_row
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
@@ -110,6 +110,8 @@ class Entries:
     granted_ns: NDArray[np.int64]  # the rank's first credit for data that is not offered; NEVER without one
     waited: NDArray[np.int64]  # one element a send that had waited for its input: its rank's row here ...
     waited_ns: NDArray[np.int64]  # ... and how long after that input it came
+    granted_data_ns: NDArray[np.int64]  # not by rows: from grants to the data that had waited for them ...
+    next_send_ns: NDArray[np.int64]  # ... and from send to send (``handled_ns``)
     since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so ...
     since_act: NDArray[np.int64]  # ... and the TRANSFER row that shows it; NONE32 where none does
     lead_ns: NDArray[np.int64]  # at least so much later than a peer, by calls before (``queues``); else NEVER
@@ -241,6 +243,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         held[sender[rows]] = True
         held &= (credit != NEVER) & (enter - credit <= soon)
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
+    none = np.zeros(0, np.int64)
+    to_data, to_send = (none, none) if len(waited) else handled_ns(picked, sender, receiver)
     entries = Entries(
         collective=collective,
         endpoint=endpoint,
@@ -263,6 +267,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         granted_ns=np.where(granted_ns != _FAR, granted_ns, NEVER),
         waited=waited,
         waited_ns=waited_ns,
+        granted_data_ns=to_data,
+        next_send_ns=to_send,
         since_ns=np.full(total, NEVER),
         since_act=np.full(total, NONE32, np.int64),
         lead_ns=np.full(total, NEVER),
