@@ -162,7 +162,7 @@ def _slowest_of_others(
             own = entries.endpoint[mine] == endpoint
             if (~own).sum() >= FEWEST:
                 out[mine[own]] = np.percentile(entries.unmoved_ns[mine[~own]], 95)
-    return np.minimum(out, least)
+    return np.asarray(np.minimum(out, least), np.float64)
 
 
 def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
