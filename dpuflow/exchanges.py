@@ -44,7 +44,8 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
     pieces = [EXCHANGE.zeros(0)]
     if len(keyed):
         rows = transfers[keyed]
-        src = np.where(rows["role"] == Role.GRANT, rows["dst"], rows["src"])
+        back = (rows["role"] == Role.GRANT) | _read(rows)
+        src = np.where(back, rows["dst"], rows["src"])
         framed = _sorted(_fill(rows, src, _link(rows, src), keyed))
         framed["order"], direction = _running_number(framed["connection"], framed["src"])
         _mark_cut(framed, direction)
@@ -112,8 +113,8 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
     """The number of its exchange for each row: same match key, same turn within that key."""
     wire = rows["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
-    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))  # fragments share their message's number
-    keyed = ob1 | sends | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
+    roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)  # parts share their message's number
+    keyed = ob1 | roce | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
     key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "op", "context")]
     columns = (*key, src, rows["connection"])
     order = np.lexsort((rows["sent_ns"], *columns))
@@ -133,7 +134,7 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
         mine = role == each
         turn[mine] = _count_within(mine, starts, group)[mine]
     head = (role == Role.OFFER) | (wire[order] == Wire.OB1_MATCH)
-    turn = np.where(sends[order], 0, turn)
+    turn = np.where(roce[order], 0, turn)
     turn = np.where(ob1[order], np.maximum(_count_within(head, starts, group), 0), turn)
 
     pair = group * (int(turn.max()) + 1) + turn
@@ -141,6 +142,14 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
     number = np.empty(len(order), np.int64)
     number[order] = inverse
     return number
+
+
+def _read(rows: Rows) -> NDArray[np.bool_]:
+    """Rows by which a receiver says that it has read what was offered."""
+    read = (rows["role"] == Role.DONE) & (
+        (rows["wire"] == Wire.ROCE_SEND) | (rows["wire"] == Wire.ROCE_SEND_IMM)
+    )
+    return np.asarray(read, np.bool_)
 
 
 def _count_within(
@@ -185,6 +194,9 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     latest("data_end_ns", data, rows["sent_end_ns"])
     latest("arrived_end_ns", data, rows["arrived_end_ns"])
     latest("acked_ns", data, rows["acked_ns"])
+    read_out = _read(rows)
+    if read_out.any():  # the sender learns from it what an ACK would tell
+        latest("acked_ns", data | read_out, np.where(read_out, rows["arrived_end_ns"], rows["acked_ns"]))
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced, granted, inferred = np.zeros((3, count), np.uint64)
@@ -207,7 +219,7 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     for name in ("connection", "context", "tag", "sub", "op"):
         np.maximum.at(out[name], number, rows[name])
     out["src"][number] = src
-    out["dst"][number] = np.where(role == Role.GRANT, rows["src"], rows["dst"])
+    out["dst"][number] = np.where((role == Role.GRANT) | read_out, rows["src"], rows["dst"])
     out["wire"][number[grant]] = rows["wire"][grant]
     out["wire"][number[offer]] = rows["wire"][offer]
     out["wire"][number[data]] = rows["wire"][data]

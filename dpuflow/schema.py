@@ -145,7 +145,7 @@ class Role(IntEnum):
     DATA = 0  # carries the payload of a transfer
     OFFER = 1  # sender: data is ready (Gloo SEND_READY, ob1 RNDV, UCX RTS)
     GRANT = 2  # receiver: send now (Gloo RECV_READY, ob1 PUT request, NCCL CTS, UCX RTR)
-    DONE = 3  # sender: it has all been sent (ob1 FIN, UCX ATP)
+    DONE = 3  # sender: all was sent (ob1 FIN); receiver: all was read (UCX ATS, rxm)
     CONTROL = 4  # set-up, not part of any transfer (hello, CM MADs)
     BURST = 5  # TCP bytes whose framing is not known
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from dpuflow.ingest import ingest
 from dpuflow.messages.sends import HEAD, SendHeads
-from dpuflow.schema import MESSAGE, Op, Role, Wire
+from dpuflow.schema import FLOW, MESSAGE, Op, Role, Wire
 
 
 def rxm(kind: int, number: int, size: int, tag: int, context: int = 0) -> bytes:
@@ -51,8 +52,113 @@ def read(messages: list[tuple[bytes, int]], captured: int = HEAD) -> np.ndarray:
     rows["seq"] = (1 << 24) + 7 * np.arange(len(messages))
     heads._keys = [7 * np.arange(len(messages))]
     heads._frames = [rows["first_frame"].astype(np.int64)]
-    heads.read(rows)
+    heads.read(rows, FLOW.zeros(1))
     return rows
+
+
+class Line:
+    """A connection's messages in order of time: flow 0 goes one way, flow 1 the other."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, Wire, Role, int, int, bytes]] = []  # flow, wire, role, bytes, va, head
+
+    def send(self, flow: int, head: bytes, length: int | None = None) -> None:
+        self.made.append((flow, Wire.ROCE_SEND, Role.DATA, length or len(head), 0, head))
+
+    def read(self, flow: int, va: int, size: int) -> None:
+        """The request on ``flow``, its answer on the other."""
+        self.made.append((flow, Wire.ROCE_READ, Role.GRANT, size, va, b""))
+        self.made.append((1 - flow, Wire.ROCE_READ, Role.DATA, size, va, b""))
+
+    def write(self, flow: int, va: int, size: int) -> None:
+        self.made.append((flow, Wire.ROCE_WRITE, Role.DATA, size, va, b""))
+
+    def rows(self) -> np.ndarray:
+        rows, flows, heads = MESSAGE.zeros(len(self.made)), FLOW.zeros(2), SendHeads()
+        flows["peer"] = [1, 0]
+        raw = np.zeros((len(self.made), HEAD), np.uint8)
+        for n, (flow, wire, role, size, va, head) in enumerate(self.made):
+            row = rows[n]
+            row["flow"], row["wire"], row["role"], row["va"] = flow, wire, role, va
+            row["announces" if role == Role.GRANT else "bytes"] = size
+            # An answer has its request's PSN, but counts from another start.
+            row["seq"] = (1 << 24) + 3 * n if role == Role.GRANT or wire != Wire.ROCE_READ else 3 * (n - 1)
+            raw[n, : len(head)] = list(head[:HEAD])
+        rows["first_frame"] = rows["first_ns"] = rows["last_frame"] = 5 * np.arange(len(rows))
+        sends = np.flatnonzero(rows["wire"] == Wire.ROCE_SEND)
+        heads._keys = [(rows["flow"][sends].astype(np.int64) << 24) | 3 * sends]
+        heads._frames = [rows["first_frame"][sends].astype(np.int64)]
+        heads._lengths = [np.minimum(rows["bytes"][sends], HEAD).astype(np.uint16)]
+        heads._heads = [raw[sends]]
+        heads.read(rows, flows)
+        return rows
+
+
+def rxm_offer(ident: int, size: int, address: int) -> bytes:
+    head = bytearray(rxm(2, 0, size, -12) + struct.pack("<QQQ", address, size, 99) + bytes(80))
+    head[16:24] = struct.pack("<Q", ident)
+    return bytes(head)
+
+
+def rxm_told(kind: int, ident: int, address: int = 0) -> bytes:
+    head = bytearray(rxm(kind, 0, 0, 0) + struct.pack("<Q", address))
+    head[16:24] = struct.pack("<Q", ident)
+    return bytes(head)
+
+
+def ucx_offer(ident: int, size: int, address: int) -> bytes:
+    return bytes([9]) + struct.pack("<QQQQQ", ucx_tag(-12), 7, ident, address, size) + bytes(21)
+
+
+def ucx_told(kind: int, ident: int, address: int = 0, size: int = 0) -> bytes:
+    return bytes([kind]) + struct.pack("<QQQQ", ident, 5, address, size)
+
+
+@pytest.mark.parametrize("offer", [rxm_offer, ucx_offer])
+def test_what_is_read_has_the_name_of_its_offer(offer: Callable[[int, int, int], bytes]) -> None:
+    """Buffers come again; a long transfer is read in pieces; two are under way at once, read in turn."""
+    done = rxm_told if offer is rxm_offer else ucx_told
+    line = Line()
+    for turn in range(2):
+        line.send(0, offer(2 * turn, 600_000, 0x10000))
+        line.send(0, offer(2 * turn + 1, 500_000, 0x900000))
+        line.read(1, 0x900000, 500_000)
+        line.read(1, 0x10000, 400_000)
+        line.read(1, 0x10000 + 400_000, 200_000)
+        line.send(1, done(3 if offer is rxm_offer else 10, 2 * turn + 1))
+        line.send(1, done(3 if offer is rxm_offer else 10, 2 * turn))
+    line.read(1, 0x5000, 100)  # of no offer
+    rows = line.rows()
+    offers = rows["role"] == Role.OFFER
+    assert rows["announces"][offers].tolist() == [600_000, 500_000] * 2
+    assert rows["sub"][offers].tolist() == [1, 2, 3, 4]
+    reads = rows["wire"] == Wire.ROCE_READ
+    for role in (Role.GRANT, Role.DATA):
+        assert rows["sub"][reads & (rows["role"] == role)].tolist() == [2, 1, 1, 4, 3, 3, 0]
+    assert set(rows["op"][reads][:-2].tolist()) == {Op.ALL_REDUCE}
+    assert rows["op"][reads][-2:].tolist() == [Op.UNKNOWN] * 2
+    assert rows["sub"][rows["role"] == Role.DONE].tolist() == [2, 1, 4, 3]
+
+
+@pytest.mark.parametrize("offer", [rxm_offer, ucx_offer])
+def test_what_is_written_has_the_name_of_its_offer(offer: Callable[[int, int, int], bytes]) -> None:
+    """The receiver answers in an order of its own, by the offers' ids."""
+    line = Line()
+    for turn in range(2):
+        for ident in (2 * turn, 2 * turn + 1):
+            line.send(0, offer(ident, 500_000, 0x10000))
+        for ident in (2 * turn + 1, 2 * turn):
+            address = 0x70000 * (1 + ident % 2)
+            answer = (
+                rxm_told(4, ident, address) if offer is rxm_offer else ucx_told(11, ident, address, 500_000)
+            )
+            line.send(1, answer)
+        for ident in (2 * turn, 2 * turn + 1):
+            line.write(0, 0x70000 * (1 + ident % 2), 500_000)
+    rows = line.rows()
+    assert rows["sub"][rows["wire"] == Wire.ROCE_WRITE].tolist() == [1, 2, 3, 4]
+    assert rows["sub"][rows["role"] == Role.GRANT].tolist() == [2, 1, 4, 3]
+    assert (rows["op"] == Op.ALL_REDUCE).all()
 
 
 def test_rxm_segments_are_one_message() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from dpuflow.lateness.handover import handled_ns, typical, waited_sends
 from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.relative import previous_row
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Wire
+from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +157,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
     grant = picked["grant_ns"]
     ready = np.where(unasked, grant, NEVER)
-    answer = np.where((picked["wire"] >= Wire.OB1_MATCH) & (picked["wire"] <= Wire.OB1_OTHER), grant, NEVER)
+    answer = np.where((picked["op"] != Op.UNKNOWN) & ~unasked, grant, NEVER)  # to an MPI library's offer
     send_ns, send_at = _earliest(total, sender, offered)
     ready_ns, ready_at = _earliest(total, receiver, ready)
     answer_ns, answer_at = _earliest(total, receiver, answer)
@@ -217,6 +217,11 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
     resent = picked["retransmitted"] > 0
     np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
+    # Who lets its peer read goes on when it hears that it has.
+    heard = np.full(total, NEVER, np.int64)
+    let = (picked["wire"] == Wire.ROCE_READ) & (picked["op"] != Op.UNKNOWN)
+    np.maximum.at(heard, sender[let], picked["acked_ns"][let])
+    np.maximum(sent, heard, out=sent)
     acked = np.full(total, NEVER, np.int64)
     np.maximum.at(acked, sender, picked["acked_ns"])
     again = np.zeros(total, np.int64)
@@ -227,6 +232,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     whole[of[cut]] = False
     entered = np.where(seen, enter, NEVER)
     fed = leave != NEVER
+    leave = np.where(fed, np.maximum(leave, heard), leave)
     done = _of_nodes(instances, offsets, picked, of, sender, leave)
     # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
     unfed = (leave == NEVER) & seen

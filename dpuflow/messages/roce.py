@@ -204,7 +204,7 @@ class RoceMessages:
         with_imm = writes[1] > 0
         with_imm[: len(self._imm)] |= self._imm
         assign_roles(rows, flows, self._words.rows[: self._counts[self._at.WORDS]], with_imm, writes[0])
-        self._heads.read(rows)
+        self._heads.read(rows, flows)
         if unsorted:
             _sort_in_place(rows)
         return rows

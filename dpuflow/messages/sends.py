@@ -2,13 +2,19 @@
 
 Two libraries under MPI are read, both with integers in the sender's (little-endian) order:
 
-- libfabric's rxm (prov/rxm/src/rxm.h, struct rxm_pkt): 24 bytes of control header (version 4, type: 0
-  eager, 1 segment; u32 segment number), 8 bytes of message id, 32 bytes of operation header (version 2,
-  operation: 1 tagged; u64 size; u64 data; u64 tag, its low half the MPI tag, the high one the context).
-- UCX's tag protocol on reliable connections (ucp/tag/eager.h): one byte of active-message id in the low
-  five bits; 2 only, 3 first, 4 middle. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
+- libfabric's rxm (prov/rxm/src/rxm.h, struct rxm_pkt): 32 bytes of control header (version 4, type, u32
+  segment number, u64 connection, u64 message id), 32 bytes of operation header (version 2, operation: 1
+  tagged; u64 size; u64 data; u64 tag, its low half the MPI tag, the high one the context). Types: 0 eager,
+  1 segment, 2 rendezvous request (its data may be read at the u64 address that follows), 3 it was read, 4
+  where to write, 5 it was written, 6 credit; 3 to 5 repeat the message id.
+- UCX's tag protocol on reliable connections (ucp/tag/eager.h, ucp/rndv/rndv.h): one byte of active-message
+  id in the low five bits; 2 only, 3 first, 4 middle; 9 ready to send (u64 tag, two ids, u64 address, u64
+  size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64 address, u64
+  size), 16 it was written.
+  Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
-Every fragment of a message gets the same number, so that it counts as one transfer.
+Every fragment of a message gets the same number, so that it counts as one transfer. What is read or written
+for a rendezvous gets its offer's (``rendezvous``).
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import numpy as np
 
 from dpuflow import wire
 from dpuflow.framing import MPI_TAG
+from dpuflow.messages.rendezvous import Said, link_rendezvous
 from dpuflow.schema import Kind, Op, Role, Wire
 
 if TYPE_CHECKING:
@@ -26,10 +33,12 @@ if TYPE_CHECKING:
 
     from dpuflow.tables import Block, Rows
 
-HEAD: Final = 64
+HEAD: Final = 72
 RXM_HEADER: Final = 64
-UCX_ONLY, UCX_FIRST, UCX_MIDDLE = 2, 3, 4
+RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_WRITTEN, RXM_CREDIT = range(7)
+UCX_ONLY, UCX_FIRST, UCX_MIDDLE, UCX_OFFER, UCX_READ, UCX_GRANT, UCX_WRITTEN = 2, 3, 4, 9, 10, 11, 16
 UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17}
+UCX_OFFER_BYTES, UCX_GRANT_BYTES, UCX_ANSWER_BYTES = 41, 33, 10
 MOST: Final = 1 << 16
 """Ranks and contexts from here on are no MPI job's: other payload that looks alike."""
 UNDERSTOOD: Final = 0.9
@@ -96,8 +105,8 @@ class SendHeads:
         """Take ``frames`` off all numbers of frames."""
         self._frames = [np.maximum(each - frames, 0) for each in self._frames]
 
-    def read(self, rows: Rows) -> None:
-        """Fill op, context, tag, sub and bytes of the MESSAGE rows whose framing is understood."""
+    def read(self, rows: Rows, flows: Rows) -> None:
+        """Fill role, op, context, tag, sub and bytes of the MESSAGE rows whose framing is understood."""
         if not self._frames:
             return
         keys, frames = np.concatenate(self._keys), np.concatenate(self._frames)
@@ -121,13 +130,18 @@ class SendHeads:
         sends, found = sends[in_time], found[in_time]
         flow = rows["flow"][sends]
         bounds = np.flatnonzero(np.r_[True, flow[1:] != flow[:-1], True]) if len(flow) else np.zeros(1, int)
+        said = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
                 if told.good.mean() >= UNDERSTOOD:
                     _apply(rows, mine, told)
+                    speaks = told.good & ((told.address != 0) | (told.role == Role.DONE))
+                    said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
                     break
+        if said:
+            link_rendezvous(rows, flows, Said(*(np.concatenate(each) for each in zip(*said, strict=True))))
 
 
 def _key(flow: NDArray[np.generic], psn: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -143,6 +157,10 @@ class _Told:
         self.context = np.zeros(len(good), np.int64)
         self.begins = np.ones(len(good), bool)  # first fragment of a message
         self.header = np.zeros(len(good), np.int64)  # bytes of framing
+        self.role = np.full(len(good), int(Role.DATA), np.uint8)
+        self.announces = np.zeros(len(good), np.uint64)  # bytes of the data that an offer or grant speaks of
+        self.address = np.zeros(len(good), np.uint64)  # where that data may be read or written; 0 if not told
+        self.ident = np.zeros(len(good), np.uint64)  # of the offer that is made or answered
 
 
 def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]:
@@ -154,13 +172,23 @@ def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]
 def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
     kind, number = heads[:, 1], _integer(heads, 4, 4)
     size = _integer(heads, 40, 8)
-    good = (lengths >= RXM_HEADER) & (heads[:, 0] == 4) & (heads[:, 32] == 2) & (heads[:, 34] <= 1)
-    eager = (kind == 0) & (size.astype(np.int64) == nbytes - RXM_HEADER)
-    segment = (kind == 1) & (size > (nbytes - RXM_HEADER).clip(0).astype(np.uint64))
-    told = _Told(good & (eager | segment))
+    good = (lengths >= RXM_HEADER) & (heads[:, 0] == 4) & (heads[:, 32] == 2)
+    tagged = heads[:, 34] <= 1
+    eager = (kind == RXM_EAGER) & (size.astype(np.int64) == nbytes - RXM_HEADER) & tagged
+    segment = (kind == RXM_SEGMENT) & (size > (nbytes - RXM_HEADER).clip(0).astype(np.uint64)) & tagged
+    offer = (kind == RXM_OFFER) & tagged
+    own = (kind > RXM_OFFER) & (kind <= RXM_CREDIT)
+    told = _Told(good & (eager | segment | offer | own))
+    told.role[offer] = Role.OFFER
+    told.role[own] = Role.CONTROL
+    told.role[kind == RXM_GRANT], told.role[kind == RXM_READ] = Role.GRANT, Role.DONE
+    told.announces[offer] = size[offer]
+    told.ident = _integer(heads, 16, 8)
+    speaks = offer | (kind == RXM_GRANT)
+    told.address[speaks] = _integer(heads, RXM_HEADER, 8)[speaks]
     told.tag = _integer(heads, 56, 4).astype(np.uint32).view(np.int32).astype(np.int64)
     told.context = (_integer(heads, 60, 4) & 0xFFFFFFF).astype(np.int64)
-    told.begins = (kind != 1) | (number == 0)
+    told.begins = (kind != RXM_SEGMENT) | (number == 0)
     told.header[:] = RXM_HEADER
     return told
 
@@ -180,7 +208,17 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     np.add.at(whole, latest[first | middle], (nbytes - np.where(first, 25, 17))[first | middle])
     short = first & (whole != total.astype(np.int64))
     short[latest[-1:]] &= whole[latest[-1:]] > total[latest[-1:]].astype(np.int64)
-    told = _Told(only | ((first | middle) & ~short[latest]))
+    offer = sane & (kind == UCX_OFFER) & (lengths >= UCX_OFFER_BYTES)
+    grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
+    own = ((kind == UCX_READ) | (kind == UCX_WRITTEN)) & (nbytes >= UCX_ANSWER_BYTES)
+    told = _Told(only | ((first | middle) & ~short[latest]) | offer | grant | own)
+    told.role[offer], told.role[grant], told.role[own] = Role.OFFER, Role.GRANT, Role.CONTROL
+    told.role[own & (kind == UCX_READ)] = Role.DONE
+    told.ident[own] = _integer(heads, 1, 8)[own]
+    for mask, ident, address, size in ((offer, 17, 25, 33), (grant, 1, 17, 25)):
+        told.ident[mask] = _integer(heads, ident, 8)[mask]
+        told.address[mask] = _integer(heads, address, 8)[mask]
+        told.announces[mask] = _integer(heads, size, 8)[mask]
     tag = np.where(middle, tag[latest], tag)
     signed = (tag >> np.uint64(40)).astype(np.int64)
     told.tag = np.where(signed >= 1 << 23, signed - (1 << 24), signed)
@@ -197,8 +235,15 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told) -> None:
     for tag, op in MPI_TAG.items():
         ops[told.tag == tag] = int(op)
     ops[told.tag >= 0] = int(Op.SEND_RECV)
+    named = (told.role == Role.DATA) | (told.role == Role.OFFER)  # others are named by what they answer
+    ops[~named] = int(Op.UNKNOWN)
     rows["op"][at] = ops[good]
-    rows["context"][at] = told.context[good]
-    rows["tag"][at] = told.tag[good].astype(np.uint32)
-    rows["sub"][at] = np.cumsum(told.begins)[good]
-    rows["bytes"][at] = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
+    rows["role"][at], rows["announces"][at] = told.role[good], told.announces[good]
+    for name, values in (
+        ("context", told.context),
+        ("tag", told.tag),
+        ("sub", np.cumsum(told.begins & named)),
+    ):
+        rows[name][at] = np.where(named, values, 0)[good].astype(np.uint32)
+    carried = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
+    rows["bytes"][at] = np.where(told.role[good] == Role.DATA, carried, 0)
