@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import NEVER, NONE32, Wire
+from dpuflow.schema import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
     # A WRITE that was asked for is NCCL's; a READ's request is its "grant". Puts have flags (``flagged``).
     write = (wire == Wire.ROCE_WRITE) & (exchanges["grant"] == NONE32) & (exchanges["tag"] == 0)
     free &= (write | (wire == Wire.ROCE_READ)) & (exchanges["src"] != exchanges["dst"])
-    free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0)
+    free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0) & (exchanges["op"] == Op.UNKNOWN)
     # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
     connection = exchanges["connection"].astype(np.int64)
     sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)

@@ -215,10 +215,9 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     told.role[offer], told.role[grant], told.role[own] = Role.OFFER, Role.GRANT, Role.CONTROL
     told.role[own & (kind == UCX_READ)] = Role.DONE
     told.ident[own] = _integer(heads, 1, 8)[own]
-    for mask, ident, address, size in ((offer, 17, 25, 33), (grant, 1, 17, 25)):
-        told.ident[mask] = _integer(heads, ident, 8)[mask]
-        told.address[mask] = _integer(heads, address, 8)[mask]
-        told.announces[mask] = _integer(heads, size, 8)[mask]
+    for mask, places in ((offer, (17, 25, 33)), (grant, (1, 17, 25))):
+        for values, at in zip((told.ident, told.address, told.announces), places, strict=True):
+            values[mask] = _integer(heads, at, 8)[mask]
     tag = np.where(middle, tag[latest], tag)
     signed = (tag >> np.uint64(40)).astype(np.int64)
     told.tag = np.where(signed >= 1 << 23, signed - (1 << 24), signed)
