@@ -13,6 +13,7 @@ from dpuflow.synth.world import Played, play
 if TYPE_CHECKING:
     from dpuflow.synth.caches import Transfer
     from dpuflow.synth.ranks import Work
+    from dpuflow.synth.requests import Request
 
 
 def write_case(scenario: Scenario, folder: str) -> list[Capture]:
@@ -39,7 +40,21 @@ def _truth(played: Played) -> dict[str, Any]:
         "collectives": [
             _collective(number, work, played.scenario.ranks) for number, work in enumerate(works)
         ],
+        "requests": [_request(request) for request in played.requests],
         "transfers": [_transfer(transfer, works) for transfer in played.transfers],
+    }
+
+
+def _request(request: Request) -> dict[str, Any]:
+    return {
+        "client": request.client,
+        "session": request.session,
+        "prompt_bytes": request.prompt,
+        "tokens": request.tokens,
+        **{
+            f"{name}_ns": _stamp(getattr(request, f"{name}_ns"))
+            for name in ("sent", "arrived", "first", "last")
+        },
     }
 
 
@@ -71,7 +86,7 @@ def _transfer(transfer: Transfer, works: list[Work]) -> dict[str, Any]:
 
 
 def _stamp(time_ns: float | None) -> int:
-    assert time_ns is not None, "a transfer never happened"
+    assert time_ns is not None, "it never happened"
     return EPOCH_NS + round(time_ns)
 
 
@@ -114,7 +129,7 @@ def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
             "capture": of_node[port.node].name if port.node in of_node else None,
         }
         for rank, (port, address) in enumerate(
-            zip(played.network.ports, played.network.addresses, strict=True)
+            zip(played.network.ports, played.network.addresses, strict=False)
         )
     ]
     return {

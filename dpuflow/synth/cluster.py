@@ -11,7 +11,7 @@ from dpuflow.synth.scenario import Flap, Loss, SlowLink
 from dpuflow.synth.seeds import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dpuflow.synth.scenario import Scenario
 
@@ -31,6 +31,7 @@ class Ends(NamedTuple):
     queue_pair: int  # of the receiver
     reply_pair: int  # of the sender: where ACKs go
     udp_port: int
+    ports: tuple[int, int] = (0, 0)  # of TCP: source and destination; 0: made of the queue pairs
 
 
 class Network:
@@ -57,6 +58,12 @@ class Network:
                 IPv4Address(f"10.{port.number % per_node}.{port.node >> 8}.{(port.node & 255)}") + 1,
             )
             for port in self.ports
+        ]
+        clients = scenario.clients.hosts
+        beyond = -(-cluster.nodes // cluster.nodes_per_leaf) * cluster.nodes_per_leaf  # behind the spine
+        self.clients = [Port(scenario.ranks + i, beyond + i, ns_per_byte) for i in range(clients)]
+        self.addresses += [
+            Address(vendor + bytes((i, 0, 9)), IPv4Address("172.16.0.0") + 10 + i) for i in range(clients)
         ]
         self._near_ns = cluster.latency_us * 1e3
         self._far_ns = self._near_ns + cluster.hop_us * 1e3
@@ -91,10 +98,13 @@ class Network:
             return None
         return lambda port, now: any(begin <= now < end for begin, end in spans.get(port.node, ()))
 
-    def ends(self, pairs: Sequence[tuple[Flow, Flow]]) -> list[Ends]:
-        """Headers of all flows, by flow number. ``pairs``: the two directions of each queue pair."""
+    def ends(self, pairs: Sequence[tuple[Flow, Flow]], services: Mapping[int, tuple[int, int]]) -> list[Ends]:
+        """Headers of all flows, by flow number. ``pairs``: the two directions of each queue pair.
+
+        ``services``: TCP ports of flows to and from a service.
+        """
         next_pair = {}
-        for port in self.ports:
+        for port in (*self.ports, *self.clients):
             random = stream(self.scenario.seed, "queue pairs", port.number)
             next_pair[port.number] = random.randrange(0x80, 0x4000)
         found: dict[int, Ends] = {}
@@ -106,8 +116,9 @@ class Network:
             udp_port = source_port(number[there.src.number], number[there.dst.number])
             for flow in (there, back):
                 src, dst = flow.src.number, flow.dst.number
+                service = services.get(flow.number, (0, 0))
                 found[flow.number] = Ends(
-                    self.addresses[src], self.addresses[dst], number[dst], number[src], udp_port
+                    self.addresses[src], self.addresses[dst], number[dst], number[src], udp_port, service
                 )
         return [found[i] for i in range(len(found))]
 

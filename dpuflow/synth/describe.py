@@ -16,6 +16,7 @@ def tables() -> str:
     for kind, cls in scenario.Job.KINDS.items():
         parts.append(_table(f"`job`, kind `{kind}`", cls))
     parts.append(_table("an operation (`job.ops`)", scenario.Operation))
+    parts.append(_table("`clients`", scenario.Clients))
     for kind, cls in scenario.Fault.KINDS.items():
         parts.append(_table(f"`faults`, kind `{kind}`", cls))
     parts.append(_table("`observation`", scenario.Observation))

@@ -64,6 +64,9 @@ class Framer:
         )
         self._pairs = np.array([pair for _, _, pair in both], np.int64)
         self._ports = np.array([e.udp_port for e in ends] * 2, np.int64)
+        self._services = np.array([e.ports for e in ends] + [e.ports[::-1] for e in ends], np.int64).reshape(
+            -1, 2
+        )
         self._hops = np.array([1 if network_near(played, i) else 3 for i in range(len(ends))] * 2, np.int64)
         self._tags = np.array(played.tags, np.int64)
         self._class = scenario.nccl.traffic_class & 0xFC | (ECT0 if scenario.nccl.ecn else 0)
@@ -149,6 +152,7 @@ class Framer:
         ports = np.stack(
             [EPHEMERAL + self._pairs[other] % 28000, EPHEMERAL + self._pairs[way] % 28000], axis=1
         )
+        ports = np.where(self._services[way] > 0, self._services[way], ports)
         begins = np.stack([self._pairs[other], self._pairs[way]], axis=1) * 2654435761
         segments.fill(head, packets, ports, begins, sizes, self._pool[:payload])
         out = np.zeros((len(head), max(kept, head.shape[1])), np.uint8)

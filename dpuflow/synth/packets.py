@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.synth.segments import ACK_CODE, DATA_CODE
+from dpuflow.synth.segments import ACK_CODE, DATA_CODE, Streams
 from dpuflow.synth.trace import (
     ACK,
     ATOMIC,
@@ -79,6 +79,7 @@ FIELDS: Final = (
     "msn",
     "ask",  # the AckReq bit
     "marked",
+    "other",  # TCP: bytes that its sender had received (of a reply: had sent) the other way
 )
 
 
@@ -91,13 +92,14 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
     messages = played.trace.messages.read()
     replies = played.trace.replies.read()
     mtu = np.array([flow.mtu for flow in played.flows], np.int64)
+    streams = Streams(played)
     carry: Columns | None = None
     at = 0
     while at < len(order):
         done = int(total[at - 1]) if at else 0
         end = max(at + 1, int(np.searchsorted(total, done + window, "right")))
         block = _expand(
-            played, {name: column[at:end] for name, column in events.items()}, messages, replies, mtu
+            played, {name: column[at:end] for name, column in events.items()}, messages, replies, mtu, streams
         )
         if carry is not None:
             block = {name: np.concatenate([carry[name], block[name]]) for name in FIELDS}
@@ -124,6 +126,7 @@ def _events(played: Played, node: int | None) -> Columns:
         parts.append(
             {
                 "start": start,
+                "sent": table["tx_ns"][rows],
                 "step_ps": 0 * ones if reply else table[f"{side}_step_ps"][rows],
                 "end": start if reply else table[f"{side}_end_ns"][rows] + shift,
                 "count": ones if reply else table["count"][rows],
@@ -150,7 +153,12 @@ def _events(played: Played, node: int | None) -> Columns:
 
 
 def _expand(
-    played: Played, events: Columns, messages: Columns, replies: Columns, mtus: NDArray[np.int64]
+    played: Played,
+    events: Columns,
+    messages: Columns,
+    replies: Columns,
+    mtus: NDArray[np.int64],
+    streams: Streams,
 ) -> Columns:
     """One row for each packet of the events."""
     count = events["count"]
@@ -203,5 +211,6 @@ def _expand(
         "syndrome": np.where(answered, ACK_NO_LIMIT, replied("syndrome")),
         "msn": np.where(answered, messages["value"][message], replied("msn")) & wire.PSN_MASK,
         "ask": ((last | within) & ~reply & ~answered).astype(np.int64),
+        "other": streams.other(events["flow"][of], reply, events["sent"][of]),
         "marked": (place >= count[of] - events["marked"][of]).astype(np.int64),
     }

@@ -315,6 +315,23 @@ Fault.KINDS = {
 
 
 @dataclass(kw_only=True)
+class Clients:
+    """North-south traffic beside the job: clients of an inference service, over TCP."""
+
+    hosts: int = setting(0, "clients, each a host of its own; 0: no such traffic", low=0, high=250)
+    sessions: int = setting(2, "connections of each", low=1, high=100)
+    node: int = setting(0, "whose first NIC the front end answers on", low=0)
+    requests: int = setting(5, "of each session", low=1)
+    together: bool = setting(False, "all sessions ask at the same time: ingress bursts")
+    think_us: float = setting(5000.0, "pause before a request, us; random unless together", low=0)
+    prompt_bytes: int = setting(16 * 1024, "of a prompt on average; half as many to one and a half", low=2)
+    first_token_us: float = setting(3000.0, "from a prompt to its first token, us", low=0)
+    tokens: int = setting(20, "of an answer at most; half as many at least", low=1)
+    token_us: float = setting(500.0, "from token to token, us", low=0)
+    token_bytes: int = setting(180, "of each token's message", low=1)
+
+
+@dataclass(kw_only=True)
 class Clocks:
     """How the captures' clocks differ. Offsets and drifts are drawn between minus and plus these."""
 
@@ -352,6 +369,7 @@ class Scenario:
     nccl: Nccl = setting(Nccl(), "see below")
     machine: Machine = setting(Machine(), "see below")
     job: Job = setting(MISSING, "see below")
+    clients: Clients = setting(Clients(), "see below")
     faults: list[Fault] = setting([], "see below")
     observation: Observation = setting(Observation(), "see below")
 
@@ -425,6 +443,10 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
     tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
     if scenario.ranks % (tp * pp):
         return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
+    if scenario.clients.hosts and any(isinstance(f, (Loss, Flap)) for f in scenario.faults):
+        return "clients.hosts", "TCP that is lost is not simulated: take no clients, or no loss"
+    if scenario.clients.node >= cluster.nodes:
+        return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
     if scenario.nccl.transport == "socket" and any(isinstance(f, (Loss, Flap)) for f in scenario.faults):
         return "nccl.transport", "TCP that is lost is not simulated: take ib, or no loss"
     if isinstance(job, PrefillDecode):

@@ -8,10 +8,14 @@ import numpy as np
 
 from dpuflow import wire
 from dpuflow.synth.rows import internet_sum, put
+from dpuflow.synth.trace import SEGMENT_ACK
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dpuflow.synth.packets import Columns
     from dpuflow.synth.rows import Bytes, Numbers
+    from dpuflow.synth.world import Played
 
 DATA_CODE: Final = 0x100
 ACK_CODE: Final = 0x101
@@ -34,8 +38,8 @@ def fill(
     back = packets["back"] == 1
     put(head, TCP_AT, 2, ports[:, 0])
     put(head, TCP_AT + 2, 2, ports[:, 1])
-    sequence = np.where(back, begins[:, 0], begins[:, 0] + packets["psn"])
-    acknowledged = np.where(back, begins[:, 1] + packets["psn"], begins[:, 1])
+    sequence = begins[:, 0] + np.where(back, packets["other"], packets["psn"])
+    acknowledged = begins[:, 1] + np.where(back, packets["psn"], packets["other"])
     put(head, TCP_AT + 4, 4, sequence & 0xFFFFFFFF)
     put(head, TCP_AT + 8, 4, acknowledged & 0xFFFFFFFF)
     head[:, TCP_AT + 12] = 5 << 4
@@ -53,3 +57,46 @@ def fill(
     while (total >> 16).any():
         total = (total & 0xFFFF) + (total >> 16)
     put(head, TCP_AT + 16, 2, ~total & 0xFFFF)
+
+
+class Streams:
+    """What each end of a connection that carries streams both ways had sent and received by when."""
+
+    def __init__(self, played: Played) -> None:
+        self._partners = played.partners
+        self._received: dict[
+            int, tuple[Numbers, Numbers]
+        ] = {}  # by flow: times of its ACKs, bytes then there
+        self._sent: dict[int, tuple[Numbers, Numbers]] = {}
+        if not played.partners:
+            return
+        replies, bursts = played.trace.replies.read(), played.trace.bursts.read()
+        messages = played.trace.messages.read()
+        mtu = np.array([flow.mtu for flow in played.flows], np.int64)
+        row = bursts["message"]
+        end = np.minimum((bursts["first"] + bursts["count"]) * mtu[bursts["flow"]], messages["bytes"][row])
+        end = end + messages["va"][row]
+        for flow in played.partners:
+            acks = np.flatnonzero((replies["flow"] == flow) & (replies["kind"] == SEGMENT_ACK))
+            self._received[flow] = _in_order(replies["tx_ns"][acks], replies["psn"][acks])
+            mine = np.flatnonzero(bursts["flow"] == flow)
+            self._sent[flow] = _in_order(bursts["tx_end_ns"][mine], end[mine])
+
+    def other(self, flow: Numbers, reply: NDArray[np.bool_], sent_ns: Numbers) -> Numbers:
+        """For each packet of ``flow``, or reply to it, the bytes of the other way that its sender knew of."""
+        out = np.zeros(len(flow), np.int64)
+        for each, partner in self._partners.items():
+            for known, rows in (
+                (self._received[partner], np.flatnonzero((flow == each) & ~reply)),
+                (self._sent[partner], np.flatnonzero((flow == each) & reply)),
+            ):
+                times, counts = known
+                place = np.searchsorted(times, sent_ns[rows], "right") - 1
+                if len(times):
+                    out[rows] = np.where(place >= 0, counts[np.maximum(place, 0)], 0)
+        return out
+
+
+def _in_order(times: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+    order = np.argsort(times, kind="stable")
+    return times[order], np.maximum.accumulate(counts[order]) if len(order) else counts

@@ -16,6 +16,7 @@ from dpuflow.synth.groups import Communicator
 from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Mesh
 from dpuflow.synth.ranks import Rank, Work
+from dpuflow.synth.requests import SERVICE, Session
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from dpuflow.synth.caches import Manner, Transfer
     from dpuflow.synth.flows import Flow
+    from dpuflow.synth.requests import Request
     from dpuflow.synth.scenario import Scenario
 
 
@@ -43,6 +45,8 @@ class Played:
     links: list[Link]
     works: list[Work]
     transfers: list[Transfer]
+    requests: list[Request]
+    partners: dict[int, int]  # streams that are two ways of one connection, both ways
     end_ns: float
 
     @property
@@ -114,6 +118,7 @@ def play(scenario: Scenario) -> Played:
             meshes[key] = Mesh([gpus[i] for i in key], engine, fabric, queue_pairs, atomic)
         return meshes[key]
 
+    sessions = _sessions(scenario, network, engine, fabric)
     builder = Builder(scenario, group, endpoint, mesh)
     build(scenario, builder)
     works, programs = builder.works, builder.programs
@@ -121,8 +126,8 @@ def play(scenario: Scenario) -> Played:
         Rank(gpus[rank], program, engine, machine.run_ahead, stream(scenario.seed, "rank", rank))
         for rank, program in programs.items()
     ]
-    for rank in ranks:
-        engine.at(0.0, rank.start)
+    for runs in (*ranks, *sessions):
+        engine.at(0.0, runs.start)
     engine.run()
     assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
     links = [link for each in groups.values() for link in each.links()]
@@ -144,7 +149,29 @@ def play(scenario: Scenario) -> Played:
         for flow in lane.flows:
             pairs.append((flow, fabric.connect(flow.dst, flow.src, lane.ignore, lane.ignore)))
             tags.append(0)
-    ends = network.ends(pairs)
+    services, partners = {}, {}
+    for session in sessions:
+        pairs.append((session.up, session.down))
+        up, down = session.up.number, session.down.number
+        services[up], services[down] = (0, SERVICE), (SERVICE, 0)
+        partners[up], partners[down] = down, up
+    ends = network.ends(pairs, services)
+    requests = sorted((r for session in sessions for r in session.requests), key=lambda r: r.sent_ns)
     return Played(
-        scenario, network, trace, ends, fabric.flows, tags, links, works, builder.transfers, engine.now
-    )
+        scenario, network, trace, ends, fabric.flows, tags, links, works, builder.transfers, requests,
+        partners, engine.now,
+    )  # fmt: skip
+
+
+def _sessions(scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> list[Session]:
+    """Those of all clients with the front end."""
+    clients = scenario.clients
+    server = network.ports[clients.node * scenario.cluster.gpus_per_node]
+    return [
+        Session(
+            (host, number), (port, server), clients, engine, fabric,
+            stream(scenario.seed, "client", host, number),
+        )
+        for host, port in enumerate(network.clients)
+        for number in range(clients.sessions)
+    ]  # fmt: skip
