@@ -126,8 +126,8 @@ def play(scenario: Scenario) -> Played:
         Rank(gpus[rank], program, engine, machine.run_ahead, stream(scenario.seed, "rank", rank))
         for rank, program in programs.items()
     ]
-    for runs in (*ranks, *sessions):
-        engine.at(0.0, runs.start)
+    for begin in (*(rank.start for rank in ranks), *(session.start for session in sessions)):
+        engine.at(0.0, begin)
     engine.run()
     assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
     links = [link for each in groups.values() for link in each.links()]
