@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 HEADER = (
     "", "cases", "true", "found", "invent", "op", "alike", "algo", "proto", "bytes", "within", "exact",
-    "median", "p99", "prec", "recall", "bounds", "clock", "cause", "verdict",
+    "datable", "median", "p99", "prec", "recall", "shown", "of it", "bounds", "clock", "cause", "verdict",
 )  # fmt: skip
+"""``datable``: given as exact of what packets date; ``shown``: share of late ranks that packets prove to be
+so, ``of it``: share of these that are said to be."""
 
 
 def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
@@ -181,8 +183,10 @@ def _row(name: str, group: list[Measured]) -> list[str]:
         percent(share(total.op_alike, found)), percent(figures["algorithm_right"]),
         percent(share(total.protocol_right, total.protocol_asked)), percent(figures["bytes_right"]),
         percent(share(total.bytes_held, found)), percent(figures["exact_share"]),
+        percent(share(total.dated_exact, total.dated)),
         duration(percentile(total.errors_ns, 0.5)), duration(percentile(total.errors_ns, 0.99)),
         *(percent(figures[key]) for key in ("late_precision", "late_recall")),
+        percent(share(total.late_shown, total.late)), percent(share(total.late_told, total.late_shown)),
         f"{total.violated}/{total.bounds}", duration(max(total.clock_ns, default=None)),
         f"{total.causes_right}/{total.causes}", f"{total.score.verdicts_right}/{total.score.verdicts}",
     ]  # fmt: skip

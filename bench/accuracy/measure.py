@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import dpuflow
+from bench.accuracy.shown import exact_shown, shown_ns
 from dpuflow.reports.json import json_lines
-from dpuflow.scoring.score import Score, match_collectives, score_case
+from dpuflow.scoring.score import LEFT_OUT, Score, match_collectives, score_case
 from dpuflow.scoring.truth import Case, place_case
 from dpuflow.synth.case import write_case
 from dpuflow.synth.timing import Timing
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 CAUSES: Final = {"compute": ("compute",), "host": ("host",)}
 NETWORK_CAUSES: Final = {"loss": "network", "slow_link": "network", "slow_receiver": "receiver"}
 MATERIAL: Final = 0.01
+SIGMAS: Final = 3.0
+"""What is late now and then must stand out from what ranks differ by anyway (docs/inference.md, section
+5)."""
 SUMS: Final = ("op_alike", "bytes_held", "protocol_asked", "protocol_right", "bounds", "violated", "causes",
-               "causes_right", "packets")  # fmt: skip
+               "causes_right", "packets", "late", "late_shown", "late_told", "dated", "dated_exact",
+               "unasked")  # fmt: skip
 
 
 @dataclass
@@ -42,6 +47,12 @@ class Measured:
     causes_right: int = 0
     clock_ns: list[int] = field(default_factory=list)
     packets: int = 0
+    late: int = 0  # ranks that were late by what counts
+    late_shown: int = 0  # of these: the packets prove it (``shown``)
+    late_told: int = 0  # of these again: it is said
+    dated: int = 0  # ranks of collectives in which the packets date every entry
+    dated_exact: int = 0  # of these: given as exact
+    unasked: int = 0  # scenarios whose fault of ranks the packets do not show
     estimated: bool = False  # whether the clocks differed
     pairs: list[tuple[int, int | None]] = field(default_factory=list)  # true and told lateness of all ranks
     """The told one is None where it is no exact value."""
@@ -66,18 +77,29 @@ def measure(scenario: Scenario) -> Measured:
         result = dpuflow.analyze([dpuflow.Vantage(Path(file).stem, (file,)) for file in files])
         analysis = json.loads("\n".join(json_lines(result)))
         truth, meta = (json.loads((Path(folder) / f"{name}.json").read_text()) for name in ("truth", "meta"))
+    return judge(scenario, truth, meta, analysis, sum(capture.packets for capture in captures))
+
+
+def judge(
+    scenario: Scenario, truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, Any], packets: int
+) -> Measured:
+    """Score the ``analysis`` of a scenario, given the contents of truth.json and meta.json."""
     case = place_case(truth, meta, analysis, scenario.name)
     _leave_out_hidden(case)
     injected_ns = max((getattr(fault, "us", 0.0) * 1e3 for fault in scenario.faults), default=0.0)
     late_ns = round(max(10_000.0, injected_ns / 3))
     measured = Measured(scenario.name, score_case(analysis, case, late_ns, late_ns))
-    measured.packets = sum(capture.packets for capture in captures)
+    measured.packets = packets
     measured.estimated = scenario.observation.clocks.offset_us > 0
     measured.clock_ns = list(measured.score.clock_errors_ns)
     _collectives(measured, scenario, analysis, case, [row["protocol"] for row in truth["collectives"]])
-    if _shows(truth, case):
+    # What a hand-over takes is no holding up.
+    slack_ns = 2 * Timing.of(scenario.machine).handover_ns
+    _shown(measured, case, analysis, late_ns, slack_ns)
+    if _shows(scenario, case, slack_ns):
         _cause(measured, scenario, analysis, case)
     else:
+        measured.unasked = 1
         measured.score.verdicts = measured.score.verdicts_right = 0
         measured.score.verdict_notes = []
     return measured
@@ -91,21 +113,47 @@ def _leave_out_hidden(case: Case) -> None:
                 del collective.enter_ns[key], collective.leave_ns[key]
 
 
-def _shows(truth: dict[str, Any], case: Case) -> bool:
-    """Whether a fault of ranks can be asked for: the guilty one is on the wire, and it costs what counts.
+def _shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
+    """Whether a fault of ranks can be asked for: the packets show it, and it is what verdicts speak of.
 
-    A verdict takes 1 % of the time (docs/inference.md).
+    The guilty one is on the wire; what packets prove of its lateness costs what counts, 1 % of the time; and
+    what comes now and then stands out from what ranks differ by anyway (docs/inference.md, section 5).
     """
     fault = case.compute_fault
     if fault is None:
         return True
     if fault.get("rank") is not None and case.endpoint_of_rank[fault["rank"]] < 0:
         return False
-    rows = truth["collectives"]
-    put_in = sum(sum(ns or 0 for ns in row["injected_ns"]) for row in rows)
-    begin = min(ns for row in rows for ns in row["enter_ns"] if ns is not None)
-    end = max(ns for row in rows for ns in row["leave_ns"] if ns is not None)
-    return bool(put_in >= MATERIAL * (end - begin))
+    injected_ns = fault["ms"] * 1e6
+    if fault["kind"] != "persistent" and injected_ns < SIGMAS * 2**0.5 * scenario.job.jitter_us * 1e3:
+        return False
+    put_in = 0.0
+    for collective in case.collectives:
+        late = shown_ns(collective, slack_ns) if collective.injected else {}
+        put_in += sum(min(injected_ns, late.get(end, 0)) for end in collective.injected)
+    begin = min(collective.start_ns for collective in case.collectives)
+    end = max(collective.end_ns for collective in case.collectives)
+    return put_in >= MATERIAL * (end - begin)
+
+
+def _shown(measured: Measured, case: Case, analysis: dict[str, Any], late_ns: int, slack_ns: float) -> None:
+    """Count what the packets prove, and what of it is said."""
+    matches = match_collectives(case.collectives, analysis["collectives"])
+    for number, true in enumerate(case.collectives):
+        guess = analysis["collectives"][matches[number]] if number in matches else {"ranks": []}
+        rows = {row["endpoint"]: row for row in guess["ranks"]}
+        exact = {end for end, row in rows.items() if row["bound"] == "exact"}
+        told = {end: row["lateness_ns"] for end, row in rows.items() if row["bound"] in ("exact", "at_least")}
+        proved = shown_ns(true, slack_ns)
+        if exact_shown(true, slack_ns):
+            measured.dated += len(true.enter_ns)
+            measured.dated_exact += len(exact & true.enter_ns.keys())
+        for end, late in true.lateness_ns.items():
+            if late > (1 + LEFT_OUT) * late_ns:
+                measured.late += 1
+                if proved[end] > late_ns:
+                    measured.late_shown += 1
+                    measured.late_told += told.get(end, 0) >= late_ns
 
 
 def _collectives(

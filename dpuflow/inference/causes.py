@@ -84,7 +84,7 @@ def causes_of(
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (since_leave > charges.noise_ns)
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
-    own = np.where(_granted_late(entries, last, excess, working), HOST, COMPUTE)
+    own = np.where(_granted_late(entries, last, excess, working, instances), HOST, COMPUTE)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
     proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
@@ -101,12 +101,18 @@ def causes_of(
 
 
 def _granted_late(
-    entries: Entries, last: NDArray[np.int64], excess: NDArray[np.int64], working: NDArray[np.bool_]
+    entries: Entries,
+    last: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    working: NDArray[np.bool_],
+    instances: Sequence[Instance],
 ) -> NDArray[np.bool_]:
     """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
 
     Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
-    late with those, too, is what kept the rank; not one that posts them when the rank has left late.
+    late with those, too, is what kept the rank; not one that posts them when the rank has left late. Nor is
+    it one whose rank went on without entering: who waits for its host enters as soon after its credits as any
+    rank ever did in such a collective, who computes does so later.
     """
     known: NDArray[np.bool_] = entries.granted_ns != NEVER
     if not known.any():
@@ -116,6 +122,16 @@ def _granted_late(
     since = np.where(left, entries.granted_ns - np.where(left, entries.leave_ns[last], 0), 0)
     behind = np.where(left, np.minimum(behind, against_others(entries, since, left)), behind)
     late: NDArray[np.bool_] = known & working & (excess > 0) & (2 * behind >= excess)
+    if not late.any():
+        return late
+    both = known & (entries.enter_ns != NEVER)
+    ahead = np.where(both, entries.enter_ns - entries.granted_ns, NEVER)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = [kinds.setdefault((i.op, i.size, len(i.order), i.order[0]), len(kinds)) for i in instances]
+    of_row = np.array(kind, np.int64)[entries.collective]
+    least = np.full(len(kinds), np.iinfo(np.int64).max)
+    np.minimum.at(least, of_row[both], np.maximum(ahead[both], 0))
+    late &= both & (2 * (ahead - least[of_row]) < excess)
     return late
 
 
@@ -124,9 +140,16 @@ def _excess(
 ) -> NDArray[np.int64]:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
-    From leaving the one before, or from when data that it had waited for was there.
+    From leaving the one before, or from when data that it had waited for was there. Of a rank that may have
+    waited before its first message it is not known how long it worked: where any other's entry is exact, only
+    those count (NCCL; elsewhere hosts may have been busy with what others sent them).
     """
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
     known = (entries.enter_ns != NEVER) & (since != NEVER)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
-    return np.where(known, against_others(entries, own, known), NEVER).astype(np.int64)
+    credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))
+    sure = known & entries.exact & (credited[entries.collective] > 0)
+    several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
+    sure &= several
+    excess = np.where(sure, against_others(entries, own, sure), against_others(entries, own, known))
+    return np.where(known, excess, NEVER).astype(np.int64)

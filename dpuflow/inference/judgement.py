@@ -24,7 +24,7 @@ from dpuflow.inference.habits import (
     onset_of,
     usual_excess,
 )
-from dpuflow.lateness import AT_LEAST, EXACT, against_others
+from dpuflow.lateness import AT_LEAST, EXACT, Rule, against_others
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -91,15 +91,19 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     usable = np.isin(relative.bound, (EXACT, AT_LEAST))
     late[usable] = relative.lateness_ns[usable] > noise[usable]
     count = np.diff(entries.offsets)
-    seen = np.bincount(entries.collective[entries.enter_ns != NEVER], minlength=len(count))
+    # Who waited for an input may have come last only by what its first message took: the last of the others
+    # is charged, for these.
+    waits = (entries.rule == Rule.AFTER_INPUT) & ~usable & (entries.granted_ns != NEVER)
+    when = np.where(waits, NEVER, entries.enter_ns)
+    seen = np.bincount(entries.collective[when != NEVER], minlength=len(count))
     # The two latest entries of each collective, by sorting within it.
-    order = np.lexsort((entries.enter_ns, entries.collective))
+    order = np.lexsort((when, entries.collective))
     ends = entries.offsets[1:] - 1
     whole = count >= 2
     top = order[ends[whole]]
     second = order[ends[whole] - 1]
-    lead = entries.enter_ns[top] - entries.enter_ns[second]
-    good = (entries.enter_ns[second] != NEVER) & (lead > 0) & usable[top]
+    lead = when[top] - np.where(when[second] == NEVER, when[top], when[second])
+    good = (when[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
     wait[top[good]] = lead[good] * (seen[whole][good] - 1)
     return Charges(late, last, wait, noise, error, offset)
@@ -188,7 +192,7 @@ def judge(
     kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
-    counted = usable.copy()
+    counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
     units = {
         e: _units(
@@ -201,11 +205,16 @@ def judge(
         )
         for e in endpoints
     }
-    world = World(span, int(blame.sum()), 0, False)
+    world = World(span, int(blame.sum()))
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     if units and not trouble:
         world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in units.values()]), span)
+    if not any(is_habit(u.amount_ns, span) for u in units.values()):
+        # What goes round meets all ranks; each of them may cost little.
+        world.share = len(units)
+        if not all(_comes_again(u, world) for u in units.values()):
+            world.share = 1
     world.late_ranks = sum(_comes_again(u, world) for u in units.values())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
@@ -218,6 +227,7 @@ class Own:
     excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
     later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
     sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
+    unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
     compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows that were compared with replicas."""
 
@@ -227,7 +237,10 @@ def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Ca
     if not compared.some:
         return own, causes
     rows = compared.rows
-    own = Own(own.amount_ns.copy(), own.excess_ns.copy(), own.later_ns.copy(), own.sigma_ns.copy(), rows)
+    unproved = own.unproved.copy()
+    own = Own(
+        own.amount_ns.copy(), own.excess_ns.copy(), own.later_ns.copy(), own.sigma_ns.copy(), unproved, rows
+    )
     own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
     own.later_ns[rows], own.sigma_ns[rows] = compared.excess_ns, compared.sigma_ns
     cause = causes.cause.copy()
@@ -267,7 +280,13 @@ def own_lateness(
         & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
     )
     mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
-    return Own(np.where(mine, amount, 0), excess, amount, sigma)
+    # Who waited for an input was there before, and who sent first may not have been late at all: were these
+    # not counted, single incidents would make a habit.
+    waited = entries.rule == Rule.AFTER_INPUT
+    unproved = _tied(instances, entries) & (waited | entries.exact) & (causes.excess_ns != NEVER) & ~known
+    excess = np.where(unproved, np.where(waited, 0, causes.excess_ns), excess)
+    amount = np.where(unproved, 0, amount)
+    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved)
 
 
 @dataclass
@@ -320,18 +339,19 @@ class World:
 
     span_ns: int  # first entry to last leave
     blame_ns: int  # waits charged to ranks for their own lateness
-    late_ranks: int  # ranks that were late of their own doing as a habit
-    among_ranks: bool  # all ranks together were late as a habit, whoever it was
+    share: int = 1  # of so many ranks each bears its part of what counts
+    late_ranks: int = 0  # ranks that were late of their own doing as a habit
+    among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
 
 
 def _comes_again(units: Units, world: World) -> bool:
     """Whether the rank is late as a habit, or has its share in a habit of the whole group.
 
-    What goes round may hit each rank once or twice only.
+    What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
     """
     total = int(units.amount_ns.sum())
     return is_habit(units.amount_ns, world.span_ns) or (
-        world.among_ranks and is_material(total, world.span_ns)
+        world.among_ranks and is_material(total * world.share, world.span_ns)
     )
 
 

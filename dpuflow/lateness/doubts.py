@@ -14,7 +14,7 @@ import numpy as np
 
 from dpuflow.lateness.behind import date_behind
 from dpuflow.lateness.entries import Entries, Rule
-from dpuflow.lateness.handover import FEWEST, receiving_ns, spreads, usual_reactions
+from dpuflow.lateness.handover import FEWEST, middle_ranks, receiving_ns, spreads, usual_reactions
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
@@ -95,14 +95,19 @@ def settle(
     rule = entries.rule.copy()
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
-        slowest = np.where(
-            np.isnan(usual.slowest_ns), _slowest_of_others(entries, waiting, of_row), usual.slowest_ns
+        nccl = np.isin(of_row, of_row[entries.between[0]])
+        instead = np.where(
+            nccl,
+            middle_ranks(entries, of_row, entries.between)[2],
+            _slowest_of_others(entries, waiting & ~nccl, of_row),
         )
+        limit = FAR_BEYOND * np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
+        limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Its input may have come long before its credit.
         idle = np.where(
             entries.credit_ns != NEVER, np.minimum(entries.unmoved_ns, entries.credit_ns), entries.unmoved_ns
         )
-        rule[waiting & (idle > FAR_BEYOND * slowest)] = Rule.LONG_AFTER
+        rule[waiting & (idle > limit)] = Rule.LONG_AFTER
         # Who enters late may answer what lies there before it sends its own, which needed nothing.
         own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
         rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
@@ -163,6 +168,32 @@ def _slowest_of_others(
             if (~own).sum() >= FEWEST:
                 out[mine[own]] = np.percentile(entries.unmoved_ns[mine[~own]], 95)
     return np.asarray(np.minimum(out, least), np.float64)
+
+
+def _quickest_of_others(
+    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For rows ``waiting`` of NCCL from how long after an input on a first act has not waited for it.
+
+    From what the quickest other rank of the group, by its median, takes from an input to its first act: ranks
+    that wait for nothing are no quicker. Most of it is the same each time (a slice is copied), so what counts
+    is how far the slow ones (95 %) lie beyond the median. NaN where no other rank has enough of them.
+    """
+    out = np.full(len(waiting), np.nan)
+    for each in np.intersect1d(of_row[waiting], of_row[entries.between[0]]):
+        mine = np.flatnonzero(waiting & (of_row == each))
+        own = {end: mine[entries.endpoint[mine] == end] for end in np.unique(entries.endpoint[mine]).tolist()}
+        usual = [
+            (*np.percentile(entries.moved_ns[rows], (50, 95)).tolist(), end)
+            for end, rows in own.items()
+            if len(rows) >= FEWEST
+        ]
+        for end, rows in own.items():
+            others = [(middle, most) for middle, most, other in usual if other != end]
+            if others:
+                middle, most = min(others)
+                out[rows] = most + FAR_BEYOND * (most - middle)
+    return out
 
 
 def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
@@ -236,11 +267,14 @@ def _least_work_ns(
     rows of which that is not known because one other rank alone was free of doubt.
 
     From the rows ``free`` of any doubt, if there are enough. Those of a single rank speak for itself alone:
-    it may be the slow one that the others wait for. A rank that a credit had held up would have been
-    there before the credit, and so have needed less than lies between leaving and the credit.
+    it may be the slow one that the others wait for. A rank that a credit had held up would have been there
+    before the credit, and so have needed less than lies between leaving and the credit. Nobody needed more
+    than from leaving to entering: where a rank in doubt was quicker than all that are free of it, that
+    counts.
     """
     out, alone = np.zeros(len(free), np.int64), np.zeros(len(free), bool)
-    free = free & (entries.since_ns != NEVER)
+    known = entries.since_ns != NEVER
+    free = free & known
     worked = _since_ns(entries)
     for each in np.unique(of_row[free]):
         rows = of_row == each
@@ -248,7 +282,7 @@ def _least_work_ns(
         if sure.sum() >= FEWEST:
             ranks = np.unique(entries.endpoint[sure])
             fair = rows & ((entries.endpoint == ranks[0]) | (len(ranks) > 1))
-            out[fair] = worked[sure].min()
+            out[fair] = worked[rows & known].min()
             alone |= rows & ~fair
     return out, alone
 

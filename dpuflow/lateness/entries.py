@@ -18,6 +18,7 @@ import numpy as np
 
 from dpuflow.lateness.handover import handled_ns, typical, waited_sends
 from dpuflow.lateness.needs import build_needs, started_ns
+from dpuflow.lateness.passing import SLOTS, consumed, reached_by_first
 from dpuflow.lateness.relative import previous_row
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.lateness.passing import Times
     from dpuflow.ordering import Picked
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
 CREDIT_TRIPS = 3.0
 """Round trips of messages within which data may have left because its credit had come."""
-SLOTS = 8
-"""NCCL_STEPS (src/include/device.h): slots of a staging buffer, one message in each at the most."""
 _TABLE = 32  # words a row that a table may take instead of a search
 
 
@@ -100,6 +100,7 @@ class Entries:
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
     reaction_ns: NDArray[np.int64]  # median time from an input to the send that had waited for it
     unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
+    moved_ns: NDArray[np.int64]  # the same at the most, where it is not known which of several it was
     free_ns: NDArray[np.int64]  # its first send, where the algorithm needs no input for it; else NEVER
     credit_ns: NDArray[np.int64]  # from the credit of its first message to that message; NEVER without one
     whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
@@ -112,6 +113,8 @@ class Entries:
     waited_ns: NDArray[np.int64]  # ... and how long after that input it came
     granted_data_ns: NDArray[np.int64]  # not by rows: from grants to the data that had waited for them ...
     next_send_ns: NDArray[np.int64]  # ... and from send to send (``handled_ns``)
+    taken: Times  # the same of inputs whose slot it granted again (NCCL)
+    between: Times  # ... and of an operation's last input, at the most (``passing.consumed``)
     since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so ...
     since_act: NDArray[np.int64]  # ... and the TRANSFER row that shows it; NONE32 where none does
     lead_ns: NDArray[np.int64]  # at least so much later than a peer, by calls before (``queues``); else NEVER
@@ -201,6 +204,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     for name, what in (("arrived_end_ns", "data"), ("offer_arrived_ns", "offer")):
         latest = (picked[name] != NEVER) & (picked[name] == reached[receiver])
         after[receiver[latest]] = picked[what][latest]
+    copied = np.fromiter((i.op == Op.BROADCAST for i in instances), bool, len(instances))[of]
+    act_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
+    begun = reached_by_first(picked, receiver, enter, act_at, copied, reached, after)
 
     leave = np.full(total, NEVER, np.int64)
     np.maximum.at(leave, receiver, picked["arrived_end_ns"])
@@ -235,7 +241,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     leave = np.where(fed, np.maximum(leave, heard), leave)
     done = _of_nodes(instances, offsets, picked, of, sender, leave)
     # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
-    unfed = (leave == NEVER) & seen
+    # So it may have with who passes on what it received: its first message left when its credit had come.
+    unfed = seen & ((leave == NEVER) | (rule == Rule.AFTER_INPUT))
     staged = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
     gone, freed = sent.copy(), np.full(total, NEVER)
     held = np.zeros(total, bool)
@@ -251,6 +258,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
     none = np.zeros(0, np.int64)
     to_data, to_send = (none, none) if len(waited) else handled_ns(picked, sender, receiver)
+    taken, between = consumed(picked, instances, of, receiver, entered)
     entries = Entries(
         collective=collective,
         endpoint=endpoint,
@@ -263,6 +271,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         retransmitted=again,
         reaction_ns=typical(total, waited, waited_ns),
         unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        moved_ns=np.where(seen & (begun != NEVER), enter - begun, NEVER),
         free_ns=np.where(free & (send_ns != _FAR), send_ns, NEVER),
         credit_ns=np.where(by_send & (credit != NEVER), enter - credit, NEVER),
         whole=whole[collective],
@@ -275,6 +284,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         waited_ns=waited_ns,
         granted_data_ns=to_data,
         next_send_ns=to_send,
+        taken=taken,
+        between=between,
         since_ns=np.full(total, NEVER),
         since_act=np.full(total, NONE32, np.int64),
         lead_ns=np.full(total, NEVER),
@@ -291,7 +302,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         clock=np.zeros(total, np.int64),
         clock_ns=np.zeros(total, np.int64),
     )
-    before = _left_before(entries, held, freed)
+    before = _left_before(entries, held, np.maximum(freed, leave))
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
     at = previous_row(entries)
     shown = np.where((at >= 0) & fed[at], last[at], NONE32)
@@ -302,7 +313,7 @@ def _left_before(entries: Entries, held: NDArray[np.bool_], freed: NDArray[np.in
     """When each rank had left what it did before, at the earliest.
 
     Of rows ``held`` the first message waited for a credit, not the rank: it had left when the slots were free
-    (``freed``), and not before it left what came before that.
+    and its input was there (``freed``), and not before it left what came before that.
     """
     last = previous_row(entries)
     left = np.where(held, freed, entries.leave_ns)

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.lateness.entries import Entries
     from dpuflow.lateness.needs import Needs
+    from dpuflow.lateness.passing import Times
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
+_LEVELS = (50, 90, 95)
 FEWEST = 8
 """Reactions it takes to know what is usual in a group."""
 NINETY_FIVE = 1.96
@@ -163,28 +165,50 @@ class Usual:
     median_ns: NDArray[np.float64]
     most_ns: NDArray[np.float64]  # nine in ten stay below
     slowest_ns: NDArray[np.float64]  # 95 %
+    by_sends: NDArray[np.bool_]  # measured from sends, not only from slots given back
 
 
 def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
-    """What is usual in each row's group (``of_row``); in all groups where the own one shows too little."""
-    shape = (3, len(entries.endpoint))
-    out = np.full(shape, np.nan)
-    levels = (50, 90, 95)
+    """What is usual in each row's group (``of_row``); in all groups where the own one shows too little.
+
+    Where no rank of a group was seen to send as soon as its input came, as data streams, what counts is how
+    long its middle rank takes to give an input's slot back: one that is slow at that is a fault of its own.
+    """
+    out = np.full((3, len(entries.endpoint)), np.nan)
+    by_sends = np.full(len(entries.endpoint), len(entries.waited) > 0)
     if len(entries.waited):
-        out[:] = np.percentile(entries.waited_ns, levels)[:, None]  # their ranks run on the same hosts
+        out[:] = np.percentile(entries.waited_ns, _LEVELS)[:, None]  # their ranks run on the same hosts
+    taken = middle_ranks(entries, of_row, entries.taken)
+    streams = ~np.isnan(taken[0])
+    out[:, streams], by_sends[streams] = taken[:, streams], False
     group = of_row[entries.waited]
     for each in np.unique(group):
         values = entries.waited_ns[group == each]
         if len(values) >= FEWEST:
-            out[:, of_row == each] = np.percentile(values, levels)[:, None]
-    return Usual(*out)
+            out[:, of_row == each] = np.percentile(values, _LEVELS)[:, None]
+            by_sends[of_row == each] = True
+    return Usual(out[0], out[1], out[2], by_sends)
+
+
+def middle_ranks(entries: Entries, of_row: NDArray[np.int64], times: Times) -> NDArray[np.float64]:
+    """Per row the 50, 90, 95 % of ``times`` of the middle rank of its group, NaN without: (3, rows)."""
+    out = np.full((3, len(entries.endpoint)), np.nan)
+    rows, ns = times
+    group, ends = of_row[rows], entries.endpoint[rows]
+    for each in np.unique(group):
+        ranks = [ns[(group == each) & (ends == end)] for end in np.unique(ends[group == each])]
+        found = [np.percentile(own, _LEVELS) for own in ranks if len(own) >= FEWEST]
+        if found:
+            found.sort(key=lambda own: float(own[0]))
+            out[:, of_row == each] = found[(len(found) - 1) // 2][:, None]
+    return out
 
 
 def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> NDArray[np.int64]:
     """For each row how long its host had been receiving data without a break when the rank first acted.
 
     A break is longer than the usual reaction. 0 where the host had been quiet for longer than even its
-    slow reactions.
+    slow reactions; and where no send was seen to wait for an input: GPUs do not wait for their host then.
     """
     held = np.zeros(len(entries.endpoint), np.int64)
     known = np.flatnonzero((exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER))
@@ -195,7 +219,7 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> ND
     for endpoint in np.unique(entries.endpoint):
         rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
         low, high = np.searchsorted(to, (endpoint, endpoint + 1))
-        if low == high or not len(rows) or np.isnan(usual.median_ns[rows[0]]):
+        if low == high or not len(rows) or not usual.by_sends[rows].any():
             continue
         begin, end = begins[low:high], np.maximum.accumulate(ends[low:high])
         broken = np.r_[True, begin[1:] > end[:-1] + usual.median_ns[rows].min()]

@@ -38,6 +38,9 @@ class TrueCollective:
     leave_ns: dict[int, int]
     injected: set[int]  # endpoints that were delayed on purpose
     root: int | None
+    held_ns: dict[int, int] | None = None
+    """How long something else than the endpoint held up its first message; without those that sent none.
+    None: the truth does not say."""
 
     @property
     def start_ns(self) -> int:
@@ -179,6 +182,10 @@ def _collective(
         raise TruthError(
             f"{meta.get('case')}: collective {row.get('seq')} has no times, or enter without leave"
         )
+    held: dict[int, int] = {}
+    for rank, time_ns in enumerate(row.get("held_ns") or []):
+        if time_ns is not None:
+            held[ranks[rank]] = max(time_ns, held.get(ranks[rank], 0))
     root = row.get("root", 0 if row["op"] in ("broadcast", "reduce", "gather", "scatter") else None)
     return TrueCollective(
         op=row["op"],
@@ -190,6 +197,7 @@ def _collective(
         leave_ns=leave_ns,
         injected={ranks[rank] for rank, ns in enumerate(row.get("injected_ns") or []) if ns},
         root=None if root is None else ranks[root],
+        held_ns=held if "held_ns" in row else None,
     )
 
 

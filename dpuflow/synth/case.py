@@ -107,6 +107,7 @@ def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
         "enter_ns": by_rank(work.enter_ns, None),
         "leave_ns": by_rank(work.leave_ns, None),
         "injected_ns": by_rank(work.injected_ns, 0),
+        "held_ns": [round(work.held_ns[rank]) if rank in work.held_ns else None for rank in range(ranks)],
         "ranks": sorted(work.plan.shares),
         "protocol": work.plan.protocol,
         **work.extra,

@@ -98,9 +98,20 @@ class Part(NamedTuple):
 class LaneRun:
     """One lane while its kernel runs: waits for input and slots, copies, passes on."""
 
-    def __init__(self, parts: tuple[Part, ...], gpu: Gpu, engine: Engine, done: Callable[[], None]) -> None:
-        self._parts, self._gpu, self._engine, self._done = parts, gpu, engine, done
+    def __init__(
+        self,
+        parts: tuple[Part, ...],
+        gpu: Gpu,
+        engine: Engine,
+        done: Callable[[], None],
+        sent: Callable[[float], None],
+    ) -> None:
+        """``sent`` is told how long the first slice on the wire of each link was held up."""
+        self._parts, self._gpu, self._engine, self._done, self._sent = parts, gpu, engine, done, sent
         self._part = self._round = self._slice = 0
+        self._began_ns = engine.now
+        self._waited_ns: float | None = None  # for the first slice's input and slot
+        self._used: set[Link] = set()
 
     def proceed(self) -> None:
         """Go on with the current slice if all it needs is there; else wait for what is missing."""
@@ -116,6 +127,8 @@ class LaneRun:
             if link.produced - link.freed >= link.window:
                 link.sender = self
                 return
+        if part.send and self._waited_ns is None:
+            self._waited_ns = self._engine.now - self._began_ns
         timing = self._gpu.timing
         size = part.slices[self._slice][0]
         self._engine.at(self._engine.now + timing.step_ns + size * timing.copy_ns_per_byte, self._finish)
@@ -137,5 +150,12 @@ class LaneRun:
             link.take()
         for link in part.send:
             link.contents.append(content)
+            if link not in self._used:
+                self._used.add(link)
+                link.watch(self._taken)
             link.publish(wire, content)
         self.proceed()
+
+    def _taken(self, credit_ns: float) -> None:
+        """A link's first slice is with the proxy, that long after it was made."""
+        self._sent(credit_ns + (self._waited_ns or 0.0))

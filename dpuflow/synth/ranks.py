@@ -40,6 +40,7 @@ class Work:
     enter_ns: dict[int, float] = field(default_factory=dict)
     leave_ns: dict[int, float] = field(default_factory=dict)
     injected_ns: dict[int, float] = field(default_factory=dict)
+    held_ns: dict[int, float] = field(default_factory=dict)  # of the rank's first message on the wire
 
 
 @dataclass
@@ -227,8 +228,11 @@ class Rank:
             if not left:
                 self._leave(work)
 
+        def sent(held_ns: float) -> None:
+            work.held_ns[rank] = min(held_ns, work.held_ns.get(rank, held_ns))
+
         for parts in share.lanes:
-            run = LaneRun(parts, self.gpu, self._engine, lane_done)
+            run = LaneRun(parts, self.gpu, self._engine, lane_done, sent)
             self._engine.at(now + self._random.random() * CHANNEL_NS, run.proceed)
 
     def _leave(self, work: Work) -> None:

@@ -14,6 +14,8 @@ from dpuflow.synth.trace import LENGTH, STREAM
 from dpuflow.synth.transport import Grain, Link
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.fabric import Fabric
     from dpuflow.synth.flows import Flow
@@ -90,6 +92,9 @@ class Socket(Link):
         self._ends.append((self._ends[-1] if self._ends else self.freed) + messages)
         self._send()
 
+    def watch(self, tell: Callable[[float], None]) -> None:
+        self._note(tell, self._engine.now)
+
     def publish(self, size: int, content: int) -> None:
         self.produced += 1
         self._sizes.append(size)
@@ -104,6 +109,7 @@ class Socket(Link):
         ):
             size = self._sizes.popleft()
             self._written += 1
+            self._handed(self._written, self._engine.now)
             self._under_way.append(size + 4)
             self._bytes += size + 4
             self._at = self.src.proxy.act(self._at, self.src.handover_ns())

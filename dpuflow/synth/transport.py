@@ -16,6 +16,8 @@ from dpuflow.synth.sizes import STEPS, round_up
 from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.fabric import Fabric
     from dpuflow.synth.flows import Flow
@@ -82,6 +84,7 @@ class Link:
         self.taken = 0  # by it
         self.sender: LaneRun | None = None  # waits for a slot
         self.receiver: LaneRun | None = None  # waits for data
+        self._watched: deque[tuple[int, float, Callable[[float], None]]] = deque()
 
     def expect(self, messages: int, grain: Grain) -> None:
         """The receiver's host has launched an operation with so many messages."""
@@ -92,6 +95,9 @@ class Link:
     def open(self) -> None:
         """The receiver's kernel has started an operation."""
 
+    def watch(self, tell: Callable[[float], None]) -> None:
+        """Tell how long the slice that is made next waits for a credit and its operation's turn."""
+
     def publish(self, size: int, content: int) -> None:
         """The sending GPU has filled a slot with ``size`` bytes on the wire, which hold ``content``."""
         raise NotImplementedError
@@ -99,6 +105,15 @@ class Link:
     def take(self) -> None:
         """The receiving GPU is done with a slot."""
         raise NotImplementedError
+
+    def _note(self, tell: Callable[[float], None], now: float) -> None:
+        self._watched.append((self.produced + 1, now, tell))
+
+    def _handed(self, message: int, now: float) -> None:
+        """The proxy has taken up ``message``, counted from 1."""
+        if self._watched and self._watched[0][0] == message:
+            _, made, tell = self._watched.popleft()
+            tell(now - made)
 
     def _give(self) -> None:
         if self.sender is not None:
@@ -274,6 +289,9 @@ class Connection(Link):
         self._ends.append(last + messages)
         self._send()
 
+    def watch(self, tell: Callable[[float], None]) -> None:
+        self._note(tell, self._engine.now)
+
     def publish(self, size: int, content: int) -> None:
         self.produced += 1
         self._sizes.append((size, content))
@@ -286,6 +304,7 @@ class Connection(Link):
         last = self._ends[0] if self._ends else 0
         while self._posted < min(self.produced, self._credits, last):
             self._posted += 1
+            self._handed(self._posted, self._engine.now)
             when = self.nic.proxy.act(self._posted_at, self._hop_ns + self.src.handover_ns())
             self._posted_at = when
             self._engine.at(when, self._post_data)
