@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -272,6 +274,24 @@ def test_read_whose_answer_lost_a_packet_before_the_tap(lost):
     assert (answers["flags"] & MessageFlag.GAP == 0).all()
     assert flows["retransmitted"].tolist() == [1, 4 - lost]
     assert flows["missing"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_message_holds_more_than_was_sent(seed):
+    """Packets in no order at all, with more holes than are remembered, as a broken capture may have them."""
+    rng = Random(seed)
+    script = Script()
+    kinds = [
+        f"RC_{kind}_{place}" for kind in ("SEND", "WRITE") for place in ("FIRST", "MIDDLE", "LAST", "ONLY")
+    ]
+    kinds += [f"RC_READ_RESPONSE_{place}" for place in ("FIRST", "MIDDLE", "LAST", "ONLY")]
+    for k in range(5000):
+        psn = rng.randrange(1 << rng.choice((9, 23)))
+        script.add(1000 * k, A, B, QB, rng.choice(kinds), psn, payload=1024, length=rng.randrange(9999))
+    messages, _ = script.run()
+    assert messages["packets"].max() <= 5000
+    assert messages["retransmitted"].max() <= 5000
+    assert messages["bytes"].max() <= 5000 * 1024
 
 
 def test_rnr_and_atomics():

@@ -59,10 +59,11 @@ def repeated_instances(exchanges: Rows, rows: Ints, position: Ints) -> list[Inst
     """
     found: list[Instance] = []
     for clusters in _connected(exchanges, _clusters(exchanges, rows)):
-        apart = [_Pattern(exchanges, cluster) for cluster in clusters]
+        apart = [_Pattern(exchanges, cluster) for cluster in clusters if len(cluster) + 1 >= FEWEST]
         # The steps of one algorithm may differ in size, and so may communicators.
         explained = sum(pattern.explained for pattern in apart)
-        if len(clusters) > 1 and explained < EXPLAINED * sum(int(pattern.size.sum()) for pattern in apart):
+        every = sum(int(exchanges["bytes"][cluster].sum()) for cluster in clusters)
+        if len(clusters) > 1 and explained < EXPLAINED * every:
             whole = _Pattern(exchanges, np.sort(np.concatenate(clusters)))
             apart = [whole] if whole.explained > explained else apart
         for pattern in apart:
@@ -72,13 +73,29 @@ def repeated_instances(exchanges: Rows, rows: Ints, position: Ints) -> list[Inst
 
 def _connected(exchanges: Rows, clusters: Sequence[Ints]) -> list[list[Ints]]:
     """``clusters`` that have endpoints in common."""
-    groups: list[tuple[set[int], list[Ints]]] = []
-    for cluster in clusters:
+    owner: dict[int, int] = {}  # of each endpoint: a group that it was in
+    part_of: list[int] = []  # of each group: the one that took it in, or itself
+    groups: dict[int, list[Ints]] = {}
+
+    def find(group: int) -> int:
+        while part_of[group] != group:
+            part_of[group] = part_of[part_of[group]]
+            group = part_of[group]
+        return group
+
+    for number, cluster in enumerate(clusters):
         ends = {*exchanges["src"][cluster].tolist(), *exchanges["dst"][cluster].tolist()}
-        met = [group for group in groups if group[0] & ends]
-        groups = [group for group in groups if not group[0] & ends]
-        groups.append((ends.union(*(g[0] for g in met)), [*(c for g in met for c in g[1]), cluster]))
-    return [group for _, group in groups]
+        met = sorted({find(owner[end]) for end in ends if end in owner})
+        members = groups.pop(met[0]) if met else []
+        for other in met[1:]:
+            members += groups.pop(other)
+        members.append(cluster)
+        groups[number] = members
+        part_of.append(number)
+        for other in met:
+            part_of[other] = number
+        owner.update(dict.fromkeys(ends, number))
+    return list(groups.values())
 
 
 def _clusters(exchanges: Rows, rows: Ints) -> list[Ints]:

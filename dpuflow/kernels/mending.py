@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import inner
+from dpuflow.kernels._jit import inlined, inner
 from dpuflow.kernels.lanes import (
     GAP,
     HAS_FIRST,
@@ -36,6 +36,12 @@ def skipped(lanes, lane, holes, low, high):  # type: ignore[no-untyped-def]
     return total
 
 
+@inlined
+def within_packets(behind, packets):  # type: ignore[no-untyped-def]
+    """How many of a message's packets lie behind an end; of holes that are forgotten too many are counted."""
+    return min(max(behind, 0), packets)
+
+
 @inner
 def split_open(  # type: ignore[no-untyped-def]
     lanes, lane, holes, flow, psn, place, wire, payload, imm, time_ns, frame, rows, links, flows, counts
@@ -50,6 +56,7 @@ def split_open(  # type: ignore[no-untyped-def]
     behind = lanes[lane].top - high - skipped(lanes, lane, holes, high, lanes[lane].top)
     if place == FIRST:
         behind -= 1  # itself
+    behind = within_packets(behind, np.int64(lanes[lane].packets))
     before = lanes[lane].packets - behind
     mtu = np.int64(lanes[lane].mtu)
     if mtu == 0 or place == FIRST:
@@ -95,6 +102,7 @@ def split_row(lanes, lane, holes, flow, row, psn, place, rows, links, flows, cou
     behind = end - high - skipped(lanes, lane, holes, high, end)
     if place == FIRST:
         behind -= 1
+    behind = within_packets(behind, np.int64(rows[row].packets))
     before = np.int64(rows[row].packets) - behind
     size = min(before * np.int64(lanes[lane].mtu), np.int64(rows[row].bytes))
     rows[new].seq = high
