@@ -200,6 +200,15 @@ def test_a_middle_fragment_of_another_message_is_not_taken() -> None:
     assert rows["bytes"][-1] == 8170
 
 
+def test_the_set_up_of_a_connection_is_no_sign_against_its_messages() -> None:
+    rows = read([(ucx_only(-16), 9), (bytes([1]) + bytes(30), 31), (ucx_only(-12), 109), (bytes([1]), 31)])
+    assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.UNKNOWN, Op.ALL_REDUCE, Op.UNKNOWN]
+    assert rows["sub"].tolist() == [1, 0, 2, 0]
+    rows = read([(bytes([1]) * 64, 8192)] * 40)  # nor a sign for anything
+    assert (rows["role"] == Role.DATA).all()
+    assert (rows["bytes"] == 8192).all()
+
+
 def test_fragments_that_do_not_add_up_are_other_payload() -> None:
     """perftest sends whatever its buffer holds: a first byte of 3 makes no fragment."""
     rows = read([(bytes([3] + [0] * 63), 8192)] * 40)

@@ -8,10 +8,9 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
   1 segment, 2 rendezvous request (its data may be read at the u64 address that follows), 3 it was read, 4
   where to write, 5 it was written, 6 credit; 3 to 5 repeat the message id.
 - UCX's tag protocol on reliable connections (ucp/tag/eager.h, ucp/rndv/rndv.h): one byte of active-message
-  id in the low five bits; 2 only, 3 first, 4 middle; 9 ready to send (u64 tag, two ids, u64 address, u64
-  size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64 address, u64
-  size), 16 it was written.
-  Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
+  id in the low five bits; 1 set-up, 2 only, 3 first, 4 middle; 9 ready to send (u64 tag, two ids, u64
+  address, u64 size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64
+  address, u64 size), 16 it was written. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
 Every fragment of a message gets the same number, so that it counts as one transfer. What is read or written
 for a rendezvous gets its offer's (``rendezvous``).
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
 HEAD: Final = 72
 RXM_HEADER: Final = 64
 RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_WRITTEN, RXM_CREDIT = range(7)
-UCX_ONLY, UCX_FIRST, UCX_MIDDLE, UCX_OFFER, UCX_READ, UCX_GRANT, UCX_WRITTEN = 2, 3, 4, 9, 10, 11, 16
+UCX_WIREUP, UCX_ONLY, UCX_FIRST, UCX_MIDDLE = 1, 2, 3, 4
+UCX_OFFER, UCX_READ, UCX_GRANT, UCX_WRITTEN = 9, 10, 11, 16
 UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17}
 UCX_OFFER_BYTES, UCX_GRANT_BYTES, UCX_ANSWER_BYTES = 41, 33, 10
 MOST: Final = 1 << 16
@@ -135,7 +135,7 @@ class SendHeads:
             mine, which = sends[low:high], found[low:high]
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
-                if told.good.mean() >= UNDERSTOOD:
+                if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
                     _apply(rows, mine, told)
                     speaks = told.good & ((told.address != 0) | (told.role == Role.DONE))
                     said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
@@ -153,6 +153,7 @@ class _Told:
 
     def __init__(self, good: NDArray[np.bool_]) -> None:
         self.good = good
+        self.aside = np.zeros(len(good), bool)  # a library's own, that says nothing for or against it
         self.tag = np.zeros(len(good), np.int64)  # MPI tag, signed
         self.context = np.zeros(len(good), np.int64)
         self.begins = np.ones(len(good), bool)  # first fragment of a message
@@ -212,6 +213,7 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
     own = ((kind == UCX_READ) | (kind == UCX_WRITTEN)) & (nbytes >= UCX_ANSWER_BYTES)
     told = _Told(only | ((first | middle) & ~short[latest]) | offer | grant | own)
+    told.aside = kind == UCX_WIREUP
     told.role[offer], told.role[grant], told.role[own] = Role.OFFER, Role.GRANT, Role.CONTROL
     told.role[own & (kind == UCX_READ)] = Role.DONE
     told.ident[own] = _integer(heads, 1, 8)[own]
@@ -234,7 +236,7 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told) -> None:
     for tag, op in MPI_TAG.items():
         ops[told.tag == tag] = int(op)
     ops[told.tag >= 0] = int(Op.SEND_RECV)
-    named = (told.role == Role.DATA) | (told.role == Role.OFFER)  # others are named by what they answer
+    named = good & ((told.role == Role.DATA) | (told.role == Role.OFFER))  # others: by what they answer
     ops[~named] = int(Op.UNKNOWN)
     rows["op"][at] = ops[good]
     rows["role"][at], rows["announces"][at] = told.role[good], told.announces[good]
