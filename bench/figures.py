@@ -62,6 +62,10 @@ def _over(a: float, b: float) -> float:
     return a / b
 
 
+def _microseconds(ns: float) -> float:
+    return ns / 1000
+
+
 def _mebibytes(size: float) -> float:
     return size / 2**20
 
@@ -129,12 +133,26 @@ FIGURES: Final = (
         target=200,
     ),
     Figure(
-        "analyze / P",
+        "analyze / P, one thread",
         "the whole command on the capture, start included, to C over libpcap",
         ("analyze", "P"),
         _over,
         target=1.5,
         aim=0.75,
+    ),
+    Figure(
+        "analyze / P, two threads",
+        "the same with two threads, all their CPU time: where two processors share a core, that is more",
+        ("analyze_two", "P"),
+        _over,
+    ),
+    Figure(
+        "after reading, a message",
+        "all stages of the analysis after reading, imports included, one thread",
+        ("after_reading",),
+        _microseconds,
+        unit="us",
+        target=1,
     ),
     Figure("--help / python", "dpuflow --help to python -c pass", ("help", "python"), _over, target=4),
     Figure(

@@ -131,7 +131,9 @@ _STAGES = (
     ("dpuflow.exchanges", "build_exchanges"),
     ("dpuflow.collectives", "build_collectives"),
     ("dpuflow.lateness", "build_entries"),
+    ("dpuflow.inference", "infer"),
     ("dpuflow.assemble", "assemble"),
+    ("dpuflow.findings", "build_findings"),
 )
 
 

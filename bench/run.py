@@ -163,13 +163,16 @@ class _Bench:
         with self._measuring("parse_pcapng"):
             modern = probe("parse", self.pcapng, 1, small_ng)
             self._add("parse_pcapng", modern["cpu_ns"] / modern["packets"])
-        with self._measuring("analyze"):
-            result = ["--json", str(self.folder / "result.json")]
-            cpu = run(dpuflow("analyze", str(self.pcap), *result), keep_output=False).cpu_ns
-            self._add("analyze", cpu / self.options.packets)
+        for name, threads in (("analyze", "1"), ("analyze_two", "2")):
+            with self._measuring(name):
+                options = ["--json", str(self.folder / "result.json"), "--threads", threads]
+                cpu = run(dpuflow("analyze", str(self.pcap), *options), keep_output=False).cpu_ns
+                self._add(name, cpu / self.options.packets)
         with self._measuring("stages"):
-            for name, cpu in probe("stages", self.pcap, 1).items():
+            spent = probe("stages", self.pcap, 1)
+            for name, cpu in spent.items():
                 self._add(f"stage {name}", cpu / self.messages)
+            self._add("after_reading", (spent["analyze"] - spent["read_captures"]) / self.messages)
         self._short_commands()
         self._slow_peers()
 
@@ -248,7 +251,7 @@ def text(result: dict[str, Any]) -> str:
     absolute = [
         f"  {name:<18} {figures.middle(values):12,.1f}"
         for name, values in result["ns"].items()
-        if "peak" not in name and not name.startswith("stage")
+        if "peak" not in name and name != "after_reading" and not name.startswith("stage")
     ]
     stages = [
         f"  {name.removeprefix('stage '):<18} {figures.middle(values):12,.1f}"

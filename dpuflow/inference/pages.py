@@ -39,7 +39,10 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
         free[instance.rows] = False
     # A WRITE that was asked for is NCCL's; a READ's request is its "grant". Puts have flags (``flagged``).
     write = (wire == Wire.ROCE_WRITE) & (exchanges["grant"] == NONE32) & (exchanges["tag"] == 0)
-    free &= (write | (wire == Wire.ROCE_READ)) & (exchanges["src"] != exchanges["dst"])
+    free &= write | (wire == Wire.ROCE_READ)
+    if not free.any():
+        return
+    free &= exchanges["src"] != exchanges["dst"]
     free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0) & (exchanges["op"] == Op.UNKNOWN)
     # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
     connection = exchanges["connection"].astype(np.int64)
