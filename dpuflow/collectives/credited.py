@@ -144,6 +144,8 @@ class Reading:
         self.columns, self.sets, self.position, self.nodes = columns, sets, position, nodes
         self.ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
         self.sizes = [columns.sizes[each.rows] for each in sets]
+        # Message by message, so that what an operation carried lies together.
+        self._content = [np.ascontiguousarray(sizes.T) for sizes in self.sizes]
         sends = [self._sends(each) for each in sets]
         self.first, self.last = [first for first, _ in sends], [last for _, last in sends]
         self._kinds: dict[tuple[int, bytes], int] = {}
@@ -300,7 +302,7 @@ class Reading:
             number, begin, end = part
             each = self.sets[number]
             low, high = each.bounds[begin], each.bounds[end]
-            content = self.sizes[number][:, low:high].tobytes() + int(each.slots[begin]).to_bytes(8, "little")
+            content = self._content[number][low:high].tobytes() + int(each.slots[begin]).to_bytes(8, "little")
             self._parts[part] = self._kinds.setdefault((number, content), len(self._kinds))
         return self._parts[part]
 

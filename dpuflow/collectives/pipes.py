@@ -117,38 +117,40 @@ def pipes_of(
 
 def in_lockstep(pipes: Sequence[Pipe]) -> list[Lockstep]:
     """``pipes`` by what they carry, those with the fewest messages first."""
-    sets: list[tuple[list[Pipe], NDArray[np.int64]]] = []
+    sets: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
     # Where receivers were slow many places look like beginnings: first those pipes with the fewest of these.
-    for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(pipe.begins.sum()))):
-        places = pipe.first + np.flatnonzero(pipe.begins)
+    for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(np.count_nonzero(pipe.begins)))):
         for number, (members, common) in enumerate(sets):
-            both = _in_both(members[0], common, pipe, places)
+            both = _in_both(members[0], common, pipe)
             if both is not None:
                 members.append(pipe)
                 sets[number] = members, both
                 break
         else:
-            sets.append(([pipe], places))
+            sets.append(([pipe], pipe.begins))
     return [each for members, _ in sets if (each := _together(members)) is not None]
 
 
-def _in_both(
-    one: Pipe, places: NDArray[np.int64], other: Pipe, others: NDArray[np.int64]
-) -> NDArray[np.int64] | None:
-    """Numbers with which operations may begin on both pipes, None if they are not in lockstep."""
+def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe) -> NDArray[np.bool_] | None:
+    """With which messages of ``one`` operations may begin on both pipes; None if they are not in lockstep.
+
+    ``common``: with which of them they may begin on all pipes that are known to be like it.
+    """
     first, stop = max(one.first, other.first), min(one.stop, other.stop)
-    left = places[(places >= first) & (places < stop)]
-    right = others[(others >= first) & (others < stop)]
-    both = np.intersect1d(left, right, assume_unique=True)
+    left = common[first - one.first : max(stop, first) - one.first]
+    right = other.begins[first - other.first : max(stop, first) - other.first]
+    both = np.zeros_like(common)
+    both[first - one.first : max(stop, first) - one.first] = left & right
+    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, both))
     # Of many places that only look like beginnings chance gives both pipes as many as this.
-    chance = len(left) * len(right) / max(stop - first, 1)
-    beyond = one.stop == other.stop and len(both) > chance + SIGMAS * chance**0.5
-    if len(both) < max(1, LIKE * min(len(left), len(right))) and not beyond:
+    chance = lefts * rights / max(stop - first, 1)
+    beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
+    if shared < max(1, LIKE * min(lefts, rights)) and not beyond:
         return None
     if one.stop != other.stop:
         # The capture's end may have cut an operation off; more than one it cannot.
-        longest = max(np.diff(np.r_[left, stop]).max(), np.diff(np.r_[right, stop]).max())
-        if abs(one.stop - other.stop) > longest or 2 * len(both) < max(len(left), len(right)):
+        longest = max(int(np.diff(np.r_[np.flatnonzero(each), stop - first]).max()) for each in (left, right))
+        if abs(one.stop - other.stop) > longest or 2 * shared < max(lefts, rights):
             return None
     return both
 

@@ -6,7 +6,6 @@ marks or a slow pace, else how the caches are moved. A GPU never is.
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.findings.network import CRITICAL_SHARE, FEWEST, SHOWN, SMALL_SHARE, message_evidence
@@ -38,6 +37,8 @@ def find_kv_bottlenecks(
     captures: Sequence[CaptureTables], joined: Joined, bulk: Sequence[Bulk], result: Analysis
 ) -> Iterator[Finding]:
     """One finding for each way that the network troubles, and one for all others together."""
+    from statistics import median
+
     waited = [each for each in bulk if each.waited and each.last and each.cache]
     ways: dict[tuple[int, int] | None, list[Bulk]] = {}
     for each in waited:
