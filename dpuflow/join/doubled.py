@@ -48,7 +48,10 @@ def is_doubled(tables: CaptureTables) -> bool:
     messages = tables.messages
     if len(messages) < LEAST:
         return False
-    twice = np.count_nonzero(messages["retransmitted"] == messages["packets"])
+    again = np.ascontiguousarray(messages["retransmitted"])
+    if 4 * np.count_nonzero(again) < 3 * len(messages):
+        return False
+    twice = np.count_nonzero(again == messages["packets"])
     return bool(4 * twice >= 3 * len(messages) and 4 * tables.flows["rnr"].sum() < len(messages))
 
 
