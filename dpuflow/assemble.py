@@ -143,7 +143,7 @@ def _collectives(
     inferred: Inferred,
 ) -> tuple[list[Collective], list[int]]:
     """All collectives that anything was seen of, and the instance number of each."""
-    entries, relative = inferred.entries, inferred.relative
+    entries, relative = inferred.bounded.entries, inferred.bounded.relative
     enter, leave = relative.enter_ns.tolist(), entries.leave_ns.tolist()
     lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
     error, cause = relative.error_ns.tolist(), inferred.causes.cause.tolist()

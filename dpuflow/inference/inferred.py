@@ -22,7 +22,7 @@ from dpuflow.inference.pipelines import find_pipelines
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.steps import find_steps
-from dpuflow.lateness import relate, short_of_ranks, weigh
+from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dpuflow.inference.pipelines import Pipeline
     from dpuflow.inference.stages import Stage
     from dpuflow.inference.steps import Steps
-    from dpuflow.lateness import Entries, Relative
+    from dpuflow.lateness import Bounded, Entries, Relative
     from dpuflow.tables import Joined, Rows
 
 
@@ -50,6 +50,7 @@ class Inferred:
     entries: Entries
     short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
     relative: Relative
+    bounded: Bounded  # the same with bounds that claim nothing: for readers
     charges: Charges
     causes: Causes
     own: Own
@@ -102,6 +103,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         entries=entries,
         short=short,
         relative=relative,
+        bounded=bound_above(entries, relative, instances, short),
         charges=charges,
         causes=causes,
         own=own,

@@ -2,7 +2,7 @@
 
 ``entries`` dates each rank's entry by its first act, ``needs`` lays the algorithm's dependencies over the
 messages, ``handover`` measures how fast hosts react, ``doubts`` weighs what an act may have waited for,
-``relative`` turns entries into lateness.
+``relative`` turns entries into lateness, ``upper`` says who else may have been the last.
 """
 
 from dpuflow.lateness.doubts import weigh
@@ -20,6 +20,7 @@ from dpuflow.lateness.relative import (
     relate,
     short_of_ranks,
 )
+from dpuflow.lateness.upper import Bounded, bound_above
 
 __all__ = [
     "AT_LEAST",
@@ -28,10 +29,12 @@ __all__ = [
     "EXACT",
     "RULES",
     "UNOBSERVABLE",
+    "Bounded",
     "Entries",
     "Relative",
     "Rule",
     "against_others",
+    "bound_above",
     "build_entries",
     "previous_leave",
     "previous_row",

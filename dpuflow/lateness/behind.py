@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from dpuflow.collectives.schedules import edge_sizes, schedule
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST, is_gloo
-from dpuflow.schema import NEVER, NONE32, Op
+from dpuflow.schema import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,22 +34,38 @@ SLOWEST: Final = 95
 _FAR = np.iinfo(np.int64).max
 
 Edge = tuple[int, int]
+Name = tuple[str, Edge, int]
+"""("send" or "grant", edge, number) of a message."""
+_K = TypeVar("_K")
 
 
 class Waited(NamedTuple):
     """What a message may have waited for: ranks' entries, and captured ranks' own messages."""
 
     ranks: Mapping[int, int]  # rank -> over how many links that reached the captured rank, at most
-    own: frozenset[tuple[str, Edge, int]]  # ("send" or "grant", edge, number)
+    own: Mapping[Name, int]  # the same of captured ranks' messages
 
     def further(self) -> Waited:
         """The same, seen one link further on."""
-        return Waited({rank: links + 1 for rank, links in self.ranks.items()}, self.own)
+        return Waited(
+            {rank: links + 1 for rank, links in self.ranks.items()},
+            {name: links + 1 for name, links in self.own.items()},
+        )
 
     def with_(self, other: Waited) -> Waited:
         """Both together."""
-        ranks = {r: max(self.ranks.get(r, 0), other.ranks.get(r, 0)) for r in {*self.ranks, *other.ranks}}
-        return Waited(ranks, self.own | other.own)
+        return Waited(_longest(self.ranks, other.ranks), _longest(self.own, other.own))
+
+
+def _longest(a: Mapping[_K, int], b: Mapping[_K, int]) -> Mapping[_K, int]:
+    """Of both together, each with the more links."""
+    if not a or not b:
+        return a or b
+    found = dict(a)
+    for key, links in b.items():
+        if links > found.get(key, -1):
+            found[key] = links
+    return found
 
 
 class Act(NamedTuple):
@@ -62,7 +78,7 @@ class Act(NamedTuple):
     may: Waited
 
 
-NOTHING: Final = Waited({}, frozenset())
+NOTHING: Final = Waited({}, {})
 
 
 @lru_cache(maxsize=256)
@@ -97,9 +113,9 @@ def acts_seen(
             if not granted:
                 continue
             if dst in captured:
-                allowed = Waited({}, frozenset({("grant", edge, turn)}))
+                allowed = Waited({}, {("grant", edge, turn): 1})
             else:
-                allowed = may_before[dst].further().with_(Waited({dst: 1}, frozenset()))
+                allowed = may_before[dst].further().with_(Waited({dst: 1}, {}))
                 if asked:
                     allowed = allowed.with_(held.further())
                 if src in captured:
@@ -120,9 +136,9 @@ def _sent(
     """What a message stands for: who had entered, and what else it may have waited for."""
     src = edge[0]
     if src in captured:
-        return frozenset(), Waited({}, frozenset({("send", edge, turn)}))
+        return frozenset(), Waited({}, {("send", edge, turn): 1})
     sure = frozenset({src}) | (must[src] if carries else frozenset())
-    return sure, may[src].further().with_(Waited({src: 1}, frozenset()))
+    return sure, may[src].further().with_(Waited({src: 1}, {}))
 
 
 @dataclass
@@ -131,12 +147,34 @@ class _Seen:
 
     row: int  # of Entries, its first
     instance: Instance
-    times: dict[tuple[str, Edge, int], tuple[int, int]]  # -> time there, TRANSFER row
+    times: dict[Name, tuple[int, int]]  # -> time there, TRANSFER row
     transfer_ns: list[int]  # of each message to a captured rank: from its first packet to its last
+    unasked: bool  # receivers allow messages before they are offered
+
+
+class _Shown(NamedTuple):
+    """The message that first shows that a rank had entered."""
+
+    when: int
+    row: int  # of TRANSFER
+    links: int  # over so many the rank's own entry came
+    others: tuple[tuple[int, int], ...]  # what else it may have waited for: time, links from there
+    most_links: int  # over so many the entry of the farthest rank not heard of before
+    alone: bool  # of the ranks that it may have waited for this one alone had not been heard of before
+
+    def beyond_ns(self, hop: float, last: float) -> float:
+        """How much later it came than all else that it may have waited for explains.
+
+        ``hop``: how long a link takes, of which the last may take ``last`` times as long.
+        """
+        return self.when - max((time + hop * (links - 1 + last) for time, links in self.others), default=_FAR)
 
 
 def date_behind(entries: Entries, exchanges: Rows, instances: Sequence[Instance], usual: Usual) -> Entries:
-    """Date ranks without a capture of their own by the messages that can have waited for them alone."""
+    """Date ranks without a capture of their own by the messages that can have waited for them alone.
+
+    Where a message waited for one of several ranks not heard of before, ``by_ns`` of its sender says so.
+    """
     groups: dict[object, list[_Seen]] = {}
     for number, instance in enumerate(instances):
         if _told(instance):
@@ -154,22 +192,39 @@ def date_behind(entries: Entries, exchanges: Rows, instances: Sequence[Instance]
         return entries
     rule, enter, act = entries.rule.copy(), entries.enter_ns.copy(), entries.act.copy()
     way, leave = entries.way_ns.copy(), entries.leave_ns.copy()
+    by, by_act, likely = entries.by_ns.copy(), entries.by_act.copy(), entries.likely_ns.copy()
     open_ = np.isin(rule, (Rule.PARTLY, Rule.UNSEEN, Rule.AFTER_INPUT, Rule.ANSWER))
-    solved = [[_solve(seen, exchanges) for seen in members] for members in groups.values()]
-    every = [delay for found in solved for _, delays in found for delay in delays]
+    solved = [[_solve(seen) for seen in members] for members in groups.values()]
+    every = [link_ns for found in solved for _, links_ns in found for link_ns in links_ns]
     for members, found in zip(groups.values(), solved, strict=True):
-        own = [delay for _, delays in found for delay in delays]
-        hop = _hop_ns(members, own if len(own) >= FEWEST else every, entries, usual)
-        if hop is None:
-            continue
-        for seen, (dated, _) in zip(members, found, strict=True):
-            for place, (when, alone_ns, links, own_links, row) in dated.items():
+        own = [link_ns for _, links_ns in found for link_ns in links_ns]
+        links_ns = own if len(own) >= FEWEST else every
+        least = _least_hop_ns(members, entries, usual)
+        hop = max(least, _percentile(links_ns, SLOWEST)) if len(links_ns) >= FEWEST else None
+        slow, middle = least if hop is None else hop, _percentile(links_ns, 50) if links_ns else least / 2
+        for seen, (shown, _) in zip(members, found, strict=True):
+            for place, sign in shown.items():
                 at = seen.row + place
-                if open_[at] and alone_ns > hop * (links - 1 + FAR_BEYOND):
-                    rule[at], enter[at], act[at] = Rule.BEHIND, when, row
-                    way[at] = max(int(way[at]), 0) + round(hop * (own_links - 1))
-                    leave[at] = max(int(leave[at]), when)
-    return replace(entries, rule=rule, enter_ns=enter, act=act, way_ns=way, leave_ns=leave)
+                if not open_[at]:
+                    continue
+                if hop is not None and sign.alone and sign.beyond_ns(hop, FAR_BEYOND) > 0:
+                    rule[at], enter[at], act[at] = Rule.BEHIND, sign.when, sign.row
+                    way[at] = max(int(way[at]), 0) + round(hop * (sign.links - 1))
+                    leave[at] = max(int(leave[at]), sign.when)
+                elif not sign.others or sign.beyond_ns(slow, 1.0) > 0:
+                    by[at], by_act[at] = sign.when, sign.row
+                    likely[at] = sign.when - round(middle * sign.most_links)
+    return replace(
+        entries,
+        rule=rule,
+        enter_ns=enter,
+        act=act,
+        way_ns=way,
+        leave_ns=leave,
+        by_ns=by,
+        by_act=by_act,
+        likely_ns=likely,
+    )
 
 
 def _told(instance: Instance) -> bool:
@@ -194,7 +249,10 @@ def _read(exchanges: Rows, instance: Instance, row: int) -> _Seen | None:
     for place, (src, dst) in enumerate(zip(picked["src"].tolist(), picked["dst"].tolist(), strict=True)):
         edges.setdefault((seat[src], seat[dst]), []).append(place)
     captured = {seat[end] for end in instance.order if end in near}
-    seen = _Seen(row, instance, {}, [])
+    wire = int(picked["wire"][0])
+    seen = _Seen(row, instance, {}, [], is_gloo(wire))
+    # A host posts clear-to-send entries ahead of its GPU: these stand for nobody's entry.
+    granted = wire >= Wire.GLOO_HELLO
     for edge, places in edges.items():
         cuts, rest = divmod(len(places), len(sizes.get(edge, ())) or 1)
         if rest or edge not in sizes:
@@ -208,10 +266,11 @@ def _read(exchanges: Rows, instance: Instance, row: int) -> _Seen | None:
         for turn, at in enumerate(order[::cuts].tolist()):
             if edge[0] in captured:
                 _note(seen, ("send", edge, turn), own[at], first[at])
-                _note(seen, ("grant", edge, turn), mine["grant_arrived_ns"][at], mine["grant"][at])
             else:
                 _note(seen, ("send", edge, turn), there[at], first[at])
-                _note(seen, ("grant", edge, turn), mine["grant_ns"][at], mine["grant"][at])
+            if granted:
+                came = mine["grant_arrived_ns"] if edge[0] in captured else mine["grant_ns"]
+                _note(seen, ("grant", edge, turn), came[at], mine["grant"][at])
         if edge[1] in captured:
             seen.transfer_ns += (mine["arrived_end_ns"] - mine["arrived_ns"]).tolist()
     return seen
@@ -222,19 +281,16 @@ def _note(seen: _Seen, name: tuple[str, Edge, int], when: int, row: int) -> None
         seen.times[name] = (int(when), int(row))
 
 
-def _solve(seen: _Seen, exchanges: Rows) -> tuple[dict[int, tuple[int, int, int, int, int]], list[int]]:
-    """Who may be dated by what, and how long messages took that had waited for nobody unknown.
+def _solve(seen: _Seen) -> tuple[dict[int, _Shown], list[float]]:
+    """What shows the entry of ranks not heard of before, by place in ``order``; and times of single links.
 
-    The first: place in ``order`` -> (time of the message, how long after all else it may have waited for,
-    over how many links that came, over how many the rank's own entry did, TRANSFER row).
+    The latter, ns a link: of messages that had waited for nobody unknown.
     """
     instance, times = seen.instance, seen.times
     assert instance.algorithm is not None
     seats = instance.seats or tuple(range(len(instance.order)))
     near = instance.near or frozenset()
     captured = frozenset(s for s, end in zip(seats, instance.order, strict=True) if end in near)
-    wires = exchanges["wire"][instance.rows]
-    gloo, granted = is_gloo(int(wires[0])), any(name[0] == "grant" for name in times)
     acts = [
         (act, *times[act.kind, act.edge, act.number])
         for act in acts_seen(
@@ -242,8 +298,8 @@ def _solve(seen: _Seen, exchanges: Rows) -> tuple[dict[int, tuple[int, int, int,
             instance.ranks or len(seats),
             instance.root or 0,
             captured,
-            asked=not gloo,
-            granted=granted,
+            asked=not seen.unasked,
+            granted=any(name[0] == "grant" for name in times),
         )
         if (act.kind, act.edge, act.number) in times
     ]
@@ -251,35 +307,43 @@ def _solve(seen: _Seen, exchanges: Rows) -> tuple[dict[int, tuple[int, int, int,
     for place in sorted(range(len(acts)), key=lambda place: acts[place][1]):
         for rank in acts[place][0].must:
             first.setdefault(rank, place)
-    dated: dict[int, tuple[int, int, int, int, int]] = {}
-    delays: list[int] = []
+    shown: dict[int, _Shown] = {}
+    links_ns: list[float] = []
+    heard = {rank: acts[place][1] for rank, place in first.items()}
     for place, (act, when, row) in enumerate(acts):
-        unknown = [rank for rank in act.may.ranks if first.get(rank, place) == place]
-        others = [acts[first[rank]][1] for rank in act.may.ranks if rank not in unknown]
-        others += [times[own][0] for own in act.may.own if own in times]
-        if not others:
-            continue
-        alone = when - max(others)
-        if not unknown:
-            delays.append(max(alone, 0))
-        elif len(unknown) == 1 and unknown[0] in seats and unknown[0] in act.must:
-            links = max(act.may.ranks.values())
-            dated[seats.index(unknown[0])] = (when, alone, links, act.may.ranks[unknown[0]], row)
-    return dated, delays
+        # Who was heard of by this message, or later, is one that it may have waited for.
+        others = [
+            (heard[rank], links)
+            for rank, links in act.may.ranks.items()
+            if rank in heard and heard[rank] < when and first[rank] != place
+        ]
+        unknown = [rank for rank in act.may.ranks if first.get(rank, place) == place or heard[rank] >= when]
+        others += [
+            (times[own][0], links)
+            for own, links in act.may.own.items()
+            if own in times and times[own][0] < when
+        ]
+        if not unknown and others:
+            links_ns.append(max(min((when - time) / links for time, links in others), 0.0))
+        most = max((act.may.ranks[rank] for rank in unknown), default=0)
+        for rank in unknown:
+            if rank in act.must and rank in seats and first[rank] == place:
+                alone = len(unknown) == 1 and bool(others)
+                shown[seats.index(rank)] = _Shown(when, row, act.may.ranks[rank], tuple(others), most, alone)
+    return shown, links_ns
 
 
-def _hop_ns(members: Sequence[_Seen], delays: Sequence[int], entries: Entries, usual: Usual) -> float | None:
-    """How long it takes from one rank's message to that of the next that waited for it, in 95 of 100 cases.
+def _least_hop_ns(members: Sequence[_Seen], entries: Entries, usual: Usual) -> float:
+    """What a link takes at least, 95 of 100 times: the way, a message's length, a captured rank's reaction.
 
-    By messages that can have waited only for what was seen to come before (``delays``), and no less than the
-    sum of the way, a message's length and a captured rank's slow reaction. None where too few were seen: how
-    fast hosts react that were not captured is not known then.
+    The times of links themselves may come short of it: no message shows how late its input was.
     """
-    if len(delays) < FEWEST:
-        return None
     first = members[0]
     rows = slice(first.row, first.row + len(first.instance.order))
     lengths = [value for seen in members for value in seen.transfer_ns]
-    own = float(entries.way_ns[rows].max(initial=0)) + float(np.percentile(lengths or [0], SLOWEST))
-    own += float(np.nan_to_num(usual.slowest_ns[first.row], nan=0.0))
-    return max(own, float(np.percentile(delays, SLOWEST)))
+    way = float(entries.way_ns[rows].max(initial=0)) + _percentile(lengths or [0], SLOWEST)
+    return way + float(np.nan_to_num(usual.slowest_ns[first.row], nan=0.0))
+
+
+def _percentile(values: Sequence[float], level: float) -> float:
+    return float(np.percentile(values, level))

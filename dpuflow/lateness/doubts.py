@@ -64,13 +64,15 @@ def weigh(
     # A rank cannot have been held up before it was there: not before it left its last collective.
     there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
     held = np.minimum(receiving_ns(columns, entries, usual), there)
+    way, usual_way = _ways(entries, joined, instances)
     entries = replace(
         entries,
         since_ns=since,
         since_act=np.where(waited, queued.called, entries.since_act),
         lead_ns=np.where(waited, queued.lead_ns, NEVER),
         stalled_ns=_stalled(entries, usual),
-        way_ns=_ways(entries, joined, instances),
+        way_ns=way,
+        usual_way_ns=usual_way,
         held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
     )
     entries = date_behind(entries, exchanges, instances, usual)
@@ -209,18 +211,22 @@ def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
     return np.where(entries.retransmitted > 0, 0, out)
 
 
-def _ways(entries: Entries, joined: Joined, instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _ways(
+    entries: Entries, joined: Joined, instances: Sequence[Instance]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For rows of ranks without a capture of their own: how long their first act may have been on its way.
 
     It is dated by its arrival. No longer, in 95 of 100 cases, than the way to that rank and back, from a
     message to its ACK. Over TCP receivers hold ACKs back (RFC 1122, 4.2.3.2), so there the shortest counts.
+    The second: how long it usually was, half of the median way there and back.
     """
-    out = np.zeros(len(entries.endpoint), np.int64)
+    out, usual = np.zeros((2, len(entries.endpoint)), np.int64)
     near = {end for i in instances for end in i.near or ()}
     if not near:
-        return out
+        return out, usual
     transfers = joined.transfers
-    level = 0 if len(transfers) and transfers["wire"].max() >= Wire.GLOO_HELLO else 95
+    held = bool(len(transfers)) and int(transfers["wire"].max()) >= Wire.GLOO_HELLO
+    levels = (0, 0) if held else (90.25, 50)
     measured = (transfers["acked_ns"] != NEVER) & ((transfers["seen"] & Seen.AT_SENDER) != 0)
     measured &= transfers["retransmitted"] == 0
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]
@@ -229,8 +235,10 @@ def _ways(entries: Entries, joined: Joined, instances: Sequence[Instance]) -> ND
         mine = trips[to == endpoint]
         mine = mine if len(mine) >= FEWEST else trips
         if endpoint not in near and len(mine):
-            out[partly & (entries.endpoint == endpoint)] = max(round(float(np.percentile(mine, level))), 0)
-    return out
+            slow, middle = np.maximum(np.percentile(mine, levels), 0).round().astype(np.int64).tolist()
+            rows = partly & (entries.endpoint == endpoint)
+            out[rows], usual[rows] = slow, middle // 2
+    return out, usual
 
 
 def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:

@@ -56,6 +56,7 @@ class Rule(IntEnum):
     UNACKED = 14  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
+    WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
 RULES: dict[Rule, tuple[str, str]] = {
@@ -73,6 +74,10 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
     Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
+    Rule.WAITED: (
+        "at_most",
+        "first message that shows it had entered; it, or one that it waited for, had kept it",
+    ),
     Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""
@@ -127,6 +132,10 @@ class Entries:
     held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
     way_ns: NDArray[np.int64]  # how long the act may have been on its way to where it was stamped
     acked_ns: NDArray[np.int64]  # all its data had been acknowledged, as far as that was seen; NEVER without
+    usual_way_ns: NDArray[np.int64]  # ... and how long it usually is
+    by_ns: NDArray[np.int64]  # nothing dates it, but it had entered by then; NEVER where nothing shows it ...
+    by_act: NDArray[np.int64]  # ... TRANSFER row of the message that does ...
+    likely_ns: NDArray[np.int64]  # ... and when it, or one that it waits for, is likely to have entered
     early_ns: NDArray[np.int64]  # a tenth of the collective's sends came more than this before their input
 
     @property
@@ -294,6 +303,10 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         held_ns=np.zeros(total, np.int64),
         way_ns=np.zeros(total, np.int64),
         acked_ns=acked,
+        usual_way_ns=np.zeros(total, np.int64),
+        by_ns=np.full(total, NEVER),
+        by_act=np.full(total, NONE32, np.int64),
+        likely_ns=np.full(total, NEVER),
         # Where another algorithm fits as well, it is that one.
         early_ns=np.array(
             [0 if i.alternatives else e for i, e in zip(instances, needs.early_ns.tolist(), strict=True)],

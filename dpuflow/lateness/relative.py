@@ -87,19 +87,22 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
-    least = exact & ((lead > slack + entries.way_ns) | missing)
+    # The way and the hand-over err each by itself.
+    usual = np.minimum(entries.usual_way_ns, entries.way_ns)
+    off = usual + np.hypot(entries.way_ns - usual, slack).round().astype(np.int64)
+    least = exact & ((lead > off) | missing)
     # From the latest possible entry of the first of the others to its own earliest possible one, where a
     # message shows that: no call returns before its data is there.
     soonest = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
     soonest = np.where(exact, entries.enter_ns, soonest)
     ahead = np.where(soonest != NEVER, soonest - _least_of_others(when, starts, count), NEVER)
     ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
-    held = ~exact & ~missing & (ahead > slack + entries.way_ns)
+    held = ~exact & ~missing & (ahead > off)
     least |= held
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     widened = np.where(most != NEVER, most + slack, NEVER)
     lateness = np.select(
-        [bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - slack - entries.way_ns, 0)], widened
+        [bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened
     )
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
