@@ -66,7 +66,7 @@ def assemble(
         flows=_flows(joined),
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
-        lateness=[_lateness(j, seen_with.get(j.endpoint)) for j in inferred.judgements],
+        lateness=[_lateness(j, seen_with.get(j.endpoint), inferred) for j in inferred.judgements],
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
@@ -256,8 +256,11 @@ def _seen_with(
     return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}
 
 
-def _lateness(j: Judgement, relative_to: list[int] | None) -> Lateness:
+def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -> Lateness:
     known = j.collectives > 0
+    later = inferred.bounded.later_ns
+    beyond = (later > inferred.charges.noise_ns) & (inferred.entries.endpoint == j.endpoint)
+    later = later[beyond]
     return Lateness(
         endpoint=j.endpoint,
         collectives=j.collectives,
@@ -271,6 +274,8 @@ def _lateness(j: Judgement, relative_to: list[int] | None) -> Lateness:
         steadiness=cast("Steadiness | None", j.steadiness),
         since_ns=j.since_ns,
         relative_to=relative_to,
+        perhaps_last=len(later),
+        perhaps_ns=round(float(np.median(later))) if len(later) else None,
     )
 
 

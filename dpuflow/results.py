@@ -152,7 +152,9 @@ class Lateness:
     """One endpoint over the whole analysis.
 
     Shares are of the ``collectives`` in which its lateness is known. ``caused_wait_ns`` is in
-    rank-nanoseconds. ``since_ns``: the onset, None if from the start.
+    rank-nanoseconds. ``since_ns``: the onset, None if from the start. ``perhaps_last``: in so many
+    collectives beside those it, or one that it waits for, is likely to have been the last, by more than the
+    noise, and nothing shows which; ``perhaps_ns``: later than the others by this much, in the median.
     """
 
     endpoint: int
@@ -167,6 +169,8 @@ class Lateness:
     steadiness: Steadiness | None = None
     since_ns: int | None = None
     relative_to: list[int] | None = None
+    perhaps_last: int = 0
+    perhaps_ns: int | None = None
 
 
 @dataclass(slots=True)

@@ -66,7 +66,8 @@ class Window:
     ``analysis`` (lateness, findings, edges, steps, pipelines, limits) is what the whole span still held in
     memory comes to at this moment; ``flows`` is empty, ``traffic`` has the counters. Ids are positions in
     this analysis and mean nothing in another one: addresses are what lasts. ``late``: (collective id,
-    endpoint id) of entries beyond their group's noise.
+    endpoint id) of entries beyond their group's noise. ``counted``: the wait charged to each entry whose
+    lateness is known, in rank-nanoseconds; None: as ``rolling.counted_of`` tells from the collectives.
     """
 
     number: int
@@ -78,6 +79,7 @@ class Window:
     pauses: tuple[Pause, ...] = ()
     losses: Mapping[str, int] = field(default_factory=dict)  # schema_ring.COUNTER_NAMES, nic.NIC_NAMES
     fidelity: Fidelity = "packets"
+    counted: Mapping[tuple[int, int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

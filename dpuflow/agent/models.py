@@ -91,6 +91,8 @@ class LatenessRow:
     steadiness: Steadiness | None
     since_ns: int | None
     relative_to: list[int] | None
+    perhaps_last: int
+    perhaps_ns: int | None
     judged_ns: int
 
 
@@ -286,6 +288,8 @@ def lateness_row(state: LatenessState, endpoints: Endpoints) -> LatenessRow:
         steadiness=state.steadiness,
         since_ns=state.since_ns,
         relative_to=None if others is None else [endpoints.id(address) for address in others],
+        perhaps_last=state.perhaps_last,
+        perhaps_ns=state.perhaps_ns,
         judged_ns=state.judged_ns,
     )
 

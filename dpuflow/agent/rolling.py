@@ -50,6 +50,8 @@ class LatenessState:
     steadiness: Steadiness | None
     since_ns: int | None
     relative_to: tuple[str, ...] | None
+    perhaps_last: int
+    perhaps_ns: int | None
     judged_ns: int  # end of the window that the verdict is from
 
 
@@ -125,16 +127,16 @@ class Rolled:
                     collective.end_ns,
                 )
             )
-            waits = charged(collective)
+            counted = counted_of(window, collective)
             for rank in collective.ranks:
                 state = self._endpoints.setdefault(address[rank.endpoint], _Endpoint())
                 state.seen = window.number
-                # As in the judgement: a lower bound counts, an upper bound says nothing of being late.
-                known = rank.lateness_ns is not None and rank.bound in ("exact", "at_least")
-                wait = waits.get(rank.endpoint, 0)
-                if known and collective.op != "send_recv":
+                if rank.endpoint in counted and collective.op != "send_recv":
+                    wait = counted[rank.endpoint]
                     late = (collective.id, rank.endpoint) in window.late
-                    state.entries.append(_Entry(window.number, rank.lateness_ns or 0, late, wait > 0, wait))
+                    # An upper bound may stand where all that is known is that it was late by 0 or more.
+                    lateness = rank.lateness_ns if rank.bound in ("exact", "at_least") else 0
+                    state.entries.append(_Entry(window.number, lateness or 0, late, wait > 0, wait))
 
     def forget(self, window: Window) -> None:
         """Drop what a window, the oldest one, brought."""
@@ -203,10 +205,28 @@ class Rolled:
                     steadiness=judged.steadiness if judged else None,
                     since_ns=judged.since_ns if judged else None,
                     relative_to=state.relative_to,
+                    perhaps_last=judged.perhaps_last if judged else 0,
+                    perhaps_ns=judged.perhaps_ns if judged else None,
                     judged_ns=state.judged_ns,
                 )
             )
         return sorted(found, key=lambda row: (-row.caused_wait_ns, row.address))
+
+
+def counted_of(window: Window, collective: Collective) -> dict[int, int]:
+    """The wait charged (rank-ns) to each endpoint whose lateness in the collective is known.
+
+    As in the judgement: a lower bound counts, an upper bound says nothing of being late.
+    """
+    if window.counted is not None:
+        ends = [rank.endpoint for rank in collective.ranks]
+        return {end: window.counted[key] for end in ends if (key := (collective.id, end)) in window.counted}
+    waits = charged(collective)
+    return {
+        rank.endpoint: waits.get(rank.endpoint, 0)
+        for rank in collective.ranks
+        if rank.lateness_ns is not None and rank.bound in ("exact", "at_least")
+    }
 
 
 def charged(collective: Collective) -> dict[int, int]:

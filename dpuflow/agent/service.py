@@ -167,6 +167,7 @@ class Service:
             end_ns=end_ns,
             analysis=settled.analysis if settled else Analysis(),
             late=settled.late if settled else frozenset(),
+            counted=settled.counted if settled else None,
             traffic=traffic_between(self._counts, counts, tables),
             pauses=pauses,
             losses={name: count for name, count in new_losses.items() if count},

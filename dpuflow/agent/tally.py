@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dpuflow.agent.bounded import OTHER, Bounded
-from dpuflow.agent.rolling import charged
+from dpuflow.agent.rolling import counted_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -173,7 +173,7 @@ class Tally:
             done.duration.observe((collective.end_ns - collective.start_ns) / 1e9)
         if collective.op == "send_recv":  # a transfer has no lateness
             return
-        waits = charged(collective)
+        waits = counted_of(window, collective)
         for rank in collective.ranks:
             address = analysis.endpoints[rank.endpoint].address
             place = None if group == OTHER else self.members.place((group, address))

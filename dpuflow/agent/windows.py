@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.lateness import AT_LEAST, EXACT
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Role
 from dpuflow.segments import only_flows
 
@@ -44,6 +45,7 @@ class Settled:
 
     analysis: Analysis
     late: frozenset[tuple[int, int]]
+    counted: dict[tuple[int, int], int]
     until_ns: int
     before_ns: Ints
     held: int  # collectives that are not settled yet
@@ -83,9 +85,9 @@ class Windows:
         waiting = spans.start_ns[open_]
         settled_ns = min(cut_ns, int(waiting.min())) if len(waiting) else cut_ns
         self._frontier_ns = max(self._frontier_ns, settled_ns)
-        analysis, late = _only(worked, chosen)
+        analysis, late, counted = _only(worked, chosen)
         self._note(counts, cut_ns)
-        return Settled(analysis, late, until_ns, before_ns, int(open_.sum()))
+        return Settled(analysis, late, counted, until_ns, before_ns, int(open_.sum()))
 
     def shift(self, step_ns: int) -> None:
         """The clock was set by so much, and all that is held moved along."""
@@ -287,14 +289,22 @@ def _merged(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> NDArray[np.uint
     return both
 
 
-def _only(worked: Worked, chosen: Ints) -> tuple[Analysis, frozenset[tuple[int, int]]]:
-    """The result with those collectives alone and without flows, and which of their entries were late."""
+def _only(
+    worked: Worked, chosen: Ints
+) -> tuple[Analysis, frozenset[tuple[int, int]], dict[tuple[int, int], int]]:
+    """The result with those collectives alone and without flows; which of their entries were late; the wait
+    charged to each entry that says how late it was.
+    """
     collectives: list[Collective] = []
     late = []
+    counted: dict[tuple[int, int], int] = {}
     entries, charges = worked.inferred.entries, worked.inferred.charges
+    known = np.isin(worked.inferred.relative.bound, (EXACT, AT_LEAST))
     for number, at in enumerate(chosen.tolist()):
         collectives.append(replace(worked.analysis.collectives[at], id=number))
         instance = worked.listed[at]
         rows = slice(*entries.offsets[instance : instance + 2].tolist())
         late += [(number, int(end)) for end in entries.endpoint[rows][charges.late[rows]]]
-    return replace(worked.analysis, collectives=collectives, flows=[]), frozenset(late)
+        for row in (np.flatnonzero(known[rows]) + rows.start).tolist():
+            counted[number, int(entries.endpoint[row])] = int(charges.wait_ns[row])
+    return replace(worked.analysis, collectives=collectives, flows=[]), frozenset(late), counted

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, schedule
 from dpuflow.schema import NEVER, Op, Wire
 
@@ -121,11 +123,14 @@ def mark_at_once(exchanges: Rows, instances: Sequence[Instance], near: frozenset
     """Mark the collectives of operations whose captured ranks declare all of it before any data arrives.
 
     The other ranks run the same program. Only declarations count (offers, ready-to-receive): data sent to
-    several peers at once still leaves one after the other.
+    several peers at once still leaves one after the other. In a linear all_to_all the sends themselves show
+    it, where the captured rank came first; how long they take to leave is taken off (``posting_ns``).
     """
     shown: dict[object, list[tuple[Instance, bool]]] = {}
     for instance in instances:
-        held = _declares_all(exchanges[instance.rows], near)
+        linear = instance.op == Op.ALL_TO_ALL and instance.algorithm is not None
+        linear = linear and instance.algorithm is not None and instance.algorithm.name == "linear"
+        held = _declares_all(exchanges[instance.rows], near, linear=linear)
         if held is not None:
             name = instance.algorithm and instance.algorithm.name
             shown.setdefault((instance.op, name, instance.ranks, tuple(instance.order)), []).append(
@@ -137,21 +142,29 @@ def mark_at_once(exchanges: Rows, instances: Sequence[Instance], near: frozenset
                 instance.at_once = True
 
 
-def _declares_all(rows: Rows, near: frozenset[int]) -> bool | None:
-    """Whether captured ranks contacted every peer before data reached them; None without declarations."""
+def _declares_all(rows: Rows, near: frozenset[int], *, linear: bool) -> bool | None:
+    """Whether captured ranks contacted every peer before data reached them; None without declarations.
+
+    ``linear``: whether they sent to every peer before.
+    """
     gloo = (rows["wire"] >= Wire.GLOO_DATA) & (rows["wire"] <= Wire.GLOO_RECV_READY)
-    if not gloo.all():
+    if not gloo.all() and not linear:
         return None
+    begun = np.where(rows["offer_ns"] != NEVER, rows["offer_ns"], rows["data_ns"])
     for end in near:
         heard, sent = rows["dst"] == end, rows["src"] == end
         data = rows["arrived_end_ns"][heard & (rows["arrived_end_ns"] != NEVER)]
         if not len(data):
             continue
         contacts: dict[int, int] = {}
-        for mine, peer, time in ((heard, "src", "grant_ns"), (sent, "dst", "offer_ns")):
-            for other, when in zip(rows[peer][mine].tolist(), rows[time][mine].tolist(), strict=True):
+        granted = np.where(gloo, rows["grant_ns"], NEVER)
+        offered = np.where(gloo, rows["offer_ns"], begun)
+        for mine, peer, times in ((heard, "src", granted), (sent, "dst", offered)):
+            for other, when in zip(rows[peer][mine].tolist(), times[mine].tolist(), strict=True):
                 if when != NEVER:
                     contacts[other] = min(when, contacts.get(other, when))
+        if linear and contacts and min(contacts.values()) > int(data.min()):
+            return None  # it came late: what it sent had nothing to wait for
         if max(contacts.values(), default=0) > int(data.min()):
             return False
     return True

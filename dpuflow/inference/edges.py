@@ -13,6 +13,7 @@ import numpy as np
 
 from dpuflow.collectives.schedules import first_acts
 from dpuflow.lateness import Rule
+from dpuflow.lateness.handover import is_gloo
 from dpuflow.ordering import Picked
 from dpuflow.results import Edge
 from dpuflow.schema import NEVER, Op, Wire
@@ -124,6 +125,9 @@ def _views(
         if instance.op == Op.SEND_RECV or not instance.complete:
             continue
         first = int(entries.offsets[number])
+        # What a library sends to all at once leaves one after the other; Gloo's declarations do not.
+        if instance.at_once and not is_gloo(int(exchanges["wire"][instance.rows[0]])):
+            continue
         for place, other in _dating(instance, own):
             who.append((number, first + place, first + other))
     if not who:

@@ -14,7 +14,14 @@ import numpy as np
 
 from dpuflow.lateness.behind import date_behind
 from dpuflow.lateness.entries import Entries, Rule
-from dpuflow.lateness.handover import FEWEST, middle_ranks, receiving_ns, spreads, usual_reactions
+from dpuflow.lateness.handover import (
+    FEWEST,
+    middle_ranks,
+    posting_ns,
+    receiving_ns,
+    spreads,
+    usual_reactions,
+)
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
@@ -65,6 +72,7 @@ def weigh(
     there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
     held = np.minimum(receiving_ns(columns, entries, usual), there)
     way, usual_way = _ways(entries, joined, instances)
+    way += posting_ns(exchanges, instances, entries)
     entries = replace(
         entries,
         since_ns=since,
@@ -226,7 +234,7 @@ def _ways(
         return out, usual
     transfers = joined.transfers
     held = bool(len(transfers)) and int(transfers["wire"].max()) >= Wire.GLOO_HELLO
-    levels = (0, 0) if held else (90.25, 50)
+    levels = (0, 0) if held else (95, 50)
     measured = (transfers["acked_ns"] != NEVER) & ((transfers["seen"] & Seen.AT_SENDER) != 0)
     measured &= transfers["retransmitted"] == 0
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]

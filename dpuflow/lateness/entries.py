@@ -76,7 +76,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
     Rule.WAITED: (
         "at_most",
-        "first message that shows it had entered; it, or one that it waited for, had kept it",
+        "first message that shows it had entered; it, or one that it waited for, held it back",
     ),
     Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }

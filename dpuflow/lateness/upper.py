@@ -18,7 +18,7 @@ import numpy as np
 
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +48,12 @@ def bound_above(
 ) -> Bounded:
     """``short`` marks collectives with ranks that no capture saw (``relative.short_of_ranks``)."""
     later = np.full(len(entries.rule), NEVER)
-    numbers = np.flatnonzero(short)
+    numbers = np.flatnonzero(short & entries.whole[entries.offsets[:-1]])
     if not len(numbers):
         return Bounded(entries, relative, later)
     floors = _floors(entries, instances)
-    rule, enter, act = entries.rule.copy(), entries.enter_ns.copy(), entries.act.copy()
+    rule, enter = entries.rule.copy(), entries.enter_ns.copy()
+    act, after = entries.act.copy(), entries.after.copy()
     lateness, bound, error = relative.lateness_ns.copy(), relative.bound.copy(), relative.error_ns.copy()
     likely = _likely_ns(entries, instances)
     for number in numbers.tolist():
@@ -69,15 +70,15 @@ def bound_above(
                 continue
             by = int(enter[row])
             if not entries.exact[row]:
-                rule[row] = Rule.WAITED
+                rule[row], after[row] = Rule.WAITED, NONE32
                 if entries.by_ns[row] != NEVER:
                     by, act[row] = int(entries.by_ns[row]), entries.by_act[row]
             others = likely[rows[exact & (rows != row)]]
-            later[row] = int(likely[row]) - int(others.max(initial=likely[row]))
+            later[row] = int(likely[row] - others.max()) if len(others) else 0
             spread = max(int(entries.spread_ns[row]), 0)
             enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
             error[row] = entries.spread_ns[row]
-    entries = replace(entries, rule=rule, enter_ns=enter, act=act)
+    entries = replace(entries, rule=rule, enter_ns=enter, act=act, after=after)
     return Bounded(entries, Relative(lateness, bound, error), later)
 
 

@@ -67,11 +67,11 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def listed(items: Sequence[str], most: int = 6) -> str:
+def listed(items: Sequence[str], most: int = 6, word: str = "and") -> str:
     """``a, b and c``; past ``most`` the rest as a number."""
     if len(items) > most:
-        return f"{', '.join(items[: most - 1])} and {len(items) - most + 1} more"
-    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
+        return f"{', '.join(items[: most - 1])} {word} {len(items) - most + 1} more"
+    return f" {word} ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
 
 
 def wrap(text: str, indent: str = "", hanging: str | None = None, width: int = WIDTH) -> str:
