@@ -1,13 +1,16 @@
 """What one node's capture alone tells, over every node of cases with truth, and what it could tell at best.
 
-usage: python tools/one_node.py CASE...     (folders with meta.json, truth.json and a capture for each node)
+usage: python tools/one_node.py [--why] CASE...
+       (folders with meta.json, truth.json and a capture for each node; --why: what is behind the misses)
 
 Asked are the true collectives in which the captured rank, or one that it exchanges messages with in it, was
 last by at least 1 ms. ``named``: the analysis of that node's capture claims (exact, at least) most lateness
-for that rank. ``can be told``: in how many an onlooker would know it that sees the same messages and knows
-algorithm and places (both as told from all captures), while everything but waiting for others takes no time:
-the rank is the captured one; or a message stands for its entry alone; or all others that a message may have
-waited for had been heard of before.
+for that rank; where claims are equal (0 or more) the first listed counts. ``proven``: the same, by a claim
+above 0 that no other equals. ``points``: of all bounds, upper ones too, the largest lateness is that rank's:
+it, or one that it waits for, was the last. ``can be told``: in how many an onlooker would know it that sees
+the same messages and knows algorithm and places (both as told from all captures), while everything but
+waiting for others takes no time: the rank is the captured one; or a message stands for its entry alone; or
+all others that a message may have waited for had been heard of before.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -65,6 +69,16 @@ class Whole:
         matches = match_collectives(case.collectives, result["collectives"])
         whole = len(instances) == len(result["collectives"])
         self.of = {true: instances[guess] for true, guess in matches.items()} if whole else {}
+
+    def visible(self, rank: int, case: Case) -> list[TrueCollective]:
+        """The true collectives with those endpoints alone that this rank exchanges messages with."""
+        name = {endpoint: rank for rank, endpoint in case.endpoint_of_rank.items()}
+        found = []
+        for number, truth in enumerate(case.collectives):
+            seen = self.peers(number, rank) | {rank}
+            enter = {end: at for end, at in truth.enter_ns.items() if name.get(end) in seen}
+            found.append(replace(truth, enter_ns=enter or truth.enter_ns))
+        return found
 
     def peers(self, number: int, rank: int) -> set[int]:
         """The ranks that this one exchanges messages with in a true collective."""
@@ -118,9 +132,9 @@ def view(whole: Whole, rank: int, file: Path) -> Counter[str]:
     result, _, _ = analysed([file])
     case = read_case(str(whole.folder), result)
     name = {endpoint: rank for rank, endpoint in case.endpoint_of_rank.items()}
-    matches = match_collectives(case.collectives, result["collectives"])
+    matches = match_collectives(whole.visible(rank, case), result["collectives"])
     score = score_case(result, case)
-    found = Counter(bounds=score.bounds, violated=score.bounds_violated)
+    found: Counter[Any] = Counter(bounds=score.bounds, violated=score.bounds_violated)
     for number, truth in enumerate(case.collectives):
         last = last_of(truth, case)
         enter = {name.get(end, -1 - end): at for end, at in truth.enter_ns.items()}
@@ -129,35 +143,60 @@ def view(whole: Whole, rank: int, file: Path) -> Counter[str]:
         late = name.get(last, -1 - last)
         if late != rank and late not in whole.peers(number, rank):
             continue
-        ranks = result["collectives"][matches[number]]["ranks"] if number in matches else []
+        guess = result["collectives"][matches[number]] if number in matches else None
+        ranks = guess["ranks"] if guess else []
         told = {r["endpoint"]: r["lateness_ns"] for r in ranks if r["bound"] in CLAIMS}
-        right = bool(told) and max(told, key=lambda end: told[end]) == last
+        most = max(told.values(), default=0)
+        proven = most > 0 and [end for end, value in told.items() if value == most] == [last]
+        bounds = {r["endpoint"]: r["lateness_ns"] for r in ranks if r["lateness_ns"] is not None}
+        named, points = _largest(told) == last, _largest(bounds) == last
         can = number in whole.of and whole.tellable(number, rank, late, enter)
-        found.update(asked=1, named=right, can=can, both=right and can, untold=not told)
+        found.update(asked=1, named=named, proven=proven, points=points, can=can, both=named and can)
+        if not points:
+            row = next((r for r in ranks if r["endpoint"] == last), None)
+            shown = f"{row['bound']}: {row['why'].split(' (')[0]}" if row else "not found"
+            place = "itself" if late == rank else f"+{(late - rank) % len(enter)} of {len(enter)}"
+            found[truth.op, guess["algorithm"] if guess else None, place, shown] += 1
     return found
 
 
-def main(cases: list[str]) -> None:
+def _largest(lateness: dict[int, int]) -> int | None:
+    return max(lateness, key=lambda end: lateness[end]) if lateness else None
+
+
+def main(arguments: list[str]) -> None:
     """Print a line a case and one for all."""
+    why = "--why" in arguments
     print(
-        f"{'case':45} {'asked':>6} {'named':>6} {'can be told':>12} {'named of these':>15} {'violated':>10}"
+        f"{'case':45} {'asked':>6} {'named':>6} {'proven':>7} {'points':>7} {'can be told':>12}"
+        f" {'named of these':>15} {'violated':>10}"
     )
-    total: Counter[str] = Counter()
-    for folder in map(Path, cases):
+    total: Counter[Any] = Counter()
+    for folder in (Path(argument) for argument in arguments if argument != "--why"):
         if (folder / "truth.json").exists() and (folder / "meta.json").exists():
             whole = Whole(folder)
-            found = sum((view(whole, rank, file) for rank, file in whole.nodes), Counter[str]())
+            found = sum((view(whole, rank, file) for rank, file in whole.nodes), Counter[Any]())
             print(_line(folder.name, found), flush=True)
+            if why:
+                _print_misses(found)
             total += found
     print(_line("all", total))
 
 
-def _line(name: str, found: Counter[str]) -> str:
+def _print_misses(found: Counter[Any]) -> None:
+    """How often the late rank was at which place, and what was said of it instead."""
+    misses = {key: count for key, count in found.items() if isinstance(key, tuple)}
+    for (op, algorithm, place, shown), count in sorted(misses.items(), key=lambda item: -item[1]):
+        print(f"    {count:4} {op} {algorithm}, the late one {place}: {shown}")
+
+
+def _line(name: str, found: Counter[Any]) -> str:
     def share(part: str, of: str) -> str:
         return f"{100 * found[part] / found[of]:.1f}" if found[of] else "-"
 
     return (
-        f"{name:45} {found['asked']:6} {share('named', 'asked'):>6} {share('can', 'asked'):>12}"
+        f"{name:45} {found['asked']:6} {share('named', 'asked'):>6} {share('proven', 'asked'):>7}"
+        f" {share('points', 'asked'):>7} {share('can', 'asked'):>12}"
         f" {share('both', 'can'):>15} {found['violated']:>4}/{found['bounds']}"
     )
 

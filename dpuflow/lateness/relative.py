@@ -97,13 +97,11 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     soonest = np.where(exact, entries.enter_ns, soonest)
     ahead = np.where(soonest != NEVER, soonest - _least_of_others(when, starts, count), NEVER)
     ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
-    held = ~exact & ~missing & (ahead > off)
+    held = ~exact & (ahead > off)
     least |= held
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     widened = np.where(most != NEVER, most + slack, NEVER)
-    lateness = np.select(
-        [bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened
-    )
+    lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened)
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
     enter = np.where(held & (bound == AT_LEAST), soonest, entries.enter_ns)

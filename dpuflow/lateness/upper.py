@@ -52,7 +52,7 @@ def bound_above(
     if not len(numbers):
         return Bounded(entries, relative, later)
     floors = _floors(entries, instances)
-    rule, enter = entries.rule.copy(), entries.enter_ns.copy()
+    rule, enter = entries.rule.copy(), relative.enter_ns.copy()
     act, after = entries.act.copy(), entries.after.copy()
     lateness, bound, error = relative.lateness_ns.copy(), relative.bound.copy(), relative.error_ns.copy()
     likely = _likely_ns(entries, instances)
@@ -60,7 +60,7 @@ def bound_above(
         near = instances[number].near or frozenset()
         rows = np.arange(*entries.offsets[number : number + 2])
         exact = entries.exact[rows]
-        if floors[number] == NEVER or not exact.any():
+        if not exact.any():
             continue
         latest = int(likely[rows[exact]].max())
         for row in rows[(likely[rows] != NEVER) & (likely[rows] >= latest)].tolist():
@@ -68,18 +68,20 @@ def bound_above(
             vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
             if not vague and bound[row] != UNOBSERVABLE:
                 continue
-            by = int(enter[row])
+            others = likely[rows[exact & (rows != row)]]
+            later[row] = int(likely[row] - others.max()) if len(others) else 0
+            if floors[number] == NEVER:
+                continue
+            by = int(entries.enter_ns[row])
             if not entries.exact[row]:
                 rule[row], after[row] = Rule.WAITED, NONE32
                 if entries.by_ns[row] != NEVER:
                     by, act[row] = int(entries.by_ns[row]), entries.by_act[row]
-            others = likely[rows[exact & (rows != row)]]
-            later[row] = int(likely[row] - others.max()) if len(others) else 0
             spread = max(int(entries.spread_ns[row]), 0)
             enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
             error[row] = entries.spread_ns[row]
-    entries = replace(entries, rule=rule, enter_ns=enter, act=act, after=after)
-    return Bounded(entries, Relative(lateness, bound, error), later)
+    entries = replace(entries, rule=rule, act=act, after=after)
+    return Bounded(entries, Relative(lateness, bound, error, enter), later)
 
 
 def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
