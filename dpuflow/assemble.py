@@ -259,8 +259,7 @@ def _seen_with(
 def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -> Lateness:
     known = j.collectives > 0
     later = inferred.bounded.later_ns
-    beyond = (later > inferred.charges.noise_ns) & (inferred.entries.endpoint == j.endpoint)
-    later = later[beyond]
+    later = later[(later != NEVER) & (inferred.entries.endpoint == j.endpoint)]
     return Lateness(
         endpoint=j.endpoint,
         collectives=j.collectives,

@@ -103,7 +103,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         entries=entries,
         short=short,
         relative=relative,
-        bounded=bound_above(entries, relative, instances, short),
+        bounded=bound_above(entries, relative, instances, short, charges.noise_ns),
         charges=charges,
         causes=causes,
         own=own,

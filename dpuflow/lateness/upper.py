@@ -35,7 +35,7 @@ TYING: Final = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, 
 class Bounded:
     """Entries and lateness with upper bounds; ``later_ns``: for rows that may have been the last, how much
     later than all ranks whose entries are known they, or others that they wait for, are likely to have
-    entered; NEVER for others.
+    entered, where that is beyond the noise; NEVER for others.
     """
 
     entries: Entries
@@ -44,9 +44,16 @@ class Bounded:
 
 
 def bound_above(
-    entries: Entries, relative: Relative, instances: Sequence[Instance], short: NDArray[np.bool_]
+    entries: Entries,
+    relative: Relative,
+    instances: Sequence[Instance],
+    short: NDArray[np.bool_],
+    noise_ns: NDArray[np.int64],
 ) -> Bounded:
-    """``short`` marks collectives with ranks that no capture saw (``relative.short_of_ranks``)."""
+    """``short`` marks collectives with ranks that no capture saw (``relative.short_of_ranks``).
+
+    ``noise_ns``: how far entries of each row's group differ by chance.
+    """
     later = np.full(len(entries.rule), NEVER)
     numbers = np.flatnonzero(short & entries.whole[entries.offsets[:-1]])
     if not len(numbers):
@@ -64,12 +71,14 @@ def bound_above(
             continue
         latest = int(likely[rows[exact]].max())
         for row in rows[(likely[rows] != NEVER) & (likely[rows] >= latest)].tolist():
+            others = likely[rows[exact & (rows != row)]]
+            ahead = int(likely[row] - others.max()) if len(others) else 0
             # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
             vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
-            if not vague and bound[row] != UNOBSERVABLE:
+            spread = max(int(entries.spread_ns[row]), 0)
+            if not (vague and ahead > spread) and bound[row] != UNOBSERVABLE:
                 continue
-            others = likely[rows[exact & (rows != row)]]
-            later[row] = int(likely[row] - others.max()) if len(others) else 0
+            later[row] = ahead if ahead > noise_ns[row] else NEVER
             if floors[number] == NEVER:
                 continue
             by = int(entries.enter_ns[row])
@@ -77,7 +86,6 @@ def bound_above(
                 rule[row], after[row] = Rule.WAITED, NONE32
                 if entries.by_ns[row] != NEVER:
                     by, act[row] = int(entries.by_ns[row]), entries.by_act[row]
-            spread = max(int(entries.spread_ns[row]), 0)
             enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
             error[row] = entries.spread_ns[row]
     entries = replace(entries, rule=rule, act=act, after=after)
