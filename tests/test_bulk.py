@@ -118,3 +118,16 @@ def test_a_single_decoder_has_transfers_but_no_first_token(tmp_path: Path) -> No
     assert {row.first_token_ns for row in result.transfers} == {None}
     assert {row.likely for row in result.transfers} == {None}
     assert all(row.why.endswith("enters no collective after it") for row in result.transfers)
+
+
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_what_a_lossy_path_does_is_the_path_s(mode: str, tmp_path: Path) -> None:
+    lossy = [{"kind": "loss", "src": 0, "dst": 2, "share": 0.01}]
+    result, truth = played(tmp_path, {"mode": mode, "requests": 8}, faults=lossy, nccl={"timeout": 10})
+    mine = of_way(result.transfers, 0, 2, ("src", "dst"))
+    were = sum(each["bytes"] for each in of_way(truth, 0, 2, ("from", "to")))
+    # A READ that was asked for again in the middle may count twice.
+    assert were <= sum(each.bytes for each in mine) <= (1.0 if mode == "write" else 1.05) * were
+    assert len(mine) == 8
+    assert {each.path for each in mine} == {"lossy"}
+    assert not [row for row in result.lateness if row.verdict == "late"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from synth_worlds import settings
 
@@ -116,10 +117,46 @@ def test_a_read_s_answer_has_the_psns_that_the_request_took() -> None:
     assert not replied & {flow.number for flow in world.flows if flow.asked or flow.answer}
 
 
-def test_reads_and_loss_do_not_go_together() -> None:
-    text = settings(job={"kind": "prefill_decode", "mode": "read"}, faults=[{"kind": "loss", "share": 0.1}])
-    with pytest.raises(OptionError, match=r"test.yaml:1: job.mode: READs that are lost are not simulated"):
-        parse_scenario(text, "test.yaml")
+@pytest.mark.parametrize("page", [20_000, 300_000])
+@pytest.mark.parametrize("notice", ["hidden", "send"])
+@pytest.mark.parametrize("share", [0.001, 0.02])
+def test_what_a_read_has_lost_is_asked_for_again(page: int, notice: str, share: float) -> None:
+    """From the first packet that lacks; what came is not asked for twice without need."""
+    text = settings(
+        job={"kind": "prefill_decode", "mode": "read", "requests": 3, "kv_bytes": 2_000_001, "tokens": 1,
+             "page_bytes": page, "notice": notice},
+        nccl={"timeout": 8}, faults=[{"kind": "loss", "share": share}],
+    )  # fmt: skip
+    world = play(parse_scenario(text, "test.yaml"))
+    messages, bursts = world.trace.messages.read(), world.trace.bursts.read()
+    assert all(each.done == each.size for each in world.transfers)
+    lost = bursts["rx_end_ns"] < 0
+    again = 0
+    for flow in world.flows:
+        if flow.answer is None:
+            continue
+        asked = messages["flow"] == flow.number
+        reads = asked & (messages["kind"] == READ)
+        psns, sizes = messages["psn"][reads].tolist(), messages["bytes"][reads].tolist()
+        # Each re-request ends where the request that it repeats had ended.
+        ends = {psn + max(1, -(-size // 4096)) for psn, size in zip(psns, sizes, strict=True)}
+        whole = {psn: size for psn, size in zip(psns, sizes, strict=True) if size >= page or psn == min(psns)}
+        again += len(psns) - len(ends)
+        assert whole
+        # Every PSN of every answer arrived at least once.
+        came: set[int] = set()
+        mine = np.flatnonzero((bursts["flow"] == flow.answer.number) & ~lost)
+        for row, first, count in zip(
+            *(bursts[name][mine].tolist() for name in ("message", "first", "count")), strict=True
+        ):
+            begin = int(messages["psn"][row]) + first
+            came.update(range(begin, begin + count))
+        needed = {
+            p for psn, size in zip(psns, sizes, strict=True) for p in range(psn, psn + -(-size // 4096))
+        }
+        assert needed <= came
+    assert lost.any()
+    assert again > 0
 
 
 @pytest.mark.parametrize("pxn", [True, False])

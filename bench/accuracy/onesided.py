@@ -43,8 +43,6 @@ def draw_one_sided(number: int, profile: str | None = None) -> Scenario:
     profile = profile or ("host" if random.random() < 0.2 else "fabric")
     host = profile == "host"
     slow = 100.0 if host else 1.0
-    if fault == "loss" and algorithm == "read":
-        fault = "none"  # READs are not lost
     nodes = random.choice(
         (2, 4, 8) if op == "all_reduce" else (3, 4, 6, 8) if op == "experts" else (4, 4, 6, 8)
     )

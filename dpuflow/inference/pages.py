@@ -64,8 +64,10 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
 
 def begin_ns(exchanges: Rows, rows: Ints) -> Ints:
     """When each page was asked for, or sent."""
-    asked = np.where(exchanges["wire"][rows] == Wire.ROCE_READ, exchanges["grant_ns"][rows], NEVER)
-    return np.where(asked != NEVER, asked, exchanges["data_ns"][rows])
+    asked, data = exchanges["grant_ns"][rows], exchanges["data_ns"][rows]
+    # Where answers came in pieces (loss), requests and answers are no longer one to one.
+    known = (exchanges["wire"][rows] == Wire.ROCE_READ) & (asked != NEVER) & (asked <= data)
+    return np.where(known, asked, data)
 
 
 def end_ns(exchanges: Rows, rows: Ints) -> Ints:

@@ -59,6 +59,8 @@ class Fabric(Receiving):
         )
         last = size - (packets - 1) * flow.mtu
         flow.queue.append(Posted(row, flow.end_psn, packets, last, counts, va, atomic=kind == ATOMIC))
+        if flow.answer is not None:
+            flow.answer.skips[flow.end_psn] = flow.end_psn + packets
         flow.end_psn += packets
         self._wake(flow)
 
@@ -72,23 +74,34 @@ class Fabric(Receiving):
         """Post an RDMA READ: one packet that takes the PSNs of its response."""
         packets = max(1, -(-size // flow.mtu))
         row = self.trace.messages.add(flow.number, READ, size, flow.end_psn, va, rkey, 0, 0, 0, 0)
-        flow.queue.append(Posted(row, flow.end_psn, packets, 16, True, read=size))
+        flow.queue.append(Posted(row, flow.end_psn, packets, 16, True, va, read=size, rkey=rkey))
         flow.end_psn += packets
         self._wake(flow)
 
-    def _answer(self, flow: Flow, message: Posted) -> None:
-        """The responder's NIC has a READ request."""
-        assert flow.answer is not None
-        flow.received += 1
-        flow.answer.end_psn = message.psn  # between them lie the PSNs of other messages
-        self.post(flow.answer, RESPONSE, message.read, 0, 0, flow.received)
+    def _answer(self, flow: Flow, message: Posted, psn: int, size: int) -> None:
+        """The responder's NIC has a READ request for ``size`` bytes whose answer begins with ``psn``."""
+        back = flow.answer
+        assert back is not None
+        if psn > flow.expected_psn:  # one before it was lost
+            self._complain(flow, self.engine.now)
+            return
+        if psn + max(1, -(-size // flow.mtu)) > flow.expected_psn:
+            flow.received += 1
+            flow.expected_psn = message.psn + message.packets
+            flow.nak_sent = False
+        if psn < back.end_psn:  # asked for again: what was under way is forgotten
+            back.queue.clear()
+            back.place = 0
+            back.next_psn = back.end_psn = psn
+        back.end_psn = psn  # between them lie the PSNs of other messages
+        self.post(back, RESPONSE, size, 0, 0, flow.received)
 
     def _answered(self, back: Flow) -> None:
         """A response is whole: the request is done, and nobody acknowledges it."""
-        back.acked_psn = back.expected_psn
+        back.acked_psn = max(back.acked_psn, back.expected_psn)
         while back.queue and back.queue[0].psn + back.queue[0].packets <= back.acked_psn:
             back.queue.popleft()
-            back.place -= 1
+            back.place = max(0, back.place - 1)
         assert back.asked is not None
         self._acked(back.asked, back.expected_psn - 1)
 
@@ -147,20 +160,35 @@ class Fabric(Receiving):
         self.engine.at(end, self._serve, port)
 
     def _request(self, port: Port, flow: Flow, message: Posted) -> None:
-        """Send a READ request."""
+        """Send a READ request: for all of it, or from where its answer was lost."""
         now, size = self.engine.now, message.last_bytes + HEADER_BYTES + FRAMING_BYTES
+        psn, wanted, row = flow.next_psn, message.read, message.row
+        if psn > message.psn:
+            done = (psn - message.psn) * flow.mtu
+            wanted -= done
+            rkey, va = message.rkey, message.begins + done
+            row = self.trace.messages.add(flow.number, READ, wanted, psn, va, rkey, 0, 0, 0, 0)
         end = now + size * port.up_ns
-        flow.next_psn += message.packets
+        flow.next_psn = message.psn + message.packets
         flow.place += 1
         if flow.next_psn < flow.end_psn:
             port.waiting.append(flow)
         else:
             flow.waits = False
         arrival = max(now + self.rules.latency_ns(port, flow.dst), flow.dst.free_at)
-        done = arrival + size * flow.dst.down_ns
-        self._log(flow, message, 0, 1, now, end - now, end, arrival, done - arrival, done)
-        flow.expected_psn = message.psn + message.packets
-        self.engine.at(done, self._answer, flow, message)
+        done_ns = arrival + size * flow.dst.down_ns
+        losses = self._lossy(port, flow.dst)
+        down = self.rules.down
+        lost = losses is not None and losses.first_lost(1) == 0
+        lost = lost or (down is not None and (down(port, now) or down(flow.dst, now)))
+        sent = message._replace(row=row)
+        if lost:
+            self._log(flow, sent, 0, 1, now, end - now, end, -1, 0, -1)
+        else:
+            self._log(flow, sent, 0, 1, now, end - now, end, arrival, done_ns - arrival, done_ns)
+            self.engine.at(done_ns, self._answer, flow, message, psn, wanted)
+        if self.rules.may_lose:
+            self._watch(flow)
         port.busy = True
         self.engine.at(end, self._serve, port)
 
@@ -220,7 +248,7 @@ class Fabric(Receiving):
             at += part * up_ns
         one = total_bytes - step_bytes * (count - 1) if lost == count - 1 else step_bytes
         self._log(flow, message, first + lost, 1, at, one * up_ns, at + one * up_ns, -1, 0, -1)
-        self._watch(flow)
+        self._watch(flow.asked or flow)
         if lost + 1 < count:
             rest = total_bytes - step_bytes * (lost + 1)
             later = at + one * up_ns

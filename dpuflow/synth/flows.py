@@ -42,8 +42,9 @@ class Posted(NamedTuple):
     packets: int
     last_bytes: int  # of its last packet
     counts: bool  # whether its arrival and completion are told
-    begins: int = 0  # of a stream: bytes before it
+    begins: int = 0  # of a stream: bytes before it; else the address
     read: int = 0  # bytes that a READ asks for
+    rkey: int = 0  # of a READ
     atomic: bool = False  # its answer is its own
 
 
@@ -83,6 +84,7 @@ class Flow:
         self.bytes_in = 0  # of a stream: received
         self.answer: Flow | None = None  # of READs: the responses' flow, and of that the requests'
         self.asked: Flow | None = None
+        self.skips: dict[int, int] = {}  # of responses: PSNs of requests that have none, up to where
         self.due: Due | None = None
         self.notified_ns = float("-inf")
         self.rate: Rate | None = None
@@ -99,6 +101,7 @@ class Rules(NamedTuple):
     mtu: int
     latency_ns: Callable[[Port, Port], float]
     losses: Callable[[Port, Port], Losses | None]
+    may_lose: bool  # whether anything is ever lost
     down: Callable[[Port, float], bool] | None  # whether a port's link is down at a time
     ack_ns: Callable[[], float]
     ack_packets: int  # within a message, an ACK every so many; 0: none

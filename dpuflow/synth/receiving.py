@@ -43,12 +43,14 @@ class Receiving:
     def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
         """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
         psn, end = message.psn + first, message.psn + first + count
-        if flow.asked is not None:
-            flow.expected_psn = max(flow.expected_psn, message.psn)
+        while flow.expected_psn in flow.skips:
+            flow.expected_psn = flow.skips[flow.expected_psn]
         if psn > flow.expected_psn:
-            if not flow.nak_sent:
+            if flow.asked is None:
+                self._complain(flow, done)
+            elif not flow.nak_sent:  # a hole in what was asked for: ask again from there
                 flow.nak_sent = True
-                self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, NAK_SEQUENCE, self._rewind)
+                self.engine.at(done + REWIND_NS, self._again, flow.asked, flow.expected_psn)
             return
         ends = first + count == message.packets
         if end <= flow.expected_psn:
@@ -79,6 +81,12 @@ class Receiving:
             self._acknowledge(flow, end - 1, done)
             if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
                 self.engine.at(done, self._again, flow, message.psn)
+
+    def _complain(self, flow: Flow, done: float) -> None:
+        """A NAK, once for each hole."""
+        if not flow.nak_sent:
+            flow.nak_sent = True
+            self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, NAK_SEQUENCE, self._rewind)
 
     def _acknowledge(self, flow: Flow, psn: int, done: float) -> None:
         """Of a message that is whole at ``done``: an ACK of its own, or the one that is due anyway."""
@@ -194,7 +202,8 @@ class Receiving:
 
     def _rewind(self, flow: Flow, psn: int) -> None:
         """A NAK arrived: everything from ``psn`` on is sent again."""
-        self._acked(flow, psn - 1)
+        if flow.answer is None:  # else READs before it are done only when their answers are there
+            self._acked(flow, psn - 1)
         self.engine.at(self.engine.now + REWIND_NS, self._again, flow, psn)
 
     def _again(self, flow: Flow, psn: int) -> None:
@@ -222,5 +231,8 @@ class Receiving:
             return
         if flow.acked_psn == acked:
             flow.nak_sent = False
+            if flow.answer is not None:
+                flow.answer.nak_sent = False
+                acked = max(acked, flow.answer.expected_psn)
             self._again(flow, acked)
         self._watch(flow)

@@ -455,8 +455,6 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
             return "job.prefill", f"{prefill} of {scenario.ranks} ranks leave none to decode"
         if job.mode == "read" and job.layerwise:
             return "job.layerwise", "who reads a cache reads it when it is whole: take write"
-        if job.mode == "read" and any(isinstance(fault, (Loss, Flap)) for fault in scenario.faults):
-            return "job.mode", "READs that are lost are not simulated: take write, or no loss"
     for i, op in enumerate(getattr(job, "ops", ())):
         if op.op == "send_recv" and (op.peer >= scenario.ranks or op.peer == op.root):
             return f"job.ops[{i}].peer", f"{op.peer} is the sender or not one of the ranks"

@@ -17,6 +17,7 @@ from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Mesh
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
+from dpuflow.synth.scenario import Flap, Loss
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
@@ -68,6 +69,7 @@ def play(scenario: Scenario) -> Played:
         mtu=cluster.mtu,
         latency_ns=network.latency_ns,
         losses=network.losses,
+        may_lose=any(isinstance(fault, (Loss, Flap)) for fault in scenario.faults) or not cluster.pfc,
         down=network.down(),
         ack_ns=lambda: timing.draw_ack(acks),
         ack_packets=machine.ack_packets,
