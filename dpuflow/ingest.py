@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.errors import FormatError
+from dpuflow.errors import CaptureError, FormatError
 from dpuflow.tables import CaptureTables
 
 if TYPE_CHECKING:
@@ -27,20 +27,22 @@ def ingest(
 
     ``progress`` gets bytes done and bytes in all (None: not known). Memory grows with flows and
     messages, not with packets. Raises CaptureError and FormatError; damage within a file is told in
-    the info instead. Column files (``store``) are loaded as they are, and joined.
+    the info instead. Column files (``store``) are loaded as they are, and joined; of several, those that are
+    damaged are left out, and named in the info.
     """
     from dpuflow.capture import open_capture
-    from dpuflow.store import is_saved, load_tables
+    from dpuflow.store import is_saved
 
     saved = [is_saved(file) for file in files]
     if any(saved):
-        if not all(saved):
+        other = [file for file, is_column in zip(files, saved, strict=True) if not is_column]
+        if not all(file.endswith(".dpuflow") for file in other):
             raise FormatError(
                 files[saved.index(True)], "column files go with other column files of the vantage point alone"
             )
         from dpuflow.segments import join_segments
 
-        parts = [load_tables(file) for file in files]
+        files, parts, damaged = _undamaged(files)
         times = [(part.info.first_ns, part.info.last_ns) for part in parts]
         for number, time in enumerate(times):
             if time in times[:number]:
@@ -49,9 +51,32 @@ def ingest(
         parts.sort(key=lambda part: part.info.first_ns if part.info.first_ns is not None else 0)
         tables = join_segments(parts)
         info = tables.info
-        info.id, info.vantage, info.files = id, vantage or info.vantage, list(files)
+        info.id, info.vantage, info.files = id, vantage or info.vantage, files
+        info.warnings += damaged
+        info.complete &= not damaged
         return tables
     return ingest_source(open_capture(files, vantage=vantage, id=id), threads, progress)
+
+
+def _undamaged(files: list[str]) -> tuple[list[str], list[CaptureTables], list[str]]:
+    """The column files that can be read, their tables, and of each other one why not.
+
+    Raises FormatError; CaptureError where none can be read.
+    """
+    from dpuflow.store import is_saved, load_tables
+
+    read, parts, damaged = [], [], []
+    for file in files:
+        try:
+            parts.append(load_tables(file))
+            read.append(file)
+        except (CaptureError, FormatError) as error:
+            if isinstance(error, FormatError) and is_saved(file):
+                raise  # of another version: not damage
+            if len(files) == 1 or (not parts and file == files[-1]):
+                raise
+            damaged.append(f"left out: {error}")
+    return read, parts, damaged
 
 
 def ingest_source(

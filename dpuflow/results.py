@@ -9,7 +9,7 @@ nanoseconds on the reference clock; None stands for what is not known, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from dpuflow.tables import CaptureInfo, Clock
@@ -272,6 +272,13 @@ class Evidence:
     capture: int
     packets: tuple[int, int]
     filter: str
+
+
+CONDITIONS: Final = (
+    "straggler", "slow_link", "packet_loss", "congestion", "credit_starvation", "kv_transfer_bottleneck",
+    "capture_loss", "clock_untied",
+)  # fmt: skip
+"""What a finding may say."""
 
 
 @dataclass(slots=True)

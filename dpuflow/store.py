@@ -110,6 +110,7 @@ def load_tables(name: str) -> CaptureTables:
                 table: _rows(name, record, header["tables"][table], body, size)
                 for table, record in _TABLES.items()
             }
+        _check_places(name, tables, size)
         return CaptureTables(_info(header["info"]), **tables)
     except OSError as error:
         raise DpuflowError(f"{name}: {error.strerror or error}") from None
@@ -136,6 +137,18 @@ def _rows(name: str, record: Record, described: dict[str, Any], body: int, size:
     if count < 0 or at < body or at + count * record.dtype.itemsize > size:
         raise CaptureError(name, size, f"the column file ends inside its {record.name} rows")
     return np.fromfile(name, record.dtype, count, offset=at) if count else record.zeros(0)
+
+
+def _check_places(name: str, tables: dict[str, Rows], size: int) -> None:
+    """Whether rows name rows that are there: else an analysis would fail far from here."""
+    flows, endpoints, messages = (tables[each] for each in ("flows", "endpoints", "messages"))
+    peers = flows["peer"][flows["peer"] != schema.NONE32]
+    for places, count, what in (
+        (flows["src"], len(endpoints), "flows"), (flows["dst"], len(endpoints), "flows"),
+        (peers, len(flows), "flows"), (messages["flow"], len(flows), "messages"),
+    ):  # fmt: skip
+        if len(places) and int(places.max()) >= count:
+            raise CaptureError(name, size, f"the column file is damaged: its {what} name rows that are not")
 
 
 def _info(values: dict[str, Any]) -> CaptureInfo:

@@ -167,7 +167,7 @@ def test_plain_text_and_old_tls_get_no_answer(tmp_path: Path) -> None:
     with serving(board(), Api(listen="127.0.0.1:0", tls_cert=cert, tls_key=key)) as running:
         port = running.parts.server.address[1]  # type: ignore[union-attr]
         with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
-            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"HTTP/1.1 200" not in plain.recv(1000)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -202,7 +202,7 @@ def until_closed(connected: socket.socket) -> None:
         pass
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"GET"])
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"GET"])
 @pytest.mark.parametrize("first", [False, True])
 def test_clients_that_never_finish_a_request_are_let_go(
     monkeypatch: pytest.MonkeyPatch, said: bytes, first: bool
@@ -212,7 +212,7 @@ def test_clients_that_never_finish_a_request_are_let_go(
         port = running.parts.server.address[1]  # type: ignore[union-attr]
         with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
             if first:  # also on a connection that has served a whole one
-                silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert silent.recv(1000).startswith(b"HTTP/1.1 200")
             silent.sendall(said)
             if first and not said:  # between two requests it may wait longer
@@ -223,3 +223,33 @@ def test_clients_that_never_finish_a_request_are_let_go(
             with contextlib.suppress(ConnectionResetError):
                 until_closed(silent)
         assert running.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("localhost", 200), ("LOCALHOST.:9477", 200), ("127.0.0.1:9477", 200), ("[::1]:9477", 200)),
+        *(
+            ("10.1.2.3", 200),
+            ("rebound.example", 421),
+            ("rebound.example:9477", 421),
+            ("127.0.0.1.example", 421),
+        ),
+        *(("", 421), ("localhost.example", 421), ("::1 example", 421)),
+    ],
+)
+def test_a_name_that_another_site_made_point_here_is_not_answered(host: str, status: int) -> None:
+    with serving(board()) as running:
+        assert running.get("/api/v1/groups", host=host).status == status
+        assert running.get("/metrics", host=host).status == status
+
+
+def test_where_a_token_or_something_else_protects_any_name_will_do(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    with serving(board(), Api(listen="127.0.0.1:0", token_file=str(file))) as running:
+        answer = running.get("/api/v1/groups", host="dpu7.example", authorization=f"Bearer {TOKEN}")
+        assert answer.status == 200
+        assert running.get("/api/v1/groups", host="dpu7.example").status == 401
+    with serving(board(), Api(listen="127.0.0.1:0", insecure=True)) as running:
+        assert running.get("/metrics", host="dpuflow.monitoring.svc").status == 200

@@ -219,6 +219,7 @@ def test_a_window_is_a_whole_analysis(running: Running) -> None:
         ("/api/v1/collectives?after=yesterday", 400, "yesterday"),
         ("/api/v1/collectives?op=sum", 400, "op"),
         ("/api/v1/findings?state=old", 400, "state"),
+        ("/api/v1/findings?condition=stragler", 400, "one of capture_loss, clock_untied, congestion"),
         ("/api/v1/events?events=windows", 400, "windows"),
         ("/api/v1/groups?x=1", 400, "x"),
     ],

@@ -181,7 +181,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_told() -> None:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(("127.0.0.1", port))
             slow.settimeout(60)
-            slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             waiting(running, 1)
             with client(running) as quick:
                 waiting(running, 2)

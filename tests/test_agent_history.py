@@ -184,3 +184,51 @@ def test_analyze_reads_the_folder_and_a_part_of_it(
     empty.mkdir()
     assert run(["analyze", str(empty)]) == 1
     assert "without an agent's history" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "header", "places"])
+def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path, damage: str) -> None:
+    kept(FILES[0], tmp_path)
+    segments = list_segments(str(tmp_path))
+    whole = analyze([Vantage("node0", tuple(s.path for s in segments))], threads=1)
+    broken = Path(segments[len(segments) // 2].path)
+    data = bytearray(broken.read_bytes())
+    if damage == "empty":
+        data.clear()
+    elif damage == "cut":
+        del data[-len(data) // 3 :]
+    elif damage == "header":
+        data[40:60] = bytes(20)
+    else:  # every flow's numbers of endpoints are overwritten
+        data[-len(data) // 2 :] = b"\xff" * (len(data) // 2 + 1)
+    broken.write_bytes(data)
+    result = tmp_path / "x.json"
+    assert run(["analyze", str(tmp_path), "--quiet", "--json", str(result)]) == 0
+    found = json.loads(result.read_text())
+    (capture,) = found["captures"]
+    assert not capture["complete"]
+    assert [w for w in capture["warnings"] if broken.name in w and w.startswith("left out: ")]
+    assert 0 < len(found["collectives"]) < len(whole.collectives)
+
+
+def test_a_folder_of_damaged_segments_alone_is_an_error(tmp_path: Path) -> None:
+    kept(FILES[0], tmp_path)
+    for segment in list_segments(str(tmp_path)):
+        Path(segment.path).write_bytes(Path(segment.path).read_bytes()[:100])
+    assert run(["analyze", str(tmp_path), "--quiet"]) == 1
+
+
+def test_a_damaged_segment_is_put_aside_when_it_is_to_be_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MERGED", 10_000)
+    kept(FILES[0], tmp_path)
+    segments = list_segments(str(tmp_path))
+    Path(segments[1].path).write_bytes(b"damaged")
+    monkeypatch.setattr(module, "MERGED", 2)
+    said = io.StringIO()
+    monkeypatch.setattr(Log, "__init__", _logs_to(said))
+    history = kept(FILES[1], tmp_path)
+    assert history.stand.writing
+    assert Path(segments[1].path + ".damaged").exists()
+    assert "put aside" in said.getvalue()

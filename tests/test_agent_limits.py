@@ -10,8 +10,9 @@ import pytest
 from dpuflow.agent import limits
 from dpuflow.agent.budget import Budget
 from dpuflow.agent.config import Limits
-from dpuflow.agent.limits import BASE_BYTES, FEWEST_MESSAGES, ROW_BYTES, Governor, Orders, Pace, Use
+from dpuflow.agent.limits import FEWEST_MESSAGES, ROW_BYTES, Governor, Orders, Pace, Use
 
+BASE = 200 << 20
 SETTINGS = Limits(cpu=0.5, memory=512 << 20, max_sample=2, recover=10.0)
 CALM = Use(cpu=0.1, capture_cpu=0.05, rss=200 << 20, ring=0.0, lost=0, held=0.0)
 BUSY = Use(cpu=0.5, capture_cpu=0.4, rss=200 << 20, ring=0.1, lost=0, held=1.0)
@@ -26,7 +27,7 @@ def _detail(orders: Orders) -> tuple[str, int]:
 
 
 def test_detail_goes_step_by_step_and_no_further() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     assert governor.orders.reason is None
     told = seconds(governor, BUSY, 12)
     assert told[0] == ("packets", 0)
@@ -35,19 +36,19 @@ def test_detail_goes_step_by_step_and_no_further() -> None:
 
 
 def test_a_backend_that_does_not_fold_goes_on_to_sampling() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=False)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=False, base=BASE)
     assert list(dict.fromkeys(seconds(governor, BUSY, 4))) == [("packets", 0), ("packets", 1), ("packets", 2)]
 
 
 def test_a_loss_counts_at_once() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     lost = Use(cpu=0.1, capture_cpu=0.1, rss=0, ring=1.0, lost=7, held=0.0)
     assert seconds(governor, lost, 1) == [("messages", 0)]
     assert governor.orders.reason == "the ring lost 7 packets: messages only"
 
 
 def test_detail_comes_back_and_later_if_that_was_too_early() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     seconds(governor, BUSY, 2)
     assert seconds(governor, CALM, 10)[-2:] == [("messages", 0), ("packets", 0)]
     assert governor.orders.reason is None
@@ -57,14 +58,14 @@ def test_detail_comes_back_and_later_if_that_was_too_early() -> None:
 
 
 def test_neither_calm_nor_strained_changes_nothing() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     seconds(governor, BUSY, 2)
     between = Use(cpu=0.4, capture_cpu=0.1, rss=200 << 20, ring=0.1, lost=0, held=0.0)
     assert set(seconds(governor, between, 100)) == {("messages", 0)}
 
 
 def test_short_memory_shortens_the_span_first() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     full = Use(cpu=0.1, capture_cpu=0.05, rss=600 << 20, ring=0.0, lost=0, held=0.0)
     spans = [governor.look(full, 1.0).span_s for _ in range(3)]
     assert spans == [5.0, 2.5, 2.0]
@@ -77,12 +78,12 @@ def test_short_memory_shortens_the_span_first() -> None:
 
 
 def test_what_is_held_fits_the_memory() -> None:
-    most = Governor(SETTINGS, "packets", 0, 10.0, folds=True).orders.most
-    assert most * ROW_BYTES + BASE_BYTES <= SETTINGS.memory
+    most = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE).orders.most
+    assert most * ROW_BYTES + BASE <= SETTINGS.memory
 
 
 def test_costly_analyses_hold_fewer_messages_until_there_is_room() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     room = governor.orders.most
     costly = replace(CALM, analysis_s=2.4, messages=50_000)  # twice what four seconds allow
     assert governor.look(costly, 1.0).most == 25_000
@@ -94,14 +95,14 @@ def test_costly_analyses_hold_fewer_messages_until_there_is_room() -> None:
 
 
 def test_where_nothing_comes_all_detail_is_wanted_whatever_the_agent_itself_costs() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     seconds(governor, BUSY, 2)
     idle = replace(CALM, cpu=0.45, idle=True)
     assert seconds(governor, idle, 10)[-1] == ("packets", 0)
 
 
 def test_an_agent_that_cannot_keep_its_ceiling_says_so() -> None:
-    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True)
+    governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     governor.look(replace(CALM, overdrawn=True), 1.0)
     assert governor.orders.reason == "all but capturing and analysing takes more than 50.0% of a core"
     governor.look(CALM, 1.0)

@@ -387,3 +387,12 @@ def test_every_runbook_is_there() -> None:
         path, anchor = place.split("#")
         headings = re.findall(r"^#+ (.+)$", (root / path).read_text(), re.MULTILINE)
         assert anchor in {heading.strip("`").lower().replace(" ", "-") for heading in headings}, place
+
+
+def test_the_list_of_conditions_is_that_of_the_code() -> None:
+    import dpuflow.findings
+    from dpuflow.results import CONDITIONS
+
+    folder = Path(dpuflow.findings.__file__).parent
+    texts = "".join(path.read_text() for path in folder.glob("*.py"))
+    assert set(re.findall(r'condition="(\w+)"', texts)) == set(CONDITIONS)

@@ -1,6 +1,7 @@
 """Run the agent for a long time between two network namespaces, and print what it uses.
 
     soak.py MINUTES [--flap] [CONFIG LINE...]
+    soak.py --fast HOURS                     # hours of packets in minutes, without root: soak_fast.py
 
 Jobs of Open MPI come and go (two ranks, one of them late now and then), captures of other jobs are replayed
 between them with addresses and queue pairs of their own each time, and with --flap the link goes down and up
@@ -106,15 +107,19 @@ def renamed(path: Path, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def used(pid: int) -> tuple[float, float, int, int]:
-    """CPU seconds, resident MiB, threads and open files of a process."""
+def used(pid: int) -> tuple[float, float, float, int, int]:
+    """CPU seconds, resident MiB, those that map neither ring nor files, threads and open files."""
     stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 2**20
     files = len(os.listdir(f"/proc/{pid}/fd"))
-    return (int(stat[11]) + int(stat[12])) / TICKS, resident, int(stat[17]), files
+    status = Path(f"/proc/{pid}/status").read_text()
+    own = int(status.partition("RssAnon:")[2].split()[0]) / 1024
+    return (int(stat[11]) + int(stat[12])) / TICKS, resident, own, int(stat[17]), files
 
 
 def main() -> None:
+    if sys.argv[1] == "--fast":
+        os.execv(sys.executable, [sys.executable, str(HERE / "tools" / "soak_fast.py"), *sys.argv[2:]])
     words = [word for word in sys.argv[1:] if word != "--flap"]
     minutes, flap = float(words[0]), "--flap" in sys.argv
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
@@ -162,25 +167,28 @@ def watch(
         if agent.poll() is not None:
             print(f"the agent ended with {agent.returncode}: see {folder}/log")
             return
-        cpu, resident, threads, files = used(agent.pid)
+        cpu, resident, own, threads, files = used(agent.pid)
         now = time.monotonic()
-        rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident])
+        rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident, own])
         before = (now, cpu)
         print(
-            f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB"
-            f"  threads {threads}  files {files}  jobs {jobs.runs} ({jobs.failed} failed)"
+            f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f}"
+            f" MiB, own {own:6.1f}  threads {threads}  files {files}  jobs {jobs.runs} ({jobs.failed} failed)"
             f"  operations {jobs.operations}  replayed {jobs.replayed}",
             flush=True,
         )
-    shares, sizes = [row[1] for row in rows], [row[2] for row in rows]
-    half = len(sizes) // 2
+    shares = [row[1] for row in rows]
+    half = len(rows) // 2
     print(
         f"cpu: mean {100 * sum(shares) / len(shares):.1f} %, most {100 * max(shares):.1f} % of a core (30 s)"
     )
-    print(
-        f"rss: first {sizes[0]:.1f}, most {max(sizes):.1f}, last {sizes[-1]:.1f} MiB; mean of the second half"
-        f" {sum(sizes[half:]) / len(sizes[half:]):.1f} MiB"
-    )
+    for name, sizes in (("rss", [row[2] for row in rows]), ("own", [row[3] for row in rows])):
+        third, last = sizes[half : half + half // 2], sizes[half + half // 2 :]
+        print(
+            f"{name}: first {sizes[0]:.1f}, most {max(sizes):.1f}, last {sizes[-1]:.1f} MiB; mean of the"
+            f" third quarter {sum(third) / max(len(third), 1):.1f}, of the last"
+            f" {sum(last) / len(last):.1f} MiB"
+        )
 
 
 def summarise(folder: Path, jobs: Jobs, status: int) -> None:

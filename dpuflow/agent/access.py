@@ -7,6 +7,8 @@ file everybody who reaches the address may read; the configuration refuses that 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import re
 import ssl
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from dpuflow.agent.config import Config
 
+LOCAL_NAMES: Final = frozenset({b"localhost", b"ip6-localhost"})
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """For probes, which have no token to send: they say ok or why not, and name no address."""
 
@@ -95,21 +98,41 @@ class Guard:
     lets everything through.
     """
 
-    def __init__(self, app: ASGIApp, token: bytes | None) -> None:
+    def __init__(self, app: ASGIApp, token: bytes | None, any_host: bool = False) -> None:
+        """``any_host``: something else protects the address, and may be asked by any name."""
         self._app = app
         self.token = token
+        self.any_host = any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self.allows(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         from dpuflow.agent.answers import problem
 
+        if not self.meant(scope):
+            answer = problem(421, "ask by address or as localhost: without a token no other name is answered")
+            await answer(scope, receive, send)
+            return
+        if self.allows(scope):
+            await self._app(scope, receive, send)
+            return
         answer = problem(401, "a bearer token is needed: Authorization: Bearer TOKEN")
         answer.headers["WWW-Authenticate"] = 'Bearer realm="dpuflow"'
         answer.headers["Connection"] = "close"  # who has no token holds no connection
         await answer(scope, receive, send)
+
+    def meant(self, scope: Scope) -> bool:
+        """Whether the request was meant for this server, so far as it can be told.
+
+        A page of another site that a browser on this machine shows may have its own name point here (DNS
+        rebinding): then the request carries that name, and no token. An address belongs to no site.
+        """
+        if self.any_host or self.token is not None:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        return all(_names_this(host) for host in given)
 
     def allows(self, scope: Scope) -> bool:
         """Whether the request carries the token."""
@@ -120,3 +143,15 @@ class Guard:
             return False
         scheme, _, token = given[0].partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token)
+
+
+def _names_this(host: bytes) -> bool:
+    """Whether a Host header is an address or a name of this machine's loopback; with or without a port."""
+    name = re.sub(rb":\d*$", b"", host.strip()).lower().rstrip(b".")
+    if name in LOCAL_NAMES:
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix(b"[").removesuffix(b"]").decode("ascii"))
+    except ValueError:
+        return False
+    return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,7 +90,18 @@ def _query(request: Request, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(dict(request.query_params), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise HTTPException(400, f"query: {error}") from None
+        raise HTTPException(400, f"query: {error}{_choices(kind, str(error))}") from None
+
+
+def _choices(kind: type[Any], error: str) -> str:
+    """What the parameter that ``error`` names may be, where that is a list."""
+    named = re.search(r"`\$\.(\w+)`", error)
+    for each in msgspec.inspect.type_info(kind).fields if named else ():  # type: ignore[attr-defined]
+        if named is not None and each.name == named[1]:
+            kinds = getattr(each.type, "type", each.type)  # without its description
+            values = [v for one in getattr(kinds, "types", (kinds,)) for v in getattr(one, "values", ())]
+            return f"; one of {', '.join(map(str, values))}" if values else ""
+    return ""
 
 
 async def _events(context: Context, request: Request) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping  # noqa: TC003  (types of Health's fields are read at run time, for OpenAPI)
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Literal
 
 from dpuflow.agent.rolling import Rolled
@@ -24,7 +24,9 @@ EventKind = Literal["window", "finding_opened", "finding_changed", "finding_clos
 Fidelity = Literal["packets", "messages", "sampled"]
 
 KEPT_WINDOWS: Final = 600
-KEPT_COLLECTIVES: Final = 20_000
+KEPT_ROWS: Final = 150_000
+"""Rows of all windows' analyses that are kept (a rank in a collective, an edge, a group, ...), some 300 bytes
+each: windows of large groups are fewer."""
 QUEUE: Final = 1000
 
 
@@ -188,6 +190,7 @@ class Board:
     def __init__(self, windows: int = KEPT_WINDOWS) -> None:
         self._lock = threading.Lock()
         self._windows: deque[Window] = deque(maxlen=windows)
+        self._rows: deque[int] = deque()  # of each window
         self._rolled = Rolled()
         self._findings: dict[str, FindingState] = {}
         self._health = Health()
@@ -199,14 +202,13 @@ class Board:
         events = [Event("window", window.end_ns, window=window)]
         with self._lock:
             if len(self._windows) == self._windows.maxlen:
-                self._rolled.forget(self._windows.popleft())
+                self._forget_oldest()
             self._windows.append(window)
+            self._rows.append(_rows(window.analysis))
             self._rolled.add(window)
-            held = sum(len(each.analysis.collectives) for each in self._windows)
-            while held > KEPT_COLLECTIVES and len(self._windows) > 1:
-                gone = self._windows.popleft()
-                self._rolled.forget(gone)
-                held -= len(gone.analysis.collectives)
+            held = sum(self._rows)
+            while held > KEPT_ROWS and len(self._windows) > 1:
+                held -= self._forget_oldest()
             for state in findings:
                 events.append(Event(self._kind(state), window.end_ns, finding=state))
                 self._findings[state.id] = state
@@ -278,6 +280,11 @@ class Board:
         for each in subscribers:
             each.close()
 
+    def _forget_oldest(self) -> int:
+        """Let the oldest window go; how many rows it had."""
+        self._rolled.forget(self._windows.popleft())
+        return self._rows.popleft()
+
     def _forget(self, subscription: Subscription) -> None:
         with self._lock:
             if subscription in self._subscribers:
@@ -302,3 +309,11 @@ class Board:
         over.sort(key=lambda state: state.last_ns)
         for state in over[: max(len(over) - QUEUE, 0)]:
             del self._findings[state.id]
+
+
+def _rows(analysis: Analysis) -> int:
+    """How many rows an analysis has, those within its collectives included."""
+    lists = (getattr(analysis, each.name) for each in fields(analysis))
+    rows = sum(len(each) for each in lists if isinstance(each, list))
+    rows += sum(len(c.ranks) + len(c.phases) for c in analysis.collectives)
+    return rows + sum(len(group.endpoints) for group in analysis.groups)

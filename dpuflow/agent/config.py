@@ -20,6 +20,7 @@ from dpuflow.live.options import (
     PRODUCTIONS,
     PROTOCOLS,
 )
+from dpuflow.results import CONDITIONS
 from dpuflow.settings import DURATION, SHARE, SIZE, Reader, setting, written
 
 BACKENDS: Final = ("ebpf", "bcc", "afpacket", "doca")
@@ -137,6 +138,15 @@ class Limits:
     )
 
 
+OWN_BYTES: Final = 104 << 20
+"""What the agent takes before it holds anything: interpreter, NumPy, kernels, API, an analysis of little."""
+
+
+def base_bytes(buffer: int) -> int:
+    """Resident memory before anything is held; half of the ring is mapped twice, and counted so."""
+    return OWN_BYTES + 3 * buffer // 2
+
+
 @dataclass(frozen=True)
 class History:
     """The local history that ``dpuflow analyze DIR`` reads."""
@@ -181,7 +191,7 @@ class Webhook:
 
     url: str = setting(MISSING, "where findings are posted", check=_url)
     name: str | None = setting(None, "what metrics call it; null: its host")
-    conditions: list[str] = setting([], "only these conditions; empty: all")
+    conditions: list[str] = setting([], "only these conditions; empty: all", choices=CONDITIONS)
     min_severity: str = setting("warning", "least severity that is posted", choices=SEVERITIES)
     token_file: str | None = setting(None, "file with the bearer token to send")
     secret_file: str | None = setting(None, "file with the secret that notices are signed with")
@@ -237,6 +247,10 @@ def parse_config(text: str, name: str) -> Config:
     config = reader.build(Config, root, "")
     windows = config.windows
     for bad, section, key, why in (
+        (not config.capture.interfaces, "capture", "interfaces", "is empty: name some, or auto"),
+        (config.limits.memory < base_bytes(config.capture.buffer), "limits", "memory",
+         f"has no room: the ring (capture.buffer) and the agent itself take"
+         f" {base_bytes(config.capture.buffer) >> 20} MiB"),
         (windows.longest < windows.span, "windows", "longest", "is shorter than span"),
         (windows.settle > windows.span / 2, "windows", "settle", "is more than half of span"),
         (windows.step > windows.span / 2, "windows", "step", "is more than half of span"),

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 QUEUE: Final = 8  # segments that wait for the disk; beyond it they are lost, and counted
 MERGED: Final = 24  # so many small files become one
-MERGED_BYTES: Final = 32 << 20  # unless they have grown to this, all together
+MERGED_BYTES: Final = 8 << 20  # unless they have grown to this, all together
+DAMAGED: Final = ".damaged"
 FINDINGS: Final = "findings.jsonl"
 FINDINGS_BYTES: Final = 4 << 20  # then another one is begun; the one before is kept
 
@@ -203,7 +204,15 @@ class History:
             if total > MERGED_BYTES and number > 1:
                 first = first[:number]
                 break
-        joined = join_segments([load_tables(s.path) for s in first])
+        loaded = []
+        for segment in first:
+            try:
+                loaded.append(load_tables(segment.path))
+            except DpuflowError as error:
+                os.replace(segment.path, segment.path + DAMAGED)
+                self.log.warning("segment_damaged", f"put aside as *{DAMAGED}: {error}")
+                return [s for s in segments if s.path != segment.path]
+        joined = join_segments(loaded)
         start_ns, end_ns = first[0].start_ns, max(s.end_ns for s in first)
         # Wider than each of its parts by name, so that they count no more even if they cannot be removed.
         name = segment_name(self.vantage, start_ns, end_ns)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 ROW_BYTES: Final = 1500
 """Memory that a message held takes, analysis included: MESSAGE twice, TRANSFER, EXCHANGE and indices."""
-BASE_BYTES: Final = 200 << 20
-"""What the agent takes before it holds anything: interpreter, NumPy, kernels, API, a ring not full."""
 FEWEST_MESSAGES: Final = 2000
 FULL: Final = 0.5
 """A ring this full is on its way to losing packets."""
@@ -71,8 +69,11 @@ class Orders:
 class Governor:
     """Decides on detail. ``look`` is to be called about once a second."""
 
-    def __init__(self, settings: Settings, mode: str, sample: int, span_s: float, folds: bool) -> None:
-        """``mode`` and ``sample`` as configured; ``folds``: the backend has messages mode."""
+    def __init__(
+        self, settings: Settings, mode: str, sample: int, span_s: float, folds: bool, base: int
+    ) -> None:
+        """``mode`` and ``sample`` as configured; ``folds``: the backend has messages mode; ``base``: bytes
+        that are taken before any message is held."""
         self.settings = settings
         levels = [(mode, sample)]
         if mode == "packets" and folds:
@@ -82,7 +83,7 @@ class Governor:
         self._levels = levels
         self._level = 0
         self._span_s = self._full_span_s = span_s
-        self._most = self._room = max((settings.memory - BASE_BYTES) // ROW_BYTES, FEWEST_MESSAGES)
+        self._most = self._room = max((settings.memory - base) // ROW_BYTES, FEWEST_MESSAGES)
         self._costly_s = 0.0
         self._overdrawn = False
         self._why = ""

@@ -67,7 +67,7 @@ def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         for name, schema in schemas[route.query.__name__]["properties"].items()
     ]
     responses = {"200": {"description": "the answer", "content": {route.media: content}}}
-    usual = () if route.path in OPEN_PATHS else (401,)
+    usual = () if route.path in OPEN_PATHS else (401, 421)
     for status in sorted({400, 500, *usual, *route.failing}):
         responses[str(status)] = _failing(route, status)
     operation: dict[str, Any] = {

@@ -13,7 +13,7 @@ from dpuflow import __version__, results
 from dpuflow.agent import models
 from dpuflow.agent.config import Config, public
 from dpuflow.agent.tally import group_name
-from dpuflow.results import Collective, OpToken, Severity
+from dpuflow.results import CONDITIONS, Collective, OpToken, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.board import Board, Window
     from dpuflow.agent.events import Stream
 
+Condition = Literal[CONDITIONS]  # type: ignore[valid-type]
 SEVERITIES: Final = ("info", "warning", "critical")
 
 
@@ -46,7 +47,7 @@ class FindingsQuery(msgspec.Struct, forbid_unknown_fields=True):
     state: Annotated[Literal["active", "all"], msgspec.Meta(description="all: those that are over, too")] = (
         "active"
     )
-    condition: Annotated[str | None, msgspec.Meta(description="only this condition")] = None
+    condition: Annotated[Condition | None, msgspec.Meta(description="only this condition")] = None
     min_severity: Annotated[Severity, msgspec.Meta(description="least severity")] = "info"
 
 

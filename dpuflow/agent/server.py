@@ -49,7 +49,7 @@ class Server:
         self._context = context
         self._settings = settings
         self._counts: dict[tuple[str, str], int] = {}
-        self._guard = Guard(make_app(context, registry), self._token(settings))
+        self._guard = Guard(make_app(context, registry), self._token(settings), settings.insecure)
         self._tls = self._context_of(settings)
         registry.register(self)
         self._socket = _listen(settings.listen)

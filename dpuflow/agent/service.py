@@ -17,6 +17,7 @@ import numpy as np
 
 from dpuflow.agent.board import Board, FindingState, Health, Window
 from dpuflow.agent.budget import Budget
+from dpuflow.agent.config import base_bytes
 from dpuflow.agent.history import History, Stand
 from dpuflow.agent.limits import Governor, Pace, Use
 from dpuflow.agent.notify import notify, reloading, watchdog_s
@@ -24,7 +25,7 @@ from dpuflow.agent.source import Source
 from dpuflow.agent.stream import Stream
 from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.traffic import pauses_of, traffic_between
-from dpuflow.agent.usage import resident_bytes
+from dpuflow.agent.usage import give_back, resident_bytes, restrain_allocator
 from dpuflow.agent.windows import Windows
 from dpuflow.errors import DpuflowError
 from dpuflow.results import Analysis
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 IDLE_S: Final = 60.0
 """Findings outlast a job's silence for this long: its next step may still be coming."""
 HEALTH_S: Final = 1.0
+TRIM_S: Final = 60.0
+"""Memory that is free within the heaps goes back to the kernel this often."""
 
 
 class Service:
@@ -74,7 +77,7 @@ class Service:
         self._cpu_share = 0.0
         self._costliest = (0.0, 0)  # CPU seconds of an analysis since the last look, messages held then
         self._lost = 0  # packets that the ring had no room for, as of the last look
-        self._told_s = self._started_s
+        self._told_s = self._trimmed_s = self._started_s
         self._reason: str | None = None
         self._obey(self.governor.orders)
         self.history: History | None = None
@@ -84,6 +87,7 @@ class Service:
         """Attach and begin. Raises OptionError, MissingError, DpuflowError."""
         from dpuflow.agent import outlets
 
+        restrain_allocator()
         # First: an address in use leaves nothing attached.
         self.outlets = outlets.start(self.board, self.config)
         try:
@@ -211,6 +215,9 @@ class Service:
         self._obey(self.governor.look(use, seconds))
         health = self.health()
         self.board.report(health)
+        if now_s - self._trimmed_s >= TRIM_S:
+            self._trimmed_s = now_s
+            give_back()
         every_s = self.config.log.status
         if every_s and now_s - self._told_s >= every_s:
             self._told_s = now_s
@@ -308,7 +315,8 @@ def _in_words(health: Health) -> str:
 def _governor(config: Config) -> Governor:
     capture = config.capture
     folds = capture.backend == "ebpf"
-    return Governor(config.limits, capture.mode, capture.sample, config.windows.span, folds)
+    base = base_bytes(capture.buffer)
+    return Governor(config.limits, capture.mode, capture.sample, config.windows.span, folds, base)
 
 
 def _ranks(config: Config) -> dict[str, Place] | None:

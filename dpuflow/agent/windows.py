@@ -118,7 +118,7 @@ class Windows:
             self._baseline.append(counts)
         while len(self._baseline) > 1 and self._baseline[1].time_ns <= cut_ns:
             del self._baseline[0]
-        while len(self._baseline) > 48:
+        while len(self._baseline) > 16:
             del self._baseline[1::2]
 
     def _fresh(self, spans: _Spans) -> NDArray[np.bool_]:

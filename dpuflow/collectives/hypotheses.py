@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.kept import kept
 from dpuflow.collectives.partial import Contact, placements
 from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
@@ -68,7 +69,7 @@ def _plan(algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozens
     return plan(algorithm, len(order), root, captured)
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda edges: 64 * len(edges))
 def _edges(
     algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None
 ) -> tuple[Edge, ...]:

@@ -26,6 +26,9 @@ MOST_RANKS: Final = 64
 """Ranks that a single rank's messages are explained by; each number is tried."""
 
 
+View = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""A position, whom it sends to and whom it hears from, by first contact."""
+
 AT_ONCE: Final = 0.5
 """A rank that is late itself has its inputs waiting, so not every collective shows how it posts."""
 
@@ -63,7 +66,7 @@ def placements(
                 continue  # a leaf's one message fits any tree
             if busiest < _busiest(algorithm, n):
                 continue
-            for seat, to, back in _views(algorithm, n, len(outward), len(inward)):
+            for seat, to, back in _views(algorithm, n).get((len(outward), len(inward)), ()):
                 for heard in turns:
                     order = _fill(n, seat, me, (*to, *back), (*outward, *heard))
                     if order is not None:
@@ -76,17 +79,14 @@ def _busiest(algorithm: Algorithm, n: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _views(
-    algorithm: Algorithm, n: int, outward: int, inward: int
-) -> tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]:
+def _views(algorithm: Algorithm, n: int) -> dict[tuple[int, int], list[View]]:
     """What positions see: (position, whom it sends to, whom it hears from), by first contact.
 
-    Only positions that send to ``outward`` others and hear from ``inward``. Those that see the same messages
-    at the same steps are one.
+    By how many others they send to and hear from. Those that see the same messages at the same steps are one.
     """
     if n > 8 and len(edge_sizes(algorithm, n, 0)) > 8 * n:
-        return ()  # everyone with everyone: then all endpoints were seen
-    views: dict[object, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
+        return {}  # everyone with everyone: then all endpoints were seen
+    views: dict[object, View] = {}
     seats: list[list[Send]] = [[] for _ in range(n)]
     for send in schedule(algorithm, n, 0):
         seats[send.src].append(send)
@@ -95,14 +95,15 @@ def _views(
     for seat, mine in enumerate(seats):
         to = tuple(dict.fromkeys(s.dst for s in mine if s.src == seat))
         back = tuple(dict.fromkeys(s.src for s in mine if s.dst == seat))
-        if (len(to), len(back)) != (outward, inward):
-            continue
         names = {peer: number for number, peer in enumerate(dict.fromkeys((*to, *back)))}
         shape = tuple(
             (s.src == seat, names[s.dst if s.src == seat else s.src], round(s.size, 9)) for s in mine
         )
         views.setdefault(shape, (seat, to, back))
-    return tuple(views.values())
+    found: dict[tuple[int, int], list[View]] = {}
+    for view in views.values():
+        found.setdefault((len(view[1]), len(view[2])), []).append(view)
+    return found
 
 
 def _fill(

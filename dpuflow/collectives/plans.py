@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.kept import kept
 from dpuflow.collectives.schedules import dependencies, edge_sizes, free_ranks
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Plan:
         return int(events.max())
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda made: 16 * len(made.shares) + 300 * len(made.edges))
 def plan(algorithm: Algorithm, ranks: int, root: int, captured: frozenset[int] | None = None) -> Plan:
     """The schedule's arrays; ``root`` is a position, ``captured`` are positions (None: all)."""
     sizes = edge_sizes(algorithm, ranks, root)

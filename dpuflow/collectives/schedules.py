@@ -18,6 +18,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from dpuflow.collectives.kept import kept
 from dpuflow.collectives.sending import Send, is_power, power_below
 from dpuflow.collectives.trees import (
     binary_by_level,
@@ -423,13 +424,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 )
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda sends: 112 * len(sends))
 def schedule(algorithm: Algorithm, n: int, root: int = 0) -> tuple[Send, ...]:
     """The schedule for a buffer of one byte, in order of steps: sizes are to be multiplied."""
     return tuple(sorted(algorithm.sends(n, 1.0, root), key=itemgetter(0)))
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda edges: sum(250 + 32 * len(sizes) for sizes in edges.values()))
 def edge_sizes(algorithm: Algorithm, n: int, root: int = 0) -> dict[tuple[int, int], tuple[float, ...]]:
     """For each (src, dst) the sizes of its messages in order, for a buffer of one byte."""
     edges: dict[tuple[int, int], list[float]] = {}
@@ -442,7 +443,7 @@ Place = tuple[tuple[int, int], int]
 """A message of a schedule: its (src, dst) and how many that edge has sent before it."""
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda pairs: 300 * len(pairs))
 def dependencies(
     algorithm: Algorithm, n: int, root: int = 0, of: frozenset[int] | None = None
 ) -> tuple[tuple[Place, Place], ...]:
@@ -471,7 +472,7 @@ def dependencies(
     return tuple(pairs)
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda ranks: 32 * len(ranks))
 def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
     if algorithm.starters is not None:
@@ -484,7 +485,7 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     return frozenset(r for r, step in first_send.items() if step <= first_input.get(r, step))
 
 
-@lru_cache(maxsize=4096)
+@kept(lambda acts: 400 * (len(acts[0]) + len(acts[1])))
 def first_acts(algorithm: Algorithm, n: int, root: int) -> tuple[dict[int, int], dict[int, frozenset[int]]]:
     """What a rank does first: to whom it sends before all else, and from whom it receives in its first step.
 

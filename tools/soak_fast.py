@@ -1,0 +1,239 @@
+"""Hours of an agent's work in minutes: packets of many jobs are fed to it as fast as it analyses them.
+
+    soak_fast.py HOURS [--trace]        (or: soak.py --fast HOURS)
+
+What runs is the agent's own service with history, metrics, API and an event stream, all but the thread
+that captures: the bundled captures are played one after the other and two at a time, with other peers, queue
+pairs and times at each round. Time in it is the packets'. API and metrics are asked every 15 s of it, as a
+scraper would. Prints memory and figures for every tenth of an hour; with --trace what Python has allocated,
+too. Needs neither root nor namespaces.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import heapq
+import http.client
+import io
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(HERE))
+
+from dpuflow.agent.config import Api, Capture, Config, History  # noqa: E402
+from dpuflow.agent.log import Log  # noqa: E402
+from dpuflow.agent.service import Service  # noqa: E402
+from dpuflow.agent.usage import restrain_allocator  # noqa: E402
+from dpuflow.capture.pcapfile import open_file  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Bytes = NDArray[np.uint8]
+
+S = 1_000_000_000
+STEP_NS = S
+
+
+class Recorded:
+    """A capture to be played again with other peers, queue pairs and times."""
+
+    def __init__(self, path: Path) -> None:
+        """``path``: classic little-endian pcap with stamps in ns, compressed."""
+        raw = gzip.decompress(path.read_bytes())
+        assert raw[:4] == b"\x4d\x3c\xb2\xa1", path
+        self.form = open_file(str(path)).format
+        self.data = np.frombuffer(raw, np.uint8)
+        at, starts = 24, []
+        while at + 16 <= len(raw):
+            starts.append(at)
+            at += 16 + int.from_bytes(raw[at + 8 : at + 12], "little")
+        self.bounds = np.array([*starts, at])
+        self.starts = self.bounds[:-1]
+        words = self._words(self.starts, "<u4", 2)
+        self.times = words[:, 0].astype(np.int64) * S + words[:, 1]
+        frames = self.starts + 16
+        kind = self._words(frames + 12, ">u2", 1)[:, 0]
+        self.ends = np.concatenate([frames[kind == 0x0800] + 26, frames[kind == 0x0800] + 30])
+        self.addresses = self._words(self.ends, ">u4", 1)[:, 0]
+        found, counts = np.unique(self.addresses, return_counts=True)
+        self.own = found[counts.argmax()]  # in every packet of its node's capture
+        port = self._words(frames[kind == 0x0800] + 36, ">u2", 1)[:, 0]
+        self.qps = frames[kind == 0x0800][port == 4791] + 47
+
+    def _words(self, at: Ints, kind: str, count: int) -> NDArray[Any]:
+        size = np.dtype(kind).itemsize
+        rows = self.data[at[:, None] + np.arange(size * count)]
+        return np.ascontiguousarray(rows).view(kind)
+
+    def played(self, start_ns: int, draw: random.Random) -> Iterator[tuple[int, Bytes]]:
+        """(time, record) of each packet, from ``start_ns`` on."""
+        data = self.data.copy()
+        theirs = self.addresses[self.addresses != self.own]
+        for old in np.unique(theirs):
+            new = (10 << 24) | draw.randrange(1 << 24)
+            where = self.ends[self.addresses == old]
+            data[where[:, None] + np.arange(4)] = np.frombuffer(new.to_bytes(4, "big"), np.uint8)
+        shift = draw.randrange(1 << 16)
+        numbers = (data[self.qps].astype(np.int64) << 16) | (data[self.qps + 1].astype(np.int64) << 8)
+        numbers |= data[self.qps + 2]
+        numbers = np.where(numbers > 1, (numbers + shift) & 0xFFFFFF, numbers)
+        for byte, by in enumerate((16, 8, 0)):
+            data[self.qps + byte] = numbers >> by & 0xFF
+        times = self.times - self.times[0] + start_ns
+        stamps = np.stack([times // S, times % S], axis=1).astype("<u4").view(np.uint8)
+        data[self.starts[:, None] + np.arange(8)] = stamps
+        for number, at in enumerate(times.tolist()):
+            yield at, data[self.bounds[number] : self.bounds[number + 1]]
+
+
+def jobs(captures: list[Recorded], start_ns: int, draw: random.Random) -> Iterator[tuple[int, Bytes]]:
+    """Jobs for ever, in the order of time; every third begins while the one before runs."""
+    running: list[tuple[int, int, Bytes, Iterator[tuple[int, Bytes]]]] = []
+    next_ns, count = start_ns, 0
+    while True:
+        while not running or (count % 3 == 2 and len(running) < 2):
+            made = draw.choice(captures).played(next_ns, draw)
+            at, record = next(made)
+            count += 1
+            heapq.heappush(running, (at, count, record, made))
+        at, number, record, made = heapq.heappop(running)
+        yield at, record
+        following = next(made, None)
+        if following is not None:
+            heapq.heappush(running, (following[0], number, following[1], made))
+        next_ns = at + round(draw.choice([0.2, 2, 10, 40]) * S)
+
+
+def ask(port: int, path: str) -> bytes:
+    """What the agent's server answers."""
+    asking = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asking.request("GET", path)
+    body = asking.getresponse().read()
+    asking.close()
+    return body
+
+
+def listen(port: int) -> None:
+    """A client of the event stream, in a thread."""
+
+    def run() -> None:
+        asking = http.client.HTTPConnection("127.0.0.1", port)
+        asking.request("GET", "/api/v1/events")
+        answer = asking.getresponse()
+        while answer.read1(1 << 16):
+            pass
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def memory() -> tuple[float, float]:
+    """Resident anonymous memory now, and the most there was in all, MiB."""
+    status = Path("/proc/self/status").read_text()
+    found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if "kB" in line}
+    return int(found["RssAnon"]) / 1024, int(found["VmHWM"]) / 1024
+
+
+def soak(hours: float, trace: bool) -> None:
+    """Run for so many hours of the packets' time."""
+    folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
+    log = io.StringIO()
+    config = Config(
+        capture=Capture(interfaces=["lo"]),
+        api=Api(listen="127.0.0.1:0"),
+        history=History(directory=str(folder / "history"), keep_size=64 << 20, keep_age=1e9),
+    )
+    restrain_allocator()  # as Service.start does
+    service = Service(config, Log("warning", "text", stream=log))
+    from dpuflow.agent import outlets
+
+    service.outlets = outlets.start(service.board, config)
+    assert service.outlets.server is not None
+    port = service.outlets.server.address[1]
+    service._start_history()
+    listen(port)
+    captures = [Recorded(path) for path in sorted((HERE / "traces").glob("*/node0.pcap.gz"))]
+    form = captures[0].form
+    draw = random.Random(1)
+    first_ns = now_ns = time.time_ns()
+    packets = jobs(captures, first_ns, draw)
+    at, record = next(packets)
+    began_s, marks, number = time.monotonic(), [], 0
+    before: tracemalloc.Snapshot | None = None
+    if trace:
+        tracemalloc.start(8)
+    try:
+        while now_ns - first_ns < hours * 3600 * S:
+            now_ns += STEP_NS
+            piece = []
+            while at < now_ns:
+                piece.append(record)
+                at, record = next(packets)
+            number += len(piece)
+            if piece:
+                with service.lock:
+                    service.stream.feed(form, np.concatenate(piece))
+            service.source.read_until_ns = now_ns
+            service.safe_step()
+            service.look()
+            seconds = (now_ns - first_ns) // S
+            if seconds % 15 == 0:
+                for path in ("/metrics", "/api/v1/lateness", "/api/v1/collectives?limit=100"):
+                    ask(port, path)
+            if seconds % 360 == 0:
+                anonymous, most = memory()
+                marks.append(anonymous)
+                health = service.health()
+                print(
+                    f"{seconds / 3600:5.1f} h  anonymous {anonymous:6.1f} MiB  most in all {most:6.1f}"
+                    f"  packets {number}  collectives {health.collectives}  held {health.held_messages}"
+                    f" messages, {health.held_flows} flows  objects {len(gc.get_objects())}"
+                    f"  {time.monotonic() - began_s:.0f} s",
+                    flush=True,
+                )
+                if trace and seconds % 3600 == 0:
+                    before = compared(before)
+    finally:
+        service.close()
+        said = log.getvalue()
+        shutil.rmtree(folder)
+    half = marks[len(marks) // 2 :]
+    print(
+        f"anonymous memory: first {marks[0]:.1f}, half-way {half[0]:.1f}, last {marks[-1]:.1f} MiB; second"
+        f" half {min(half):.1f} to {max(half):.1f} MiB; errors {service.board.health().errors}"
+    )
+    if said:
+        print(said[-2000:])
+
+
+def compared(before: tracemalloc.Snapshot | None) -> tracemalloc.Snapshot:
+    """What Python has allocated more than at the last time."""
+    gc.collect()
+    now = tracemalloc.take_snapshot()
+    print(f"   traced {sum(s.size for s in now.statistics('filename')) / 2**20:.1f} MiB")
+    rows = now.compare_to(before, "traceback") if before else now.statistics("traceback")
+    for row in rows[:12]:
+        size = getattr(row, "size_diff", row.size) / 1024
+        frames = list(row.traceback)[:-5:-1]
+        print(f"   {size:8.0f} KiB  {' < '.join(f'{f.filename[-30:]}:{f.lineno}' for f in frames)}")
+    return now
+
+
+if __name__ == "__main__":
+    soak(float(sys.argv[1]), "--trace" in sys.argv)
+    os._exit(0)
