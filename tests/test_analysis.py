@@ -49,6 +49,18 @@ def verdicts(result: Analysis) -> dict[str, tuple[str, str | None]]:
     }
 
 
+@pytest.mark.parametrize(("case", "ranks"), [("mpi-alltoall-libfabric-n3", 3), ("mpi-allreduce-ucx-n4", 4)])
+def test_rendezvous_over_roce(case: str, ranks: int) -> None:
+    """Large messages, offered first and then read by RDMA; hosts that are busy for tens of milliseconds."""
+    result = parsed(analysed(case, tuple(range(ranks))))
+    score = score_case(result, read_case(str(TRACES / case), result), MS, 2 * MS)
+    figures = score.figures()
+    assert (figures["found_share"], figures["op_right"], figures["bytes_right"]) == (1.0, 1.0, 1.0)
+    assert score.invented == score.invented_outside
+    assert (figures["exact_share"], figures["last_right"]) == (1.0, 1.0)
+    assert (figures["late_precision"], figures["late_recall"]) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize(("case", "median_ns"), [(GLOO, 200_000), (MPI, 60_000)])
 def test_figures(case: str, median_ns: int) -> None:
     result = parsed(analysed(case, (0, 1, 2, 3)))

@@ -11,7 +11,7 @@ import pytest
 
 from dpuflow.ingest import ingest
 from dpuflow.messages.sends import HEAD, SendHeads
-from dpuflow.schema import FLOW, MESSAGE, Op, Role, Wire
+from dpuflow.schema import FLOW, MESSAGE, Op, Pairing, Role, Wire
 
 
 def rxm(kind: int, number: int, size: int, tag: int, context: int = 0) -> bytes:
@@ -36,7 +36,9 @@ def ucx_middle(ident: int, offset: int) -> bytes:
     return bytes([4]) + struct.pack("<QQ", ident, offset)
 
 
-def read(messages: list[tuple[bytes, int]], captured: int = HEAD) -> np.ndarray:
+def read(
+    messages: list[tuple[bytes, int]], captured: int = HEAD, pairing: Pairing = Pairing.HANDSHAKE
+) -> np.ndarray:
     """Rows of one flow; each message is its head and its length in bytes."""
     rows = MESSAGE.zeros(len(messages))
     rows["wire"], rows["role"] = Wire.ROCE_SEND, Role.DATA
@@ -52,7 +54,9 @@ def read(messages: list[tuple[bytes, int]], captured: int = HEAD) -> np.ndarray:
     rows["seq"] = (1 << 24) + 7 * np.arange(len(messages))
     heads._keys = [7 * np.arange(len(messages))]
     heads._frames = [rows["first_frame"].astype(np.int64)]
-    heads.read(rows, FLOW.zeros(1))
+    flows = FLOW.zeros(1)
+    flows["pairing"] = pairing
+    heads.read(rows, flows)
     return rows
 
 
@@ -75,7 +79,7 @@ class Line:
 
     def rows(self) -> np.ndarray:
         rows, flows, heads = MESSAGE.zeros(len(self.made)), FLOW.zeros(2), SendHeads()
-        flows["peer"] = [1, 0]
+        flows["peer"], flows["pairing"] = [1, 0], Pairing.HANDSHAKE
         raw = np.zeros((len(self.made), HEAD), np.uint8)
         for n, (flow, wire, role, size, va, head) in enumerate(self.made):
             row = rows[n]
@@ -173,6 +177,12 @@ def test_rxm_segments_are_one_message() -> None:
     assert [Op(o) for o in rows["op"]] == [Op.ALL_REDUCE] * 3 + [Op.BARRIER]
     assert rows["bytes"].tolist() == [8192, 16384, 16384, 0]
     assert rows["sub"].tolist() == [1, 2, 2, 3]
+
+
+def test_numbers_say_whether_the_connections_beginning_was_seen() -> None:
+    messages = [(rxm(0, 0, 8192, -12), 8256)] * 3
+    assert read(messages)["sub"].tolist() == [1, 2, 3]
+    assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [2, 3, 4]
 
 
 def test_ucx_fragments_are_one_message() -> None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.streams import Columns, Edge, Streams
 
+SEGMENTED = frozenset((Op.UNKNOWN, Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE))
+"""Operations whose messages may be segments: of a library that names its operations only these (Open MPI,
+ompi/mca/coll/base); what nobody names may be cut whatever it is."""
 SAMPLE = 1024
 """Messages on which hypotheses are compared; the best one then takes all that it explains."""
 
@@ -102,7 +105,7 @@ class Proposer:
         """All that could hold from here: whole messages first, then messages in segments."""
         for base in self.shapes(streams):
             yield base
-            if base.algorithm.cuts:
+            if base.algorithm.cuts and self.op in SEGMENTED:
                 for cuts in self.segments(streams, base):
                     yield replace(base, cuts=cuts)
 

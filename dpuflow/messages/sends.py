@@ -12,8 +12,9 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
   address, u64 size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64
   address, u64 size), 16 it was written. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
-Every fragment of a message gets the same number, so that it counts as one transfer. What is read or written
-for a rendezvous gets its offer's (``rendezvous``).
+Every fragment of a message gets the same number, so that it counts as one transfer. Numbers begin with 1
+where the capture holds the connection's beginning (CM handshake), else with 2. What is read or written for
+a rendezvous gets its offer's (``rendezvous``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from dpuflow import wire
 from dpuflow.framing import MPI_TAG
 from dpuflow.messages.rendezvous import Said, link_rendezvous
-from dpuflow.schema import Kind, Op, Role, Wire
+from dpuflow.schema import Kind, Op, Pairing, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +60,7 @@ class SendHeads:
         self._frames: list[NDArray[np.int64]] = []
         self._lengths: list[NDArray[np.uint16]] = []
         self._heads: list[NDArray[np.uint8]] = []
+        self._forgot = False
 
     def feed(self, block: Block) -> None:
         """Take in one block."""
@@ -83,6 +85,7 @@ class SendHeads:
         """Let go of what came before that frame; None: of everything."""
         if not self._frames:
             return
+        self._forgot = True
         frames = np.concatenate(self._frames)
         keep = frames >= before_frame if before_frame is not None else np.zeros(len(frames), bool)
         self._keys = [np.concatenate(self._keys)[keep]]
@@ -136,7 +139,8 @@ class SendHeads:
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
-                    _apply(rows, mine, told)
+                    begun = flows["pairing"][rows["flow"][mine[0]]] == Pairing.HANDSHAKE and not self._forgot
+                    _apply(rows, mine, told, 1 if begun else 2)
                     speaks = told.good & ((told.address != 0) | (told.role == Role.DONE))
                     said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
                     break
@@ -230,7 +234,7 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     return told
 
 
-def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told) -> None:
+def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, first: int) -> None:
     good, at = told.good, mine[told.good]
     ops = np.full(len(mine), int(Op.UNKNOWN))
     for tag, op in MPI_TAG.items():
@@ -243,7 +247,7 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told) -> None:
     for name, values in (
         ("context", told.context),
         ("tag", told.tag),
-        ("sub", np.cumsum(told.begins & named)),
+        ("sub", np.cumsum(told.begins & named) + first - 1),
     ):
         rows[name][at] = np.where(named, values, 0)[good].astype(np.uint32)
     carried = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
