@@ -12,8 +12,10 @@ import numpy as np
 from readings import read_bytes, read_file
 
 from dpuflow import schema
+from dpuflow.collectives.schedules import ALGORITHMS
 from dpuflow.collectives.sequenced import sequenced_instances
 from dpuflow.inference import beside, pipelines
+from dpuflow.lateness import needs, relative
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.schema import Direction, Op, Wire
 
@@ -136,3 +138,21 @@ def test_a_stage_without_any_input_seen_is_no_crash():
     arrived, of = pipelines._inputs(nothing, np.array([5, 9]))
     assert arrived.tolist() == [schema.NEVER] * 2
     assert of.tolist() == [-1, -1]
+
+
+def test_a_rank_that_talks_to_itself():
+    """Its linear all_to_all has no messages between ranks; how many there were was divided by none."""
+    linear = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
+    assert needs._plan(linear, 1, 0, 1) is None
+
+
+def test_errors_of_centuries():
+    """What did not fit was told as an unseen time, with a warning of NumPy's in the middle of the verdict."""
+    same = np.zeros(3, np.int64)
+    entries = SimpleNamespace(
+        endpoint=same, spread_ns=np.array([schema.NEVER, (1 << 63) - 1, 7]), held_ns=np.array([3, 0, 4]), clock=same,
+        clock_ns=same,
+    )  # fmt: skip
+    handed, clocks = relative._errors(entries, np.array([2, 2, 2]))
+    assert handed.tolist() == [schema.NEVER, 1 << 62, 7]
+    assert clocks.tolist() == [0, 0, 0]

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -167,7 +168,8 @@ KINDS: dict[str, Callable[[Random], None]] = {"packets": packets, "files": files
 
 
 def one(kind: str, seed: int) -> None:
-    """One case. Raises whatever goes wrong."""
+    """One case. Raises whatever goes wrong, and what NumPy only warns of."""
+    warnings.simplefilter("error", RuntimeWarning)
     KINDS[kind](Random(f"{kind}:{seed}"))
 
 

@@ -137,6 +137,8 @@ def _plan(algorithm: Algorithm, n: int, root: int, size: int) -> _Plan | None:
     """The plan for ``size`` messages in all, None where that is no multiple of the schedule's."""
     edges = edge_sizes(algorithm, n, root)
     whole = sum(len(sizes) for sizes in edges.values())
+    if whole == 0:  # a single rank that talks to itself
+        return None
     cuts = size // whole
     if cuts * whole != size or (cuts > 1 and not algorithm.cuts):
         return None

@@ -128,7 +128,9 @@ def _errors(entries: Entries, first: NDArray[np.int64]) -> tuple[NDArray[np.int6
     first = np.minimum(first, len(entries.endpoint) - 1)
     own = np.maximum(entries.spread_ns, entries.held_ns).astype(np.float64)
     apart = np.where(first == np.arange(len(first)), 0, entries.held_ns[first]).astype(np.float64)
-    handed = np.where(entries.spread_ns == NEVER, NEVER, np.hypot(own, apart).round().astype(np.int64))
+    # Stamps may be centuries apart: what no longer fits is as good as the largest number.
+    both = np.minimum(np.hypot(own, apart), 2.0**62).round().astype(np.int64)
+    handed = np.where(entries.spread_ns == NEVER, NEVER, both)
     clocks = np.where(entries.clock != entries.clock[first], entries.clock_ns + entries.clock_ns[first], 0)
     return handed, clocks
 
