@@ -1,7 +1,8 @@
 """Live capture: what the programs cost a packet, what the reader costs a record, what idling costs. As root.
 
 Programs are run by the kernel on one RoCE packet over and over (bpf_prog_test_run), interleaved, and medians
-are taken. N is the same program with a filter that nothing passes: it parses and stores nothing. The packet's
+are taken. N is the same program with a filter that nothing passes: it parses and stores nothing. "Stamped"
+packets have the kernel's stamp before the program runs. The packet's
 PSN never changes, so messages mode folds nothing here: that figure is its worst case.
 """
 
@@ -23,6 +24,7 @@ from dpuflow.live import libbpf
 from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES, object_path
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import Ring
+from dpuflow.live.wall import WallMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +70,7 @@ def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure, say and return the figures, in ns."""
     from dpuflow.errors import DpuflowError
 
-    rings = {"own": Ring(1 << 16, CELL), "kernel's": Ring(RING)}
+    rings, wall = {"own": Ring(1 << 16, CELL), "kernel's": Ring(RING)}, WallMap()
     frame = write_middle()
     tally = np.zeros(kernel.D_SIZE, np.int64)
     tally[kernel.D_LEFT] = 1 << 60
@@ -78,19 +80,22 @@ def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
         ("N", "dpuflow_xdp", "own", LiveOptions(("lo",), qps=(NOBODY,))),
         ("packets, xdp", "dpuflow_xdp", "own", LiveOptions(("lo",))),
         ("packets, tc", "dpuflow_in", "own", LiveOptions(("lo",))),
+        ("packets, tc, stamped", "dpuflow_in", "own", LiveOptions(("lo",))),
         ("packets, kernel's ring alone", "dpuflow_xdp", "kernel's", LiveOptions(("lo",))),
         ("messages, xdp", "dpuflow_xdp", "own", LiveOptions(("lo",), mode="messages")),
     ):
         settings = options.settings(0, 0)
         rings[which].set(settings)
-        made = libbpf.Loaded(object_path(options.mode), (program,), settings, rings[which].maps())
+        maps = rings[which].maps() | ({"wall": wall.fd} if name.endswith("stamped") else {})
+        made = libbpf.Loaded(object_path(options.mode), (program,), settings, maps)
         loaded[name] = (made, made.fds[program], rings[which])
     stamps = {f"stamp, {name}": fd for name, fd in bench_programs().items() if name != "source"}
     samples: dict[str, list[float]] = {name: [] for name in (*loaded, "reader", "bcc callback", *stamps)}
     peer = _bcc_peer(say)
     for _ in range(rounds):
         for name, (_, fd, ring) in loaded.items():
-            samples[name].append(repeat(fd, frame, RECORDS))
+            stamp_ns = time.time_ns() if name.endswith("stamped") else 0
+            samples[name].append(repeat(fd, frame, RECORDS, stamp_ns))
             before, start = int(tally[kernel.D_PACKETS]), time.process_time_ns()
             while ring.drain(out, 0, tally):
                 pass
@@ -107,6 +112,7 @@ def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
         made.close()
     for ring in rings.values():
         ring.close()
+    wall.close()
     figures = {name: median(values) for name, values in samples.items() if values}
     figures["idle share of a core"] = _idle()
     for name, value in figures.items():

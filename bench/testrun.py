@@ -14,6 +14,7 @@ from dpuflow.live import libbpf
 
 LIVE_FRAMES: Final = 1 << 1  # BPF_F_TEST_XDP_LIVE_FRAMES: what the program passes goes up the stack
 BATCH: Final = 64  # frames at a time, as many as a NIC's poll brings
+TSTAMP, SK_BUFF = 152, 192  # where the kernel's stamp is in struct __sk_buff, and its size
 SOURCE: Final = Path(__file__).with_name("source.bpf.c")
 
 
@@ -37,10 +38,14 @@ class _Context(ctypes.Structure):
     )
 
 
-def repeat(fd: int, frame: bytes, times: int) -> int:
-    """Nanoseconds a run of the program on ``frame``, as the kernel measures them."""
+def repeat(fd: int, frame: bytes, times: int, stamp_ns: int = 0) -> int:
+    """Nanoseconds a run of the program on ``frame``, as the kernel measures them; at tc with its ``stamp_ns``."""
     data = ctypes.create_string_buffer(frame, len(frame))
     run = _Run(ctypes.sizeof(_Run), ctypes.addressof(data), None, len(frame), repeat=times)
+    if stamp_ns:
+        buffer = ctypes.create_string_buffer(SK_BUFF)
+        ctypes.c_uint64.from_buffer(buffer, TSTAMP).value = stamp_ns
+        run.ctx_in, run.ctx_size_in = ctypes.addressof(buffer), SK_BUFF
     return _run(fd, run)
 
 

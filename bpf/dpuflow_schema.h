@@ -3,7 +3,7 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0xdecf555fU
+#define DPUFLOW_SCHEMA 0xc3b7d8f4U
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
@@ -178,5 +178,12 @@ _Static_assert(__builtin_offsetof(struct dpuflow_phc, rate_0) == 24, "phc.rate_0
 _Static_assert(__builtin_offsetof(struct dpuflow_phc, nic_1) == 32, "phc.nic_1");
 _Static_assert(__builtin_offsetof(struct dpuflow_phc, time_1) == 40, "phc.time_1");
 _Static_assert(__builtin_offsetof(struct dpuflow_phc, rate_1) == 48, "phc.rate_1");
+
+/* How the wall clock stands to the kernel's monotonic one; user space writes it when somebody sets it. */
+struct dpuflow_wall {
+	__u64 real_ns; /* ns: CLOCK_REALTIME minus the monotonic clock; 0: stamps in wall time are not taken */
+};
+_Static_assert(sizeof(struct dpuflow_wall) == 8, "wall");
+_Static_assert(__builtin_offsetof(struct dpuflow_wall, real_ns) == 0, "wall.real_ns");
 
 #endif

@@ -30,6 +30,7 @@ static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
 #define COUNTERS(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_COUNTERS_FD), &zero)
 #define CELL(cpu) bpf_map_lookup_elem_(MAP(DPUFLOW_CELLS_FD), &cpu)
 #define PHC(zero) 0
+#define WALL(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_WALL_FD), &zero)
 
 #else
 
@@ -72,12 +73,22 @@ struct {
 	__type(value, struct dpuflow_phc);
 } phc SEC(".maps");
 
+/* 0 -> how the wall clock stands to the kernel's monotonic one; written by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dpuflow_wall);
+} wall SEC(".maps");
+
 #define RESERVE(size) bpf_ringbuf_reserve(&ring, size, 0)
 #define SUBMIT(record) bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP)
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem(&counters, &zero)
 #define CELL(cpu) bpf_map_lookup_elem(&cells, &cpu)
 #define PHC(zero) bpf_map_lookup_elem(&phc, &zero)
+#define WALL(zero) bpf_map_lookup_elem(&wall, &zero)
 
 #endif
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* When a packet came: by the NIC's clock where it stamps, else by the kernel's when the program runs. */
+/* When a packet came: by the NIC's clock where it stamps, by the kernel's stamp where it has made one, else by the
+ * kernel's clock when the program runs. */
 #ifndef DPUFLOW_STAMP_H
 #define DPUFLOW_STAMP_H
 
@@ -31,6 +32,23 @@ static __always_inline __u64 from_nic(__u64 stamp)
 	return time + since + ((__s64)since * (__s64)rate >> 32);
 }
 
+/* The stamp that the kernel gives to what comes in, while some program on the host asks for that (chronyd,
+ * systemd-timesyncd, ptp4l), in its monotonic clock; 0 where there is none. Reading the clock again would take most
+ * of this program's time. At tc alone, and inbound: what goes out has the time it is to leave in the same field. */
+static __always_inline __u64 from_kernel(void *ctx)
+{
+	__u64 stamp = ((struct __sk_buff *)ctx)->tstamp;
+	struct dpuflow_wall *clock;
+	__u32 zero = 0;
+
+	if (!stamp)
+		return 0;
+	clock = WALL(zero);
+	if (!clock || !clock->real_ns)
+		return 0;
+	return stamp - clock->real_ns;
+}
+
 static __always_inline __u64 stamp(void *ctx, int xdp, __u8 direction, struct dpuflow_counters *count)
 {
 	if (settings.hardware && direction == DPUFLOW_DIRECTION_INBOUND) {
@@ -44,6 +62,12 @@ static __always_inline __u64 stamp(void *ctx, int xdp, __u8 direction, struct dp
 		if (time)
 			return time;
 		count->no_stamp++;
+	}
+	if (!xdp && direction == DPUFLOW_DIRECTION_INBOUND) {
+		__u64 time = from_kernel(ctx);
+
+		if (time)
+			return time;
 	}
 	return bpf_ktime_get_ns();
 }

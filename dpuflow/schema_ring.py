@@ -142,9 +142,14 @@ PHC: Final = make_record(
         )
     ),
 )
+WALL: Final = make_record(
+    "wall",
+    "How the wall clock stands to the kernel's monotonic one; user space writes it when somebody sets it.",
+    ("real_ns", "u8", "ns", "CLOCK_REALTIME minus the monotonic clock; 0: stamps in wall time are not taken"),
+)
 PHC_SPAN_NS: Final = 1 << 36  # a stamp further from the reading than a minute is none of this clock
 
-RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS, PHC)
+RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS, PHC, WALL)
 
 
 def layout_number() -> int:

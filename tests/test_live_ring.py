@@ -84,7 +84,7 @@ def drained(
     out, found = np.zeros(room + kernel.SLACK, np.uint8), b""
     cells, marks = np.zeros(8, np.uint8), np.zeros((0, 3), np.int64)
     rings = (consumer, producer, SIZE, cells, 8, 0, marks)
-    while filled := kernel.drain(*rings, NEVER, out, 0, state, seen):
+    while filled := kernel.drain(*rings, NEVER, 0, NEVER, out, 0, state, seen):
         found += out[:filled].tobytes()
     return found, state
 
@@ -167,7 +167,7 @@ def test_rings_are_read_in_the_order_of_their_stamps(
     for until in (10**18 + limit, NEVER):
         got = b""
         while filled := kernel.drain(
-            consumer, producer, SIZE, area, STRIDE, CELL, marks, until, out, 0, state, seen
+            consumer, producer, SIZE, area, STRIDE, CELL, marks, until, 0, NEVER, out, 0, state, seen
         ):
             got += out[:filled].tobytes()
         found.append(stamps(got))
@@ -175,6 +175,30 @@ def test_rings_are_read_in_the_order_of_their_stamps(
     assert found[0] == [packet for packet in every if packet[0] < 10**18 + limit]
     assert found[0] + found[1] == every
     assert state[kernel.D_PACKETS] == len(every)
+
+
+def test_a_stamp_that_cannot_be_holds_nothing_up() -> None:
+    """Of a clock that was set: one from the future, one of long ago. They are taken as of the look."""
+    look, limit = 10**18 + 1000, 10**18 + 900
+    rings = [
+        [(10**18 + 1, b"a" * 20), (10**18 + 10**10, b"b" * 20), (10**18 + 2, b"c" * 20)],
+        [(5, b"d" * 20)],
+    ]
+    area = cells_of(rings, [0, 8])  # type: ignore[arg-type]
+    consumer, producer = ring_of([], 0)
+    state, seen = np.zeros(kernel.D_SIZE, np.int64), np.zeros(1 << 16, np.uint8)
+    state[kernel.D_LEFT] = 1 << 60
+    out, marks = np.zeros(4096, np.uint8), np.zeros((2, 3), np.int64)
+    filled = kernel.drain(
+        consumer, producer, SIZE, area, STRIDE, CELL, marks, limit, 10**18 - 1000, look, out, 0, state, seen
+    )
+    assert sorted(stamps(out[:filled].tobytes())) == [
+        (10**18 + 1, b"a" * 20),
+        (10**18 + 2, b"c" * 20),
+        (limit - 1, b"b" * 20),
+        (limit - 1, b"d" * 20),
+    ]
+    assert state[kernel.D_MISDATED] == 2
 
 
 def record_places(producer: np.ndarray) -> list[int]:

@@ -60,6 +60,7 @@ D_ENDS: Final = 2  # RoCE messages that ended
 D_LAST: Final = 3  # stamp of the last packet
 D_FLOWS: Final = 4  # bytes of ``seen`` that are set
 D_LEFT: Final = 5  # packets that may still be taken
+D_MISDATED: Final = 6  # packets whose stamp could not be, and was put right
 D_IFACES: Final = 8  # packets of each interface
 D_SIZE: Final = D_IFACES + 256
 
@@ -92,13 +93,13 @@ def _put_be16(out, at, value):  # type: ignore[no-untyped-def]
 
 
 @inner
-def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
-    """The packets of a run, their headers alone, times spread evenly; where the next block goes.
+def write_run(out, at, data, record, last):  # type: ignore[no-untyped-def]
+    """The packets of a run, headers alone, times spread evenly until ``last``; where the next block goes.
 
     The headers are those of a packet of the same flow. What tells its packets apart is written anew: IP (or
     GRH) and UDP lengths, ECN, and of the BTH opcode, pad, AckReq and PSN.
     """
-    first, last = le64(data, record + _FIRST), le64(data, record + _TIME)
+    first = min(max(le64(data, record + _FIRST), last - 2 * schema_ring.RUN_NS), last)
     count, marked = le32(data, record + _COUNT), le32(data, record + _MARKED)
     wire, captured, psn = (
         le32(data, record + _WIRE),
@@ -137,17 +138,19 @@ def write_run(out, at, data, record):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _move(data, record, out, at, room, state, seen):  # type: ignore[no-untyped-def]
-    """One record to ``out`` at ``at``, with its counts; where the next block goes, -1 if it does not fit."""
+def _move(data, record, time, out, at, room, state, seen):  # type: ignore[no-untyped-def]
+    """One record, stamped ``time``, to ``out`` at ``at``, with its counts; where the next block goes, -1 if
+    it does not fit."""
     captured, count, run = le32(data, record + _CAPTURED), 1, data[record + _KIND] == _IS_RUN
     if run:
         count = le32(data, record + _COUNT)
     if at + count * (BLOCK_BYTES + captured + 3) > room:
         return -1
-    time, wire = le64(data, record + _TIME), le32(data, record + _WIRE)
-    iface = i8(data[record + _IFACE])
+    wire, iface = le32(data, record + _WIRE), i8(data[record + _IFACE])
+    if time != le64(data, record + _TIME):
+        state[D_MISDATED] += count
     if run:
-        at = write_run(out, at, data, record)
+        at = write_run(out, at, data, record, time)
     else:
         direction = i8(data[record + _DIRECTION])
         at = write_packet(out, at, data, record + _DATA, captured, wire, time, iface, direction)
@@ -184,35 +187,45 @@ def _behind_given_up(producer, first, size, here, end):  # type: ignore[no-untyp
 
 
 @inlined
-def _time_of_next(producer, first, size, here, end):  # type: ignore[no-untyped-def]
+def _time_of(data, record, earliest, now, instead):  # type: ignore[no-untyped-def]
+    """The stamp of a record; ``instead`` where it is not between ``earliest`` and ``now``: somebody has set
+    the clock in that moment, and one that is to come would hold up all that follows."""
+    time = le64(data, record + _TIME)
+    return time if earliest <= time <= now else instead
+
+
+@inlined
+def _time_of_next(producer, first, size, here, end, earliest, now, instead):  # type: ignore[no-untyped-def]
     """The stamp of the record at ``here``; _NEVER where there is none that is finished."""
     if here >= end or acquire32(producer, first + (here & size - 1)) & _BUSY:
         return _NEVER
-    return le64(producer, first + (here & size - 1) + 8 + _TIME)
+    return _time_of(producer, first + (here & size - 1) + 8, earliest, now, instead)
 
 
-@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8, i8[:, ::1], i8, u1[::1], i8, i8[::1], u1[::1]))
+@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8, i8[:, ::1], i8, i8, i8, u1[::1], i8, i8[::1], u1[::1]))
 def drain(  # type: ignore[no-untyped-def]
-    consumer, producer, size, cells, stride, cell_size, marks, limit, out, at, state, seen
+    consumer, producer, size, cells, stride, cell_size, marks, limit, earliest, now, out, at, state, seen
 ):
     """Move records older than ``limit`` to ``out`` from ``at`` on; where they end.
 
     ``consumer`` is the kernel ring's page with the reader's position; ``producer`` the page with the
     writer's, and after it the ring of ``size`` bytes, twice. ``cells``: ``len(marks)`` cells, one each
     ``stride`` bytes, with rings of ``cell_size``; ``marks``, a row of three for each, is room to work. Within
-    a ring order stays; between rings the older record goes first. ``out`` has SLACK bytes more than it is to
-    hold. ``seen``: one byte for each value of the upper 16 bits of a flow's hash.
+    a ring order stays; between rings the older record goes first. Stamps before ``earliest`` and after
+    ``now`` cannot be: such records get the last time before ``limit``, and are counted. ``out`` has SLACK
+    bytes more than it is to hold. ``seen``: one byte for each value of the upper 16 bits of a flow's hash.
     """
-    room, count = len(out) - SLACK, len(marks)
+    room, count, instead = len(out) - SLACK, len(marks), min(limit - 1, now)
     for k in range(count):
         marks[k, 0], marks[k, 1] = le64(cells, k * stride + _TAIL), acquire64(cells, k * stride + _HEAD)
         marks[k, 2] = _NEVER
         if marks[k, 0] < marks[k, 1]:
-            marks[k, 2] = le64(cells, k * stride + _CELL + (marks[k, 0] & cell_size - 1) + _TIME)
+            record = k * stride + _CELL + (marks[k, 0] & cell_size - 1)
+            marks[k, 2] = _time_of(cells, record, earliest, now, instead)
     # Last, so that whatever a program put here before it put something into its cell is seen.
     first, end = len(consumer), acquire64(producer, 0)
     here = _behind_given_up(producer, first, size, le64(consumer, 0), end)
-    kept, full = _time_of_next(producer, first, size, here, end), False
+    kept, full = _time_of_next(producer, first, size, here, end, earliest, now, instead), False
     while state[D_LEFT] > 0 and not full:
         which, oldest, next_oldest = -1, kept, limit
         for k in range(count):
@@ -228,13 +241,13 @@ def drain(  # type: ignore[no-untyped-def]
                 record = first + (here & size - 1)
                 length = acquire32(producer, record) & _LENGTH
                 prefetch(producer, record + 8 * length)
-                moved = _move(producer, record + 8, out, at, room, state, seen)
+                moved = _move(producer, record + 8, kept, out, at, room, state, seen)
                 if moved < 0:
                     full = True
                     break
                 at = moved
                 here = _behind_given_up(producer, first, size, here + (length + 15 & ~7), end)
-                kept = _time_of_next(producer, first, size, here, end)
+                kept = _time_of_next(producer, first, size, here, end, earliest, now, instead)
         else:
             base, tail, head, time = which * stride + _CELL, marks[which, 0], marks[which, 1], oldest
             while time <= next_oldest and time < limit and state[D_LEFT] > 0:
@@ -243,13 +256,14 @@ def drain(  # type: ignore[no-untyped-def]
                 prefetch(cells, record + 8 * CELL_SLACK + 64)
                 prefetch(cells, record + 8 * CELL_SLACK + 128)
                 length = _cell_length(cells, record)
-                moved = _move(cells, record, out, at, room, state, seen)
+                moved = _move(cells, record, time, out, at, room, state, seen)
                 if moved < 0:
                     full = True
                     break
                 at = moved
-                tail += length
-                time = le64(cells, base + (tail & cell_size - 1) + _TIME) if tail < head else _NEVER
+                tail, time = tail + length, _NEVER
+                if tail < head:
+                    time = _time_of(cells, base + (tail & cell_size - 1), earliest, now, instead)
             marks[which, 0], marks[which, 2] = tail, time
     for k in range(count):
         release64(cells, k * stride + _TAIL, marks[k, 0])

@@ -12,6 +12,7 @@ import errno
 import mmap
 import socket
 import struct
+import time
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -94,14 +95,16 @@ class PacketCapture:
             opened.keep(int(wanted[kernel.P_SNAPLEN]))
         self._wanted = wanted
 
+    def wait(self, seconds: float) -> None:
+        """Sleep between two looks."""
+        time.sleep(seconds)
+
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface."""
         return [opened.counters() for opened in self._sockets]
 
     def detach(self) -> None:
         """Let no more packets into the rings, and wait until the last blocks have been handed over."""
-        import time
-
         for opened in self._sockets:
             opened.stop()
         time.sleep(3 * _HAND_OVER_MS / 1000)

@@ -63,6 +63,10 @@ class Backend(Protocol):
         """Move what has come to ``out`` from ``at`` on, as much as fits; where it ends."""
         ...
 
+    def wait(self, seconds: float) -> None:
+        """Sleep between two looks."""
+        ...
+
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface, by name, since the start."""
         ...

@@ -167,10 +167,10 @@ class LiveCapture:
                 if self._reason is not None:
                     break
             if hold_s:
-                time.sleep(min(hold_s, _IDLE_PAUSE_S, max(end_s - now_s, 0.0)))
+                backend.wait(min(hold_s, _IDLE_PAUSE_S, max(end_s - now_s, 0.0)))
             elif filled < OUT_BYTES // 2:
                 pause_s = _PAUSE_S if filled else min(2 * pause_s, longest_s)
-                time.sleep(min(pause_s, max(end_s - now_s, 0.0)))
+                backend.wait(min(pause_s, max(end_s - now_s, 0.0)))
         backend.detach()
         while filled := backend.read(out, 0):
             yield out[:filled]

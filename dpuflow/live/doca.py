@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -122,6 +123,10 @@ class DocaCapture:
                 )
             )
         return at
+
+    def wait(self, seconds: float) -> None:
+        """Sleep between two looks."""
+        time.sleep(seconds)
 
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of the copies. Those lost in the card's queue or before ``read`` are ``ring_full``."""

@@ -14,10 +14,11 @@ from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, libbpf, place
 from dpuflow.live.base import find_interface
-from dpuflow.live.clock import StampClock
+from dpuflow.live.clock import STEP_NS, StampClock
 from dpuflow.live.nic import take_all
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import ALL, Ring
+from dpuflow.live.wall import WallMap
 from dpuflow.live.watchdog import watch
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 # What a program may take from its stamp to the record, so that what is older is complete on all CPUs and the
 # records of all can be put in order; many times what it does take.
 _GUARD_NS = 20_000
-# The same for the NIC's stamps, which are older by the time that a packet waits for the driver.
-_NIC_GUARD_NS = 2_000_000
+# The same for stamps that were made before the program ran: by the NIC, older by the time that a packet
+# waits for the driver, or by the kernel, at tc, older by the time that it waits for another CPU.
+_EARLY_GUARD_NS = 2_000_000
 _SETTLED_S = 2 * schema_ring.RUN_NS / 1e9  # by then all runs have stood long enough
 
 
@@ -52,16 +54,19 @@ class EbpfCapture:
         with ExitStack() as stack:
             self.ring = Ring.of_bytes(options.buffer)
             stack.callback(self.ring.close)
+            self._wall = WallMap()
+            stack.callback(self._wall.close)
             clock_ns = self.clock.start.real_ns
             for number, interface in enumerate(self.interfaces):
                 if options.promiscuous:
                     stack.enter_context(take_all(interface.index, interface.name))
-                each = place.Place(number, interface, options, clock_ns, self.ring, compile)
+                each = place.Place(number, interface, options, clock_ns, self.ring, self._wall.fd, compile)
                 self._places.append(each)
                 stack.callback(each.close)
             self.hooks = ", ".join(sorted({each.hook for each in self._places}))
             self.interfaces = [each.interface for each in self._places]
-            self._guard_ns = _NIC_GUARD_NS if any(each.stamped_by_nic for each in self._places) else _GUARD_NS
+            early = any(each.stamped_early for each in self._places)
+            self._guard_ns = _EARLY_GUARD_NS if early else _GUARD_NS
             self._dismiss = self._watch()
             self._stack = stack.pop_all()
 
@@ -77,13 +82,26 @@ class EbpfCapture:
 
     def read(self, out: Bytes, at: int) -> int:
         """Move what is in the ring to ``out`` from ``at`` on, as much as fits; where it ends."""
-        limit = time.monotonic_ns() + self.clock.start.real_ns - self._guard_ns if self._attached else ALL
-        return self.ring.drain(out, at, self.tally, limit)
+        now = time.monotonic_ns() + self.clock.start.real_ns
+        return self.ring.drain(
+            out, at, self.tally, now - self._guard_ns if self._attached else ALL, now + STEP_NS
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, and follow the wall clock when it is set."""
+        self._wall.wait(seconds)
 
     @property
     def warnings(self) -> list[str]:
         """What is to be told of the stamps at the end."""
-        return [text for each in self._places for text in each.warnings()]
+        texts = [text for each in self._places for text in each.warnings()]
+        misdated = int(self.tally[kernel.D_MISDATED])
+        if misdated:
+            texts.append(
+                f"{misdated} packets had stamps that cannot be, as a clock was set in that moment: they have"
+                " the time at which they were read from the ring"
+            )
+        return texts
 
     def ring_share(self) -> float:
         """How much of the ring is filled now, 0 to 1."""

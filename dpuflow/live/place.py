@@ -40,11 +40,13 @@ class Place:
         options: LiveOptions,
         clock_ns: int,
         ring: Ring,
+        wall_fd: int,
         compile: bool,
     ) -> None:
         """Load and attach. Raises MissingError, DpuflowError; nothing stays attached then."""
         self.interface = interface
         self._number, self._clock_ns, self._ring, self._compile = number, clock_ns, ring, compile
+        self._wall_fd = wall_fd
         self._on: dict[str, attach.Link | attach.Filter] = {}
         with ExitStack() as stack:
             self._nic = self._clock(options)
@@ -86,7 +88,7 @@ class Place:
         """The programs that ``options`` ask for here. Raises MissingError, DpuflowError."""
         settings = options.settings(self._number, self._clock_ns)
         self._ring.set(settings)
-        maps = self._ring.maps() | {"counters": self._counters_fd}
+        maps = self._ring.maps() | {"counters": self._counters_fd, "wall": self._wall_fd}
         xdp = options.hook.startswith("xdp")
         names: tuple[str, ...] = (XDP,) if xdp else (IN, OUT)
         if self._compile:
@@ -169,9 +171,9 @@ class Place:
         return [f"{self.interface.name}: the NIC's clock {self._nic.device} was set {self._nic.steps} times"]
 
     @property
-    def stamped_by_nic(self) -> bool:
+    def stamped_early(self) -> bool:
         """Whether stamps may be older than the program that writes them."""
-        return self._nic is not None
+        return self._nic is not None or not self.hook.startswith("xdp")
 
     def detach(self) -> None:
         """Take the programs off the interface."""

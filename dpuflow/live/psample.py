@@ -167,6 +167,10 @@ class SampleCapture:
             )
         )  # fmt: skip
 
+    def wait(self, seconds: float) -> None:
+        """Sleep between two looks."""
+        time.sleep(seconds)
+
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface's samples; those lost of the group count at the first one."""
         counted = []

@@ -55,6 +55,7 @@ class Ring:
         self._cell_bytes = _bytes(self._cells)
         self._marks = np.zeros((cells, 3), np.int64)
         self._peak = 0
+        self._looked = 0
         self._seen = np.zeros(1 << 16, np.uint8)
         self._ends = [(_position(read, 0), _position(written, 0)) for read, written in (self._mapped,)]
         for at in range(0, cells * self._stride, self._stride):
@@ -93,9 +94,14 @@ class Ring:
         peak, self._peak = self._peak, 0
         return max(peak / (self.size + self.cell_size), self.share())
 
-    def drain(self, out: Bytes, at: int, tally: Numbers, limit: int = ALL) -> int:
+    def drain(self, out: Bytes, at: int, tally: Numbers, limit: int = ALL, now: int = ALL) -> int:
         """Move records stamped before ``limit`` to ``out`` from ``at`` on as packet blocks, as many as fit;
-        where they end."""
+        where they end.
+
+        Stamps that are later than ``now``, or a minute earlier than at the last look, cannot be: such records
+        get the last time before ``limit``, and are counted.
+        """
+        earliest, self._looked = self._looked - schema_ring.PHC_SPAN_NS, now if now < ALL else 0
         # An idle capture looks twenty times a second, on a cold core: the call would take 60 us.
         filled = self._filled()
         if not filled:
@@ -104,7 +110,7 @@ class Ring:
         return int(
             kernel.drain(
                 *self._mapped, self.size, self._cell_bytes, self._stride, self.cell_size, self._marks, limit,
-                out, at, tally, self._seen,
+                earliest, now, out, at, tally, self._seen,
             )
         )  # fmt: skip
 

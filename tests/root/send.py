@@ -1,15 +1,18 @@
 """Replay captures onto an interface: send.py DEVICE RATE FILE... Packets that were cut are filled up.
 
 RATE is in packets a second, 0 for as fast as it goes. Prints how many packets were sent.
+SIGTERM ends it after the packet in hand.
 """
 
 from __future__ import annotations
 
 import gzip
+import signal
 import socket
 import struct
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 
@@ -29,17 +32,19 @@ def frames(path: Path) -> list[bytes]:
 
 def main() -> None:
     device, rate, files = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    sent = 0
+    sent, ended = 0, []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as out:
         out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 20)
         out.bind((device, 0))
         start = time.monotonic()
-        for file in files:
-            for frame in frames(Path(file)):
-                if rate and sent % 64 == 0:
-                    time.sleep(max(start + sent / rate - time.monotonic(), 0))
-                out.send(frame)
-                sent += 1
+        for frame in chain.from_iterable(frames(Path(file)) for file in files):
+            if ended:
+                break
+            if rate and sent % 64 == 0:
+                time.sleep(max(start + sent / rate - time.monotonic(), 0))
+            out.send(frame)
+            sent += 1
     print(sent)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live.capture import LiveCapture
 from dpuflow.live.options import LiveOptions
 
+STEP = 1500  # packets before the next change
 WAYS = [("ebpf", "tcx"), ("ebpf", "clsact"), ("ebpf", "xdp"), ("afpacket", "auto")]
 
 
@@ -53,19 +53,20 @@ def test_modes_change_while_packets_come_and_each_packet_is_counted_once(
         {"mode": "messages", "snaplen": 256}, {"mode": "packets"},
     ]  # fmt: skip
     modes = ["packets"]
-    sending = sender(pair, nccl * 2, 8000)
-    due_s = time.monotonic() + 0.4
+    sending = sender(pair, nccl * 40, 8000)  # more than will be needed: it is told when to end
+    due = STEP
 
     def over() -> bool:
-        """Asked between all looks: the next step where it is time for it."""
-        nonlocal due_s
-        if time.monotonic() > due_s and steps:
+        """Asked between all looks: the next step when so many packets more have come."""
+        nonlocal due
+        seen = capture.backend.counters()[0]["seen"]
+        if seen >= due and steps:
             capture.switch(**steps.pop(0))  # type: ignore[arg-type]
             modes.append(capture.options.mode)
-            due_s = time.monotonic() + 0.2
-        if sending.poll() is None:
-            due_s = max(due_s, time.monotonic() + 0.2) if not steps else due_s
-        return sending.poll() is not None and time.monotonic() > due_s
+            due = capture.backend.counters()[0]["seen"] + STEP
+        elif seen >= due:
+            sending.terminate()
+        return sending.poll() is not None
 
     for _ in capture.pieces(duration_s=300, stopped=over):
         pass
