@@ -86,6 +86,7 @@ def run_live(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     ):
         settings = options.settings(0, 0)
         rings[which].set(settings)
+        settings["atomic"] = 1
         maps = rings[which].maps() | ({"wall": wall.fd} if name.endswith("stamped") else {})
         made = libbpf.Loaded(object_path(options.mode), (program,), settings, maps)
         loaded[name] = (made, made.fds[program], rings[which])

@@ -5,9 +5,9 @@ bpf_prog_test_run), which go up the stack of an interface that `dpuflow capture`
 one core. What counts is the CPU time of both for a packet, as the rate of a machine that others use tells
 little: the rate of one core is its inverse. The source's own limit is the rate with nobody capturing.
 
-Lossless means here: taken from the ring and made into the blocks of a pcapng file, in memory. Twice, as it makes
-a difference who reads the clock: with the kernel as it is, and where some program has it stamp whatever comes,
-as chronyd, systemd-timesyncd and ptp4l do (a socket with SO_TIMESTAMPNS); N pays for that as well.
+Lossless means here: taken from the ring and made into the blocks of a pcapng file, in memory. Twice, as it
+makes a difference who reads the clock: with the kernel as it is, and where some program has it stamp whatever
+comes, as chronyd, systemd-timesyncd and ptp4l do (a socket with SO_TIMESTAMPNS); N pays for that as well.
 """
 
 from __future__ import annotations

@@ -39,7 +39,10 @@ class _Context(ctypes.Structure):
 
 
 def repeat(fd: int, frame: bytes, times: int, stamp_ns: int = 0) -> int:
-    """Nanoseconds a run of the program on ``frame``, as the kernel measures them; at tc with its ``stamp_ns``."""
+    """Nanoseconds a run of the program on ``frame``, as the kernel measures them.
+
+    With ``stamp_ns`` the kernel has stamped it so (programs for tc alone).
+    """
     data = ctypes.create_string_buffer(frame, len(frame))
     run = _Run(ctypes.sizeof(_Run), ctypes.addressof(data), None, len(frame), repeat=times)
     if stamp_ns:

@@ -3,7 +3,7 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0xc3b7d8f4U
+#define DPUFLOW_SCHEMA 0xbdbfe905U
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
@@ -138,9 +138,11 @@ struct dpuflow_settings {
 	__u32 iface; /* number of the interface in records */
 	__u32 cell_mask; /* B: size of each CPU's own ring minus 1; 0: the kernel's ring buffer alone */
 	__u32 ordered; /* 1 where the processor does not reorder stores: a plain one publishes a record */
+	__u32 atomic; /* 1 where the kernel has atomic operations that give back what was there */
 	__u32 hardware; /* 1 where the NIC stamps what comes, with the clock of PHC */
+	__u32 reserved; /* 0 */
 };
-_Static_assert(sizeof(struct dpuflow_settings) == 280, "settings");
+_Static_assert(sizeof(struct dpuflow_settings) == 288, "settings");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, clock_ns) == 0, "settings.clock_ns");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, host_hi) == 8, "settings.host_hi");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, host_lo) == 72, "settings.host_lo");
@@ -158,7 +160,9 @@ _Static_assert(__builtin_offsetof(struct dpuflow_settings, vlan) == 248, "settin
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, iface) == 264, "settings.iface");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, cell_mask) == 268, "settings.cell_mask");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, ordered) == 272, "settings.ordered");
-_Static_assert(__builtin_offsetof(struct dpuflow_settings, hardware) == 276, "settings.hardware");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, atomic) == 276, "settings.atomic");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, hardware) == 280, "settings.hardware");
+_Static_assert(__builtin_offsetof(struct dpuflow_settings, reserved) == 284, "settings.reserved");
 
 /* How the NIC's clock stands to the kernel's monotonic one, two times, of which one is being written. */
 struct dpuflow_phc {

@@ -125,7 +125,9 @@ SETTINGS: Final = make_record(
     ("iface", "u4", "", "number of the interface in records"),
     ("cell_mask", "u4", "B", "size of each CPU's own ring minus 1; 0: the kernel's ring buffer alone"),
     ("ordered", "u4", "", "1 where the processor does not reorder stores: a plain one publishes a record"),
+    ("atomic", "u4", "", "1 where the kernel has atomic operations that give back what was there"),
     ("hardware", "u4", "", "1 where the NIC stamps what comes, with the clock of PHC"),
+    ("reserved", "u4", "", "0"),
 )
 
 PHC: Final = make_record(

@@ -12,7 +12,7 @@ import numpy as np
 from dpuflow import schema_ring
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import ring as kernel
-from dpuflow.live import attach, libbpf, place
+from dpuflow.live import attach, place
 from dpuflow.live.base import find_interface
 from dpuflow.live.clock import STEP_NS, StampClock
 from dpuflow.live.nic import take_all
@@ -199,6 +199,6 @@ def load_once() -> None:
             programs = (place.IN, place.OUT, place.XDP, *more)
             settings = LiveOptions(("lo",)).settings(0, 0)
             ring.set(settings)
-            libbpf.Loaded(place.made(mode), programs, settings, ring.maps()).close()
+            place.load(place.made(mode), [programs], settings, ring.maps()).close()
     finally:
         ring.close()

@@ -213,8 +213,9 @@ def run_program(fd: int, frame: bytes = b"") -> None:
 
 def load_error(number: int) -> DpuflowError:
     """Why the kernel would not load a program or map, and what to do."""
+    refused = any("PROG LOAD LOG" in line for line in _said) and _privileged()
     words = last_words()
-    if number in (errno.EPERM, errno.EACCES) and "verifier" not in words and "invalid" not in words:
+    if number == errno.EPERM or (number == errno.EACCES and not refused):
         return MissingError(
             "eBPF is not allowed: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
             " (or take --backend afpacket, which needs CAP_NET_RAW alone)"
@@ -226,6 +227,13 @@ def load_error(number: int) -> DpuflowError:
     if number == errno.ENOSYS:
         return MissingError("this kernel has no eBPF: take --backend afpacket")
     return DpuflowError(f"the kernel refused the eBPF program ({os.strerror(number)}): {words[-600:]}")
+
+
+def _privileged() -> bool:
+    """Whether CAP_NET_ADMIN is held, and CAP_BPF and CAP_PERFMON or CAP_SYS_ADMIN."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff"))
+    return held >> 12 & 1 == 1 and (held >> 21 & 1 == 1 or held >> 38 & 3 == 3)
 
 
 def create_ring(size: int) -> int:

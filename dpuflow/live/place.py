@@ -19,6 +19,9 @@ from dpuflow.live.phc import NicClock
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dpuflow.live.base import Interface
     from dpuflow.live.options import LiveOptions
     from dpuflow.live.ring import Ring
@@ -99,12 +102,8 @@ class Place:
             maps["phc"] = self._nic.fd
             if xdp:
                 path, device = made(f"{options.mode}_hardware"), self.interface.index
-        if options.mode != "messages":
-            return libbpf.Loaded(path, names, settings, maps, device)
-        try:
-            return libbpf.Loaded(path, (*names, FLUSH), settings, maps, device)
-        except DpuflowError:
-            return libbpf.Loaded(path, (*names, FLUSH_TC), settings, maps, device)
+        choices = [(*names, FLUSH), (*names, FLUSH_TC)] if options.mode == "messages" else [names]
+        return load(path, choices, settings, maps, device)
 
     def _attach(self, hook: str, attached: ExitStack) -> str:
         """Attach the programs; where, in words."""
@@ -183,6 +182,42 @@ class Place:
         """Give everything back."""
         self.detach()
         self._stack.close()
+
+
+def load(
+    path: Path,
+    choices: list[tuple[str, ...]],
+    settings: NDArray[np.void],
+    maps: dict[str, int],
+    device: int = 0,
+) -> libbpf.Loaded:
+    """The first of ``choices`` of programs that the kernel takes; what it cannot do is left out of them.
+
+    Raises MissingError, DpuflowError.
+    """
+    attempts = [(names, atomic) for atomic in (1, 0) for names in choices]
+    for names, atomic in attempts[:-1]:
+        _allow(settings, atomic)
+        try:
+            return libbpf.Loaded(path, names, settings, maps, device)
+        except MissingError:
+            raise
+        except DpuflowError:
+            continue
+    names, atomic = attempts[-1]
+    _allow(settings, atomic)
+    return libbpf.Loaded(path, names, settings, maps, device)
+
+
+def _allow(settings: NDArray[np.void], atomic: int) -> None:
+    """Whether the programs may use atomic operations that give back what was there.
+
+    Linux has them from 5.12 on, for arm64 from 5.18 on. By them a run is held, and where the processor
+    reorders stores a record of a CPU's own ring is published: without, the kernel's lock and its ring.
+    """
+    settings["atomic"] = atomic
+    if not atomic and not settings["ordered"]:
+        settings["cell_mask"] = 0
 
 
 def flush(programs: Programs) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from network import Pair, inside
+from network import HERE, Pair, inside
 from send import frames
 from test_filters_live import pcap_of
 
@@ -19,6 +21,7 @@ from dpuflow.live import libbpf, place
 from dpuflow.live.capture import LiveCapture
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.record import journal_of
+from dpuflow.live.ring import Ring
 from dpuflow.schema import MESSAGE
 from dpuflow.tables import CaptureTables
 
@@ -141,19 +144,29 @@ def test_nothing_but_the_column_file_is_left(pair: Pair, nccl: list[Path], tmp_p
     assert [file.name for file in tmp_path.iterdir()] == ["x.dpuflow"]
 
 
-def test_runs_end_where_programs_of_user_space_may_not_lock(
-    pair: Pair, nccl: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lacks", ["locks of user space", "atomic operations"])
+@pytest.mark.parametrize("ordered", [1, 0])
+def test_kernels_that_can_do_less_fold_as_well(
+    pair: Pair, nccl: list[Path], monkeypatch: pytest.MonkeyPatch, lacks: str, ordered: int
 ) -> None:
-    """As on Linux 6.1 and before, where the kernel refuses the program that ends runs elsewhere."""
-    load = libbpf.Loaded.__init__
+    """Linux 6.1 and before refuse the program that ends runs from elsewhere; before 5.12, on arm64 before
+    5.18, operations by which runs are held, and records published where stores are reordered."""
+    load, taken = libbpf.Loaded.__init__, []
 
-    def refuse(self: libbpf.Loaded, path: Path, names: tuple[str, ...], *more: object) -> None:
-        if place.FLUSH in names:
+    def refuse(
+        self: libbpf.Loaded, path: Path, names: tuple[str, ...], settings: np.ndarray, *more: object
+    ) -> None:
+        if place.FLUSH in names if lacks == "locks of user space" else settings["atomic"]:
             self._object = None
-            raise DpuflowError("sleepable progs cannot use bpf_spin_lock yet")
-        load(self, path, names, *more)  # type: ignore[arg-type]
+            raise DpuflowError("the kernel refused the eBPF program")
+        taken.append((int(settings["atomic"][0]), int(settings["cell_mask"][0]) > 0))
+        load(self, path, names, settings, *more)  # type: ignore[arg-type]
+
+    def of_such_a_processor(self: Ring, settings: np.ndarray) -> None:
+        settings["cell_mask"], settings["ordered"] = self.cell_size - 1, ordered
 
     monkeypatch.setattr(libbpf.Loaded, "__init__", refuse)
+    monkeypatch.setattr(Ring, "set", of_such_a_processor)
     with inside(pair.b):
         capture = LiveCapture(LiveOptions(("east",), protocols=("any",), mode="messages"))
         try:
@@ -162,6 +175,35 @@ def test_runs_end_where_programs_of_user_space_may_not_lock(
                 pass
         finally:
             capture.close()
+    assert taken == [(1, True) if lacks == "locks of user space" else (0, ordered == 1)]
     summary = capture.summary()
     assert summary.counters[0]["folded"] > 5000
     assert summary.status.packets == summary.counters[0]["seen"] == sent
+
+
+@pytest.mark.parametrize("atomic", [1, 0])
+def test_a_flow_on_two_cpus_at_a_time_is_folded_without_loss(
+    pair: Pair, nccl: list[Path], monkeypatch: pytest.MonkeyPatch, atomic: int
+) -> None:
+    """Each run is one CPU's at a time: every packet is in one run, or in the ring as it is."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU alone")
+    monkeypatch.setattr(place, "_allow", lambda settings, _: settings.__setitem__("atomic", atomic))
+    command = [sys.executable, str(HERE / "send.py"), "west", "0", *map(str, nccl * 3)]
+    with inside(pair.b):
+        capture = LiveCapture(LiveOptions(("east",), protocols=("any",), mode="messages"))
+        try:
+            senders = [
+                pair.start(pair.a, "taskset", "-c", str(cpu), *command, stdout=-1)
+                for cpu in sorted(os.sched_getaffinity(0))[:2]
+            ]
+            for _ in capture.pieces(
+                duration_s=300, stopped=lambda: all(sender.poll() is not None for sender in senders)
+            ):
+                pass
+            sent = sum(int(sender.communicate()[0]) for sender in senders)
+        finally:
+            capture.close()
+    (counters,) = capture.summary().counters
+    assert counters["ring_full"] == counters["unreadable"] == 0
+    assert capture.summary().status.packets == counters["captured"] + counters["folded"] == sent
