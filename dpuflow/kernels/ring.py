@@ -35,6 +35,9 @@ _TIME, _WIRE, _CAPTURED = _AT["time_ns"], _AT["wire_len"], _AT["captured"]
 _HASH, _IFACE, _DIRECTION, _ENDS = _AT["flow_hash"], _AT["iface"], _AT["direction"], _AT["ends"]
 _KIND: Final = _AT["kind"]
 _DATA: Final = schema_ring.RING_PACKET.dtype.itemsize
+# Two words in _move_plain: lengths; hash, interface, direction, ends and kind.
+assert [_AT[name] - _WIRE for name in ("captured", "flow_hash", "iface")] == [4, 8, 12]
+assert [_AT[name] - _IFACE for name in ("direction", "ends", "kind")] == [1, 2, 3]
 _RUN: Final = {name: _DATA + place[1] for name, place in (schema_ring.RING_RUN.dtype.fields or {}).items()}
 _FIRST, _PSN, _COUNT, _MARKED = _RUN["first_ns"], _RUN["psn"], _RUN["count"], _RUN["marked"]
 _OPCODE, _BTH_AT, _IP_AT = _RUN["opcode"], _RUN["bth_at"], _RUN["ip_at"]
@@ -43,7 +46,7 @@ _RUN_DATA: Final = _DATA + schema_ring.RING_RUN.dtype.itemsize
 _HEAD, _TAIL, _CELL = schema_ring.CELL_HEAD, schema_ring.CELL_TAIL, schema_ring.CELL_DATA
 CELL_SLACK: Final = schema_ring.CELL_RECORD  # bytes that a cell's ring goes on behind its end
 
-_IS_RUN: Final = int(schema_ring.RingKind.RUN)
+_IS_PACKET, _IS_RUN = int(schema_ring.RingKind.PACKET), int(schema_ring.RingKind.RUN)
 
 _BUSY: Final = 1 << 31
 _GIVEN_UP: Final = 1 << 30
@@ -202,6 +205,59 @@ def _time_of_next(producer, first, size, here, end, earliest, now, instead):  # 
     return _time_of(producer, first + (here & size - 1) + 8, earliest, now, instead)
 
 
+@inner
+def _move_plain(cells, base, mark, mask, latest, earliest, out, at, state, seen):  # type: ignore[no-untyped-def]
+    """What ``_move`` does, for the packets at the front of one cell: as many as are plain, stamped between
+    ``earliest`` and ``latest``, and fit. Moves the cell's mark; where the next block goes.
+
+    All that most packets need is in registers here, which is a third of the time.
+    """
+    room, left, tail, head = len(out) - SLACK, state[D_LEFT], mark[0], mark[1]
+    packets, octets, ends, known = 0, 0, 0, 0
+    while tail < head and packets < left:
+        record = base + (tail & mask)
+        time = le64(cells, record + _TIME)
+        lengths, words = le64(cells, record + _WIRE), le64(cells, record + _HASH)
+        captured, wire = lengths >> 32, lengths & 0xFFFFFFFF
+        size = BLOCK_BYTES + (captured + 3 & ~3)
+        if time > latest or time < earliest or words >> 56 != _IS_PACKET or at + size > room:
+            break
+        prefetch(cells, record + 8 * CELL_SLACK)
+        prefetch(cells, record + 8 * CELL_SLACK + 64)
+        prefetch(cells, record + 8 * CELL_SLACK + 128)
+        iface, flow = words >> 32 & 0xFF, words & 0xFFFFFFFF
+        put64(out, at, size << 32 | 6)
+        put64(out, at + 8, time >> 32 << 32 | iface)
+        put64(out, at + 16, captured << 32 | time & 0xFFFFFFFF)
+        put32(out, at + 24, wire)
+        copy32(out, at + 28, cells, record + _DATA)
+        copy32(out, at + 60, cells, record + _DATA + 32)
+        if captured > 64:
+            copy32(out, at + 92, cells, record + _DATA + 64)
+            copy32(out, at + 124, cells, record + _DATA + 96)
+        put32(out, at + 28 + captured, 0)
+        put64(out, at + size - 16, (words >> 40 & 0xFF) << 32 | 4 << 16 | 2)
+        put64(out, at + size - 8, size << 32)
+        at += size
+        tail += _DATA + captured + 7 & ~7
+        state[D_IFACES + iface] += 1
+        state[D_LAST] = time
+        packets += 1
+        octets += wire
+        ends += words >> 48 & 0xFF
+        if flow != known:
+            known = flow
+            if flow and not seen[flow >> 16]:
+                seen[flow >> 16] = 1
+                state[D_FLOWS] += 1
+    mark[0] = tail
+    state[D_PACKETS] += packets
+    state[D_LEFT] -= packets
+    state[D_BYTES] += octets
+    state[D_ENDS] += ends
+    return at
+
+
 @kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8, i8[:, ::1], i8, i8, i8, u1[::1], i8, i8[::1], u1[::1]))
 def drain(  # type: ignore[no-untyped-def]
     consumer, producer, size, cells, stride, cell_size, marks, limit, earliest, now, out, at, state, seen
@@ -249,7 +305,12 @@ def drain(  # type: ignore[no-untyped-def]
                 here = _behind_given_up(producer, first, size, here + (length + 15 & ~7), end)
                 kept = _time_of_next(producer, first, size, here, end, earliest, now, instead)
         else:
-            base, tail, head, time = which * stride + _CELL, marks[which, 0], marks[which, 1], oldest
+            base, head, time = which * stride + _CELL, marks[which, 1], _NEVER
+            latest = min(next_oldest, limit - 1, now)
+            at = _move_plain(cells, base, marks[which], cell_size - 1, latest, earliest, out, at, state, seen)
+            tail = marks[which, 0]
+            if tail < head:
+                time = _time_of(cells, base + (tail & cell_size - 1), earliest, now, instead)
             while time <= next_oldest and time < limit and state[D_LEFT] > 0:
                 record = base + (tail & cell_size - 1)
                 prefetch(cells, record + 8 * CELL_SLACK)
