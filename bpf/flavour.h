@@ -30,7 +30,11 @@ static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
 #define COUNTERS(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_COUNTERS_FD), &zero)
 #define CELL(cpu) bpf_map_lookup_elem_(MAP(DPUFLOW_CELLS_FD), &cpu)
 #define PHC(zero) 0
+#ifdef DPUFLOW_WALL_FD
 #define WALL(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_WALL_FD), &zero)
+#else
+#define WALL(zero) 0
+#endif
 
 #else
 

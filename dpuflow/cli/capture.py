@@ -199,7 +199,8 @@ def _given(name: str) -> bool:
     default="auto",
     show_default=True,
     help="hardware: the NIC's stamps of received packets, in wall time; auto: those, where the NIC has been"
-    " told to stamp (hwstamp_ctl), else the kernel's.",
+    " told to stamp (hwstamp_ctl), else those that the kernel has made when they came in; kernel: its clock"
+    " when they pass dpuflow's program.",
 )
 @click.option(
     "--promiscuous",

@@ -61,6 +61,8 @@ class Place:
             stack.callback(lambda: self._programs.close())
             with ExitStack() as attached:
                 self.hook = self._attach(options.hook, attached)
+                tc = not self.hook.startswith("xdp")
+                self._early = self._nic is not None or (tc and options.timestamps != "kernel")
                 self._attached = attached.pop_all()
             if self._nic is not None:
                 self.interface = replace(interface, clock=self._nic.text())
@@ -91,7 +93,9 @@ class Place:
         """The programs that ``options`` ask for here. Raises MissingError, DpuflowError."""
         settings = options.settings(self._number, self._clock_ns)
         self._ring.set(settings)
-        maps = self._ring.maps() | {"counters": self._counters_fd, "wall": self._wall_fd}
+        maps = self._ring.maps() | {"counters": self._counters_fd}
+        if options.timestamps != "kernel":  # without it the programs do not take what was stamped before
+            maps["wall"] = self._wall_fd
         xdp = options.hook.startswith("xdp")
         names: tuple[str, ...] = (XDP,) if xdp else (IN, OUT)
         if self._compile:
@@ -172,7 +176,7 @@ class Place:
     @property
     def stamped_early(self) -> bool:
         """Whether stamps may be older than the program that writes them."""
-        return self._nic is not None or not self.hook.startswith("xdp")
+        return self._early
 
     def detach(self) -> None:
         """Take the programs off the interface."""

@@ -49,7 +49,8 @@ def test_the_file_equals_tcpdumps(pair: Pair, nccl: list[Path], tmp_path: Path, 
 def test_both_directions_and_their_times(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
     file = tmp_path / "both.pcapng"
     before = time.time_ns()
-    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any"):
+    options = ("--protocol", "any", "--timestamps", "kernel")
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), *options):
         there = pair.send(pair.a, "west", *nccl)
         back = pair.send(pair.b, "east", *nccl)
     after = time.time_ns()
@@ -300,7 +301,8 @@ def test_packets_of_several_cpus_are_in_order(pair: Pair, nccl: list[Path], tmp_
     first, second = sorted(os.sched_getaffinity(0))[:2]
     file = tmp_path / "x.pcapng"
     command = [sys.executable, str(HERE / "send.py")]
-    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any") as capture:
+    options = ("--protocol", "any", "--timestamps", "kernel")
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), *options) as capture:
         senders = [
             pair.start(space, "taskset", "-c", str(cpu), *command, device, "20000", str(nccl[0]), stdout=-1)
             for space, device, cpu in ((pair.a, "west", first), (pair.b, "east", second))

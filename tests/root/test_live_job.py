@@ -1,7 +1,8 @@
-"""A live Open MPI job with one late rank, captured and diagnosed in one command line, against its own log."""
+"""Live Open MPI and Gloo jobs with a late rank, captured and diagnosed in one command line, by their logs."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -53,8 +54,40 @@ def run_job(
     return entered
 
 
+def gloo_library() -> str:
+    """xoscar's binding of Gloo, by its path."""
+    package = importlib.util.find_spec("xoscar")
+    for place in (package.submodule_search_locations or []) if package is not None else []:
+        for library in Path(place).glob("collective/xoscar_pygloo*.so"):
+            return str(library)
+    pytest.skip("no Gloo for Python (pip install --no-deps xoscar)")
+
+
+def run_gloo(pair: Pair, store: Path) -> dict[int, list[int]]:
+    """As ``run_job``, by Gloo."""
+    store.mkdir()
+    ranks = [
+        pair.start(
+            space, sys.executable, str(HERE / "gloo_job.py"), gloo_library(), str(rank), address, str(store),
+            str(LATE_RANK), str(LATE_MS), str(STEPS), "65536",
+        )
+        for rank, space, address in ((0, pair.a, "10.77.0.1"), (1, pair.b, "10.77.0.2"))
+    ]  # fmt: skip
+    entered = []
+    for rank in ranks:
+        said = rank.communicate(timeout=300)[1].decode()
+        assert rank.returncode == 0, said
+        entered.append([int(at) for at in re.findall(r"enter \d+ \d+ (\d+)", said)])
+    assert [len(times) for times in entered] == [STEPS, STEPS]
+    return dict(enumerate(entered))
+
+
 @pytest.mark.parametrize("mode", ["a pipe", "a column file"])
-def test_the_late_rank_is_named_and_measured(pair: Pair, job: Path, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("stack", ["Open MPI", "Gloo"])
+def test_the_late_rank_is_named_and_measured(
+    pair: Pair, request: pytest.FixtureRequest, tmp_path: Path, mode: str, stack: str
+) -> None:
+    job = request.getfixturevalue("job") if stack == "Open MPI" else Path(gloo_library())
     pair.give_addresses()
     result = tmp_path / "x.json"
     dpuflow, columns = f"{sys.executable} -m dpuflow", tmp_path / "x.dpuflow"
@@ -69,7 +102,7 @@ def test_the_late_rank_is_named_and_measured(pair: Pair, job: Path, tmp_path: Pa
     process = pair.start(pair.b, "sh", "-c", line)
     assert process.stderr is not None
     assert b"capturing on east" in process.stderr.readline()
-    entered = run_job(pair, job)
+    entered = run_job(pair, job) if stack == "Open MPI" else run_gloo(pair, tmp_path / "store")
     os.kill(int(pid.read_text()), signal.SIGTERM)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
