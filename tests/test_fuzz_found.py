@@ -148,11 +148,10 @@ def test_a_rank_that_talks_to_itself():
 
 def test_errors_of_centuries():
     """What did not fit was told as an unseen time, with a warning of NumPy's in the middle of the verdict."""
-    same = np.zeros(3, np.int64)
+    same, spread = np.zeros(3, np.int64), np.array([schema.NEVER, (1 << 63) - 1, 7])
     entries = SimpleNamespace(
-        endpoint=same, spread_ns=np.array([schema.NEVER, (1 << 63) - 1, 7]), held_ns=np.array([3, 0, 4]), clock=same,
-        clock_ns=same,
-    )  # fmt: skip
+        endpoint=same, spread_ns=spread, held_ns=np.array([3, 0, 4]), clock=same, clock_ns=same
+    )
     handed, clocks = relative._errors(entries, np.array([2, 2, 2]))
     assert handed.tolist() == [schema.NEVER, 1 << 62, 7]
     assert clocks.tolist() == [0, 0, 0]
