@@ -183,6 +183,10 @@ def test_numbers_say_whether_the_connections_beginning_was_seen() -> None:
     messages = [(rxm(0, 0, 8192, -12), 8256)] * 3
     assert read(messages)["sub"].tolist() == [1, 2, 3]
     assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [2, 3, 4]
+    messages = [(ucx_only(-16), 9), (ucx_only(-12), 109)]
+    assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [2, 3]
+    messages.insert(1, (bytes([1]) + bytes(30), 31))  # its connections are set up beside the first messages
+    assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [1, 0, 2]
 
 
 def test_ucx_fragments_are_one_message() -> None:

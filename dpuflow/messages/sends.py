@@ -13,8 +13,8 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
   address, u64 size), 16 it was written. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
 Every fragment of a message gets the same number, so that it counts as one transfer. Numbers begin with 1
-where the capture holds the connection's beginning (CM handshake), else with 2. What is read or written for
-a rendezvous gets its offer's (``rendezvous``).
+where the capture holds the connection's beginning (CM handshake, UCX's set-up), else with 2. What is read or
+written for a rendezvous gets its offer's (``rendezvous``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from dpuflow import wire
 from dpuflow.framing import MPI_TAG
 from dpuflow.messages.rendezvous import Said, link_rendezvous
-from dpuflow.schema import Kind, Op, Pairing, Role, Wire
+from dpuflow.schema import NONE32, Kind, Op, Pairing, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,17 +133,24 @@ class SendHeads:
         sends, found = sends[in_time], found[in_time]
         flow = rows["flow"][sends]
         bounds = np.flatnonzero(np.r_[True, flow[1:] != flow[:-1], True]) if len(flow) else np.zeros(1, int)
-        said = []
+        read: list[tuple[NDArray[np.int64], _Told]] = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
-                    begun = flows["pairing"][rows["flow"][mine[0]]] == Pairing.HANDSHAKE and not self._forgot
-                    _apply(rows, mine, told, 1 if begun else 2)
-                    speaks = told.good & ((told.address != 0) | (told.role == Role.DONE))
-                    said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
+                    read.append((mine, told))
                     break
+        begun = flows["pairing"] == Pairing.HANDSHAKE
+        set_up = [rows["flow"][mine[0]] for mine, told in read if told.aside.any()]
+        begun[set_up] = True
+        peers = flows["peer"][set_up]
+        begun[peers[peers != NONE32]] = True
+        said = []
+        for mine, told in read:
+            _apply(rows, mine, told, 1 if begun[rows["flow"][mine[0]]] and not self._forgot else 2)
+            speaks = told.good & ((told.address != 0) | (told.role == Role.DONE))
+            said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
         if said:
             link_rendezvous(rows, flows, Said(*(np.concatenate(each) for each in zip(*said, strict=True))))
 
