@@ -7,12 +7,14 @@ endpoint at its position; ranks that nobody saw are negative numbers. Other edge
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes, schedule
+from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, schedule
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def placements(
                 continue
             if algorithm.rooted and op == Op.UNKNOWN:
                 continue  # a leaf's one message fits any tree
-            if busiest < _busiest(algorithm, n):
+            if busiest < _edges(algorithm, n)[1]:
                 continue
             for seat, to, back in _views(algorithm, n).get((len(outward), len(inward)), ()):
                 for heard in turns:
@@ -74,8 +76,10 @@ def placements(
 
 
 @lru_cache(maxsize=4096)
-def _busiest(algorithm: Algorithm, n: int) -> int:
-    return min(len(sizes) for sizes in edge_sizes(algorithm, n, 0).values())
+def _edges(algorithm: Algorithm, n: int) -> tuple[int, int]:
+    """How many edges there are, and the fewest messages that any of them carries."""
+    counts = Counter(map(itemgetter(1, 2), schedule(algorithm, n, 0)))  # by source and destination
+    return len(counts), min(counts.values())
 
 
 @lru_cache(maxsize=4096)
@@ -84,7 +88,7 @@ def _views(algorithm: Algorithm, n: int) -> dict[tuple[int, int], list[View]]:
 
     By how many others they send to and hear from. Those that see the same messages at the same steps are one.
     """
-    if n > 8 and len(edge_sizes(algorithm, n, 0)) > 8 * n:
+    if n > 8 and _edges(algorithm, n)[0] > 8 * n:
         return {}  # everyone with everyone: then all endpoints were seen
     views: dict[object, View] = {}
     seats: list[list[Send]] = [[] for _ in range(n)]
