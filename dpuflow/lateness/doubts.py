@@ -364,7 +364,7 @@ def _behind_own_data(
     was leaving: packets of both take turns. Messages sent again do not leave at a stretch.
     """
     out = np.zeros(len(entries.rule), bool)
-    sent = _sent_by_nccl(exchanges)
+    sent = _sent_by_gpus(exchanges)
     if not sent.any():
         return out
     src, begin, end = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns"))
@@ -387,9 +387,10 @@ def _behind_own_data(
     return out
 
 
-def _sent_by_nccl(exchanges: Rows | Picked) -> NDArray[np.bool_]:
-    """Exchanges whose data NCCL wrote, as their senders' captures saw it."""
-    sent = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
+def _sent_by_gpus(exchanges: Rows | Picked) -> NDArray[np.bool_]:
+    """Exchanges whose data was written one-sided (NCCL, puts, pages), as their senders' captures saw it."""
+    wire = exchanges["wire"]
+    sent = ((wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.ROCE_WRITE)) & (exchanges["data_ns"] != NEVER)
     sent &= (exchanges["seen"] & Seen.AT_SENDER) != 0
     return np.asarray(sent, np.bool_)
 
@@ -397,10 +398,10 @@ def _sent_by_nccl(exchanges: Rows | Picked) -> NDArray[np.bool_]:
 def _packet_ns(entries: Entries, exchanges: Rows | Picked) -> NDArray[np.float64]:
     """For each row how long a packet of its endpoint takes to leave: their usual distance within a message.
 
-    0 where NCCL did not send it, and where no message has several packets.
+    0 where none of these sent it, and where no message has several packets.
     """
     out = np.zeros(len(entries.rule))
-    several = np.flatnonzero(_sent_by_nccl(exchanges) & (exchanges["packets"] > 1))
+    several = np.flatnonzero(_sent_by_gpus(exchanges) & (exchanges["packets"] > 1))
     gaps = exchanges["packets"][several].astype(np.int64) - 1
     steps = (exchanges["data_end_ns"][several] - exchanges["data_ns"][several]) / gaps
     src = exchanges["src"][several]
