@@ -124,7 +124,7 @@ def credited(world: World, granted_ns: dict[int, dict[int, int]]) -> np.ndarray:
     for row, number in zip(exchanges, played.tolist(), strict=True):
         at = TIME_0 + granted_ns[number][int(row["dst"])]
         row["grant_ns"], row["grant_arrived_ns"] = at, at + HOP
-        row["wire"], row["grant"] = Wire.ROCE_WRITE_IMM, row["data"]
+        row["wire"], row["grant"], row["op"] = Wire.ROCE_WRITE_IMM, row["data"], Op.UNKNOWN
     return exchanges
 
 

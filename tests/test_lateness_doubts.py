@@ -190,7 +190,7 @@ def credit_world(ages: list[int], late: dict[int, int] | None = None) -> tuple[W
         at = exchanges["data_ns"][place] - (ages[number] if rank == 0 else 5 * MS)
         exchanges["grant_arrived_ns"][place], exchanges["grant_ns"][place] = at, at - HOP
         exchanges["grant"][place] = exchanges["data"][place]
-    exchanges["wire"] = Wire.ROCE_WRITE_IMM
+    exchanges["wire"], exchanges["op"] = Wire.ROCE_WRITE_IMM, Op.UNKNOWN  # NCCL names nothing
     return world, exchanges
 
 
