@@ -144,7 +144,7 @@ class Collective:
     ranks: list[RankEntry]
     op_alternatives: list[OpToken] = field(default_factory=list)  # other operations with the same packets
     protocol: Protocol | None = None  # NCCL's
-    bytes_between: tuple[int, int] | None = None  # least and most, where ``bytes`` is not told exactly
+    bytes_between: tuple[int, int] | None = None  # least and most, where the packets leave some open
 
 
 @dataclass(slots=True)

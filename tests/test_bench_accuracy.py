@@ -64,6 +64,73 @@ def test_bounds_on_a_slow_link_hold(number: int) -> None:
     assert measured.causes_right == measured.causes == 1
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        199,  # PAT: the late GPU's connections are given back late, too, long before it enters
+        60,  # a chain that runs on ahead: none but the late rank shows how long it worked
+        95,  # each rank in turn, each costing a third of what counts
+        39,  # a tree's inner ranks show themselves only when they are late
+    ],
+)
+def test_causes_and_verdicts_that_were_wrong(number: int) -> None:
+    measured = measure(draw(number, "fabric"))
+    assert measured.score.verdicts_right == 1, measured.score.verdict_notes
+    assert measured.causes_right == measured.causes
+    assert measured.violated == 0
+
+
+def wire_sizes(n: int, size: int, protocol: str) -> list[list[int]]:
+    """What each rank sends on the wire in a ring all_reduce on one channel."""
+    from dpuflow.synth.algorithms import ring_all_reduce
+    from dpuflow.synth.sizes import PROTOCOLS
+
+    kind = PROTOCOLS[protocol]
+    lanes = ring_all_reduce(0, range(n), size, kind)
+    return [
+        [kind.wire(cut) for part in lanes[rank].stretches if part.send for cut in part.slices * part.times]
+        for rank in range(n)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n", "protocol", "one", "other"),
+    [(3, "ll", 65_532, 65_536), (4, "ll128", 65_536, 65_552), (8, "ll128", 1 << 20, (1 << 20) + 8_000)],
+)
+def test_byte_counts_that_have_the_same_packets(n: int, protocol: str, one: int, other: int) -> None:
+    """No reader of packets can tell these apart; Simple's messages are as long as their data."""
+    assert wire_sizes(n, one, protocol) == wire_sizes(n, other, protocol)
+    assert wire_sizes(n, one, "simple") != wire_sizes(n, other, "simple")
+
+
+def test_what_packets_can_show_of_lateness() -> None:
+    from bench.accuracy.shown import exact_shown, shown_ns
+    from dpuflow.scoring.truth import TrueCollective
+
+    def collective(held: dict[int, int] | None) -> TrueCollective:
+        enter = {0: 0, 1: 100_000, 2: 300_000}
+        return TrueCollective("broadcast", 1, "chain", False, 0, enter, enter, set(), 0, held)
+
+    assert shown_ns(collective({0: 0, 1: 0, 2: 0}), 1_000) == {0: 0, 1: 100_000, 2: 300_000}
+    # The first one waited for the second: whether it was there at all before cannot be seen.
+    assert shown_ns(collective({0: 110_000, 1: 0, 2: 0}), 1_000) == {0: 0, 1: 0, 2: 200_000}
+    # The last one sent nothing.
+    assert shown_ns(collective({0: 0, 1: 0}), 1_000) == {0: 0, 1: 100_000, 2: 0}
+    assert shown_ns(collective(None), 1_000)[2] == 300_000
+    assert exact_shown(collective({0: 0, 1: 900, 2: 0}), 1_000)
+    assert not exact_shown(collective({0: 0, 1: 2_000, 2: 0}), 1_000)
+    assert not exact_shown(collective({0: 0, 1: 0}), 1_000)
+
+
+def test_the_sweep_tells_a_decode_rank_that_is_ten_microseconds_late() -> None:
+    from bench.accuracy import sweep
+
+    kind = next(iter(sweep.KINDS))
+    row = sweep.row_of(kind, measure(sweep.scenario_of(kind, "fabric")))
+    assert row[0] == "decode all_reduce 64 KiB, ring LL"
+    assert row[-1] in ("1 us", "2 us", "5 us", "10 us")
+
+
 def test_smallest_lateness() -> None:
     from bench.accuracy.smallest import smallest_ns
 

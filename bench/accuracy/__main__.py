@@ -15,9 +15,10 @@ import click
 
 import dpuflow
 from bench.accuracy.draw import draw
-from bench.accuracy.measure import Measured, measure
+from bench.accuracy.measure import Measured, handover_spread_ns, measure
 from bench.accuracy.onesided import many
 from bench.accuracy.smallest import smallest_ns
+from bench.accuracy.sweep import sweep
 from dpuflow.reports.layout import duration, table
 from dpuflow.reports.scores import transfer_lines
 from dpuflow.scoring.figures import percentile
@@ -50,15 +51,27 @@ def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
 )
 @click.option("--profile", type=click.Choice(["fabric", "host"]), help="One profile only.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--sweep", "swept", is_flag=True, help="Only the smallest lateness told, by kind: a minute.")
 @click.option("--cases", is_flag=True, help="One row for each scenario as well.")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures of each scenario."
 )
-def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, json_file: Path | None) -> None:
+def main(
+    count: int,
+    first: int,
+    profile: str | None,
+    jobs: int,
+    swept: bool,
+    cases: bool,
+    json_file: Path | None,
+) -> None:
     """Draw scenarios, write their captures, analyse and score them; then the real captures, where they are.
 
     The exit status says nothing about accuracy.
     """
+    if swept:
+        print("\n".join(sweep(profile or "fabric")))
+        return
     start = time.monotonic()
     numbers = [*range(first, first + count), *(many(count) if first == 0 else ())]
     run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
@@ -92,6 +105,8 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
     rows += _real()
     print("\n".join(table(list(HEADER), rows)))
     print("\n".join(transfer_lines(_together(found).score)))
+    print("\n".join(_asked(found)))
+    print("\n".join(_against_handovers(found)))
     print("\n".join(_spread(found)))
     print("\n".join(_smallest(found)))
     packets = sum(each.packets for each in found)
@@ -101,6 +116,32 @@ def main(count: int, first: int, profile: str | None, jobs: int, cases: bool, js
     if json_file is not None:
         document = {each.name: _figures(each) for each in found}
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _against_handovers(found: list[Measured]) -> list[str]:
+    """The median error of exact lateness against how far two hand-overs of the profile differ by chance."""
+    lines = []
+    for profile in ("fabric", "host"):
+        group = [each for each in found if f"-{profile}" in each.name]
+        error_ns = percentile(_together(group).errors_ns, 0.5)
+        if error_ns is not None:
+            spread_ns = handover_spread_ns(profile)
+            lines.append(
+                f"{profile}: median error {duration(error_ns)}, {error_ns / spread_ns:.2f} of what two "
+                f"hand-overs differ by in the median ({duration(round(spread_ns))})"
+            )
+    return lines
+
+
+def _asked(found: list[Measured]) -> list[str]:
+    """What is not asked for, as no packet shows it."""
+    total = _together(found)
+    return [
+        f"bytes asked for in {total.bytes_asked} of {total.score.found} collectives: "
+        "in the others more byte counts than one have these packets",
+        f"verdicts and causes not asked for in {total.unasked} scenarios: "
+        "packets do not show that the rank was late, or not by enough to speak of",
+    ]
 
 
 def _smallest(found: list[Measured]) -> list[str]:
@@ -178,17 +219,16 @@ def _row(name: str, group: list[Measured]) -> list[str]:
 
     found = total.score.found
     return [
-        name, str(len(group)), str(total.score.true),
-        *(percent(figures[key]) for key in ("found_share", "invented_share", "op_right")),
-        percent(share(total.op_alike, found)), percent(figures["algorithm_right"]),
-        percent(share(total.protocol_right, total.protocol_asked)), percent(figures["bytes_right"]),
-        percent(share(total.bytes_held, found)), percent(figures["exact_share"]),
-        percent(share(total.dated_exact, total.dated)),
+        name, str(len(group)), str(total.score.true), *(percent(figures[key]) for key in ("found_share",
+        "invented_share", "op_right")), percent(share(total.op_alike, found)),
+        percent(figures["algorithm_right"]), percent(share(total.protocol_right, total.protocol_asked)),
+        percent(share(total.bytes_right, total.bytes_asked)), percent(share(total.bytes_held, found)),
+        percent(figures["exact_share"]), percent(share(total.dated_exact, total.dated)),
         duration(percentile(total.errors_ns, 0.5)), duration(percentile(total.errors_ns, 0.99)),
-        *(percent(figures[key]) for key in ("late_precision", "late_recall")),
-        percent(share(total.late_shown, total.late)), percent(share(total.late_told, total.late_shown)),
-        f"{total.violated}/{total.bounds}", duration(max(total.clock_ns, default=None)),
-        f"{total.causes_right}/{total.causes}", f"{total.score.verdicts_right}/{total.score.verdicts}",
+        *(percent(figures[key]) for key in ("late_precision", "late_recall")), percent(share(total.late_shown,
+        total.late)), percent(share(total.late_told, total.late_shown)), f"{total.violated}/{total.bounds}",
+        duration(max(total.clock_ns, default=None)), f"{total.causes_right}/{total.causes}",
+        f"{total.score.verdicts_right}/{total.score.verdicts}",
     ]  # fmt: skip
 
 

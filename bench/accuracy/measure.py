@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import dataclass, field
+from math import exp
 from pathlib import Path
+from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any, Final
 
 import dpuflow
 from bench.accuracy.shown import exact_shown, shown_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import LEFT_OUT, Score, match_collectives, score_case
-from dpuflow.scoring.truth import Case, place_case
+from dpuflow.scoring.truth import Case, TrueCollective, place_case
 from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import Machine
 from dpuflow.synth.timing import Timing
 
 if TYPE_CHECKING:
@@ -25,7 +28,8 @@ MATERIAL: Final = 0.01
 SIGMAS: Final = 3.0
 """What is late now and then must stand out from what ranks differ by anyway (docs/inference.md, section
 5)."""
-SUMS: Final = ("op_alike", "bytes_held", "protocol_asked", "protocol_right", "bounds", "violated", "causes",
+SUMS: Final = ("op_alike", "bytes_held", "bytes_asked", "bytes_right", "protocol_asked", "protocol_right",
+"bounds", "violated", "causes",
                "causes_right", "packets", "late", "late_shown", "late_told", "dated", "dated_exact",
                "unasked")  # fmt: skip
 
@@ -38,6 +42,8 @@ class Measured:
     score: Score = field(default_factory=Score)
     op_alike: int = 0  # found ones whose operation is right, or named as one with the same packets
     bytes_held: int = 0  # whose bytes are right, or within what is said to be open
+    bytes_asked: int = 0  # of those whose bytes the packets tell (``_open``)
+    bytes_right: int = 0
     protocol_asked: int = 0
     protocol_right: int = 0
     errors_ns: list[int] = field(default_factory=list)  # of exact lateness
@@ -56,6 +62,8 @@ class Measured:
     estimated: bool = False  # whether the clocks differed
     pairs: list[tuple[int, int | None]] = field(default_factory=list)  # true and told lateness of all ranks
     """The told one is None where it is no exact value."""
+    told: list[tuple[int, int | None, int]] = field(default_factory=list)
+    """The same of exact values and lower bounds, with what the packets prove."""
 
     def add(self, other: Measured) -> None:
         """Take in another's figures."""
@@ -67,6 +75,7 @@ class Measured:
         self.errors_ns += other.errors_ns
         self.clock_ns += other.clock_ns
         self.pairs += other.pairs
+        self.told += other.told
 
 
 def measure(scenario: Scenario) -> Measured:
@@ -97,12 +106,20 @@ def judge(
     slack_ns = 2 * Timing.of(scenario.machine).handover_ns
     _shown(measured, case, analysis, late_ns, slack_ns)
     if _shows(scenario, case, slack_ns):
-        _cause(measured, scenario, analysis, case)
+        _cause(measured, scenario, truth, analysis, case)
     else:
         measured.unasked = 1
         measured.score.verdicts = measured.score.verdicts_right = 0
         measured.score.verdict_notes = []
     return measured
+
+
+def handover_spread_ns(profile: str) -> float:
+    """Median distance of two hand-overs of a noise profile, by the quantiles of its distribution."""
+    timing = Timing.of(Machine(profile=profile))
+    normal = NormalDist()
+    draws = [timing.handover_ns * exp(timing.spread * normal.inv_cdf((i + 0.5) / 400)) for i in range(400)]
+    return median(abs(one - other) for one in draws for other in draws)
 
 
 def _leave_out_hidden(case: Case) -> None:
@@ -116,15 +133,20 @@ def _leave_out_hidden(case: Case) -> None:
 def _shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
     """Whether a fault of ranks can be asked for: the packets show it, and it is what verdicts speak of.
 
-    The guilty one is on the wire; what packets prove of its lateness costs what counts, 1 % of the time; and
-    what comes now and then stands out from what ranks differ by anyway (docs/inference.md, section 5).
+    The guilty one is on the wire, and is late by more than NVLink hides; what packets prove of its lateness
+    costs what counts, 1 % of the time and as much more as scoring leaves out; and what comes now and then
+    stands out from what ranks differ by anyway (docs/inference.md, section 5).
     """
     fault = case.compute_fault
     if fault is None:
         return True
-    if fault.get("rank") is not None and case.endpoint_of_rank[fault["rank"]] < 0:
+    if "ms" not in fault:  # several faults at once (``sweep``)
         return False
     injected_ns = fault["ms"] * 1e6
+    rank = fault.get("rank")
+    hidden = rank is not None and case.endpoint_of_rank[rank] < 0
+    if hidden or (rank is not None and injected_ns < _unseen_ns(scenario, case, rank)):
+        return False
     if fault["kind"] != "persistent" and injected_ns < SIGMAS * 2**0.5 * scenario.job.jitter_us * 1e3:
         return False
     put_in = 0.0
@@ -133,7 +155,17 @@ def _shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
         put_in += sum(min(injected_ns, late.get(end, 0)) for end in collective.injected)
     begin = min(collective.start_ns for collective in case.collectives)
     end = max(collective.end_ns for collective in case.collectives)
-    return put_in >= MATERIAL * (end - begin)
+    return put_in >= (1 + LEFT_OUT) * MATERIAL * (end - begin)
+
+
+def _unseen_ns(scenario: Scenario, case: Case, rank: int) -> float:
+    """How far the GPUs of a rank's node usually leave apart: when each did is not on the wire, only
+    NVLink."""
+    gpus = scenario.cluster.gpus_per_node
+    node = {case.endpoint_of_rank.get(rank // gpus * gpus + gpu, -1) for gpu in range(gpus)}
+    left = [[ns for end, ns in each.leave_ns.items() if end in node] for each in case.collectives]
+    spreads = sorted(max(times) - min(times) for times in left if len(times) > 1)
+    return float(spreads[len(spreads) // 2]) if spreads else 0.0
 
 
 def _shown(measured: Measured, case: Case, analysis: dict[str, Any], late_ns: int, slack_ns: float) -> None:
@@ -149,11 +181,22 @@ def _shown(measured: Measured, case: Case, analysis: dict[str, Any], late_ns: in
             measured.dated += len(true.enter_ns)
             measured.dated_exact += len(exact & true.enter_ns.keys())
         for end, late in true.lateness_ns.items():
+            measured.told.append((late, told.get(end), proved[end]))
             if late > (1 + LEFT_OUT) * late_ns:
                 measured.late += 1
                 if proved[end] > late_ns:
                     measured.late_shown += 1
                     measured.late_told += told.get(end, 0) >= late_ns
+
+
+def _open(true: TrueCollective, protocol: str | None) -> bool:
+    """Whether other byte counts have the very same packets.
+
+    LL rounds each chunk up to lines of 8 bytes, LL128 to 1920; two ranks' all_gather and reduce_scatter of
+    half the bytes look alike.
+    """
+    alike = true.op in ("all_gather", "reduce_scatter") and len(true.enter_ns) == 2
+    return protocol in ("ll", "ll128") or alike
 
 
 def _collectives(
@@ -165,6 +208,9 @@ def _collectives(
     for number, at in matches.items():
         true, guess = case.collectives[number], analysis["collectives"][at]
         measured.op_alike += true.op in (guess["op"], *guess["op_alternatives"])
+        if not _open(true, protocols[number]):
+            measured.bytes_asked += 1
+            measured.bytes_right += guess["bytes"] == true.bytes
         between = guess["bytes_between"] or (guess["bytes"], guess["bytes"])
         held = between[0] is not None and between[0] <= (true.bytes or 0) <= between[1]
         measured.bytes_held += held or true.bytes is None  # experts: each rank puts another number of tokens
@@ -186,14 +232,19 @@ def _collectives(
                 measured.violated += (-off_ns if rank["bound"] == "at_most" else off_ns) > slack_ns
 
 
-def _cause(measured: Measured, scenario: Scenario, analysis: dict[str, Any], case: Case) -> None:
+def _cause(
+    measured: Measured, scenario: Scenario, truth: dict[str, Any], analysis: dict[str, Any], case: Case
+) -> None:
     """Of persistent faults: is the guilty endpoint's cause right, and nobody blamed for the network?"""
     compute, network = case.compute_fault, [f for f in scenario.faults if not hasattr(f, "mode")]
     rows = {row["endpoint"]: row for row in analysis["lateness"]}
     if compute is not None and compute["kind"] == "persistent":
         row = rows.get(case.endpoint_of_rank[compute["rank"]])
+        # Who receives nothing over the network has no ready-to-receive that could come late.
+        fed = any(compute["rank"] in collective.get("fed", ()) for collective in truth["collectives"])
+        right = CAUSES[compute["cause"]] if fed else ("compute", "host")
         measured.causes += 1
-        measured.causes_right += row is not None and row["cause"] in CAUSES[compute["cause"]]
+        measured.causes_right += row is not None and row["cause"] in right
     elif network:
         blamed = [r for r in rows.values() if r["verdict"] in ("late", "intermittent")]
         measured.causes += 1

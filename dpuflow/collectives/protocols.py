@@ -35,8 +35,8 @@ HELD: Final = {LL: 8, LL128: 1920}
 def without_flags(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
     """Instances with NCCL's protocol and the size of their data.
 
-    It is half of LL's on the wire. LL128's lines hold 1920 bytes each, and the last ones need not be full:
-    then ``size`` is None and ``between`` says what it can be.
+    It is half of LL's on the wire, if the last lines are full (8 bytes). LL128's lines hold 1920 bytes each,
+    and the last ones are seldom full: there ``size`` is None. ``between`` says what it can be.
     """
     out = []
     for instance in instances:
@@ -61,5 +61,5 @@ def _of_data(instance: Instance, slot: int) -> Instance:
         return replace(instance, protocol=protocol)
     most = instance.size // LINES[slot] * HELD[slot]
     between = (max(most - instance.tails * (HELD[slot] - 1), 1), most) if instance.tails else None
-    size, between = (most, None) if slot == LL else (None, between)
-    return replace(instance, protocol=protocol, size=size, between=between)
+    # LL's lines hold one element of the largest type: mostly they are full.
+    return replace(instance, protocol=protocol, size=most if slot == LL else None, between=between)

@@ -197,7 +197,7 @@ def _collective(
         leave_ns=leave_ns,
         injected={ranks[rank] for rank, ns in enumerate(row.get("injected_ns") or []) if ns},
         root=None if root is None else ranks[root],
-        held_ns=held if "held_ns" in row else None,
+        held_ns=held or None,
     )
 
 

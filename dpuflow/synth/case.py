@@ -108,6 +108,11 @@ def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
         "leave_ns": by_rank(work.leave_ns, None),
         "injected_ns": by_rank(work.injected_ns, 0),
         "held_ns": [round(work.held_ns[rank]) if rank in work.held_ns else None for rank in range(ranks)],
+        "fed": [
+            rank
+            for rank, share in sorted(work.plan.shares.items())
+            if any(link.wired for link, _ in share.receives)
+        ],
         "ranks": sorted(work.plan.shares),
         "protocol": work.plan.protocol,
         **work.extra,

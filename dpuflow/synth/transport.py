@@ -74,6 +74,8 @@ class Grain(NamedTuple):
 class Link:
     """What both kinds of connection count, in messages since the beginning."""
 
+    wired = True  # captures see what it carries
+
     def __init__(self, src: Gpu, dst: Gpu) -> None:
         self.src, self.dst = src, dst
         self.window = STEPS  # messages the sender's GPU may be ahead of what is done
@@ -128,6 +130,8 @@ class Link:
 
 class Local(Link):
     """Between GPUs of one node."""
+
+    wired = False
 
     def __init__(self, src: Gpu, dst: Gpu, engine: Engine) -> None:
         super().__init__(src, dst)
