@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.ordering import order_within
 from dpuflow.schema import NEVER, Wire
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def consumed(
     rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth
     line, to = 2 * picked["connection"][rows].astype(np.int64), receiver[rows]
     line += picked["src"][rows] > picked["dst"][rows]
-    order = np.lexsort((picked["order"][rows], line))
+    order = order_within(picked["order"][rows].astype(np.int64), line)
     rows, line, to = rows[order], line[order], to[order]
     turn, depth, size = picked["order"][rows].astype(np.int64), depth[rows], picked["bytes"][rows]
     granted, arrived = picked["grant_ns"][rows], picked["arrived_end_ns"][rows]
