@@ -76,7 +76,7 @@ def bound_above(
             # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
             vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
             spread = max(int(entries.spread_ns[row]), 0)
-            if not (vague and ahead > spread) and bound[row] != UNOBSERVABLE:
+            if ahead <= spread or not (vague or bound[row] == UNOBSERVABLE):
                 continue
             later[row] = ahead if ahead > noise_ns[row] else NEVER
             if floors[number] == NEVER:
