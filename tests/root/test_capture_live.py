@@ -64,9 +64,11 @@ def test_both_directions_and_their_times(pair: Pair, nccl: list[Path], tmp_path:
 
 def test_whole_packets_and_their_lengths(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.pcapng", tmp_path / "cut.pcapng"
+    # Stamped by the programs at both, so that both have the packets of several CPUs in one order.
+    options = ("--snaplen", "0", "--timestamps", "kernel")
     with (
         # Room for all of it: on a busy machine the reader may come when everything has been sent.
-        pair.capturing(pair.b, "-i", "east", "-w", str(whole), "--snaplen", "0", "--buffer", "256Mi"),
+        pair.capturing(pair.b, "-i", "east", "-w", str(whole), *options, "--buffer", "256Mi"),
         pair.capturing(pair.b, "-i", "east", "-w", str(cut), "--snaplen", "80", "--hook", "xdp"),
     ):
         pair.send(pair.a, "west", *nccl)
