@@ -76,10 +76,6 @@ def _run(path: str | None, config: Config) -> None:
     import logging
     import os
 
-    from dpuflow.agent.config import read_config
-    from dpuflow.agent.log import FromLogging, Log
-    from dpuflow.agent.service import run
-
     stop, again = threading.Event(), threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -96,6 +92,12 @@ def _run(path: str | None, config: Config) -> None:
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, read_again)
+
+    # Only now: it takes a second, and a SIGHUP meanwhile would end the agent.
+    from dpuflow.agent.config import read_config
+    from dpuflow.agent.log import FromLogging, Log
+    from dpuflow.agent.service import run
+
     log = Log(config.log.level, config.log.format, journal="JOURNAL_STREAM" in os.environ)
     logging.basicConfig(level=logging.WARNING, handlers=[FromLogging(log)])
     try:

@@ -48,7 +48,7 @@ class Agent:
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [event for event in found if not kinds or event["event"] in kinds]
 
-    def wait(self, what: Callable[[], object], seconds: float = 120.0) -> None:
+    def wait(self, what: Callable[[], object], seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         while not what():
             assert self.process.poll() is None, self.log.read_text()

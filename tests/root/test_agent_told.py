@@ -81,7 +81,7 @@ def configured(pair: Pair, tmp_path: Path) -> Iterator[tuple[Receiver, Path, Pat
     receiver.server.shutdown()
 
 
-def until(said: Any, seconds: float = 120) -> Any:
+def until(said: Any, seconds: float = 300) -> Any:
     end = time.monotonic() + seconds
     while not (found := said()):
         assert time.monotonic() < end
