@@ -356,3 +356,13 @@ def test_heaps_are_told_from_scatter_by_enough_values_only() -> None:
     assert _scatter(np.r_[near[:5], near[:5] + 50]) > 10
     plain = [_scatter(np.array([choices.gauss(0, 1.0) for _ in range(40)])) for _ in range(200)]
     assert 0.7 < np.median(plain) < 1.1
+
+
+@pytest.mark.parametrize("late_ms", [60, 80, 115, 200])
+def test_an_onset_on_a_busy_host_is_no_noise(late_ms: float) -> None:
+    """Entries scatter by 18 ms; from halfway on the rank is later by three times as much, or more."""
+    draw = np.random.default_rng(1)
+    before, after = np.abs(draw.normal(0, 18e6, 100)), draw.normal(late_ms * 1e6, 18e6, 100)
+    assert 9e6 < _scatter(np.concatenate([before, after])) < 27e6
+    mixed = draw.normal(0, 40e6, 200)  # without an onset neighbours are as far apart as any
+    assert 30e6 < _scatter(mixed) < 50e6

@@ -23,7 +23,7 @@ LEFT = ("/usr/lib/dpuflow", "/usr/bin/dpuflow", "/etc/dpuflow", "/var/lib/dpuflo
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
 
-def run(*command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run(*command: str, timeout: float = 3600) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd="/")
 
 
