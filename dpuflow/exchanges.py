@@ -195,7 +195,8 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     latest("arrived_end_ns", data, rows["arrived_end_ns"])
     latest("acked_ns", data, rows["acked_ns"])
     read_out = _read(rows)
-    if read_out.any():  # the sender learns from it what an ACK would tell
+    if read_out.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
+        latest("arrived_end_ns", data | read_out, np.where(read_out, rows["sent_ns"], rows["arrived_end_ns"]))
         latest("acked_ns", data | read_out, np.where(read_out, rows["arrived_end_ns"], rows["acked_ns"]))
 
     carried = np.bincount(number[data], rows["bytes"][data], count)

@@ -441,7 +441,7 @@ EXCHANGE: Final = make_record(
     ("data_ns", "i8", "ns", "first packet of the data at the sender"),
     ("data_end_ns", "i8", "ns", "last packet of the data at the sender"),
     ("arrived_ns", "i8", "ns", "first packet of the data at the receiver"),
-    ("arrived_end_ns", "i8", "ns", "all data there"),
+    ("arrived_end_ns", "i8", "ns", "all data there; of what was read, when the reader said so"),
     ("acked_ns", "i8", "ns", "ACK of the data's end, at the sender; NEVER if none"),
     ("bytes", "u8", "B", "payload"),
     ("connection", "u4", "", "as in TRANSFER"),

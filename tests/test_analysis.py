@@ -61,6 +61,12 @@ def test_rendezvous_over_roce(case: str, ranks: int) -> None:
     assert (figures["late_precision"], figures["late_recall"]) == (1.0, 1.0)
 
 
+def test_a_late_rank_among_busy_hosts() -> None:
+    """A host has what it READ when it says so, long after the last packet: else it seemed to dawdle."""
+    assert verdicts(analysed("mpi-alltoall-libfabric-n3", (0, 1, 2))) == {"10.88.0.2": ("late", "persistent")}
+    assert verdicts(analysed("mpi-allreduce-ucx-n4", (0, 1, 2, 3))) == {}
+
+
 @pytest.mark.parametrize(("case", "median_ns"), [(GLOO, 200_000), (MPI, 60_000)])
 def test_figures(case: str, median_ns: int) -> None:
     result = parsed(analysed(case, (0, 1, 2, 3)))

@@ -68,6 +68,30 @@ def times(exchange: np.void) -> tuple[int, int, int]:
     return int(exchange["offer_ns"]), int(exchange["grant_ns"]), int(exchange["data_ns"])
 
 
+def test_what_is_read_is_there_when_the_reader_says_so() -> None:
+    """UCX and libfabric: offer, READ request, answer, and a word back that its sender waits for."""
+    wires = Wires()
+    for turn in (1, 2):
+        at = turn * 1_000_000
+        named = {"sub": turn, "tag": 7}
+        wires.add(Wire.ROCE_SEND, Role.OFFER, 0, 1, at, announces=4096, **named)
+        wires.add(Wire.ROCE_READ, Role.GRANT, 1, 0, at + 100_000, announces=4096, **named)
+        wires.add(Wire.ROCE_READ, Role.DATA, 0, 1, at + 200_000, bytes=4096, **named)
+        wires.add(Wire.ROCE_SEND, Role.DONE, 1, 0, at + 500_000, **named)
+    exchanges = build_exchanges(wires.rows())
+    assert exchanges[["src", "dst", "bytes"]].tolist() == [(0, 1, 4096)] * 2
+    assert set(exchanges["wire"].tolist()) == {Wire.ROCE_READ}
+    for name, after in (
+        ("offer_ns", 0),
+        ("grant_ns", 100_000),
+        ("data_ns", 200_000),
+        ("arrived_ns", 200_000 + HOP),
+        ("arrived_end_ns", 500_000),
+        ("acked_ns", 500_000 + HOP),
+    ):
+        assert exchanges[name].tolist() == [1_000_000 + after, 2_000_000 + after], name
+
+
 def test_nothing_makes_nothing() -> None:
     assert len(build_exchanges(TRANSFER.zeros(0))) == 0
     hello = TRANSFER.zeros(1)

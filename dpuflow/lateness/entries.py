@@ -169,7 +169,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
     grant = picked["grant_ns"]
     ready = np.where(unasked, grant, NEVER)
-    answer = np.where((picked["op"] != Op.UNKNOWN) & ~unasked, grant, NEVER)  # to an MPI library's offer
+    # What an MPI library's receiver allows answers an offer; NCCL's credits do not.
+    answers = (picked["op"] != Op.UNKNOWN) & ~unasked & (picked["wire"] != Wire.ROCE_WRITE_IMM)
+    answer = np.where(answers, grant, NEVER)
     send_ns, send_at = _earliest(total, sender, offered)
     ready_ns, ready_at = _earliest(total, receiver, ready)
     answer_ns, answer_at = _earliest(total, receiver, answer)
