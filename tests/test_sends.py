@@ -214,6 +214,20 @@ def test_a_middle_fragment_of_another_message_is_not_taken() -> None:
     assert rows["bytes"][-1] == 8170
 
 
+def test_acknowledgments_of_synchronous_sends_are_no_messages() -> None:
+    """Open MPI lets ranks go from a barrier of three with them."""
+    sync = bytes([6]) + struct.pack("<QQQ", ucx_tag(-16), 7, 9)
+    for messages in (
+        [(rxm(0, 0, 0, -16), 64), (rxm(0, 0, 0, -16, context=4 | 1), 64), (rxm(0, 0, 0, -16, context=2), 64)],
+        [(ucx_only(-16), 9), (sync, 25), (bytes([8]) + struct.pack("<QB", 9, 0), 10)],
+    ):
+        rows = read(messages)
+        assert rows["role"].tolist() == [Role.DATA, Role.DATA, Role.CONTROL]
+        assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.BARRIER, Op.UNKNOWN]
+        assert rows["sub"].tolist() == [1, 2, 0]
+        assert rows["bytes"].tolist() == [0, 0, 0]
+
+
 def test_the_set_up_of_a_connection_is_no_sign_against_its_messages() -> None:
     rows = read([(ucx_only(-16), 9), (bytes([1]) + bytes(30), 31), (ucx_only(-12), 109), (bytes([1]), 31)])
     assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.UNKNOWN, Op.ALL_REDUCE, Op.UNKNOWN]

@@ -4,11 +4,13 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
 
 - libfabric's rxm (prov/rxm/src/rxm.h, struct rxm_pkt): 32 bytes of control header (version 4, type, u32
   segment number, u64 connection, u64 message id), 32 bytes of operation header (version 2, operation: 1
-  tagged; u64 size; u64 data; u64 tag, its low half the MPI tag, the high one the context). Types: 0 eager,
+  tagged; u64 size; u64 data; u64 tag: its low half the MPI tag, then two bits of Open MPI's, 1 a synchronous
+  send, 2 its acknowledgment (ompi/mca/mtl/ofi/mtl_ofi_types.h), then the context). Types: 0 eager,
   1 segment, 2 rendezvous request (its data may be read at the u64 address that follows), 3 it was read, 4
   where to write, 5 it was written, 6 credit; 3 to 5 repeat the message id.
 - UCX's tag protocol on reliable connections (ucp/tag/eager.h, ucp/rndv/rndv.h): one byte of active-message
-  id in the low five bits; 1 set-up, 2 only, 3 first, 4 middle; 9 ready to send (u64 tag, two ids, u64
+  id in the low five bits; 1 set-up, 2 only, 3 first, 4 middle, 6 only and synchronous (u64 tag, two ids), 8
+  its acknowledgment (the id); 9 ready to send (u64 tag, two ids, u64
   address, u64 size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64
   address, u64 size), 16 it was written. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
 HEAD: Final = 72
 RXM_HEADER: Final = 64
 RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_WRITTEN, RXM_CREDIT = range(7)
-UCX_WIREUP, UCX_ONLY, UCX_FIRST, UCX_MIDDLE = 1, 2, 3, 4
+UCX_WIREUP, UCX_ONLY, UCX_FIRST, UCX_MIDDLE, UCX_SYNC, UCX_SYNC_ACK = 1, 2, 3, 4, 6, 8
 UCX_OFFER, UCX_READ, UCX_GRANT, UCX_WRITTEN = 9, 10, 11, 16
-UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17}
+UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17, UCX_SYNC: 25}
 UCX_OFFER_BYTES, UCX_GRANT_BYTES, UCX_ANSWER_BYTES = 41, 33, 10
+SYNC_ACK: Final = 2
 MOST: Final = 1 << 16
 """Ranks and contexts from here on are no MPI job's: other payload that looks alike."""
 UNDERSTOOD: Final = 0.9
@@ -199,7 +202,9 @@ def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     speaks = offer | (kind == RXM_GRANT)
     told.address[speaks] = _integer(heads, RXM_HEADER, 8)[speaks]
     told.tag = _integer(heads, 56, 4).astype(np.uint32).view(np.int32).astype(np.int64)
-    told.context = (_integer(heads, 60, 4) & 0xFFFFFFF).astype(np.int64)
+    above = _integer(heads, 60, 4)
+    told.context = ((above & 0xFFFFFFF) >> 2).astype(np.int64)
+    told.role[eager & (above & 3 == SYNC_ACK)] = Role.CONTROL
     told.begins = (kind != RXM_SEGMENT) | (number == 0)
     told.header[:] = RXM_HEADER
     return told
@@ -211,6 +216,7 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)
     sane = ((tag >> np.uint64(20)) & np.uint64(0xFFFFF) < MOST) & (tag & np.uint64(0xFFFFF) < MOST)
     only = sane & (kind == UCX_ONLY) & (lengths >= 9) & (nbytes >= 9)
+    only |= sane & (kind == UCX_SYNC) & (lengths >= 25) & (nbytes >= 25)
     first = sane & (kind == UCX_FIRST) & (lengths >= 25) & (nbytes >= 25)
     # A middle fragment names its message by the id that the first one gave.
     latest = np.maximum.accumulate(np.where(first, np.arange(len(kind)), -1))
@@ -222,7 +228,7 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     short[latest[-1:]] &= whole[latest[-1:]] > total[latest[-1:]].astype(np.int64)
     offer = sane & (kind == UCX_OFFER) & (lengths >= UCX_OFFER_BYTES)
     grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
-    own = ((kind == UCX_READ) | (kind == UCX_WRITTEN)) & (nbytes >= UCX_ANSWER_BYTES)
+    own = np.isin(kind, (UCX_READ, UCX_WRITTEN, UCX_SYNC_ACK)) & (nbytes >= UCX_ANSWER_BYTES)
     told = _Told(only | ((first | middle) & ~short[latest]) | offer | grant | own)
     told.aside = kind == UCX_WIREUP
     told.role[offer], told.role[grant], told.role[own] = Role.OFFER, Role.GRANT, Role.CONTROL
