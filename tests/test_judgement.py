@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from collective_worlds import TIME_0, World, algorithm_of, run_job
+from collective_worlds import TIME_0, World, algorithm_of, analysed, run_job
 
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
@@ -17,6 +17,7 @@ from dpuflow.inference.judgement import Charges, Judgement, _scatter, charge, ju
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.steps import find_steps
 from dpuflow.lateness import Entries, build_entries, relate
+from dpuflow.results import Lateness
 from dpuflow.schema import Op
 
 MS = 1_000_000
@@ -366,3 +367,33 @@ def test_an_onset_on_a_busy_host_is_no_noise(late_ms: float) -> None:
     assert 9e6 < _scatter(np.concatenate([before, after])) < 27e6
     mixed = draw.normal(0, 40e6, 200)  # without an onset neighbours are as far apart as any
     assert 30e6 < _scatter(mixed) < 50e6
+
+
+def job(style: str, op: Op, name: str, n: int, late: Late, times: int = 24) -> list[Lateness]:
+    """A job of Open MPI's that computes 5 ms, give or take 20 us; hosts hand on within 20 us."""
+    noise = random.Random(n)
+    world = World(style, react=noisy(n, 5_000))
+
+    def longer(rank: int, turn: int) -> int:
+        own = late(rank, turn) if callable(late) else late.get(rank, 0)
+        return own + round(abs(noise.gauss(0, 20_000)))
+
+    run_job(world, algorithm_of(op, name), 4096, list(range(n)), times, late=longer)
+    transfers = world.transfers()
+    exchanges = build_exchanges(transfers)
+    return analysed(transfers, exchanges, world.instances(exchanges), n).lateness
+
+
+def test_who_waits_as_a_rule_is_on_time_where_it_cannot_have_been_late() -> None:
+    """Of six ranks in recursive doubling two wait for another first: known only where they are late."""
+    found = job("eager", Op.ALL_REDUCE, "recursive_doubling", 6, lambda r, turn: 4 * MS * (turn % 6 == r))
+    assert {(j.verdict, j.steadiness) for j in found} <= {("intermittent", "rotating"), ("on_time", None)}
+    # Two more send what another waits for before it acts: they were never seen to be the last.
+    assert sum(j.verdict == "intermittent" for j in found) >= 4
+
+
+def test_a_late_receiver_of_a_broadcast_is_not_hidden_by_those_that_wait_for_the_root() -> None:
+    """The root waits for it, and leaves late with it; the others answer late, as they wait for the root."""
+    found = job("rendezvous", Op.BROADCAST, "linear", 4, {1: 4 * MS})
+    assert [j.endpoint for j in found if j.verdict == "late"] == [1]
+    assert (found[1].steadiness, found[1].cause) == ("persistent", "compute")

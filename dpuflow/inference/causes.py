@@ -65,8 +65,8 @@ def causes_of(
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
     fed_ns, held_up = fed or (np.full(len(last), NEVER), np.zeros(len(last), bool))
-    since_leave = _excess(entries, last, entries.leave_ns, fed_ns)
-    since_idle = _excess(entries, last, entries.idle_ns, fed_ns)
+    since_leave = _excess(entries, last, entries.leave_ns, fed_ns, instances)
+    since_idle = _excess(entries, last, entries.idle_ns, fed_ns, instances)
     excess = np.minimum(since_leave, since_idle)
     excess[staged] = NEVER
     beside = seen_from_beside(instances, entries)
@@ -136,19 +136,25 @@ def _granted_late(
 
 
 def _excess(
-    entries: Entries, last: NDArray[np.int64], left_ns: NDArray[np.int64], fed_ns: NDArray[np.int64]
+    entries: Entries,
+    last: NDArray[np.int64],
+    left_ns: NDArray[np.int64],
+    fed_ns: NDArray[np.int64],
+    instances: Sequence[Instance],
 ) -> NDArray[np.int64]:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
     From leaving the one before, or from when data that it had waited for was there. Of a rank that may have
     waited before its first message it is not known how long it worked: where any other's entry is exact, only
-    those count (NCCL; elsewhere hosts may have been busy with what others sent them).
+    those count (NCCL, and where all wait for a root; elsewhere hosts may have been busy with what others sent
+    them).
     """
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
     known = (entries.enter_ns != NEVER) & (since != NEVER)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
     credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))
-    sure = known & entries.exact & (credited[entries.collective] > 0)
+    from_root = np.array([i.op in (Op.BROADCAST, Op.SCATTER) for i in instances], bool)
+    sure = known & entries.exact & ((credited[entries.collective] > 0) | from_root[entries.collective])
     several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
     sure &= several
     excess = np.where(sure, against_others(entries, own, sure), against_others(entries, own, known))

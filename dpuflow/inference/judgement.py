@@ -196,35 +196,28 @@ def judge(
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
     counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
-
-    def gathered(own: Own) -> dict[int, Units]:
-        return {
-            e: _units(
-                np.flatnonzero(counted & (entries.endpoint == e)),
-                entries,
-                own,
-                blame,
-                step,
-                np.array(kind, np.int64),
-            )
-            for e in endpoints
-        }
-
-    units = gathered(own)
+    units = {
+        e: _units(
+            np.flatnonzero(counted & (entries.endpoint == e)),
+            entries,
+            own,
+            blame,
+            step,
+            np.array(kind, np.int64),
+        )
+        for e in endpoints
+    }
     world = World(span, int(blame.sum()))
-    # Links between ranks that nobody saw may have held such a message: no habit of the group shows by it.
-    behind = entries.rule == Rule.BEHIND
-    sure = gathered(replace(own, amount_ns=np.where(behind, 0, own.amount_ns))) if behind.any() else units
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     if units and not trouble:
-        world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in sure.values()]), span)
-    if not any(is_habit(u.amount_ns, span) for u in sure.values()):
+        world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in units.values()]), span)
+    if not any(is_habit(u.amount_ns, span) for u in units.values()):
         # What goes round meets all ranks; each of them may cost little.
         world.share = len(units)
-        if not all(_comes_again(u, world) for u in sure.values()):
+        if not all(_comes_again(u, world) for u in units.values()):
             world.share = 1
-    world.late_ranks = sum(_comes_again(u, world) for u in sure.values())
+    world.late_ranks = sum(_comes_again(u, world) for u in units.values())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
 

@@ -23,6 +23,7 @@ from dpuflow.lateness.handover import (
     usual_reactions,
 )
 from dpuflow.lateness.queues import queued_rows
+from dpuflow.lateness.relative import medians
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -111,7 +112,11 @@ def settle(
             middle_ranks(entries, of_row, entries.between)[2],
             _slowest_of_others(entries, waiting & ~nccl, of_row),
         )
-        limit = FAR_BEYOND * np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
+        slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
+        if len(entries.waited) < FEWEST:  # one or two tell nothing
+            slowest = np.where(nccl, slowest, np.fmax(slowest, instead))
+            waiting &= nccl | ~_keeps_to_input(entries, waiting, of_row, slowest)
+        limit = FAR_BEYOND * slowest
         limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Its input may have come long before its credit.
         idle = np.where(
@@ -203,6 +208,35 @@ def _quickest_of_others(
             if others:
                 middle, most = min(others)
                 out[rows] = most + FAR_BEYOND * (most - middle)
+    return out
+
+
+def _keeps_to_input(
+    entries: Entries,
+    waiting: NDArray[np.bool_],
+    of_row: NDArray[np.int64],
+    slowest: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Rows ``waiting`` of ranks whose first acts keep to their input, and not to when they left before.
+
+    Who comes late works for a time of its own; who waits acts a time of its host's after the input. Which of
+    the two scatters half as much as the other, by quartiles, tells them apart, where work scatters by more
+    than the slowest reaction. Some steps are more work for all: it counts against that of known peers.
+    """
+    out = np.zeros(len(waiting), bool)
+    known = waiting & (entries.since_ns != NEVER)
+    worked = _since_ns(entries)
+    peers = medians(entries, worked, entries.exact & (entries.since_ns != NEVER))[entries.collective]
+    worked = worked - np.nan_to_num(peers, nan=0.0).astype(np.int64)
+    for each in np.unique(of_row[known]):
+        mine = np.flatnonzero(known & (of_row == each))
+        for endpoint in np.unique(entries.endpoint[mine]):
+            rows = mine[entries.endpoint[mine] == endpoint]
+            if len(rows) >= FEWEST:
+                (low, high), (least, most) = (
+                    np.percentile(times[rows], (25, 75)) for times in (entries.unmoved_ns, worked)
+                )
+                out[rows] = (2 * (high - low) < most - least) & (most - least > slowest[rows])
     return out
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.handover import handled_ns, typical, waited_sends
+from dpuflow.lateness.handover import FEWEST, handled_ns, typical, waited_sends
 from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.passing import SLOTS, consumed, reached_by_first
 from dpuflow.lateness.relative import previous_row
@@ -268,7 +268,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         held &= (credit != NEVER) & (enter - credit <= soon)
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
     none = np.zeros(0, np.int64)
-    to_data, to_send = (none, none) if len(waited) else handled_ns(picked, sender, receiver)
+    to_data, to_send = (none, none) if len(waited) >= FEWEST else handled_ns(picked, sender, receiver)
     taken, between = consumed(picked, instances, of, receiver, entered)
     entries = Entries(
         collective=collective,

@@ -199,5 +199,20 @@ def against_others(
 
     median = (pick((others - 1) // 2) + pick(others // 2)) / 2
     out = np.zeros(len(mine), np.float64)
-    out[rows[order]] = ordered - median
+    out[rows[order]] = np.where(others > 0, ordered - median, 0.0)
+    return out
+
+
+def medians(entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Of each collective the median of the ``values`` of its rows ``mine``; NaN without any."""
+    out = np.full(len(entries.offsets) - 1, np.nan)
+    rows = np.flatnonzero(mine)
+    if not len(rows):
+        return out
+    zero = int(values[rows].min())  # a double holds no epoch to the nanosecond
+    order = rows[np.lexsort((values[rows], entries.collective[rows]))]
+    number, starts = np.unique(entries.collective[order], return_index=True)
+    count = np.diff(np.r_[starts, len(order)])
+    low, high = (values[order[starts + (count + side) // 2]] - zero for side in (-1, 0))
+    out[number] = zero + (low + high) / 2
     return out
