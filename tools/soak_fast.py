@@ -32,7 +32,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
 
-from dpuflow.agent.config import Api, Capture, Config, History  # noqa: E402
+from dpuflow.agent.config import Api, Capture, Config, History, Limits  # noqa: E402
 from dpuflow.agent.log import Log  # noqa: E402
 from dpuflow.agent.service import Service  # noqa: E402
 from dpuflow.agent.usage import restrain_allocator  # noqa: E402
@@ -156,6 +156,7 @@ def soak(hours: float, trace: bool) -> None:
     config = Config(
         capture=Capture(interfaces=["lo"]),
         api=Api(listen="127.0.0.1:0"),
+        limits=Limits(cpu=64.0),  # as fast as it goes
         history=History(directory=str(folder / "history"), keep_size=64 << 20, keep_age=1e9),
     )
     restrain_allocator()  # as Service.start does
