@@ -150,11 +150,11 @@ def test_what_is_written_has_the_name_of_its_offer(offer: Callable[[int, int, in
     line = Line()
     for turn in range(2):
         for ident in (2 * turn, 2 * turn + 1):
-            line.send(0, offer(ident, 500_000, 0x10000))
+            line.send(0, offer(ident, 500_000, 0))  # UCX tells no address that nobody may read
         for ident in (2 * turn + 1, 2 * turn):
             address = 0x70000 * (1 + ident % 2)
             answer = (
-                rxm_told(4, ident, address) if offer is rxm_offer else ucx_told(11, ident, address, 500_000)
+                rxm_told(7, ident, address) if offer is rxm_offer else ucx_told(11, ident, address, 500_000)
             )
             line.send(1, answer)
         for ident in (2 * turn, 2 * turn + 1):

@@ -7,7 +7,7 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
   tagged; u64 size; u64 data; u64 tag: its low half the MPI tag, then two bits of Open MPI's, 1 a synchronous
   send, 2 its acknowledgment (ompi/mca/mtl/ofi/mtl_ofi_types.h), then the context). Types: 0 eager,
   1 segment, 2 rendezvous request (its data may be read at the u64 address that follows), 3 it was read, 4
-  where to write, 5 it was written, 6 credit; 3 to 5 repeat the message id.
+  and 5 atomics, 6 credit, 7 where to write, 8 it was written; 3, 7 and 8 repeat the message id.
 - UCX's tag protocol on reliable connections (ucp/tag/eager.h, ucp/rndv/rndv.h): one byte of active-message
   id in the low five bits; 1 set-up, 2 only, 3 first, 4 middle, 6 only and synchronous (u64 tag, two ids), 8
   its acknowledgment (the id); 9 ready to send (u64 tag, two ids, u64
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 HEAD: Final = 72
 RXM_HEADER: Final = 64
-RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_WRITTEN, RXM_CREDIT = range(7)
+RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_LAST = 0, 1, 2, 3, 7, 8
 UCX_WIREUP, UCX_ONLY, UCX_FIRST, UCX_MIDDLE, UCX_SYNC, UCX_SYNC_ACK = 1, 2, 3, 4, 6, 8
 UCX_OFFER, UCX_READ, UCX_GRANT, UCX_WRITTEN = 9, 10, 11, 16
 UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17, UCX_SYNC: 25}
@@ -152,7 +152,7 @@ class SendHeads:
         said = []
         for mine, told in read:
             _apply(rows, mine, told, 1 if begun[rows["flow"][mine[0]]] and not self._forgot else 2)
-            speaks = told.good & ((told.address != 0) | (told.role == Role.DONE))
+            speaks = told.good & np.isin(told.role, (Role.OFFER, Role.GRANT, Role.DONE))
             said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
         if said:
             link_rendezvous(rows, flows, Said(*(np.concatenate(each) for each in zip(*said, strict=True))))
@@ -192,7 +192,7 @@ def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     eager = (kind == RXM_EAGER) & (size.astype(np.int64) == nbytes - RXM_HEADER) & tagged
     segment = (kind == RXM_SEGMENT) & (size > (nbytes - RXM_HEADER).clip(0).astype(np.uint64)) & tagged
     offer = (kind == RXM_OFFER) & tagged
-    own = (kind > RXM_OFFER) & (kind <= RXM_CREDIT)
+    own = (kind > RXM_OFFER) & (kind <= RXM_LAST)
     told = _Told(good & (eager | segment | offer | own))
     told.role[offer] = Role.OFFER
     told.role[own] = Role.CONTROL
