@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
     from dpuflow.inference.bulk import Bulk
-    from dpuflow.inference.judgement import Judgement, Own
+    from dpuflow.inference.judgement import Judgement
     from dpuflow.inference.kinds import Tokens
+    from dpuflow.inference.own import Own
     from dpuflow.inference.pipelines import Pipeline
     from dpuflow.inference.stages import Stage
     from dpuflow.inference.steps import Steps

@@ -9,7 +9,7 @@ from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
-from dpuflow.inference.judgement import charge
+from dpuflow.inference.charges import charge
 from dpuflow.lateness import build_entries, relate, weigh
 from dpuflow.schema import NEVER, Op, Wire
 

@@ -12,9 +12,11 @@ from collective_worlds import TIME_0, World, algorithm_of, analysed, run_job
 from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.causes import causes_of
+from dpuflow.inference.charges import Charges, charge, scatter_of
 from dpuflow.inference.habits import onset_of
-from dpuflow.inference.judgement import Charges, Judgement, _scatter, charge, judge, own_lateness
+from dpuflow.inference.judgement import Judgement, judge
 from dpuflow.inference.links import measure_links, slow_rows
+from dpuflow.inference.own import own_lateness
 from dpuflow.inference.steps import find_steps
 from dpuflow.lateness import Entries, build_entries, relate
 from dpuflow.results import Lateness
@@ -340,7 +342,7 @@ def test_an_onset_halfway_is_no_scatter() -> None:
     choices = np.random.default_rng(4)
     quiet = choices.normal(0, 2e6, 200)
     late = quiet + np.where(np.arange(200) < 100, 0, 100e6)
-    assert _scatter(late) == pytest.approx(_scatter(quiet), rel=0.3)
+    assert scatter_of(late) == pytest.approx(scatter_of(quiet), rel=0.3)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -353,9 +355,9 @@ def test_what_goes_round_among_few_ranks_is_no_noise(ranks: int) -> None:
 def test_heaps_are_told_from_scatter_by_enough_values_only() -> None:
     choices = random.Random(4)
     near = np.array([choices.gauss(0, 1.0) for _ in range(20)])
-    assert _scatter(np.r_[near, near + 50]) < 2
-    assert _scatter(np.r_[near[:5], near[:5] + 50]) > 10
-    plain = [_scatter(np.array([choices.gauss(0, 1.0) for _ in range(40)])) for _ in range(200)]
+    assert scatter_of(np.r_[near, near + 50]) < 2
+    assert scatter_of(np.r_[near[:5], near[:5] + 50]) > 10
+    plain = [scatter_of(np.array([choices.gauss(0, 1.0) for _ in range(40)])) for _ in range(200)]
     assert 0.7 < np.median(plain) < 1.1
 
 
@@ -364,9 +366,9 @@ def test_an_onset_on_a_busy_host_is_no_noise(late_ms: float) -> None:
     """Entries scatter by 18 ms; from halfway on the rank is later by three times as much, or more."""
     draw = np.random.default_rng(1)
     before, after = np.abs(draw.normal(0, 18e6, 100)), draw.normal(late_ms * 1e6, 18e6, 100)
-    assert 9e6 < _scatter(np.concatenate([before, after])) < 27e6
+    assert 9e6 < scatter_of(np.concatenate([before, after])) < 27e6
     mixed = draw.normal(0, 40e6, 200)  # without an onset neighbours are as far apart as any
-    assert 30e6 < _scatter(mixed) < 50e6
+    assert 30e6 < scatter_of(mixed) < 50e6
 
 
 def job(style: str, op: Op, name: str, n: int, late: Late, times: int = 24) -> list[Lateness]:

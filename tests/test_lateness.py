@@ -11,7 +11,7 @@ from collective_worlds import REACT, TIME_0, World, algorithm_of, captured
 from dpuflow.collectives import Instance
 from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
 from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.judgement import Charges, charge
+from dpuflow.inference.charges import Charges, charge
 from dpuflow.lateness import (
     AT_LEAST,
     AT_MOST,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.inference.judgement import Charges
+    from dpuflow.inference.charges import Charges
     from dpuflow.lateness import Entries, Relative
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)

@@ -14,10 +14,12 @@ import numpy as np
 from dpuflow.inference.beside import busy_elsewhere
 from dpuflow.inference.bulk import fed_rows, find_bulk
 from dpuflow.inference.causes import causes_of
+from dpuflow.inference.charges import charge
 from dpuflow.inference.edges import measure_edges
-from dpuflow.inference.judgement import add_stages, charge, doubt, judge, own_lateness, with_replicas
+from dpuflow.inference.judgement import add_stages, doubt, judge
 from dpuflow.inference.kinds import find_tokens, group_kinds
 from dpuflow.inference.links import measure_links, slow_rows
+from dpuflow.inference.own import own_lateness, with_replicas
 from dpuflow.inference.pipelines import find_pipelines
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.causes import Causes
+    from dpuflow.inference.charges import Charges
     from dpuflow.inference.edges import Measured
-    from dpuflow.inference.judgement import Charges, Judgement, Own
+    from dpuflow.inference.judgement import Judgement
     from dpuflow.inference.kinds import Kind, Tokens
     from dpuflow.inference.links import Links
+    from dpuflow.inference.own import Own
     from dpuflow.inference.pipelines import Pipeline
     from dpuflow.inference.stages import Stage
     from dpuflow.inference.steps import Steps

@@ -16,7 +16,6 @@ from dpuflow.inference.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Cause
 from dpuflow.inference.habits import (
     LATE_SHARE,
     MATERIAL_SHARE,
-    QUARTER_IN_SIGMAS,
     SIGMAS,
     is_habit,
     is_material,
@@ -24,8 +23,9 @@ from dpuflow.inference.habits import (
     onset_of,
     usual_excess,
 )
-from dpuflow.lateness import AT_LEAST, EXACT, Rule, against_others
-from dpuflow.schema import NEVER, Op
+from dpuflow.inference.own import Own, tied_rows
+from dpuflow.lateness import AT_LEAST, EXACT
+from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,16 +33,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.inference.replicas import Compared
+    from dpuflow.inference.charges import Charges
+    from dpuflow.inference.own import Own
     from dpuflow.inference.stages import Stage
-    from dpuflow.lateness import Entries, Relative
-
-SIXTH_IN_SIGMAS = 0.4307
-"""Median to the third that lies around it, of a normal distribution, in standard deviations."""
-FEWEST_IN_HEAPS = 16
-"""Values that can be told to make two heaps: enough for quartiles of each."""
-INTERVAL_IN_SIGMAS = 1.96
-"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
+from dpuflow.lateness import Entries, Relative
 
 
 @dataclass
@@ -64,111 +58,6 @@ class Judgement:
     usual_ns: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass
-class Charges:
-    """Per row of Entries: whether it is late, and the wait charged to it (rank-nanoseconds)."""
-
-    late: NDArray[np.bool_]
-    last: NDArray[np.bool_]
-    wait_ns: NDArray[np.int64]
-    noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
-    error_ns: NDArray[np.int64]  # half-width of a 95 % interval of the row's lateness
-    offset_ns: NDArray[np.float64]  # entry less the median of the other ranks' entries
-
-
-def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Charges:
-    """Mark late and last ranks and charge each collective's wait to its last rank.
-
-    ``group`` numbers each collective's group. The last rank is charged, for every other rank whose entry
-    was seen, the time between the second latest entry (or that rank's own, whichever is later) and its
-    own: a rank that nobody saw may have entered last of all, and then waited for no one.
-    """
-    total = len(entries.endpoint)
-    late, last = np.zeros(total, bool), np.zeros(total, bool)
-    wait = np.zeros(total, np.int64)
-    offset = against_others(entries, entries.enter_ns, relative.lateness_ns != NEVER)
-    noise, error = _noise(entries, relative, offset, group[entries.collective])
-    usable = np.isin(relative.bound, (EXACT, AT_LEAST))
-    late[usable] = relative.lateness_ns[usable] > noise[usable]
-    count = np.diff(entries.offsets)
-    # Who waited for an input may have come last only by what its first message took: the last of the others
-    # is charged, for these.
-    waits = (entries.rule == Rule.AFTER_INPUT) & ~usable & (entries.granted_ns != NEVER)
-    when = np.where(waits, NEVER, entries.enter_ns)
-    seen = np.bincount(entries.collective[when != NEVER], minlength=len(count))
-    # The two latest entries of each collective, by sorting within it.
-    order = np.lexsort((when, entries.collective))
-    ends = entries.offsets[1:] - 1
-    whole = count >= 2
-    top = order[ends[whole]]
-    second = order[ends[whole] - 1]
-    lead = when[top] - np.where(when[second] == NEVER, when[top], when[second])
-    good = (when[second] != NEVER) & (lead > 0) & usable[top]
-    last[top[good]] = True
-    wait[top[good]] = lead[good] * (seen[whole][good] - 1)
-    return Charges(late, last, wait, noise, error, offset)
-
-
-def _noise(
-    entries: Entries, relative: Relative, offset: NDArray[np.float64], of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Per row the lateness that its group's own noise explains, and its error, ns.
-
-    Noise is the scatter of entries (``_sigmas``), and at least what a rank's host usually needs to hand
-    a message on.
-    """
-    sigma, floor = _sigmas(entries, offset, relative.lateness_ns != NEVER, of_row)
-    noise = np.maximum(SIGMAS * sigma, floor).round().astype(np.int64)
-    return noise, np.maximum(INTERVAL_IN_SIGMAS * sigma, floor).round().astype(np.int64)
-
-
-def _sigmas(
-    entries: Entries, values: NDArray[np.float64], usable: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Per row one standard deviation of its group's noise, and its hosts' usual reaction, ns.
-
-    Noise is how much each rank's ``values`` scatter about their own median, on the quieter side (a
-    fault shows on one side only), taken as the median over ranks.
-    """
-    sigma, floor = np.zeros(len(values)), np.zeros(len(values))
-    for each in np.unique(of_row):
-        whole = of_row == each
-        mine = whole & usable
-        scatter = []
-        for endpoint in np.unique(entries.endpoint[mine]):
-            scatter.append(_scatter(values[mine & (entries.endpoint == endpoint)]))
-        reactions = entries.reaction_ns[mine]
-        reactions = reactions[reactions != NEVER]
-        floor[whole] = float(np.median(reactions)) if len(reactions) else 0.0
-        sigma[whole] = float(np.median(scatter)) if scatter else 0.0
-    return sigma, floor
-
-
-def _scatter(values: NDArray[np.float64]) -> float:
-    """One standard deviation of a rank's ``values`` about their own median.
-
-    A fault that sets in halfway, or goes round among few ranks, is no noise, yet parts the values into two
-    heaps. They are two where the closest third of all values lies twice as close as quartiles do; then the
-    wider heap counts. On a busy host heaps are too wide for that: where neighbours in time lie twice as close
-    as quartiles do, an onset parts them, and the scatter of neighbours counts.
-    """
-
-    def of(part: NDArray[np.float64]) -> float:
-        low, middle, high = np.percentile(part, (25, 50, 75))
-        return float(min(middle - low, high - middle)) / QUARTER_IN_SIGMAS
-
-    whole, ordered = of(values), np.sort(values)
-    if len(values) < FEWEST_IN_HEAPS:
-        return whole
-    third = -(-len(values) // 3)
-    closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
-    if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
-        beside = float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
-        return beside if 2 * beside < whole else whole
-    widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
-    return min(whole, max(of(ordered[:widest]), of(ordered[widest:])))
-
-
 def judge(
     instances: Sequence[Instance],
     entries: Entries,
@@ -184,7 +73,7 @@ def judge(
     ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
     group, ``step`` is each row's step (-1: in none), as of ``find_steps``.
     """
-    row_tied = _tied(instances, entries)
+    row_tied = tied_rows(instances, entries)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
     peers = np.diff(entries.offsets)[entries.collective] - 1
     blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
@@ -219,76 +108,6 @@ def judge(
             world.share = 1
     world.late_ranks = sum(_comes_again(u, world) for u in units.values())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
-
-
-@dataclass
-class Own:
-    """Per row of Entries what the rank answers for itself."""
-
-    amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
-    excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
-    later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
-    sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
-    unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
-    compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Rows that were compared with replicas."""
-
-
-def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
-    """The same with what stages of replicas took longer for their acts than their peers (``replicas``)."""
-    if not compared.some:
-        return own, causes
-    rows = compared.rows
-    unproved = own.unproved.copy()
-    own = Own(
-        own.amount_ns.copy(), own.excess_ns.copy(), own.later_ns.copy(), own.sigma_ns.copy(), unproved, rows
-    )
-    own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
-    own.later_ns[rows], own.sigma_ns[rows] = compared.excess_ns, compared.sigma_ns
-    cause = causes.cause.copy()
-    cause[rows] = np.where(
-        compared.amount_ns > 0, COMPUTE, np.where(cause[rows] == COMPUTE, NONE, cause[rows])
-    )
-    return own, replace(causes, cause=cause)
-
-
-def _tied(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:
-    """Rows of collectives that tie ranks together: not of point-to-point transfers."""
-    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
-    return tied[entries.collective] if len(instances) else np.zeros(0, bool)
-
-
-def own_lateness(
-    instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    causes: Causes,
-    group: NDArray[np.int64],
-) -> Own:
-    """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
-
-    The noise is that of the work itself. Entries scatter by what peers of other groups handed on, too,
-    and would hide a rank that is late once a step.
-    """
-    known = _tied(instances, entries) & np.isin(relative.bound, (EXACT, AT_LEAST))
-    known &= causes.excess_ns != NEVER
-    excess = np.where(known, causes.excess_ns, NEVER)
-    sigma, floor = _sigmas(entries, excess.astype(np.float64), known, group[entries.collective])
-    amount, beyond = np.minimum(excess, relative.lateness_ns), np.maximum(SIGMAS * sigma, floor)
-    told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
-    mine = (
-        known
-        & (relative.lateness_ns > beyond)
-        & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
-    )
-    mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
-    # Who waited for an input was there before, and who sent first may not have been late at all: were these
-    # not counted, single incidents would make a habit.
-    waited = entries.rule == Rule.AFTER_INPUT
-    unproved = _tied(instances, entries) & (waited | entries.exact) & (causes.excess_ns != NEVER) & ~known
-    excess = np.where(unproved, np.where(waited, 0, causes.excess_ns), excess)
-    amount = np.where(unproved, 0, amount)
-    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved)
 
 
 @dataclass
