@@ -207,6 +207,7 @@ class MessageFlag(IntEnum):
     GAP = 4  # packets of it are missing from the capture
     HIDDEN = 8  # its header was not seen whole (beyond the snap length): fields are inferred
     REORDERED = 16  # packets of it came out of order
+    OPENING = 32  # the first that its library sent on a connection whose beginning was captured (RoCE SENDs)
 
 
 PACKET: Final = make_record(
@@ -381,7 +382,7 @@ MESSAGE = make_record(
         "sub",
         "u4",
         "",
-        "position within the tag: Gloo delta, ob1 number, CTS index; RoCE data: sample of its first bytes",
+        "position within the tag: Gloo delta, ob1 number, CTS index; RoCE data: first bytes; MPI over it: seq",
     ),
     ("first_frame", "u4", "row", "frame number of its first packet, from 0"),
     ("last_frame", "u4", "row", "frame number of the packet that completed it"),

@@ -11,7 +11,7 @@ import pytest
 
 from dpuflow.ingest import ingest
 from dpuflow.messages.sends import HEAD, SendHeads
-from dpuflow.schema import FLOW, MESSAGE, Op, Pairing, Role, Wire
+from dpuflow.schema import FLOW, MESSAGE, MessageFlag, Op, Pairing, Role, Wire
 
 
 def rxm(kind: int, number: int, size: int, tag: int, context: int = 0) -> bytes:
@@ -58,6 +58,12 @@ def read(
     flows["pairing"] = pairing
     heads.read(rows, flows)
     return rows
+
+
+def numbered(rows: np.ndarray) -> list[int]:
+    """``sub`` as turns: 1 for the first number met, 2 for the next; 0 stays."""
+    turns = {0: 0}
+    return [turns.setdefault(number, len(turns)) for number in rows["sub"].tolist()]
 
 
 class Line:
@@ -135,13 +141,14 @@ def test_what_is_read_has_the_name_of_its_offer(offer: Callable[[int, int, int],
     rows = line.rows()
     offers = rows["role"] == Role.OFFER
     assert rows["announces"][offers].tolist() == [600_000, 500_000] * 2
-    assert rows["sub"][offers].tolist() == [1, 2, 3, 4]
+    assert numbered(rows[offers]) == [1, 2, 3, 4]
+    one, two, three, four = rows["sub"][offers].tolist()
     reads = rows["wire"] == Wire.ROCE_READ
     for role in (Role.GRANT, Role.DATA):
-        assert rows["sub"][reads & (rows["role"] == role)].tolist() == [2, 1, 1, 4, 3, 3, 0]
+        assert rows["sub"][reads & (rows["role"] == role)].tolist() == [two, one, one, four, three, three, 0]
     assert set(rows["op"][reads][:-2].tolist()) == {Op.ALL_REDUCE}
     assert rows["op"][reads][-2:].tolist() == [Op.UNKNOWN] * 2
-    assert rows["sub"][rows["role"] == Role.DONE].tolist() == [2, 1, 4, 3]
+    assert rows["sub"][rows["role"] == Role.DONE].tolist() == [two, one, four, three]
 
 
 @pytest.mark.parametrize("offer", [rxm_offer, ucx_offer])
@@ -160,8 +167,9 @@ def test_what_is_written_has_the_name_of_its_offer(offer: Callable[[int, int, in
         for ident in (2 * turn, 2 * turn + 1):
             line.write(0, 0x70000 * (1 + ident % 2), 500_000)
     rows = line.rows()
-    assert rows["sub"][rows["wire"] == Wire.ROCE_WRITE].tolist() == [1, 2, 3, 4]
-    assert rows["sub"][rows["role"] == Role.GRANT].tolist() == [2, 1, 4, 3]
+    one, two, three, four = rows["sub"][rows["role"] == Role.OFFER].tolist()
+    assert rows["sub"][rows["wire"] == Wire.ROCE_WRITE].tolist() == [one, two, three, four]
+    assert rows["sub"][rows["role"] == Role.GRANT].tolist() == [two, one, four, three]
     assert (rows["op"] == Op.ALL_REDUCE).all()
 
 
@@ -176,17 +184,25 @@ def test_rxm_segments_are_one_message() -> None:
     )
     assert [Op(o) for o in rows["op"]] == [Op.ALL_REDUCE] * 3 + [Op.BARRIER]
     assert rows["bytes"].tolist() == [8192, 16384, 16384, 0]
-    assert rows["sub"].tolist() == [1, 2, 2, 3]
+    assert numbered(rows) == [1, 2, 2, 3]
 
 
-def test_numbers_say_whether_the_connections_beginning_was_seen() -> None:
+def test_the_first_message_of_a_connection_is_marked() -> None:
+    opening = int(MessageFlag.OPENING)
     messages = [(rxm(0, 0, 8192, -12), 8256)] * 3
-    assert read(messages)["sub"].tolist() == [1, 2, 3]
-    assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [2, 3, 4]
+    assert read(messages)["flags"].tolist() == [opening, 0, 0]
+    assert read(messages, pairing=Pairing.ACKS)["flags"].tolist() == [0, 0, 0]
     messages = [(ucx_only(-16), 9), (ucx_only(-12), 109)]
-    assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [2, 3]
+    assert read(messages, pairing=Pairing.ACKS)["flags"].tolist() == [0, 0]
     messages.insert(1, (bytes([1]) + bytes(30), 31))  # its connections are set up beside the first messages
-    assert read(messages, pairing=Pairing.ACKS)["sub"].tolist() == [1, 0, 2]
+    assert read(messages, pairing=Pairing.ACKS)["flags"].tolist() == [opening, 0, 0]
+
+
+def test_numbers_stay_when_what_came_before_is_forgotten() -> None:
+    messages = [(rxm(0, 0, 8192, -12), 8256), (rxm(1, 0, 99, -12), 80), (rxm(1, 1, 99, -12), 80)] * 3
+    rows = read(messages)
+    assert numbered(rows) == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+    assert rows["sub"].tolist() == [((1 << 24) + 7 * n) & 0xFFFFFFFF for n in (0, 1, 1, 3, 4, 4, 6, 7, 7)]
 
 
 def test_ucx_fragments_are_one_message() -> None:
@@ -201,7 +217,7 @@ def test_ucx_fragments_are_one_message() -> None:
     assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.ALL_TO_ALL, Op.ALL_TO_ALL, Op.SEND_RECV]
     assert rows["bytes"].tolist() == [0, 8231, 8153, 100]
     assert rows["bytes"][1:3].sum() == 16384
-    assert rows["sub"].tolist() == [1, 2, 2, 3]
+    assert numbered(rows) == [1, 2, 2, 3]
     assert set(rows["context"].tolist()) == {2}
     assert rows["tag"][1] == 0xFFFFFFFF - 12
 
@@ -224,14 +240,14 @@ def test_acknowledgments_of_synchronous_sends_are_no_messages() -> None:
         rows = read(messages)
         assert rows["role"].tolist() == [Role.DATA, Role.DATA, Role.CONTROL]
         assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.BARRIER, Op.UNKNOWN]
-        assert rows["sub"].tolist() == [1, 2, 0]
+        assert numbered(rows) == [1, 2, 0]
         assert rows["bytes"].tolist() == [0, 0, 0]
 
 
 def test_the_set_up_of_a_connection_is_no_sign_against_its_messages() -> None:
     rows = read([(ucx_only(-16), 9), (bytes([1]) + bytes(30), 31), (ucx_only(-12), 109), (bytes([1]), 31)])
     assert [Op(o) for o in rows["op"]] == [Op.BARRIER, Op.UNKNOWN, Op.ALL_REDUCE, Op.UNKNOWN]
-    assert rows["sub"].tolist() == [1, 0, 2, 0]
+    assert numbered(rows) == [1, 0, 2, 0]
     rows = read([(bytes([1]) * 64, 8192)] * 40)  # nor a sign for anything
     assert (rows["role"] == Role.DATA).all()
     assert (rows["bytes"] == 8192).all()
@@ -270,7 +286,7 @@ def test_real_messages_add_up(shared: Path, case: str, op: Op, size: int) -> Non
     """libfabric and UCX under Open MPI: every message of the operation has the size of one block."""
     file = shared / "captures" / "roce" / case / "node0.pcap.gz"
     rows = ingest([str(file)], "node0", 0, 1, None).messages
-    mine = rows[(rows["op"] == op) & (rows["flags"] == 0)]
+    mine = rows[(rows["op"] == op) & ((rows["flags"] & ~np.uint8(MessageFlag.OPENING)) == 0)]
     keys, number = np.unique(mine[["flow", "sub"]], return_inverse=True)
     sums = np.bincount(number.reshape(-1), mine["bytes"].astype(np.int64))
     assert len(keys) > 70

@@ -19,7 +19,7 @@ from dpuflow.collectives.recognise import whole_size
 from dpuflow.collectives.schedules import schedule
 from dpuflow.collectives.scoring import NO_CONTRAST, Scorer
 from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
-from dpuflow.schema import Op, Wire
+from dpuflow.schema import MessageFlag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,11 +54,10 @@ def sequenced_instances(
     algorithm become incomplete collectives of their own.
     """
     found: list[Instance] = []
-    # ob1 numbers each edge's messages from 0 or 1, SENDs have 1 behind a handshake: so a capture that has the
-    # first ones saw the beginning.
+    # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
     heads = rows[exchanges["order"][rows] == 0]
-    numbered = has_numbers(exchanges, heads) | (exchanges["wire"][heads] <= Wire.ROCE_SEND_IMM)
-    whole = bool((numbered & (exchanges["sub"][heads] <= 1)).all())
+    opening = (exchanges["flags"][heads] & MessageFlag.OPENING) != 0
+    whole = bool((opening | (has_numbers(exchanges, heads) & (exchanges["sub"][heads] <= 1))).all())
     columns = columns_of(exchanges)
     parts = numbered_streams(exchanges, edge_streams(exchanges, rows))
     begins = {op: streams.at.copy() for op, streams in parts.items()}

@@ -14,9 +14,9 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
   address, u64 size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64
   address, u64 size), 16 it was written. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
-Every fragment of a message gets the same number, so that it counts as one transfer. Numbers begin with 1
-where the capture holds the connection's beginning (CM handshake, UCX's set-up), else with 2. What is read or
-written for a rendezvous gets its offer's (``rendezvous``).
+Every fragment of a message gets the same number, that of its first packet, so that it counts as one transfer.
+What is read or written for a rendezvous gets its offer's (``rendezvous``). The first message of a connection
+is marked where the capture holds the beginning (CM handshake, UCX's set-up).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from dpuflow import wire
 from dpuflow.framing import MPI_TAG
 from dpuflow.messages.rendezvous import Said, link_rendezvous
-from dpuflow.schema import NONE32, Kind, Op, Pairing, Role, Wire
+from dpuflow.schema import NONE32, Kind, MessageFlag, Op, Pairing, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -151,7 +151,7 @@ class SendHeads:
         begun[peers[peers != NONE32]] = True
         said = []
         for mine, told in read:
-            _apply(rows, mine, told, 1 if begun[rows["flow"][mine[0]]] and not self._forgot else 2)
+            _apply(rows, mine, told, bool(begun[rows["flow"][mine[0]]]) and not self._forgot)
             speaks = told.good & np.isin(told.role, (Role.OFFER, Role.GRANT, Role.DONE))
             said.append((mine[speaks], told.address[speaks], told.ident[speaks]))
         if said:
@@ -247,7 +247,7 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     return told
 
 
-def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, first: int) -> None:
+def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> None:
     good, at = told.good, mine[told.good]
     ops = np.full(len(mine), int(Op.UNKNOWN))
     for tag, op in MPI_TAG.items():
@@ -257,11 +257,11 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, first: int) -> None
     ops[~named] = int(Op.UNKNOWN)
     rows["op"][at] = ops[good]
     rows["role"][at], rows["announces"][at] = told.role[good], told.announces[good]
-    for name, values in (
-        ("context", told.context),
-        ("tag", told.tag),
-        ("sub", np.cumsum(told.begins & named) + first - 1),
-    ):
+    begin = np.maximum.accumulate(np.where(told.begins & named, np.arange(len(mine)), 0))
+    number = rows["seq"][mine[begin]] & np.uint64(0xFFFFFFFF)
+    for name, values in (("context", told.context), ("tag", told.tag), ("sub", number)):
         rows[name][at] = np.where(named, values, 0)[good].astype(np.uint32)
+    if begun:
+        rows["flags"][mine[np.flatnonzero(named)[:1]]] |= np.uint8(MessageFlag.OPENING)
     carried = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
     rows["bytes"][at] = np.where(told.role[good] == Role.DATA, carried, 0)
