@@ -382,7 +382,7 @@ MESSAGE = make_record(
         "sub",
         "u4",
         "",
-        "position within the tag: Gloo delta, ob1 number, CTS index; RoCE data: first bytes; MPI over it: seq",
+        "position within the tag: Gloo delta, ob1 number, CTS index; RoCE data: first bytes; MPI on it: seq",
     ),
     ("first_frame", "u4", "row", "frame number of its first packet, from 0"),
     ("last_frame", "u4", "row", "frame number of the packet that completed it"),

