@@ -52,12 +52,16 @@ def main(
 def _live(rounds: int) -> None:
     """The live part, or why it is left out."""
     from bench.live import missing, run_live
+    from dpuflow.errors import DpuflowError
 
     why = missing()
+    if why is None:
+        try:
+            run_live(rounds, click.echo)
+        except DpuflowError as error:  # programs of another version, say
+            why = f"left out: {error}"
     if why is not None:
         click.echo(why)
-    else:
-        run_live(rounds, click.echo)
 
 
 @main.command()
