@@ -44,7 +44,7 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
     pieces = [EXCHANGE.zeros(0)]
     if len(keyed):
         rows = transfers[keyed]
-        back = (rows["role"] == Role.GRANT) | _read(rows)
+        back = (rows["role"] == Role.GRANT) | _says_read(rows)
         src = np.where(back, rows["dst"], rows["src"])
         framed = _sorted(_fill(rows, src, _link(rows, src), keyed))
         framed["order"], direction = _running_number(framed["connection"], framed["src"])
@@ -144,7 +144,7 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
     return number
 
 
-def _read(rows: Rows) -> NDArray[np.bool_]:
+def _says_read(rows: Rows) -> NDArray[np.bool_]:
     """Rows by which a receiver says that it has read what was offered."""
     read = (rows["role"] == Role.DONE) & (
         (rows["wire"] == Wire.ROCE_SEND) | (rows["wire"] == Wire.ROCE_SEND_IMM)
@@ -194,10 +194,12 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     latest("data_end_ns", data, rows["sent_end_ns"])
     latest("arrived_end_ns", data, rows["arrived_end_ns"])
     latest("acked_ns", data, rows["acked_ns"])
-    read_out = _read(rows)
-    if read_out.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
-        latest("arrived_end_ns", data | read_out, np.where(read_out, rows["sent_ns"], rows["arrived_end_ns"]))
-        latest("acked_ns", data | read_out, np.where(read_out, rows["arrived_end_ns"], rows["acked_ns"]))
+    says_read = _says_read(rows)
+    if says_read.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
+        latest(
+            "arrived_end_ns", data | says_read, np.where(says_read, rows["sent_ns"], rows["arrived_end_ns"])
+        )
+        latest("acked_ns", data | says_read, np.where(says_read, rows["arrived_end_ns"], rows["acked_ns"]))
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced, granted, inferred = np.zeros((3, count), np.uint64)
@@ -220,7 +222,7 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     for name in ("connection", "context", "tag", "sub", "op"):
         np.maximum.at(out[name], number, rows[name])
     out["src"][number] = src
-    out["dst"][number] = np.where((role == Role.GRANT) | read_out, rows["src"], rows["dst"])
+    out["dst"][number] = np.where((role == Role.GRANT) | says_read, rows["src"], rows["dst"])
     out["wire"][number[grant]] = rows["wire"][grant]
     out["wire"][number[offer]] = rows["wire"][offer]
     out["wire"][number[data]] = rows["wire"][data]
