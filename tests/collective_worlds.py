@@ -15,7 +15,8 @@ import numpy as np
 
 from dpuflow.assemble import assemble
 from dpuflow.collectives import Instance
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, schedule
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
+from dpuflow.collectives.schedules import schedule
 from dpuflow.findings import build_findings
 from dpuflow.inference import infer
 from dpuflow.lateness import build_entries

@@ -12,7 +12,7 @@ import numpy as np
 from readings import read_bytes, read_file
 
 from dpuflow import schema
-from dpuflow.collectives.schedules import ALGORITHMS
+from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.sequenced import sequenced_instances
 from dpuflow.inference import beside, pipelines
 from dpuflow.lateness import needs, relative

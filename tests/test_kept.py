@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.kept import kept
-from dpuflow.collectives.schedules import ALGORITHMS, edge_sizes, schedule
+from dpuflow.collectives.schedules import edge_sizes, schedule
 
 
 def test_what_is_kept_is_bounded_by_its_size() -> None:

@@ -9,7 +9,7 @@ import pytest
 from collective_worlds import REACT, TIME_0, World, algorithm_of, captured
 
 from dpuflow.collectives import Instance
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.charges import Charges, charge
 from dpuflow.lateness import (

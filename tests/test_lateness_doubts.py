@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, REACT, World, algorithm_of, captured, run_job
 
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, dependencies
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
+from dpuflow.collectives.schedules import dependencies
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
 from dpuflow.lateness.needs import build_needs, started_ns

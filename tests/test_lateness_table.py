@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from collective_worlds import World, captured
 
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import BOUNDS, RULES, Rule, build_entries, relate, weigh
 from dpuflow.lateness.table import (

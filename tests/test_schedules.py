@@ -6,15 +6,9 @@ from collections import Counter
 
 import pytest
 
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.composed import one_after_the_other
-from dpuflow.collectives.schedules import (
-    ALGORITHMS,
-    Algorithm,
-    dependencies,
-    edge_sizes,
-    free_ranks,
-    schedule,
-)
+from dpuflow.collectives.schedules import dependencies, edge_sizes, free_ranks, schedule
 from dpuflow.collectives.trees import (
     binary_by_level,
     binary_heap,

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.plans import Plan, plan
-from dpuflow.collectives.schedules import ALGORITHMS, dependencies, free_ranks
+from dpuflow.collectives.schedules import dependencies, free_ranks
 from dpuflow.collectives.streams import HOLE, columns_of
 from dpuflow.kernels import hypotheses as kernels
 from dpuflow.kernels import streams as tables

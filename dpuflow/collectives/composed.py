@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.schedules import Algorithm, schedule
+from dpuflow.collectives.algorithms import Algorithm
+from dpuflow.collectives.schedules import schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:

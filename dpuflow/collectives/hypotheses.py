@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.kept import kept
 from dpuflow.collectives.partial import Contact, placements
 from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, edge_sizes
+from dpuflow.collectives.schedules import edge_sizes
 from dpuflow.collectives.sending import Send
 from dpuflow.collectives.streams import HOLE
 from dpuflow.collectives.trees import split_binary, synced_up

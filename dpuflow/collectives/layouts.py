@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
 
 WAITS: Final = 0.9
 """Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
 
 
 @dataclass(slots=True)

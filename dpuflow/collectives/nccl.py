@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.sending import Send
 from dpuflow.collectives.trees import chains, down, up
 from dpuflow.schema import Op

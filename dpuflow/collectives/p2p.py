@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
-from dpuflow.collectives.schedules import ALGORITHMS
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import ALGORITHMS, Algorithm, schedule
+from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
+from dpuflow.collectives.schedules import schedule
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:

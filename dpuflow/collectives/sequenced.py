@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.hypotheses import Hypothesis
-    from dpuflow.collectives.schedules import Algorithm
     from dpuflow.collectives.streams import Columns, Streams
     from dpuflow.tables import Rows
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness import Entries
 
 LONGEST_NS: Final = 1 << 62  # stamps of damaged captures may lie centuries apart

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness.handover import Usual
     from dpuflow.tables import Rows
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.tables import Rows
 
 EXPLAINED = 0.9

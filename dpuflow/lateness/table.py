@@ -9,12 +9,13 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow.collectives.schedules import ALGORITHMS, free_ranks, schedule
+from dpuflow.collectives.algorithms import ALGORITHMS
+from dpuflow.collectives.schedules import free_ranks, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dpuflow.collectives.schedules import Algorithm
+    from dpuflow.collectives.algorithms import Algorithm
 
 GLOO, EAGER, RENDEZVOUS, NCCL = "Gloo", "Open MPI, eager", "Open MPI, rendezvous", "NCCL"
 STACKS: Final = (GLOO, EAGER, RENDEZVOUS, NCCL)

@@ -1,0 +1,257 @@
+"""Who sends how much to whom, in which step: rings, hypercubes, all pairs and barriers.
+
+In: the ranks ``n``, a buffer of ``size`` bytes (as the result format counts ``bytes``: what one rank passed
+to the call) and a root. Out: the ``Send``s, in no order that matters but that of their steps. Trees are in
+``trees``.
+
+Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH" (2005) for recursive doubling, halving-doubling, Rabenseifner, Bruck and ring;
+Patarasuk and Yuan (2009) for the ring all_reduce; Hensgen, Finkel, Manber (1988) for
+dissemination. Where ranks are no power of two: the extra ranks fold into neighbours first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpuflow.collectives.sending import Send, power_below
+from dpuflow.collectives.trees import binomial_in_order, down, flat, up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# -- rings -----------------------------------------------------------------------------------
+
+
+def ring_all_reduce(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(2 * (n - 1)):
+        for rank in range(n):
+            yield Send(step, rank, (rank + 1) % n, size / n)
+
+
+def ring_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(n - 1):
+        for rank in range(n):
+            yield Send(step, rank, (rank + 1) % n, size)
+
+
+def ring_reduce_scatter(n: int, size: float, root: int) -> Iterator[Send]:
+    yield from ring_all_gather(n, size / n, root)
+
+
+# -- hypercubes ------------------------------------------------------------------------------
+
+
+def _folded(n: int) -> tuple[int, list[int]]:
+    """The power of two below n, and the rank that stands for each position of the hypercube."""
+    power = power_below(n)
+    extra = n - power
+    return power, [2 * i + 1 if i < extra else i + extra for i in range(power)]
+
+
+def recursive_doubling(n: int, size: float, root: int) -> Iterator[Send]:
+    power, ranks = _folded(n)
+    extra = n - power
+    for i in range(extra):
+        yield Send(0, 2 * i, 2 * i + 1, size)
+    step, distance = (1 if extra else 0), 1
+    while distance < power:
+        for i, rank in enumerate(ranks):
+            yield Send(step, rank, ranks[i ^ distance], size)
+        step, distance = step + 1, distance * 2
+    for i in range(extra):
+        yield Send(step, 2 * i + 1, 2 * i, size)
+
+
+def rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
+    power = power_below(n)
+    extra = n - power
+    ranks = [2 * i if i < extra else i + extra for i in range(power)]
+    step = 0
+    if extra:  # the pair shares the first reduction: halves cross, then the even rank gets both
+        for i in range(extra):
+            yield Send(0, 2 * i, 2 * i + 1, size / 2)
+            yield Send(0, 2 * i + 1, 2 * i, size / 2)
+            yield Send(1, 2 * i + 1, 2 * i, size / 2)
+        step = 2
+    part, distance = size, 1
+    while distance < power:
+        part /= 2
+        for i, rank in enumerate(ranks):
+            yield Send(step, rank, ranks[i ^ distance], part)
+        step, distance = step + 1, distance * 2
+    while distance > 1:
+        distance //= 2
+        for i, rank in enumerate(ranks):
+            yield Send(step, rank, ranks[i ^ distance], part)
+        part *= 2
+        step += 1
+    for i in range(extra):
+        yield Send(step, 2 * i, 2 * i + 1, size)
+
+
+def _halving(n: int, size: float, masks: list[int]) -> Iterator[tuple[Send, dict[int, int]]]:
+    """Recursive halving of a vector of n blocks, extra ranks folded: sends, and each rank's block so far.
+
+    In the order of ``masks`` partners exchange halves of what they hold; a rank that stands for two has two
+    blocks.
+    """
+    power = power_below(n)
+    extra = n - power
+    ranks = [2 * i + 1 if i < extra else i + extra for i in range(power)]
+    begin = [2 * i if i < extra else i + extra for i in range(power)] + [n]
+    for i in range(extra):
+        yield Send(0, 2 * i, 2 * i + 1, size), {}
+    first, many = [0] * power, power
+    for step, mask in enumerate(masks, 1 if extra else 0):
+        many //= 2
+        for i in range(power):
+            # The partner with the bit takes the upper half.
+            sent = first[i] + (0 if i & mask else many)
+            blocks = begin[sent + many] - begin[sent]
+            first[i] += many if i & mask else 0
+            yield Send(step, ranks[i], ranks[i ^ mask], size / n * blocks), dict(enumerate(first))
+
+
+def recursive_halving(n: int, size: float, root: int) -> Iterator[Send]:
+    power = power_below(n)
+    masks = [1 << k for k in reversed(range(power.bit_length() - 1))]
+    for send, _ in _halving(n, size, masks):
+        yield send
+    for i in range(n - power):
+        yield Send(n, 2 * i + 1, 2 * i, size / n)
+
+
+def butterfly(n: int, size: float, root: int) -> Iterator[Send]:
+    """Recursive halving with the nearest partner first; the blocks then go where they belong."""
+    power = power_below(n)
+    extra, bits = n - power, power.bit_length() - 1
+    for send, _ in _halving(n, size, [1 << k for k in range(bits)]):
+        yield send
+    for i in range(power):
+        own = 2 * i + 1 if i < extra else i + extra
+        mirror = int(format(i, f"0{bits}b")[::-1], 2)
+        target = 2 * mirror + 1 if mirror < extra else mirror + extra
+        if mirror < extra:
+            yield Send(n, own, target - 1, size / n)
+        if target != own:
+            yield Send(n, own, target, size / n)
+
+
+def rabenseifner_reduce(n: int, size: float, root: int) -> Iterator[Send]:
+    """Halving with the nearest partner first, then the parts gather at the root the way back."""
+    power = power_below(n)
+    extra, bits = n - power, power.bit_length() - 1
+    ranks = [2 * i if i < extra else i + extra for i in range(power)]
+    for send in rabenseifner(n, size, root):
+        if send.step < bits + (2 if extra else 0):
+            yield send
+    top, step = (root - extra if root >= 2 * extra else root // 2), n
+    if root < 2 * extra and root % 2:  # the root was folded away: it takes the place of the first
+        top = 0
+        yield Send(step, ranks[0], root, size / power)
+        ranks[0] = root
+    active = list(range(power))
+    for k in reversed(range(bits)):
+        step += 1
+        leaving = [i for i in active if (i ^ 1 << k) >> k == top >> k]
+        for i in leaving:
+            yield Send(step, ranks[i], ranks[i ^ 1 << k], size / 2 ** (k + 1))
+        active = [i for i in active if i not in leaving]
+
+
+def doubling_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for rank in range(n):
+            yield Send(step, rank, rank ^ distance, size * distance)
+        step, distance = step + 1, distance * 2
+
+
+def bruck_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for rank in range(n):
+            yield Send(step, rank, (rank - distance) % n, size * min(distance, n - distance))
+        step, distance = step + 1, distance * 2
+
+
+def bruck_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        blocks = sum(1 for i in range(n) if i & distance)
+        for rank in range(n):
+            yield Send(step, rank, (rank + distance) % n, size / n * blocks)
+        step, distance = step + 1, distance * 2
+
+
+def neighbour_exchange(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(n // 2):
+        for rank in range(n):
+            even = (rank % 2 == 0) == (step % 2 == 0)
+            yield Send(step, rank, (rank + (1 if even else -1)) % n, size if step == 0 else 2 * size)
+
+
+# -- all pairs -------------------------------------------------------------------------------
+
+
+def pairwise(n: int, size: float, root: int) -> Iterator[Send]:
+    for step in range(1, n):
+        for rank in range(n):
+            yield Send(step - 1, rank, (rank + step) % n, size / n)
+
+
+def linear_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
+    for send in pairwise(n, size, root):
+        yield send._replace(step=0)
+
+
+# -- barriers --------------------------------------------------------------------------------
+
+
+def dissemination(n: int, size: float, root: int) -> Iterator[Send]:
+    distance, step = 1, 0
+    while distance < n:
+        for rank in range(n):
+            yield Send(step, rank, (rank + distance) % n, 0)
+        step, distance = step + 1, distance * 2
+
+
+def doubling_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    power = power_below(n)
+    for rank in range(power, n):
+        yield Send(0, rank, rank - power, 0)
+    distance, step = 1, 1
+    while distance < power:
+        for rank in range(power):
+            yield Send(step, rank, rank ^ distance, 0)
+        step, distance = step + 1, distance * 2
+    for rank in range(power, n):
+        yield Send(step, rank - power, rank, 0)
+
+
+def binomial_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    inward = list(up(binomial_in_order)(n, 0, root))
+    yield from inward
+    for send in reversed(inward):
+        yield Send(2 * n - send.step, send.dst, send.src, 0)
+
+
+def linear_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    yield from up(flat)(n, 0, root)
+    for send in down(flat)(n, 0, root):
+        yield send._replace(step=n)
+
+
+def double_ring(n: int, size: float, root: int) -> Iterator[Send]:
+    for lap in range(2):
+        for rank in range(n):
+            yield Send(lap * n + rank, rank, (rank + 1) % n, 0)
+
+
+def ring_reduce(n: int, size: float, root: int) -> Iterator[Send]:
+    """Gloo: a ring reduce_scatter, then each rank hands its part to the root."""
+    yield from ring_reduce_scatter(n, size, root)
+    for rank in range(n):
+        if rank != root:
+            yield Send(n - 1, rank, root, size / n)
