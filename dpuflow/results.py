@@ -319,3 +319,19 @@ class Analysis:
     limits: list[str] = field(default_factory=list)
     start_ns: int | None = None
     end_ns: int | None = None
+
+    def when_late_ns(self, row: Lateness) -> list[int]:
+        """The lateness of a rank in those collectives that ``row.late_share`` counts, largest first."""
+        known = sorted(
+            (
+                entry.lateness_ns
+                for collective in self.collectives
+                if collective.complete
+                for entry in collective.ranks
+                if entry.endpoint == row.endpoint
+                and entry.bound in ("exact", "at_least")
+                and entry.lateness_ns is not None
+            ),
+            reverse=True,
+        )
+        return known[: round((row.late_share or 0) * row.collectives)]

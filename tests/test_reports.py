@@ -200,6 +200,19 @@ def test_the_table_is_bounded() -> None:
     assert f"and {40 - MOST_ROWS} more: {40 - MOST_ROWS} on time" in lines
 
 
+def test_who_is_on_time_though_often_late_is_explained() -> None:
+    result = one_late()
+    assert not any("on time although" in line for line in text_lines(result))
+    result.lateness[0].late_share = 0.5
+    assert any(line.startswith("rank 0 (10.0.0.1): on time although often late") for line in text_lines(result))
+
+
+def test_groups_are_named_where_their_kind_is_known() -> None:
+    result = one_late()
+    result.groups[0].kind = "tp"
+    assert any("in 1 group (1 tp):" in line for line in text_lines(result))
+
+
 def test_colour_only_when_asked() -> None:
     stream = io.StringIO()
     write_text(one_late(), stream)

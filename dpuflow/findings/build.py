@@ -159,9 +159,10 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
     often = round((row.late_share or 0) * row.collectives)
+    known = result.when_late_ns(row)
+    by = f" by {float(np.median(known)) / 1e6:.2f} ms in the median of these," if known else ""
     return (
-        f"{names[0]} entered {often} of {row.collectives} collectives late,"
-        f" {(row.median_ns or 0) / 1e6:.1f} ms in the median; its peers waited"
+        f"{names[0]} entered {often} of {row.collectives} collectives late,{by} and its peers waited"
         f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
     )
 

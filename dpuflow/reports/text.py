@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
+OFTEN = 0.2
+"""From this share of its collectives on, a rank that is late there and still on time is explained."""
 MOST_FINDINGS = 8
 
 _SEVERITY_STYLE = {"critical": "bad", "warning": "warn", "info": "bold"}
@@ -117,7 +119,7 @@ def _inferred(result: Analysis) -> list[str]:
     kinds = Counter((c.op, c.algorithm, c.bytes) for c in result.collectives if c.op != "send_recv")
     phrases = [count(kinds.total(), "collective")]
     if kinds:
-        phrases[0] += f" in {count(len(result.groups), 'group')}: " + listed([
+        phrases[0] += f" in {count(len(result.groups), 'group')}{_kinds(result)}: " + listed([
             f"{number:,} {op}"
             + (f" of {size(nbytes)}" if nbytes else "")
             + ("" if algorithm == "unknown" else f" ({algorithm})")
@@ -149,6 +151,12 @@ def _inferred(result: Analysis) -> list[str]:
     phrases += _transfers(result)
     phrases.append(_clocks(result))
     return phrases
+
+
+def _kinds(result: Analysis) -> str:
+    """`` (2 tp, 2 dp)``: what the groups are, where the structure shows it."""
+    kinds = Counter(group.kind for group in result.groups if group.kind is not None)
+    return f" ({listed([f'{number} {kind}' for kind, number in kinds.items()])})" if kinds else ""
 
 
 def _steps(steps: Steps) -> str:
@@ -242,6 +250,14 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
     if len(rows) > len(shown):
         rest = Counter(row.verdict.replace("_", " ") for row in rows[MOST_ROWS:])
         yield f"and {len(rows) - MOST_ROWS} more: {listed([f'{n} {v}' for v, n in rest.most_common()])}"
+    often = [row for row in shown if row.verdict == "on_time" and (row.late_share or 0) >= OFTEN]
+    if often:
+        who = listed([names.short_of(row.endpoint, 34) for row in often], 4)
+        text = (
+            f"{who}: on time although often late, as what came before was late, or its place in"
+            " the job makes it so."
+        )
+        yield from wrap(text, "", "  ").splitlines()
 
 
 def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:

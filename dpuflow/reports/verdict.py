@@ -281,23 +281,19 @@ def _since(result: Analysis, row: Lateness) -> list[str]:
 def _how_much(result: Analysis, row: Lateness) -> str:
     if row.median_ns is None:
         return ""
-    entries = [
-        entry
-        for collective in result.collectives
-        if collective.complete
-        for entry in collective.ranks
-        if entry.endpoint == row.endpoint and entry.bound in ("exact", "at_least")
-    ]
-    values = sorted((entry.lateness_ns for entry in entries if entry.lateness_ns is not None), reverse=True)
-    times_late = round((row.late_share or 0) * row.collectives)
-    if 0 < times_late < len(values):
-        text = (
-            f"when late, by {duration(median(values[:times_late]))} (median), {duration(values[0])} at most"
-        )
+    late = result.when_late_ns(row)
+    if 0 < len(late) < row.collectives:
+        text = f"when late, by {duration(median(late))} (median), {duration(late[0])} at most"
     else:
         tail = f", {duration(row.p99_ns)} (99th percentile)" if row.p99_ns is not None else ""
         text = f"by {duration(row.median_ns)} (median){tail}"
-    errors = [entry.error_ns for entry in entries if entry.bound == "exact" and entry.error_ns is not None]
+    errors = [
+        entry.error_ns
+        for collective in result.collectives
+        if collective.complete
+        for entry in collective.ranks
+        if entry.endpoint == row.endpoint and entry.bound == "exact" and entry.error_ns is not None
+    ]
     return text + (f"; each known to +-{duration(median(errors))}" if errors else "")
 
 
