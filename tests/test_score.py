@@ -162,6 +162,33 @@ def test_concurrent_groups_are_not_mixed_up() -> None:
     assert (found["found"], found["last_asked"], found["last_right"], found["exact_share"]) == (2, 2, 1, 1)
 
 
+def test_a_host_that_comes_back_late_from_one_call_does_not_swap_it_with_the_next() -> None:
+    """Rank 0 sleeps in the first of two calls: the first one's span is that of the second one's packets."""
+    calls = [
+        ("broadcast", [0, 2, 0, 0], [17, 9, 6, 1]),
+        ("all_to_all", [17, 9, 6, 1], [17.2, 20.5, 17.1, 17.3]),
+    ]
+    truth = {"collectives": []}
+    for k, (op, enters, leaves) in enumerate(calls):
+        times = [[T0 + round(ms * MS) for ms in part] for part in (enters, leaves)]
+        truth["collectives"].append(
+            {"seq": k, "iter": 0, "op": op, "bytes": 65536, "enter_ns": times[0], "leave_ns": times[1]}
+        )
+    result = job(late_ms=10, iterations=0)
+    # What the packets show: the data of the first was there early; the host's next message comes late.
+    for k, (op, enters, leaves) in enumerate(
+        [("broadcast", [0.1, 2.1, 0.1, 0.1], [6.1, 8.9, 5.9, 0.8]), ("all_to_all", calls[1][1], [17.2] * 4)]
+    ):
+        guess = collective(k, enters, op=op, bytes=65536)
+        for rank, leave in zip(guess.ranks, leaves, strict=True):
+            rank.leave_ns = T0 + round(leave * MS)
+        guess.end_ns = T0 + round(max(leaves) * MS)
+        result.collectives.append(guess)
+    result.end_ns = T0 + 40 * MS
+    found = figures(result, truth)
+    assert (found["found"], found["op_right"], found["last_right"]) == (2, 1, 1)
+
+
 def test_wrong_last_rank_and_wrong_op() -> None:
     result = job(late_ms=10)
     row = result.collectives[0]

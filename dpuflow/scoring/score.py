@@ -162,20 +162,22 @@ def score_case(
 def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Position of the inferred collective for each true one that has one; one to one, best overlap first.
 
-    Overlap: the share of the time that both cover together, times the share of endpoints; at least half
-    of the endpoints of the larger side must be common.
+    At least half of the endpoints of the larger side must be common. Overlap: the share of the time that both
+    cover together, times the share of endpoints; and how much of each endpoint's own time in the inferred one
+    lies in its call of the true one. (A host that comes back late from one call makes that one's span
+    cover the next one, too; yet no endpoint is in two at once.)
     """
     order = sorted(range(len(guesses)), key=lambda i: (guesses[i]["start_ns"], i))
     starts = [guesses[i]["start_ns"] for i in order]
     longest = max((g["end_ns"] - g["start_ns"] for g in guesses), default=0)
-    members = [{rank["endpoint"] for rank in guess["ranks"]} for guess in guesses]
+    members = [{rank["endpoint"]: _seen(rank) for rank in guess["ranks"]} for guess in guesses]
     pairs: list[tuple[float, int, int]] = []
     for number, truth in enumerate(truths):
         own = truth.enter_ns.keys()
         low = bisect_left(starts, truth.start_ns - longest)
         high = bisect_left(starts, truth.end_ns + 1)
         for i in order[low:high]:
-            common = len(own & members[i])
+            common = len(own & members[i].keys())
             if 2 * common < max(len(own), len(members[i])) or not common:
                 continue
             start_ns, end_ns = guesses[i]["start_ns"], guesses[i]["end_ns"]
@@ -183,7 +185,8 @@ def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[s
             if both < 0:
                 continue
             either = max(truth.end_ns, end_ns) - min(truth.start_ns, start_ns)
-            pairs.append((-both / max(either, 1) * common / len(own | members[i]), number, i))
+            spans = both / max(either, 1) * common / len(own | members[i].keys())
+            pairs.append((-spans - _inside(members[i], truth), number, i))
     matches: dict[int, int] = {}
     taken: set[int] = set()
     for _, number, i in sorted(pairs):
@@ -191,6 +194,25 @@ def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[s
             matches[number] = i
             taken.add(i)
     return matches
+
+
+def _seen(rank: dict[str, Any]) -> tuple[int, int] | None:
+    """From when to when a rank is known to have been in an inferred collective, None where it is not."""
+    times = [rank["enter_ns"] if rank["bound"] == "exact" else None, rank["leave_ns"]]
+    known = [time for time in times if time is not None]
+    return (known[0], max(known)) if known else None
+
+
+def _inside(seen: dict[int, tuple[int, int] | None], truth: TrueCollective) -> float:
+    """The share of endpoints' times in an inferred collective that lies in their calls of the true one."""
+    total = 0.0
+    for endpoint in seen.keys() & truth.enter_ns.keys():
+        times = seen[endpoint]
+        if times is not None:
+            common = min(times[1], truth.leave_ns[endpoint]) - max(times[0], truth.enter_ns[endpoint])
+            length = times[1] - times[0]
+            total += max(common, 0) / length if length else float(common >= 0)
+    return total / len(seen.keys() | truth.enter_ns.keys())
 
 
 def _score_identity(score: Score, truth: TrueCollective, guess: dict[str, Any], case: Case) -> None:
