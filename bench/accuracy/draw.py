@@ -70,8 +70,6 @@ def draw(number: int, profile: str | None = None) -> Scenario:
     size = max(step, size // step * step)
     rails = op == "rails"
     socket = protocol == "socket"
-    if socket and fault == "loss":
-        fault = "none"
     operation = Operation(
         op="all_reduce" if decode or rails or op in ("ddp", "pipeline") else op,
         bytes=size,

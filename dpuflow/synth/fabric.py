@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.flows import FRAMING_BYTES, HEADER_BYTES, Flow, Posted
+from dpuflow.synth.flows import Flow, Posted
 from dpuflow.synth.receiving import Receiving
+from dpuflow.synth.stream import Stream
 from dpuflow.synth.trace import ATOMIC, READ, RESPONSE
 
 if TYPE_CHECKING:
@@ -28,14 +29,17 @@ class Fabric(Receiving):
         dst: Port,
         arrived: Callable[[Flow], None],
         completed: Callable[[Flow], None],
-        segment: int = 0,
     ) -> Flow:
-        """A new flow. ``arrived`` and ``completed`` are called for each message that counts.
+        """A new flow. ``arrived`` and ``completed`` are called for each message that counts."""
+        flow = Flow(len(self.flows), src, dst, arrived, completed, self.rules.mtu, False)
+        self.flows.append(flow)
+        return flow
 
-        With ``segment`` it is a TCP stream, cut into so many bytes.
-        """
-        mtu = segment or self.rules.mtu
-        flow = Flow(len(self.flows), src, dst, arrived, completed, mtu, bool(segment))
+    def stream(
+        self, src: Port, dst: Port, arrived: Callable[[Flow], None], completed: Callable[[Flow], None]
+    ) -> Stream:
+        """A new TCP stream, likewise."""
+        flow = Stream(len(self.flows), src, dst, arrived, completed, self)
         self.flows.append(flow)
         return flow
 
@@ -62,7 +66,7 @@ class Fabric(Receiving):
         if flow.answer is not None:
             flow.answer.skips[flow.end_psn] = flow.end_psn + packets
         flow.end_psn += packets
-        self._wake(flow)
+        self.wake(flow)
 
     def answers(self, flow: Flow) -> Flow:
         """The way back for what READs on ``flow`` bring: its packets have the requests' PSNs."""
@@ -76,7 +80,7 @@ class Fabric(Receiving):
         row = self.trace.messages.add(flow.number, READ, size, flow.end_psn, va, rkey, 0, 0, 0, 0)
         flow.queue.append(Posted(row, flow.end_psn, packets, 16, True, va, read=size, rkey=rkey))
         flow.end_psn += packets
-        self._wake(flow)
+        self.wake(flow)
 
     def _answer(self, flow: Flow, message: Posted, psn: int, size: int) -> None:
         """The responder's NIC has a READ request for ``size`` bytes whose answer begins with ``psn``."""
@@ -105,7 +109,8 @@ class Fabric(Receiving):
         assert back.asked is not None
         self._acked(back.asked, back.expected_psn - 1)
 
-    def _wake(self, flow: Flow) -> None:
+    def wake(self, flow: Flow) -> None:
+        """The flow has something to send."""
         if not flow.waits:
             flow.waits = True
             flow.src.waiting.append(flow)
@@ -123,7 +128,7 @@ class Fabric(Receiving):
             self.engine.at(port.paused_until, self._serve, port)
             return
         flow = port.waiting.popleft()
-        if flow.next_psn >= flow.end_psn:  # acknowledged in the meantime
+        if flow.idle():  # acknowledged in the meantime
             flow.waits = False
             self._serve(port)
             return
@@ -131,29 +136,41 @@ class Fabric(Receiving):
             return
         if flow.not_before > now:
             flow = port.waiting.popleft()
-        message = flow.queue[flow.place]
-        if flow.asked is not None:
-            flow.next_psn = max(flow.next_psn, message.psn)
-        first = flow.next_psn - message.psn
-        if message.read:
-            self._request(port, flow, message)
-            return
-        count = min(flow.burst, message.packets - first)
+        if isinstance(flow, Stream):
+            picked = flow.pick()
+            if picked is None:
+                flow.waits = False
+                self._serve(port)
+                return
+            message = flow.message_at(picked[0])
+            first, count = picked[0] - message.psn, picked[1]
+        else:
+            message = flow.queue[flow.place]
+            if flow.asked is not None:
+                flow.next_psn = max(flow.next_psn, message.psn)
+            first = flow.next_psn - message.psn
+            if message.read:
+                self._request(port, flow, message)
+                return
+            count = min(flow.burst, message.packets - first)
         ends = first + count == message.packets
-        full = (flow.mtu if message.packets > 1 else message.last_bytes) + HEADER_BYTES + FRAMING_BYTES
-        last = (message.last_bytes if ends else flow.mtu) + HEADER_BYTES + FRAMING_BYTES
-        step_bytes, total_bytes = full, full * (count - 1) + last
+        full = (flow.mtu if message.packets > 1 else message.last_bytes) + flow.overhead
+        last = (message.last_bytes if ends else flow.mtu) + flow.overhead
+        step_bytes, total_bytes = last if count == 1 else full, full * (count - 1) + last
         start = now
         end = start + total_bytes * port.up_ns
         if flow.rate is not None:
             flow.not_before = start + total_bytes * port.up_ns / flow.rate.now
-        flow.next_psn += count
-        if ends:
-            flow.place += 1
-        if flow.next_psn < flow.end_psn:
-            port.waiting.append(flow)
+        if isinstance(flow, Stream):
+            flow.went(first + message.psn, count)
         else:
+            flow.next_psn += count
+            if ends:
+                flow.place += 1
+        if flow.idle():
             flow.waits = False
+        else:
+            port.waiting.append(flow)
         arrival = start + self.rules.latency_ns(port, flow.dst)
         self.engine.at(arrival, self._queue, flow, message, first, count, start, end, step_bytes, total_bytes)
         port.busy = True
@@ -161,7 +178,7 @@ class Fabric(Receiving):
 
     def _request(self, port: Port, flow: Flow, message: Posted) -> None:
         """Send a READ request: for all of it, or from where its answer was lost."""
-        now, size = self.engine.now, message.last_bytes + HEADER_BYTES + FRAMING_BYTES
+        now, size = self.engine.now, message.last_bytes + flow.overhead
         psn, wanted, row = flow.next_psn, message.read, message.row
         if psn > message.psn:
             done = (psn - message.psn) * flow.mtu
@@ -177,12 +194,8 @@ class Fabric(Receiving):
             flow.waits = False
         arrival = max(now + self.rules.latency_ns(port, flow.dst), flow.dst.free_at)
         done_ns = arrival + size * flow.dst.down_ns
-        losses = self._lossy(port, flow.dst)
-        down = self.rules.down
-        lost = losses is not None and losses.first_lost(1) == 0
-        lost = lost or (down is not None and (down(port, now) or down(flow.dst, now)))
         sent = message._replace(row=row)
-        if lost:
+        if self.loses(port, flow.dst, now):
             self._log(flow, sent, 0, 1, now, end - now, end, -1, 0, -1)
         else:
             self._log(flow, sent, 0, 1, now, end - now, end, arrival, done_ns - arrival, done_ns)
@@ -198,7 +211,7 @@ class Fabric(Receiving):
         now = self.engine.now
         for _ in range(len(port.waiting)):
             other = port.waiting[0]
-            if other.not_before <= now and other.next_psn < other.end_psn:
+            if other.not_before <= now and not other.idle():
                 return True
             port.waiting.rotate(-1)
         port.busy = True
@@ -238,7 +251,7 @@ class Fabric(Receiving):
             )
             if marked:
                 self._notify(flow, done)
-            self._receive(flow, message, first, count, done)
+            self._deliver(flow, message, first, count, done, start)
             return
         # Cut at the lost packet: what came before it, itself, what follows.
         at = start
@@ -248,7 +261,8 @@ class Fabric(Receiving):
             at += part * up_ns
         one = total_bytes - step_bytes * (count - 1) if lost == count - 1 else step_bytes
         self._log(flow, message, first + lost, 1, at, one * up_ns, at + one * up_ns, -1, 0, -1)
-        self._watch(flow.asked or flow)
+        if not flow.stream:  # which has timers of its own
+            self._watch(flow.asked or flow)
         if lost + 1 < count:
             rest = total_bytes - step_bytes * (lost + 1)
             later = at + one * up_ns
@@ -264,7 +278,15 @@ class Fabric(Receiving):
         port.free_at = done
         step_ns = step_bytes * max(flow.src.up_ns, port.down_ns)
         self._log(flow, message, first, count, start, step_bytes * flow.src.up_ns, end, begin, step_ns, done)
-        self._receive(flow, message, first, count, done)
+        self._deliver(flow, message, first, count, done, start)
+
+    def _deliver(
+        self, flow: Flow, message: Posted, first: int, count: int, done: float, start: float
+    ) -> None:
+        if isinstance(flow, Stream):
+            flow.receive(message, first, count, done, start)
+        else:
+            self._receive(flow, message, first, count, done)
 
     def _log(
         self, flow: Flow, message: Posted, first: int, count: int,

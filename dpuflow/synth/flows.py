@@ -20,6 +20,8 @@ FRAMING_BYTES: Final = 24
 """On the wire around each frame: preamble, FCS, gap (IEEE 802.3)."""
 HEADER_BYTES: Final = 58
 """Ethernet, IPv4, UDP, BTH and ICRC, around each packet's payload; RETH and the like are small beside it."""
+STREAM_BYTES: Final = 66
+"""Ethernet, IPv4, TCP and its option for time stamps."""
 
 
 class Port:
@@ -70,7 +72,8 @@ class Flow:
         stream: bool,
     ) -> None:
         self.mtu, self.stream = mtu, stream
-        packet_ns = (mtu + HEADER_BYTES + FRAMING_BYTES) * max(src.up_ns, dst.down_ns)
+        self.overhead = (STREAM_BYTES if stream else HEADER_BYTES) + FRAMING_BYTES
+        packet_ns = (mtu + self.overhead) * max(src.up_ns, dst.down_ns)
         self.burst = max(1, min(BURST, int(TURN_NS / packet_ns)))
         self.number, self.src, self.dst = number, src, dst
         self.arrived, self.completed = arrived, completed
@@ -93,6 +96,10 @@ class Flow:
         self.replied_ns = 0.0  # when its latest reply left
         self.watched = False  # whether its timer runs
         self.waits = False  # whether it stands in the port's queue
+
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self.next_psn >= self.end_psn
 
 
 class Rules(NamedTuple):

@@ -14,7 +14,7 @@ from dpuflow import wire
 from dpuflow.synth import checksum, segments
 from dpuflow.synth.rows import internet_sum, put, put_little
 from dpuflow.synth.seeds import columns
-from dpuflow.synth.trace import CTS, LENGTH
+from dpuflow.synth.trace import ACKS, CTS, LENGTH
 from dpuflow.synth.transport import LAYOUTS
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Framer:
             -1, 2
         )
         self._hops = np.array([1 if network_near(played, i) else 3 for i in range(len(ends))] * 2, np.int64)
+        acks = played.trace.acks.read()
+        self._ranges = np.stack([acks[name] for name in ACKS[1:]], axis=1)
         self._tags = np.array(played.tags, np.int64)
         self._class = scenario.nccl.traffic_class & 0xFC | (ECT0 if scenario.nccl.ecn else 0)
         self._layout = LAYOUTS[scenario.nccl.version]
@@ -97,16 +99,16 @@ class Framer:
 
     @staticmethod
     def _shape(code: int) -> int:
-        """Bytes of the headers after BTH or, of segments, after TCP's."""
+        """Bytes of the headers after BTH or, of segments, after TCP's without options."""
         if code >= segments.DATA_CODE:
-            return 0
+            return segments.HEADERS - segments.OPTIONS_AT + segments.option_bytes(code)
         headers = wire.OPCODES[code].headers
         return sum(size for bit, size in wire.HEADER_BYTES.items() if headers & bit)
 
     def _alike(self, packets: Columns, code: int, payload: int) -> Bytes:
         """Frames of one operation code and payload length; cut at the snap length where that is shorter."""
         if code >= segments.DATA_CODE:
-            return self._segments(packets, payload)
+            return self._segments(packets, code, payload)
         count = len(packets["code"])
         extended = self._shape(code)
         pad = -payload & 3
@@ -138,11 +140,12 @@ class Framer:
             out[:, length - wire.ICRC_BYTES : length] = tail.astype("<u4").view(np.uint8).reshape(-1, 4)
         return out[:, :kept]
 
-    def _segments(self, packets: Columns, payload: int) -> Bytes:
+    def _segments(self, packets: Columns, code: int, payload: int) -> Bytes:
         """TCP segments with so much payload, cut at the snap length."""
-        length = segments.HEADERS + payload
+        headers = segments.OPTIONS_AT + self._shape(code)
+        length = headers + payload
         kept = min(length, self._snaplen) if self._snaplen else length
-        head = np.zeros((len(packets["code"]), segments.HEADERS + (payload if payload == 4 else 0)), np.uint8)
+        head = np.zeros((len(packets["code"]), headers + (payload if payload == 4 else 0)), np.uint8)
         way = packets["flow"] + packets["back"] * len(self._played.ends)
         self._ethernet_ip(head, packets, way, length - IP_AT, wire.IPPROTO_TCP)
         row = np.maximum(packets["message"], 0)
@@ -154,7 +157,10 @@ class Framer:
         )
         ports = np.where(self._services[way] > 0, self._services[way], ports)
         begins = np.stack([self._pairs[other], self._pairs[way]], axis=1) * 2654435761
-        segments.fill(head, packets, ports, begins, sizes, self._pool[:payload])
+        ranges = self._ranges[packets["syndrome"]] if code > segments.ACK_CODE else self._ranges[:0]
+        segments.fill(
+            head, packets, code, ports, begins, begins * 40503 >> 8, sizes, self._pool[:payload], ranges
+        )
         out = np.zeros((len(head), max(kept, head.shape[1])), np.uint8)
         out[:, : head.shape[1]] = head
         room = max(0, kept - head.shape[1])
@@ -180,7 +186,7 @@ class Framer:
         notice = packets["code"] == wire.CNP_OPCODE
         head[:, IP_AT + 1] = np.where(notice, CNP_CLASS, np.where(marked, traffic | CE, traffic))
         put(head, IP_AT + 2, 2, length)
-        put(head, IP_AT + 4, 2, packets["psn"] + self._pairs[way] + packets["msn"] & 0xFFFF)
+        put(head, IP_AT + 4, 2, packets["identity"] & 0xFFFF)
         head[:, IP_AT + 6] = 0x40  # don't fragment
         head[:, IP_AT + 8] = np.where(packets["received"] == 1, ttl - self._hops[way], ttl)
         head[:, IP_AT + 9] = protocol

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow import wire
+from dpuflow.synth.identities import identities
 from dpuflow.synth.segments import ACK_CODE, DATA_CODE, Streams
 from dpuflow.synth.trace import (
     ACK,
@@ -79,8 +80,14 @@ FIELDS: Final = (
     "msn",
     "ask",  # the AckReq bit
     "marked",
-    "other",  # TCP: bytes that its sender had received (of a reply: had sent) the other way
+    "identity",  # of its IP header
 )
+STREAM_FIELDS: Final = (
+    "other",  # TCP: bytes that its sender had received (of a reply: had sent) the other way
+    "tsval",
+    "tsecr",
+)
+"""Only of worlds with TCP."""
 
 
 def packets_at(played: Played, node: int | None, window: int = 200_000) -> Iterator[Columns]:
@@ -93,6 +100,7 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
     replies = played.trace.replies.read()
     mtu = np.array([flow.mtu for flow in played.flows], np.int64)
     streams = Streams(played)
+    names = FIELDS + STREAM_FIELDS if streams.flows else FIELDS
     carry: Columns | None = None
     at = 0
     while at < len(order):
@@ -102,7 +110,7 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
             played, {name: column[at:end] for name, column in events.items()}, messages, replies, mtu, streams
         )
         if carry is not None:
-            block = {name: np.concatenate([carry[name], block[name]]) for name in FIELDS}
+            block = {name: np.concatenate([carry[name], block[name]]) for name in names}
         order_in = np.argsort(block["stamp_ns"], kind="stable")
         whole = len(order_in)
         if end < len(order):
@@ -117,6 +125,7 @@ def _events(played: Played, node: int | None) -> Columns:
     src = np.array([flow.src.node for flow in played.flows], np.int64)
     dst = np.array([flow.dst.node for flow in played.flows], np.int64)
     bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
+    burst_identity, reply_identity = identities(played)
     parts: list[Columns] = []
 
     def add(rows: NDArray[np.int64], reply: bool, side: str, received: int, shift: int = 0) -> None:
@@ -133,6 +142,7 @@ def _events(played: Played, node: int | None) -> Columns:
                 "first": 0 * ones if reply else table["first"][rows],
                 "row": rows if reply else table["message"][rows],
                 "flow": table["flow"][rows],
+                "identity": (reply_identity if reply else burst_identity)[rows],
                 "marked": 0 * ones if reply else table["marked"][rows],
                 "reply": ones * reply,
                 "received": ones * received,
@@ -196,10 +206,13 @@ def _expand(
     }
     for answer_kind, name in names.items():
         code = np.where(kind == answer_kind, CODE[name], code)
+    if streams.flows:
+        tells = kind == SEGMENT_ACK
+        code = np.where(tells, ACK_CODE + streams.blocks[np.where(tells, replied("syndrome"), 0)], code)
     stream = (sort >= LENGTH) & ~reply | (kind == SEGMENT_ACK)
     number = np.where(reply, replied("psn"), messages["psn"][message] + at)
     place_in_stream = np.where(reply, number, messages["va"][message] + at * mtu)
-    return {
+    found = {
         "stamp_ns": stamp,
         "code": code,
         "flow": events["flow"][of],
@@ -211,6 +224,11 @@ def _expand(
         "syndrome": np.where(answered, ACK_NO_LIMIT, replied("syndrome")),
         "msn": np.where(answered, messages["value"][message], replied("msn")) & wire.PSN_MASK,
         "ask": ((last | within) & ~reply & ~answered).astype(np.int64),
-        "other": streams.other(events["flow"][of], reply, events["sent"][of]),
+        "identity": events["identity"][of] + place,
         "marked": (place >= count[of] - events["marked"][of]).astype(np.int64),
     }
+    if streams.flows:
+        tells = stream & reply
+        acks = np.where(tells, found["syndrome"], 0)
+        found |= streams.columns(events["flow"][of], tells, events["sent"][of], acks)
+    return found

@@ -1,4 +1,4 @@
-"""What a receiver's NIC answers, and what the sender's makes of it: ACKs, NAKs, CNPs, timeouts, windows.
+"""What a receiver's NIC answers, and what the sender's makes of it: ACKs, NAKs, CNPs, timeouts.
 
 Retransmission is go-back-N after a NAK or a timeout (IBA volume 1, 9.7).
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
 from dpuflow.synth.flows import Due
-from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP, SEGMENT_ACK
+from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 NAK_SEQUENCE: Final = 0x60
 ACK_NO_LIMIT: Final = 0x1F
-SCALE: Final = 8
-"""Window scale of TCP streams: windows are told in units of 256 bytes."""
 REPLY_NS: Final = 10.0
 """Between two replies of one queue pair, at least."""
 REWIND_NS: Final = 2_000.0
@@ -36,7 +34,7 @@ class Receiving:
         self.engine, self.trace, self.rules = engine, trace, rules
         self.flows: list[Flow] = []
 
-    def _wake(self, flow: Flow) -> None:
+    def wake(self, flow: Flow) -> None:
         """The flow has something to send."""
         raise NotImplementedError
 
@@ -63,16 +61,14 @@ class Receiving:
             return
         flow.expected_psn = end
         flow.nak_sent = False
-        if flow.stream:
-            self._acknowledge_bytes(flow, message, first + count, done)
         every = self.rules.ack_packets
-        if every and not ends and not flow.stream and flow.asked is None and end // every > psn // every:
+        if every and not ends and flow.asked is None and end // every > psn // every:
             self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1, ACK_NO_LIMIT, self._acked)
         if ends:
             flow.received += 1
             if message.counts:
                 self.engine.at(done, flow.arrived, flow)
-            if flow.asked is not None or flow.stream:
+            if flow.asked is not None:
                 return  # a response needs no ACK
             if message.atomic:
                 when = done + self.rules.ack_ns()
@@ -107,35 +103,18 @@ class Receiving:
         flow.due = Due(when, psn, flow.received)
         self.engine.at(when, self._reply_due, flow, flow.due)
 
-    def _acknowledge_bytes(self, flow: Flow, message: Posted, packets: int, done: float) -> None:
-        """TCP: one ACK for what came in a row, as receive offload hands it up."""
-        size = packets * flow.mtu
-        if packets == message.packets:
-            size = (packets - 1) * flow.mtu + message.last_bytes
-        flow.bytes_in = message.begins + size
-        when = max(done + self.rules.ack_ns(), flow.replied_ns + REPLY_NS)
-        flow.replied_ns = when
-        arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
-        self._tell(flow, when, arrival)
-        self.engine.at(arrival, self._acked, flow, message.psn + packets - 1)
-
-    def update(self, flow: Flow) -> None:
-        """TCP: the receiver has read, its window is open again."""
-        now = max(self.engine.now, flow.replied_ns + REPLY_NS)
-        flow.replied_ns = now
-        self._tell(flow, now, now + self.rules.latency_ns(flow.dst, flow.src))
-
-    def _tell(self, flow: Flow, when: float, arrival: float) -> None:
-        assert flow.window is not None
-        window = min(0xFFFF, flow.window() >> SCALE)
-        self.trace.replies.add(flow.number, SEGMENT_ACK, int(when), int(arrival), flow.bytes_in, 0, window)
-
     def _reply_due(self, flow: Flow, due: Due) -> None:
         if due.psn > flow.told_psn:  # else an ACK within a later message has said so
             self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
 
     def _lossy(self, src: Port, dst: Port) -> Losses | None:
         return self.rules.losses(src, dst)
+
+    def loses(self, src: Port, dst: Port, when: float) -> bool:
+        """Whether a single frame sent now, at ``when``, is lost."""
+        losses, down = self._lossy(src, dst), self.rules.down
+        lost = losses is not None and losses.first_lost(1) == 0
+        return lost or (down is not None and (down(src, when) or down(dst, when)))
 
     def _notify(self, flow: Flow, done: float) -> None:
         """The receiver's NIC has seen marks: a CNP to the sender, unless one went just before."""
@@ -175,10 +154,7 @@ class Receiving:
         # A NAK names the packet that is missing: what came before it is acknowledged.
         flow.told_psn = max(flow.told_psn, psn if syndrome == ACK_NO_LIMIT else psn - 1)
         msn = flow.received if received < 0 else received
-        losses = self._lossy(flow.dst, flow.src)
-        lost = losses is not None and losses.first_lost(1) == 0
-        down = self.rules.down
-        if lost or (down is not None and (down(flow.src, when) or down(flow.dst, when))):
+        if self.loses(flow.dst, flow.src, when):
             self.trace.replies.add(flow.number, kind, int(when), -1, psn, syndrome, msn)
             self._watch(flow)
             return
@@ -211,7 +187,7 @@ class Receiving:
             return
         flow.next_psn = psn
         flow.place = self._place(flow, psn)
-        self._wake(flow)
+        self.wake(flow)
 
     @staticmethod
     def _place(flow: Flow, psn: int) -> int:

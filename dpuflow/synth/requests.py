@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.synth.sockets import SEGMENT
 from dpuflow.synth.trace import STREAM
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ class Session:
         self._client, self._number = place
         self._settings, self._engine, self._fabric, self._random = settings, engine, fabric, random
         client, server = ends
-        self.up = fabric.connect(client, server, self._asked, self._ignore, SEGMENT)
-        self.down = fabric.connect(server, client, self._got, self._ignore, SEGMENT)
+        self.up = fabric.stream(client, server, self._asked, self._ignore)
+        self.down = fabric.stream(server, client, self._got, self._ignore)
         self.up.window = self.down.window = lambda: WINDOW
         self.requests: list[Request] = []
         self._sent = {self.up.number: 0, self.down.number: 0}  # bytes

@@ -443,12 +443,8 @@ def _contradiction(scenario: Scenario) -> tuple[str, str] | None:
     tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
     if scenario.ranks % (tp * pp):
         return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
-    if scenario.clients.hosts and any(isinstance(f, (Loss, Flap)) for f in scenario.faults):
-        return "clients.hosts", "TCP that is lost is not simulated: take no clients, or no loss"
     if scenario.clients.node >= cluster.nodes:
         return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
-    if scenario.nccl.transport == "socket" and any(isinstance(f, (Loss, Flap)) for f in scenario.faults):
-        return "nccl.transport", "TCP that is lost is not simulated: take ib, or no loss"
     if isinstance(job, PrefillDecode):
         prefill = job.prefill or scenario.ranks // 2
         if prefill >= scenario.ranks:

@@ -1,4 +1,8 @@
-"""TCP segments as columns in, frames out: Ethernet, IPv4, TCP without options (RFC 9293), payload."""
+"""TCP segments as columns in, frames out: Ethernet, IPv4, TCP (RFC 9293), its options, payload.
+
+Every segment carries time stamps (RFC 7323), acknowledgments with holes before them what lies beyond these
+(SACK, RFC 2018): the options that Linux agrees on unless told otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import numpy as np
 
 from dpuflow import wire
 from dpuflow.synth.rows import internet_sum, put
-from dpuflow.synth.trace import SEGMENT_ACK
+from dpuflow.synth.trace import ACKS, SEGMENT_ACK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,21 +23,35 @@ if TYPE_CHECKING:
 
 DATA_CODE: Final = 0x100
 ACK_CODE: Final = 0x101
-"""What packets' ``code`` says of segments: beyond all operation codes of RoCE."""
+"""What packets' ``code`` says of segments: beyond all operation codes of RoCE. So many ranges are told by an
+acknowledgment as its code is beyond ACK_CODE.
+"""
 TCP_AT: Final = 34
-HEADERS: Final = 54
+OPTIONS_AT: Final = 54
+HEADERS: Final = 66
 SENDER_WINDOW: Final = 0x4000
 ACK_FLAG: Final = 0x10
 PUSH_FLAG: Final = 0x08
+STAMPS: Final = (1, 1, 8, 10)
+"""Two bytes of padding, then the option for time stamps."""
+TICK_NS: Final = 1_000_000
+"""Of Linux's time stamps."""
+
+
+def option_bytes(code: int) -> int:
+    """Of what an acknowledgment tells of ranges."""
+    return 4 + 8 * (code - ACK_CODE) if code > ACK_CODE else 0
 
 
 def fill(
-    head: Bytes, packets: Columns, ports: Numbers, begins: Numbers, sizes: Numbers, payload: bytes
-) -> None:
+    head: Bytes, packets: Columns, code: int, ports: Numbers, begins: Numbers, clocks: Numbers,
+    sizes: Numbers, payload: bytes, ranges: Numbers,
+) -> None:  # fmt: skip
     """Write the TCP header, and after it the size of the next message where ``sizes`` (-1: not here) has it.
 
-    Ethernet and IP are there already. ``ports``: source and destination of each packet; ``begins``: first
-    sequence number of its own direction and of the other one; ``payload``: what follows ``head`` elsewhere.
+    Ethernet and IP are there already. ``ports``: source and destination of each packet; ``begins`` and
+    ``clocks``: first sequence number and time stamp of its own direction and of the other one; ``payload``:
+    what follows ``head`` elsewhere; ``ranges``: rows of ACKS, for acknowledgments with any.
     """
     back = packets["back"] == 1
     put(head, TCP_AT, 2, ports[:, 0])
@@ -42,10 +60,18 @@ def fill(
     acknowledged = begins[:, 1] + np.where(back, packets["psn"], packets["other"])
     put(head, TCP_AT + 4, 4, sequence & 0xFFFFFFFF)
     put(head, TCP_AT + 8, 4, acknowledged & 0xFFFFFFFF)
-    head[:, TCP_AT + 12] = 5 << 4
+    blocks = option_bytes(code)
+    head[:, TCP_AT + 12] = (HEADERS + blocks - TCP_AT) // 4 << 4
     head[:, TCP_AT + 13] = np.where(packets["ask"] == 1, ACK_FLAG | PUSH_FLAG, ACK_FLAG)
     put(head, TCP_AT + 14, 2, np.where(back, packets["msn"], SENDER_WINDOW))
-    body = head[:, HEADERS:]
+    head[:, OPTIONS_AT : OPTIONS_AT + 4] = STAMPS
+    for i, name in enumerate(("tsval", "tsecr")):
+        put(head, OPTIONS_AT + 4 + 4 * i, 4, clocks[:, i] + packets[name] // TICK_NS & 0xFFFFFFFF)
+    if blocks:
+        head[:, HEADERS : HEADERS + 4] = (1, 1, 5, blocks - 2)
+        for i in range((blocks - 4) // 4):
+            put(head, HEADERS + 4 + 4 * i, 4, begins[:, 1] + ranges[:, i] & 0xFFFFFFFF)
+    body = head[:, HEADERS + blocks :]
     if body.shape[1]:
         body[:] = np.frombuffer(payload, np.uint8)[: body.shape[1]]
         sized = sizes >= 0
@@ -60,43 +86,73 @@ def fill(
 
 
 class Streams:
-    """What each end of a connection that carries streams both ways had sent and received by when."""
+    """What each end of a TCP connection had sent, and what it had received and when, at any time."""
 
     def __init__(self, played: Played) -> None:
-        self._partners = played.partners
-        self._received: dict[
-            int, tuple[Numbers, Numbers]
-        ] = {}  # by flow: times of its ACKs, bytes then there
-        self._sent: dict[int, tuple[Numbers, Numbers]] = {}
-        if not played.partners:
+        self.flows = [flow.number for flow in played.flows if flow.stream]
+        self._of_flow: dict[int, tuple[Known, Known, Known]] = {}
+        if not self.flows:
             return
         replies, bursts = played.trace.replies.read(), played.trace.bursts.read()
-        messages = played.trace.messages.read()
+        messages, acks = played.trace.messages.read(), played.trace.acks.read()
         mtu = np.array([flow.mtu for flow in played.flows], np.int64)
         row = bursts["message"]
         end = np.minimum((bursts["first"] + bursts["count"]) * mtu[bursts["flow"]], messages["bytes"][row])
         end = end + messages["va"][row]
-        for flow in played.partners:
-            acks = np.flatnonzero((replies["flow"] == flow) & (replies["kind"] == SEGMENT_ACK))
-            self._received[flow] = _in_order(replies["tx_ns"][acks], replies["psn"][acks])
-            mine = np.flatnonzero(bursts["flow"] == flow)
-            self._sent[flow] = _in_order(bursts["tx_end_ns"][mine], end[mine])
+        self.ranges = np.stack([acks[name] for name in ACKS[1:]], axis=1)
+        """By row of ACKS, bytes."""
+        self.blocks = (self.ranges[:, 1::2] > 0).sum(axis=1)
+        self.echo_ns = acks["echo_ns"]
+        none = Known(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        for flow in self.flows:
+            partner = played.partners.get(flow)
+            mine = np.flatnonzero((replies["flow"] == flow) & (replies["kind"] == SEGMENT_ACK))
+            heard = mine[replies["rx_ns"][mine] >= 0]
+            came, left = [replies["rx_ns"][heard]], [replies["tx_ns"][heard]]
+            there = sent = none
+            if partner is not None:
+                tells = np.flatnonzero((replies["flow"] == partner) & (replies["kind"] == SEGMENT_ACK))
+                there = Known(replies["tx_ns"][tells], replies["psn"][tells])
+                theirs = np.flatnonzero(bursts["flow"] == partner)
+                sent = Known(bursts["tx_end_ns"][theirs], end[theirs])
+                theirs = theirs[bursts["rx_end_ns"][theirs] >= 0]
+                came.append(bursts["rx_end_ns"][theirs])
+                left.append(bursts["tx_ns"][theirs])
+            heard_of = Known(np.concatenate(came), np.concatenate(left))
+            self._of_flow[flow] = there, sent, heard_of
 
-    def other(self, flow: Numbers, reply: NDArray[np.bool_], sent_ns: Numbers) -> Numbers:
-        """For each packet of ``flow``, or reply to it, the bytes of the other way that its sender knew of."""
-        out = np.zeros(len(flow), np.int64)
-        for each, partner in self._partners.items():
-            for known, rows in (
-                (self._received[partner], np.flatnonzero((flow == each) & ~reply)),
-                (self._sent[partner], np.flatnonzero((flow == each) & reply)),
-            ):
-                times, counts = known
-                place = np.searchsorted(times, sent_ns[rows], "right") - 1
-                if len(times):
-                    out[rows] = np.where(place >= 0, counts[np.maximum(place, 0)], 0)
-        return out
+    def columns(self, flow: Numbers, reply: NDArray[np.bool_], sent_ns: Numbers, ack: Numbers) -> Columns:
+        """For packets of ``flow``, or replies to it (rows ``ack`` of ACKS), sent at ``sent_ns``.
+
+        ``other``: bytes of the other way that its sender knew of; ``tsval``, ``tsecr``: times of its own
+        stamp and of the one it repeats.
+        """
+        other = np.zeros(len(flow), np.int64)
+        echo = np.zeros(len(flow), np.int64)
+        if self.flows and reply.any():
+            echo[reply] = self.echo_ns[ack[reply]]
+        order = np.argsort(flow, kind="stable")
+        for each, (there, sent, heard) in self._of_flow.items():
+            begin, end = np.searchsorted(flow[order], (each, each + 1))
+            rows = order[begin:end]
+            data, replies = rows[~reply[rows]], rows[reply[rows]]
+            other[data] = there.by(sent_ns[data])
+            other[replies] = sent.by(sent_ns[replies])
+            echo[data] = heard.by(sent_ns[data])
+        return {"other": other, "tsval": sent_ns, "tsecr": echo}
 
 
-def _in_order(times: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    order = np.argsort(times, kind="stable")
-    return times[order], np.maximum.accumulate(counts[order]) if len(order) else counts
+class Known:
+    """The largest of some values whose times have come."""
+
+    def __init__(self, times: Numbers, values: Numbers) -> None:
+        order = np.argsort(times, kind="stable")
+        self._times = times[order]
+        self._values = np.maximum.accumulate(values[order]) if len(order) else values
+
+    def by(self, times: Numbers) -> Numbers:
+        """The largest value by each time; 0 before the first."""
+        if not len(self._times):
+            return np.zeros(len(times), np.int64)
+        place = np.searchsorted(self._times, times, "right") - 1
+        return np.asarray(np.where(place >= 0, self._values[np.maximum(place, 0)], 0), np.int64)

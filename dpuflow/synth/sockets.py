@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dpuflow.synth.flows import Flow
     from dpuflow.synth.gpu import Gpu
 
-SEGMENT: Final = 1460
-"""Bytes of one segment: Ethernet's 1500 without headers."""
 WINDOW: Final = 4 << 20
 """Bytes of a receiver's socket buffer (assumed; the window scale is agreed before the capture)."""
 
@@ -33,7 +31,7 @@ class Socket(Link):
     def __init__(self, src: Gpu, dst: Gpu, engine: Engine, fabric: Fabric) -> None:
         super().__init__(src, dst)
         self._engine, self._fabric = engine, fabric
-        self.flow = fabric.connect(src.port, dst.port, self._came, self._went, SEGMENT)
+        self.flow = fabric.stream(src.port, dst.port, self._came, self._went)
         self.flow.window = self.window_now
         self._asked: deque[tuple[int, int]] = deque()  # operations: their last message, messages read ahead
         self._ends: deque[int] = deque()  # operations of the sender: their last message
@@ -74,9 +72,7 @@ class Socket(Link):
             self._engine.at(self.dst.proxy.act(0.0, self.dst.poll_ns()), self._bring_one)
         if self._read > before and self._sizes and self._written == self._received:
             # All that was written is here: the sender waits for the window.
-            self._fabric.update(self.flow)
-            way_ns = self._fabric.rules.latency_ns(self.dst.port, self.src.port)
-            self._engine.at(self._engine.now + way_ns, self._send)
+            self.flow.update(self._send)
 
     def _bring_one(self) -> None:
         self.arrived += 1

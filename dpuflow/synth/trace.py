@@ -49,6 +49,10 @@ REPLIES: Final = (
     "syndrome",
     "msn",
 )
+ACKS: Final = ("echo_ns", "left0", "right0", "left1", "right1", "left2", "right2")
+"""Of a SEGMENT_ACK, whose ``syndrome`` is a row here: when what it answers was sent, ranges of bytes that are
+there beyond a hole (0, 0: none).
+"""
 PAUSES: Final = ("port", "from_ns", "until_ns")
 CTS, WRITE, WRITE_IMM, SEND, ATOMIC, READ, RESPONSE, LENGTH, STREAM = range(9)
 ACK, CNP, ATOMIC_ACK, SEGMENT_ACK = range(9, 13)
@@ -83,4 +87,5 @@ class Trace:
         self.messages = Table(MESSAGES)
         self.bursts = Table(BURSTS)
         self.replies = Table(REPLIES)
+        self.acks = Table(ACKS)
         self.pauses = Table(PAUSES)

@@ -1,0 +1,45 @@
+"""The identification field of IPv4 headers: each sender counts, for each peer, or on each TCP connection.
+
+So Linux does it (Soft-RoCE's captures show it); what adapters put there is not documented. What is sent again
+has a number of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.synth.seeds import columns
+
+if TYPE_CHECKING:
+    from dpuflow.synth.rows import Numbers
+    from dpuflow.synth.world import Played
+
+
+def identities(played: Played) -> tuple[Numbers, Numbers]:
+    """Of the first packet of each burst, and of each reply, by row; further packets of a burst count on."""
+    bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
+    ports = len(played.network.ports) + len(played.network.clients)
+    there = np.empty(len(played.flows), np.int64)
+    back = np.empty(len(played.flows), np.int64)
+    for flow in played.flows:
+        src, dst = flow.src.number, flow.dst.number
+        there[flow.number], back[flow.number] = src * ports + dst, dst * ports + src
+        if flow.stream:
+            partner = played.partners.get(flow.number, flow.number)
+            ways = ports * ports + 2 * min(flow.number, partner) + np.array((0, 1))
+            there[flow.number], back[flow.number] = ways if flow.number <= partner else ways[::-1]
+    count = len(bursts["flow"])
+    ways = np.concatenate([there[bursts["flow"]], back[replies["flow"]]])
+    sent = np.concatenate([bursts["tx_ns"], replies["tx_ns"]])
+    packets = np.concatenate([bursts["count"], np.ones(len(replies["flow"]), np.int64)])
+    order = np.lexsort((sent, ways))
+    before = np.cumsum(packets[order]) - packets[order]
+    sorted_ways = ways[order]
+    firsts = np.flatnonzero(np.diff(sorted_ways, prepend=-1))
+    lengths = np.diff(firsts, append=len(order))
+    begin = columns(played.scenario.seed, "identities").integers(0, 1 << 16, len(firsts))
+    number = np.empty(len(order), np.int64)
+    number[order] = before + np.repeat(begin - before[firsts], lengths)
+    return number[:count], number[count:]
