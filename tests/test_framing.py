@@ -108,6 +108,35 @@ def test_pointers_are_used_again() -> None:
         ]  # fmt: skip
 
 
+def test_a_pointer_used_again_is_not_taken_for_the_offer_before_whose_answer_was_hidden() -> None:
+    """Offer 2 and the answer to offer 1 hide behind data; the answer to 2 names the pointer of both."""
+    sender = [
+        hello(1),
+        rndv(1, 3000, 0x55AA),
+        b"",
+        put(0x7000, 3000) + fin(0xF0, 3000) + rndv(2, 3000, 0x55AA),
+        b"",
+        put(0x7100, 3000),
+        fin(0xF1, 3000),
+        match(3, 100),
+    ]
+    receiver = [
+        hello(0),
+        b"",
+        match(1, 100) + put_request(0x55AA, 0xF0, 0x7000, 3000),
+        b"",
+        put_request(0x55AA, 0xF1, 0x7100, 3000),
+        match(2, 100),
+    ]
+    rows, _, tcp = run(both(sender, receiver), snap=62)
+    assert tcp.hidden.bytes_unresolved == 0
+    for seq in (1, 2):
+        own = np.sort(rows[(rows["sub"] == seq) & (rows["wire"] != Wire.OB1_MATCH)], order="first_ns")
+        assert [Wire(int(w)) for w in own["wire"][own["wire"] != Wire.OB1_HELLO]] == [
+            Wire.OB1_RNDV, Wire.OB1_PUT_REQUEST, Wire.OB1_PUT, Wire.OB1_FIN,
+        ], seq  # fmt: skip
+
+
 @pytest.mark.parametrize("tail", ["fin", "fin and rndv"])
 def test_frames_behind_a_put_are_inferred(tail: str) -> None:
     sender, receiver = [hello(1)], [hello(0)]

@@ -70,21 +70,37 @@ def _in_turn(rows: Rows, keys: np.ndarray, way: np.ndarray, parent: np.ndarray, 
              users: np.ndarray, size: str) -> None:  # fmt: skip
     """Users left without a parent take, in order, the oldest source of their way and size that has none.
 
-    If neither's key was hidden they would have been linked: one of them has none.
+    If neither's key was hidden they would have been linked: one of them has none. Pointers are used again:
+    who finds no source came for one that a later user of the same pointer was linked to, and that one had
+    meant a source whose pointer was hidden.
     """
+    when, announced = rows["first_ns"], rows["announces"]
     lost = users[parent[users] < 0]
-    lost = lost[np.argsort(rows["first_ns"][lost], kind="stable")]
-    free = np.setdiff1d(sources, parent[users]) if len(lost) else sources[:0]
-    free = free[np.argsort(rows["first_ns"][free], kind="stable")]
-    for i in lost:
-        fits = free[(way[free] == way[i]) & (rows["first_ns"][free] <= rows["first_ns"][i])]
-        if keys[i]:
+    if not len(lost):
+        return
+    user_of = np.full(len(rows), -1)
+    user_of[parent[users[parent[users] >= 0]]] = users[parent[users] >= 0]
+    ordered = sources[np.argsort(when[sources], kind="stable")]
+
+    def fitting(user: int, those: np.ndarray) -> np.ndarray:
+        fits = those[(way[those] == way[user]) & (when[those] <= when[user])]
+        if keys[user]:
             fits = fits[keys[fits] == 0]
-        if rows[size][i]:
-            fits = fits[np.isin(rows["announces"][fits], (0, rows[size][i]))]
-        if len(fits):
-            parent[i] = fits[0]
-            free = free[free != fits[0]]
+        return fits[np.isin(announced[fits], (0, rows[size][user]))] if rows[size][user] else fits
+
+    for i in lost[np.argsort(when[lost], kind="stable")].tolist():
+        free = fitting(i, ordered[user_of[ordered] < 0])
+        if len(free):
+            parent[i], user_of[free[0]] = free[0], i
+            continue
+        taken = fitting(i, ordered[user_of[ordered] >= 0])
+        for source in taken[(keys[i] == 0) & (when[user_of[taken]] > when[i])].tolist():
+            later = int(user_of[source])
+            others = fitting(later, ordered[user_of[ordered] < 0])
+            if len(others):
+                parent[i], parent[later] = source, others[0]
+                user_of[source], user_of[others[0]] = i, later
+                break
 
 
 def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
