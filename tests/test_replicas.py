@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import dpuflow
+from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
@@ -54,3 +55,28 @@ def test_a_slow_link_is_no_stage_that_computes_longer(tmp_path: Path) -> None:
 def test_nobody(tmp_path: Path) -> None:
     _, late = analysed(tmp_path, fault="")
     assert not late
+
+
+def test_what_the_groups_are_for(tmp_path: Path) -> None:
+    result, _ = analysed(tmp_path, fault="")
+    assert {len(group.endpoints): group.kind for group in result.groups} == {2: "pp", 3: "dp"}
+
+
+def test_ranks_of_a_stage_that_reduce_between_its_transfers_are_no_replicas(tmp_path: Path) -> None:
+    job = JOB.replace("tp_bytes: 0", "tp: 2, tp_bytes: 100000")
+    captures = write_case(
+        parse_scenario(job.format(nodes=4, gbps=100, stages=2, size=300_000, fault=""), "test.yaml"),
+        str(tmp_path),
+    )
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    reducing = {c.group for c in result.collectives if c.op == "all_reduce"}
+    assert reducing
+    assert "dp" not in {result.groups[number].kind for number in reducing}
+
+
+def test_who_is_late_beside_its_replicas_is_not_said_to_work_longer_than_other_stages(tmp_path: Path) -> None:
+    result, late = analysed(tmp_path, fault="{kind: gpu_late, rank: 4, us: 2500}")
+    assert late == ["10.0.0.5"]
+    told = "\n".join(text_lines(result))
+    assert "works longer for each microbatch: ," not in told
+    assert "late in" in told

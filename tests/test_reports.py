@@ -204,7 +204,7 @@ def test_who_is_on_time_though_often_late_is_explained() -> None:
     result = one_late()
     assert not any("on time although" in line for line in text_lines(result))
     result.lateness[0].late_share = 0.5
-    assert any(line.startswith("rank 0 (10.0.0.1): on time although often late") for line in text_lines(result))
+    assert any(line.startswith("rank 0 (10.0.0.1): on time although often") for line in text_lines(result))
 
 
 def test_groups_are_named_where_their_kind_is_known() -> None:

@@ -57,6 +57,8 @@ def group_kinds(
         mine = [n for n in range(len(groups)) if set(groups[n]) <= set(members) and kinds[n] is None]
         for number, kind in _nested(groups, use, mine).items():
             kinds[number] = kind
+    for number in _replicas(groups, group_of, instances, pipelines):
+        kinds[number] = kinds[number] or "dp"
     for each in steps:
         for number, members in enumerate(groups):
             exchanged = use[number][Op.ALL_TO_ALL]
@@ -98,6 +100,38 @@ def _nested(
             if one is not other and len(one) > 1 and covered and crossing and often:
                 found.update(dict.fromkeys(one, "tp"))
                 found.update(dict.fromkeys(other, "dp"))
+    return found
+
+
+def _replicas(
+    groups: Sequence[Sequence[int]],
+    group_of: NDArray[np.int64],
+    instances: Sequence[Instance],
+    pipelines: Sequence[Pipeline],
+) -> list[int]:
+    """Groups of one stage of several pipelines that reduce once all microbatches of a step have gone by.
+
+    Tensor parallel ranks of a stage reduce between its transfers, too; replicas in one go a step.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}
+    for index, pipeline in enumerate(pipelines):
+        for place, endpoint in enumerate(pipeline.stages):
+            places.setdefault(endpoint, []).append((index, place))
+    found = []
+    for number, members in enumerate(groups):
+        at = [place for member in members for place in places.get(member, ())]
+        distinct = len({index for index, _ in at}) == len(at) == len(members)
+        if not distinct or len(members) < 2 or len({place for _, place in at}) != 1:
+            continue
+        # In time: reductions of this group, and what its first member hands on or is handed.
+        reduces = [
+            group == number
+            for group, instance in zip(group_of.tolist(), instances, strict=True)
+            if group == number or (instance.op == Op.SEND_RECV and members[0] in instance.order)
+        ]
+        runs = sum(now and not before for before, now in pairwise([False, *reduces]))
+        if runs >= REPEATS and 2 * runs <= len(reduces) - sum(reduces):
+            found.append(number)
     return found
 
 

@@ -254,8 +254,8 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
     if often:
         who = listed([names.short_of(row.endpoint, 34) for row in often], 4)
         text = (
-            f"{who}: on time although often late, as what came before was late, or its place in"
-            " the job makes it so."
+            f"{who}: on time although often late: by too little to matter, after inputs that came"
+            " late, or by its place in the job."
         )
         yield from wrap(text, "", "  ").splitlines()
 

@@ -240,6 +240,8 @@ def _stage(result: Analysis, row: Lateness) -> str:
             others = [t for at, t in enumerate(times) if at != place and t is not None]
             if times[place] is not None and others:
                 parts.append(f"{way} {duration(times[place])}, the others {duration(median(others))}")
+        if not parts:  # it was compared with the same stage of other pipelines
+            continue
         where = f"stage {place + 1} of {len(pipeline.stages)}"
         return ", ".join(
             [f"{where} works longer for each microbatch: {'; '.join(parts)}", *_since(result, row)]
