@@ -16,6 +16,7 @@ from dpuflow.results import (
     Pipeline,
     RankEntry,
     Steps,
+    Transfer,
     WhatIf,
 )
 
@@ -76,6 +77,13 @@ def analysis(
                 "decode",
                 32,
                 40.0,
+            )
+        ],
+        transfers=[
+            Transfer(
+                *(0, 0, len(peers) - 1, "write", number * S + 500 * MS, number * S + 510 * MS),
+                *(1 << 20, 16, 1 << 16),
+                *(8 * MS, 1.05e9, 0, 0, None, "kv_cache", number * S + 511 * MS, 9 * MS, True, "a pause"),
             )
         ],
         pipelines=[Pipeline([len(peers) - 1, 0], "1f1b", 4, [MS, None], [2 * MS, None], [0.1, None], [0])],

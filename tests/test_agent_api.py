@@ -28,6 +28,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PATHS = [
     "/api/v1/groups",
     "/api/v1/collectives",
+    "/api/v1/transfers",
     "/api/v1/lateness",
     "/api/v1/findings",
     "/api/v1/steps",
@@ -88,6 +89,7 @@ def test_all_routes_are_in_the_document_and_every_reference_leads_somewhere() ->
         ("FindingRow", results.Finding),
         ("GroupRow", results.Group),
         ("EdgeRow", results.Edge),
+        ("TransferRow", results.Transfer),
         ("Endpoint", results.Endpoint),
     ],
 )
@@ -151,6 +153,28 @@ def test_pages_follow_each_other_without_gap_or_repeat(running: Running) -> None
     assert seen == [number * S + at * 100 * MS for number in range(5) for at in range(4)]
     nothing = running.get(f"/api/v1/collectives?after={answer['next']}").json
     assert (nothing["collectives"], nothing["next"], nothing["more"]) == ([], answer["next"], False)
+
+
+def test_transfers_come_page_by_page(running: Running) -> None:
+    answer = running.get("/api/v1/transfers?limit=2").json
+    address = [endpoint["address"] for endpoint in answer["endpoints"]]
+    assert [row["window"] for row in answer["transfers"]] == [3, 4]  # the last ones
+    row = answer["transfers"][0]
+    assert (address[row["src"]], address[row["dst"]], row["verb"]) == ("10.0.0.1", "10.0.0.3", "write")
+    assert (row["bytes"], row["pages"], row["likely"]) == (1 << 20, 16, "kv_cache")
+    assert row["wait_before_first_token_ns"] == 9 * MS
+    seen, after = [], "since_ns=0"
+    for _ in range(5):
+        answer = running.get(f"/api/v1/transfers?limit=2&{after}").json
+        seen += [row["key"] for row in answer["transfers"]]
+        after = f"after={answer['next']}"
+        if not answer["more"]:
+            break
+    assert len(seen) == len(set(seen)) == 5
+    assert running.get(f"/api/v1/transfers?{after}").json["transfers"] == []
+    assert len(running.get(f"/api/v1/transfers?since_ns={3 * S}").json["transfers"]) == 2
+    assert running.get("/api/v1/transfers?verb=read").json["transfers"] == []
+    assert running.get("/api/v1/transfers?verb=send").status == 400
 
 
 def test_collectives_by_time_group_and_operation(running: Running) -> None:

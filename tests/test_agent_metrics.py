@@ -62,6 +62,32 @@ def publish(held: Board, made: metrics.Metrics, count: int) -> None:
     settled(made, count)
 
 
+def test_transfers_add_up_by_way_and_places_are_bounded() -> None:
+    held = Board()
+    made = metrics.start(held, Settings(nic_counters=False, max_peers=2))
+    try:
+        publish(held, made, 3)
+        series = scrape(made)
+        way = {"verb": "write", "src": "10.0.0.1", "dst": "10.0.0.3"}
+        assert of(series, "dpuflow_transfers_total", **way) == 3
+        assert of(series, "dpuflow_transfer_bytes_total", **way) == 3 << 20
+        assert of(series, "dpuflow_transfer_pages_total", **way) == 48
+        assert of(series, "dpuflow_transfer_busy_seconds_total", **way) == pytest.approx(0.024)
+        assert of(series, "dpuflow_transfer_wait_seconds_count", peer="10.0.0.3") == 3
+        assert of(series, "dpuflow_transfer_wait_seconds_sum", peer="10.0.0.3") == pytest.approx(0.027)
+        for number in range(3, 8):
+            held.publish(window(number, peers=(f"10.1.0.{number}", "10.0.0.2", f"10.2.0.{number}")))
+        settled(made, 8)
+        series = scrape(made)
+        ways = {labels for name, labels in series if name == "dpuflow_transfers_total"}
+        assert len(ways) == 3
+        other = {"verb": "write", "src": "other", "dst": "other"}
+        assert of(series, "dpuflow_transfers_total", **other) == 4
+        assert of(series, "dpuflow_agent_label_names", kind="ways") == 2
+    finally:
+        made.close()
+
+
 def test_windows_add_up(running: tuple[Board, metrics.Metrics]) -> None:
     held, made = running
     publish(held, made, 3)

@@ -73,6 +73,8 @@ def test_dashboard_and_alerts_use_exported_names_only() -> None:
         "dpuflow_collective_duration_seconds_count",
         "dpuflow_lateness_seconds_sum",
         "dpuflow_lateness_seconds_count",
+        "dpuflow_transfer_wait_seconds_sum",
+        "dpuflow_transfer_wait_seconds_count",
         "dpuflow_agent_last_window_timestamp_seconds",
         "dpuflow_agent_interface_captured",
         "dpuflow_agent_held_messages",

@@ -199,3 +199,32 @@ def test_a_rank_that_turns_late_is_told_within_five_seconds(tmp_path: Path, comp
     assert first.addresses == ("10.0.0.2",)
     assert 0 < now - turned_ns < 5_000_000_000
     assert abs(first.since_ns - turned_ns) < 2 * compute_ms * 1_000_000
+
+
+def test_each_transfer_is_published_once(tmp_path: Path) -> None:
+    """Caches of some requests a second, longer than what is held at a time."""
+    scenario = parse_scenario(
+        "cluster: {nodes: 2, link_gbps: 10}\njob: {kind: prefill_decode, requests: 24, kv_bytes: 1MiB,"
+        " prefill_us: 200000, tokens: 2, layers: 1}\nobservation: {only: [1]}\n",
+        "a.yaml",
+    )
+    write_case(scenario, str(tmp_path))
+    path = next(tmp_path.glob("*1.pcap*"))
+    settings = Settings(step=0.25, span=2.0, settle=0.5, longest=10.0, messages=100)
+    stream, windows, now = Stream("x"), Windows(settings), 0
+    told: list[tuple[int, int, int]] = []
+
+    def step(until_ns: int) -> None:
+        taken = stream.snapshot(until_ns)
+        settled = windows.step(taken.tables(), taken.counts(), until_ns)
+        stream.forget(settled.before_ns)
+        told.extend((row.start_ns, row.end_ns, row.bytes) for row in settled.analysis.transfers)
+
+    for now, form, piece in pieces(path, 250_000_000):
+        stream.feed(form, piece)
+        step(now)
+    for more_s in (1.0, 2.0, 5.0):
+        step(now + round(more_s * 1e9))
+    whole = analyze([Vantage("x", (str(path),))], threads=1)
+    assert len(whole.transfers) == 24
+    assert told == [(row.start_ns, row.end_ns, row.bytes) for row in whole.transfers]

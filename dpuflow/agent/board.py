@@ -64,12 +64,13 @@ class Pause:
 class Window:
     """What one step of the agent newly settled; times are wall clock (Unix) ns.
 
-    ``analysis.collectives`` are those that this window settled: each is in one window only. The rest of
-    ``analysis`` (lateness, findings, edges, steps, pipelines, limits) is what the whole span still held in
-    memory comes to at this moment; ``flows`` is empty, ``traffic`` has the counters. Ids are positions in
-    this analysis and mean nothing in another one: addresses are what lasts. ``late``: (collective id,
-    endpoint id) of entries beyond their group's noise. ``counted``: the wait charged to each entry whose
-    lateness is known, in rank-nanoseconds; None: as ``rolling.counted_of`` tells from the collectives.
+    ``analysis.collectives`` and ``transfers`` are those that this window settled: each is in one window
+    only. The rest of ``analysis`` (lateness, findings, edges, steps, pipelines, limits) is what the whole
+    span still held in memory comes to at this moment; ``flows`` is empty, ``traffic`` has the counters. Ids
+    are positions in this analysis and mean nothing in another one: addresses are what lasts. ``late``:
+    (collective id, endpoint id) of entries beyond their group's noise. ``counted``: the wait charged to
+    each entry whose lateness is known, in rank-nanoseconds; None: as ``rolling.counted_of`` tells from the
+    collectives.
     """
 
     number: int

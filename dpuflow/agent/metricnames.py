@@ -129,6 +129,27 @@ CAUSED_WAIT: Final = Metric(
     _MEMBER,
     "Time that the others of the group waited for a peer that came last, summed over them (rank-seconds).",
 )
+_WAY: Final = ("verb", "src", "dst")
+TRANSFERS: Final = Metric(
+    "dpuflow_transfers",
+    "counter",
+    _WAY,
+    "Transfers of pages that src wrote into dst, or dst read from src (KV caches among them).",
+)
+TRANSFER_BYTES: Final = Metric("dpuflow_transfer_bytes", "counter", _WAY, "Bytes of their pages, each once.")
+TRANSFER_PAGES: Final = Metric("dpuflow_transfer_pages", "counter", _WAY, "Their pages.")
+TRANSFER_BUSY: Final = Metric(
+    "dpuflow_transfer_busy_seconds",
+    "counter",
+    _WAY,
+    "Time in which pages of theirs were under way; bytes over it are their rate.",
+)
+TRANSFER_WAIT: Final = Metric(
+    "dpuflow_transfer_wait_seconds",
+    "histogram",
+    ("peer",),
+    "How long a receiver that had nothing else to do waited before it went on, where it had waited.",
+)
 GROUP_INFO: Final = Metric(
     "dpuflow_group_info",
     "gauge",
@@ -263,7 +284,7 @@ NAMES: Final = Metric(
     "dpuflow_agent_label_names",
     "gauge",
     ("kind",),
-    "Names that have series of their own: pairs, members, groups, senders.",
+    "Names that have series of their own: pairs, members, groups, senders, ways, receivers.",
 )
 NAMES_EVICTED: Final = Metric(
     "dpuflow_agent_label_names_evicted",

@@ -125,6 +125,12 @@ class Metrics:
         yield _counter(names.LATE_ENTRIES, [(key, each.late) for key, each in entries])
         yield _counter(names.CAUSED_WAIT, [(key, each.caused_wait_s) for key, each in entries])
         yield _counter(names.FINDINGS, self.tally.opened.items())
+        moved = self.tally.moved.items()
+        yield _counter(names.TRANSFERS, [(key, each.count) for key, each in moved])
+        yield _counter(names.TRANSFER_BYTES, [(key, each.bytes) for key, each in moved])
+        yield _counter(names.TRANSFER_PAGES, [(key, each.pages) for key, each in moved])
+        yield _counter(names.TRANSFER_BUSY, [(key, each.busy_s) for key, each in moved])
+        yield _histogram(names.TRANSFER_WAIT, self.tally.waited.items())
 
     def _own(self) -> Iterator[Family]:
         tally = self.tally
@@ -136,6 +142,8 @@ class Metrics:
             "members": tally.members,
             "groups": tally.groups,
             "senders": tally.senders,
+            "ways": tally.ways,
+            "receivers": tally.receivers,
         }
         yield _gauge(names.NAMES, [((kind,), len(table)) for kind, table in tables.items()])
         yield _counter(names.NAMES_EVICTED, [((kind,), table.evicted) for kind, table in tables.items()])

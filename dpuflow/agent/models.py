@@ -24,6 +24,7 @@ from dpuflow.results import (
     Pipeline,
     Steadiness,
     Steps,
+    Transfer,
     Verdict,
     WhatIf,
 )
@@ -73,6 +74,14 @@ class CollectiveRow(Collective):
     key: str = ""
     window: int = 0
     late: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TransferRow(Transfer):
+    """A transfer of one-sided pages; ``key`` is what ``after`` takes."""
+
+    key: str = ""
+    window: int = 0
 
 
 @dataclass(slots=True)
@@ -151,6 +160,17 @@ class Collectives(msgspec.Struct, kw_only=True):
     endpoints: list[Endpoint]
     groups: list[GroupRow]
     collectives: list[CollectiveRow]
+    next: str | None
+    more: bool
+    missed: bool
+
+
+class Transfers(msgspec.Struct, kw_only=True):
+    """Transfers of one-sided pages (KV caches among them), paged as ``Collectives`` are."""
+
+    schema: str = ANALYSIS_ID
+    endpoints: list[Endpoint]
+    transfers: list[TransferRow]
     next: str | None
     more: bool
     missed: bool

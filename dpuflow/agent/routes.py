@@ -41,6 +41,17 @@ class CollectivesQuery(msgspec.Struct, forbid_unknown_fields=True):
     op: Annotated[OpToken | None, msgspec.Meta(description="only this operation")] = None
 
 
+class TransfersQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which transfers; without ``after`` and ``since_ns`` the last ones."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="how many at most")] = 100
+    after: Annotated[str | None, msgspec.Meta(description="only those after this one: a `key` or `next`")] = (
+        None
+    )
+    since_ns: Annotated[int | None, msgspec.Meta(description="only those that ended then or later")] = None
+    verb: Annotated[Literal["write", "read"] | None, msgspec.Meta(description="only these")] = None
+
+
 class FindingsQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Which findings."""
 
@@ -156,7 +167,7 @@ def _begin(context: Context, after: str | None, windows: list[Window]) -> tuple[
     run, _, place = after.partition("-")
     number, _, at = place.partition("-")
     if not (run and number.isdigit() and at.isdigit()):
-        raise HTTPException(400, f"after: {after!r} is no key of a collective")
+        raise HTTPException(400, f"after: {after!r} is no key")
     if run != context.run:  # of a run before this one: all that is held is new
         return (-1, -1), True
     held = windows[0].number if windows else 0
@@ -177,6 +188,37 @@ def _matching(
                 and (query.group is None or _name(window, collective.group) == query.group)
             ):
                 yield window, collective
+
+
+def transfers(context: Context, query: TransfersQuery) -> models.Transfers:
+    """Transfers, a page of them."""
+    windows = context.board.windows()
+    begin, missed = _begin(context, query.after, windows)
+    found = [
+        (window, transfer)
+        for window in windows
+        for transfer in window.analysis.transfers
+        if (window.number, transfer.id) > begin
+        and (query.since_ns is None or transfer.end_ns >= query.since_ns)
+        and query.verb in (None, transfer.verb)
+    ]
+    first = len(found) - query.limit if query.after is None and query.since_ns is None else 0
+    page = found[max(0, first) :][: query.limit]
+    endpoints = models.Endpoints()
+    rows: list[models.TransferRow] = []
+    for window, transfer in page:
+        row = {each.name: getattr(transfer, each.name) for each in fields(results.Transfer)}
+        row["id"] = len(rows)
+        row["src"], row["dst"] = (endpoints.of(window.analysis, end) for end in (transfer.src, transfer.dst))
+        key = f"{context.run}-{window.number}-{transfer.id}"
+        rows.append(models.TransferRow(**row, key=key, window=window.number))
+    return models.Transfers(
+        endpoints=endpoints.rows,
+        transfers=rows,
+        next=rows[-1].key if rows else query.after,
+        more=bool(page) and page[-1] is not found[-1],
+        missed=missed,
+    )
 
 
 def _name(window: Window, group: int) -> str:
@@ -301,6 +343,10 @@ ROUTES: Final = (
     ApiRoute(
         "/api/v1/collectives", "Recent collectives, page by page", models.Collectives, collectives,
         CollectivesQuery,
+    ),
+    ApiRoute(
+        "/api/v1/transfers", "Recent transfers of one-sided pages (KV caches), page by page",
+        models.Transfers, transfers, TransfersQuery,
     ),
     ApiRoute("/api/v1/lateness", "Who was late in the windows held", models.LatenessAnswer, lateness),
     ApiRoute("/api/v1/steps", "What jobs repeat: steps, tokens, pipelines", models.StepsAnswer, steps),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dpuflow.agent.board import Traffic, Window
-    from dpuflow.results import Analysis, Collective, Steps
+    from dpuflow.results import Analysis, Collective, Steps, Transfer
 
 BUCKETS: Final = (*(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 3)), 10.0)
 """Upper bounds of the histograms, 1 us to 10 s, two a decade. Below 1 us are the stamps' own errors; a small
@@ -78,6 +78,16 @@ class Operations:
     duration: Histogram = field(default_factory=Histogram)
 
 
+@dataclass
+class Moved:
+    """Of the transfers of one way."""
+
+    count: int = 0
+    bytes: int = 0
+    pages: int = 0
+    busy_s: float = 0.0
+
+
 class Shown(NamedTuple):
     """What a window said of the present; ``at`` is when (monotonic, s)."""
 
@@ -115,6 +125,10 @@ class Tally:
         self.members: Bounded[tuple[str, str]] = Bounded(peers, self._forget_member, now=now)
         self.groups: Bounded[tuple[str]] = Bounded(groups, self._forget_group, now=now)
         self.senders: Bounded[tuple[str, str]] = Bounded(peers, self._forget_sender, now=now)
+        self.moved: dict[tuple[str, str, str], Moved] = {}  # verb, src, dst
+        self.waited: dict[tuple[str], Histogram] = {}  # peer
+        self.ways: Bounded[tuple[str, str, str]] = Bounded(peers, self._forget_way, now=now)
+        self.receivers: Bounded[tuple[str]] = Bounded(peers, self._forget_receiver, now=now)
 
     def add(self, window: Window) -> None:
         """Take in what ``window`` newly settled."""
@@ -130,6 +144,8 @@ class Tally:
                 self.pauses[key] = (frames + pause.frames, quanta + pause.quanta)
             for collective in window.analysis.collectives:
                 self._collective(window, collective)
+            for transfer in window.analysis.transfers:
+                self._transfer(window.analysis, transfer)
             self._present(window.analysis)
 
     def finding(self, condition: str, severity: str) -> None:
@@ -183,6 +199,24 @@ class Tally:
             entries.caused_wait_s += waits.get(rank.endpoint, 0) / 1e9
             if rank.bound == "exact" and rank.lateness_ns is not None:
                 entries.lateness.observe(rank.lateness_ns / 1e9)
+
+    def _transfer(self, analysis: Analysis, transfer: Transfer) -> None:
+        src, dst = (analysis.endpoints[end].address for end in (transfer.src, transfer.dst))
+        way = self.ways.place((transfer.verb, src, dst)) or (transfer.verb, OTHER, OTHER)
+        moved = self.moved.setdefault(way, Moved())
+        moved.count += 1
+        moved.bytes += transfer.bytes
+        moved.pages += transfer.pages
+        moved.busy_s += transfer.busy_ns / 1e9
+        if transfer.wait_before_first_token_ns is not None:
+            peer = self.receivers.place((dst,)) or (OTHER,)
+            self.waited.setdefault(peer, Histogram()).observe(transfer.wait_before_first_token_ns / 1e9)
+
+    def _forget_way(self, key: tuple[str, str, str]) -> None:
+        self.moved.pop(key, None)
+
+    def _forget_receiver(self, key: tuple[str]) -> None:
+        self.waited.pop(key, None)
 
     def _forget_pair(self, key: tuple[str, str, str]) -> None:
         self.traffic.pop(key, None)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.stream import Counts
     from dpuflow.analysis import Worked
     from dpuflow.rankmap import Place
-    from dpuflow.results import Analysis, Collective
+    from dpuflow.results import Analysis, Collective, Transfer
     from dpuflow.tables import CaptureTables, Rows
 
     Ints = NDArray[np.int64]
@@ -64,6 +64,7 @@ class Windows:
         self._recognised: dict[
             tuple[int, int, str, int], int
         ] = {}  # since when a collective is told like this
+        self._handed: dict[tuple[str, str, str], int] = {}  # way of transfers: end of the last one published
         self._shifted_ns = 0  # by how much the clock has been set since the start
         self._baseline: list[Counts] = []  # counters of the flows at some times within the span
 
@@ -86,6 +87,7 @@ class Windows:
         settled_ns = min(cut_ns, int(waiting.min())) if len(waiting) else cut_ns
         self._frontier_ns = max(self._frontier_ns, settled_ns)
         analysis, late, counted = _only(worked, chosen)
+        analysis.transfers = self._transfers(worked.analysis, cut_ns, until_ns)
         self._note(counts, cut_ns)
         return Settled(analysis, late, counted, until_ns, before_ns, int(open_.sum()))
 
@@ -94,6 +96,7 @@ class Windows:
         self._shifted_ns += step_ns
         if self._frontier_ns != NEVER:
             self._frontier_ns += step_ns
+        self._handed = {way: end_ns + step_ns for way, end_ns in self._handed.items()}
         self._baseline = [replace(each, time_ns=each.time_ns + step_ns) for each in self._baseline]
 
     def _within(self, tables: CaptureTables, counts: Counts) -> CaptureTables:
@@ -139,6 +142,24 @@ class Windows:
         settled &= until_ns - self._known_since(spans, until_ns) >= settle_ns
         # What never becomes whole is published as it is, so that it does not hold the rest up for ever.
         return settled | (age >= self.span_s * 1e9)
+
+    def _transfers(self, analysis: Analysis, cut_ns: int, until_ns: int) -> list[Transfer]:
+        """Those of one-sided pages that are over for long enough and were not published before.
+
+        Of one way they come one after the other, so the end of the last one tells what is new; what of one
+        way was held no longer when it was looked at is not told again in part.
+        """
+        settled_ns = until_ns - round(self.settings.settle * 1e9)
+        self._handed = {way: end_ns for way, end_ns in self._handed.items() if end_ns > cut_ns}
+        fresh: list[Transfer] = []
+        for transfer in sorted(analysis.transfers, key=lambda each: each.end_ns):
+            src, dst = (analysis.endpoints[end].address for end in (transfer.src, transfer.dst))
+            way = (src, dst, transfer.verb)
+            if transfer.end_ns > settled_ns or transfer.start_ns <= self._handed.get(way, cut_ns):
+                continue
+            self._handed[way] = transfer.end_ns
+            fresh.append(replace(transfer, id=len(fresh)))
+        return fresh
 
     def _known_since(self, spans: _Spans, until_ns: int) -> Ints:
         """Since when each collective has been recognised as it is now."""

@@ -38,6 +38,7 @@ def build_collectives(
     ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
+    from dpuflow.collectives.pages import without_pages
     from dpuflow.collectives.puts import put_instances
     from dpuflow.collectives.repeated import repeated_instances
     from dpuflow.collectives.sequenced import sequenced_instances
@@ -61,6 +62,7 @@ def build_collectives(
     written &= exchanges["data_ns"] != NEVER
     puts, rest = put_instances(exchanges, np.flatnonzero(written & ~told), position, near)
     instances.extend(puts)
+    rest = without_pages(exchanges, rest)
     instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes))
     places = np.arange(len(position)) if nodes is None else nodes
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))

@@ -1,0 +1,49 @@
+"""Caches that several endpoints hand to one, or one to several, are no reduce and no broadcast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synth_worlds import settings
+
+import dpuflow
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+
+@pytest.mark.parametrize("notice", ["hidden", "send"])
+@pytest.mark.parametrize(("nodes", "prefill"), [(6, 4), (4, 3)])
+def test_caches_that_meet_are_transfers(tmp_path: Path, nodes: int, prefill: int, notice: str) -> None:
+    job = {"kind": "prefill_decode", "prefill": prefill, "requests": 4, "kv_bytes": 4 << 20, "tokens": 2}
+    text = settings(cluster={"nodes": nodes}, job={**job, "notice": notice})
+    write_case(parse_scenario(text, "test.yaml"), str(tmp_path))
+    files = sorted(tmp_path.glob("node*"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    assert {row.op for row in result.collectives} == {"all_reduce"}
+    assert sum(row.bytes for row in result.transfers) == 4 * prefill * (4 << 20)
+    decode = {f"10.0.0.{node + 1}" for node in range(prefill, nodes)}
+    assert {result.endpoints[row.dst].address for row in result.transfers} == decode
+    assert not [row for row in result.lateness if row.verdict in ("late", "intermittent")]
+
+
+def test_a_write_that_nothing_announces_takes_part_where_its_receiver_goes_on() -> None:
+    """Rings of plain WRITEs (their receivers poll) remain collectives."""
+    import numpy as np
+
+    from dpuflow.collectives.pages import without_pages
+    from dpuflow.schema import EXCHANGE, NONE32, Op, Wire
+
+    def ways(*pairs: tuple[int, int]) -> list[int]:
+        rows = np.zeros(len(pairs), EXCHANGE.dtype)
+        rows["src"], rows["dst"] = np.array(pairs).T
+        rows["connection"] = np.arange(len(pairs))
+        rows["wire"], rows["op"], rows["grant"] = Wire.ROCE_WRITE, Op.UNKNOWN, NONE32
+        rows["bytes"] = 65536
+        kept: list[int] = without_pages(rows, np.arange(len(pairs))).tolist()
+        return kept
+
+    assert ways((0, 1), (1, 2), (2, 0)) == [0, 1, 2]
+    assert ways((0, 1), (1, 2)) == [0, 1]  # part of one, seen from node 1
+    assert ways((0, 2), (1, 2)) == []
+    assert ways((2, 0), (2, 1)) == []
