@@ -87,8 +87,17 @@ def p2p_instances(
             found += [_all_to_all(members, turn, position, near) for turn in range(len(members[0].rows))]
             continue
         for each in members:
+            sender = frozenset((0,))  # what it sends was there when it called
             found += [
-                Instance(own, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), near=near)
+                Instance(
+                    own,
+                    Op.SEND_RECV,
+                    list(each.edge),
+                    size=int(size),
+                    complete=bool(whole),
+                    free=sender,
+                    near=near,
+                )
                 for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
             ]
     taken = [lane.rows for lanes in by.values() for lane in lanes]

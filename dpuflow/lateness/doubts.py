@@ -24,6 +24,7 @@ from dpuflow.lateness.handover import (
 )
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.relative import medians
+from dpuflow.lateness.slots import date_by_slots, held_senders
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -62,6 +63,7 @@ def weigh(
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     packet_ns = _packet_ns(entries, columns)
     entries = settle(entries, usual, of_row, packet_ns)
+    entries = _mark(entries, held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
     entries = _first_on_connection(entries, joined.columns)
     entries = _repeated(entries, joined.columns, usual)
     entries = _unacked(entries, columns, usual)
@@ -90,7 +92,10 @@ def weigh(
     # Two clocks may be off either way, by that much an input seems to come late.
     wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
     entries = replace(entries, rule=np.where(wrong, int(Rule.CONTRADICTED), entries.rule))
-    return replace(entries, spread_ns=spreads(exchanges, instances, entries, usual, of_row))
+    entries = replace(entries, spread_ns=spreads(exchanges, instances, entries, usual, of_row))
+    entries = date_by_slots(entries, columns, instances)
+    clock, clock_ns = _clocks(entries, joined)
+    return replace(entries, clock=clock, clock_ns=clock_ns)
 
 
 def settle(

@@ -56,6 +56,8 @@ class Rule(IntEnum):
     UNACKED = 14  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
+    GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
+    GIVEN_LATE = 17  # at most: the same, of the last of several slots
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
@@ -78,6 +80,8 @@ RULES: dict[Rule, tuple[str, str]] = {
         "at_most",
         "first message that shows it had entered; it, or one that it waited for, held it back",
     ),
+    Rule.GIVEN_BACK: ("exact", "first slot given back, long after the data in it had arrived"),
+    Rule.GIVEN_LATE: ("at_most", "slots given back, long after the data in them had arrived"),
     Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""

@@ -93,7 +93,7 @@ def consumed(
     at the most, then, and so much more as other inputs are larger. ``of`` and ``receiver``: collective, and
     row of Entries, of each of ``picked``.
     """
-    depth = np.fromiter((_messages_ahead(i) for i in instances), np.int64, len(instances))[of]
+    depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
     rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth
     line, to = 2 * picked["connection"][rows].astype(np.int64), receiver[rows]
     line += picked["src"][rows] > picked["dst"][rows]
@@ -123,7 +123,7 @@ def consumed(
     )
 
 
-def _messages_ahead(instance: Instance) -> int:
+def messages_ahead(instance: Instance) -> int:
     """How many messages a receiver grants ahead of those its GPU has taken; 0 where that is not known."""
     if instance.protocol is None or instance.algorithm is None:
         return 0

@@ -1,0 +1,253 @@
+"""NCCL's ranks that only receive: when they had entered, as the slots show that their GPUs gave back.
+
+Entries and exchanges in, entries out. A receiver's host grants slots before its GPU has come to the
+operation, and one more for each slot that the GPU has emptied (NCCL 2.30, src/transport/net.cc
+recvProxyProgress). So the clear-to-send entry for the message that takes a slot again proves that the rank
+had entered; and where the slot had been full for far longer than while the rank waits for data, that it had
+not entered before. An operation of fewer messages than slots shows the same in the next one's first entry: it
+comes when all of this one is taken, but not before the host has launched the next, so only where the rank had
+granted slots for a still later one by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.lateness.entries import Entries, Rule
+from dpuflow.lateness.handover import FEWEST
+from dpuflow.lateness.passing import SLOTS, messages_ahead
+from dpuflow.schema import NEVER, Op, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives import Instance
+    from dpuflow.ordering import Picked
+
+    Ints = NDArray[np.int64]
+
+_FAR = np.iinfo(np.int64).max
+FAR_BEYOND = 3.0
+"""Times the quickest, beyond which a slot had not been waited for."""
+SLOW = 95.0
+QUICK = 5.0
+"""Percent of the slots: as often as that at least a rank waits for data, or nothing is said of it."""
+
+
+class Lines(NamedTuple):
+    """What a rank received in one collective over one connection; arrays are parallel."""
+
+    row: Ints  # of Entries
+    line: Ints  # the connection's direction
+    messages: Ints  # how many, and ...
+    depth: Ints  # ... how many are granted ahead
+    full_ns: Ints  # what a slot's next grant had to wait for had arrived: the first message, or the last one
+    given_ns: Ints  # that grant, NEVER where it was not seen ...
+    grant: Ints  # ... and its TRANSFER row
+    inside: NDArray[np.bool_]  # it is of the same collective
+    next_row: Ints  # the row of Entries that the grant is for
+
+
+def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> Entries:
+    """Date ranks that nothing else dates by the first slot that they gave back."""
+    silent = (entries.rule == Rule.UNSEEN) & entries.fed
+    if not silent.any():
+        return entries
+    lines, samples, posted = _lines(entries, exchanges, instances, silent)
+    if not len(lines.row):
+        return entries
+    seen = (lines.given_ns != NEVER) & (lines.given_ns >= lines.full_ns)
+    latest = np.full(len(silent), _FAR)
+    np.minimum.at(latest, lines.row[seen], lines.given_ns[seen])
+    sure = seen & (lines.inside | _launched(entries, lines, latest))
+    quick = _quick(lines, sure, samples)
+    scatter, worst = (_of_hosts(entries.endpoint[lines.row], posted, level) for level in (SLOW, 100.0))
+    # Its GPU empties the slots one after the other, none more slowly than what it waits for.
+    slots = np.where(lines.inside, 1, lines.messages)
+    waited = lines.given_ns - lines.full_ns
+    late = sure & (waited > np.maximum(FAR_BEYOND, slots) * quick + FAR_BEYOND * worst)
+    # Of several connections the first that shows it counts, as a first message does.
+    dated = np.full(len(silent), _FAR)
+    np.minimum.at(dated, lines.row[late], lines.given_ns[late])
+    # What shows that it had entered before then: it was not late, or not by so much.
+    at = np.flatnonzero(late & (lines.given_ns == dated[lines.row]) & (dated == latest)[lines.row])
+    row = lines.row[at]
+    exact = lines.inside[at] | (lines.messages[at] == 1)
+    rule, enter = entries.rule.copy(), entries.enter_ns.copy()
+    act, after, moved = entries.act.copy(), entries.after.copy(), entries.unmoved_ns.copy()
+    since, since_act = entries.since_ns.copy(), entries.since_act.copy()
+    rule[row] = np.where(exact, int(Rule.GIVEN_BACK), int(Rule.GIVEN_LATE))
+    enter[row], act[row], after[row] = lines.given_ns[at], lines.grant[at], entries.last[row]
+    moved[row] = waited[at]
+    soonest = lines.given_ns[at] - (slots * quick)[at].astype(np.int64)
+    later = ~exact & (soonest > since[row])
+    since[row[later]], since_act[row[later]] = soonest[later], lines.grant[at[later]]
+    apart = entries.spread_ns.copy()
+    apart[row] = np.maximum(apart[row], scatter[at].astype(np.int64))
+    leave = np.where(entries.leave_ns != NEVER, np.maximum(entries.leave_ns, enter), entries.leave_ns)
+    return replace(
+        entries, rule=rule, enter_ns=enter, act=act, after=after, unmoved_ns=moved, since_ns=since,
+        since_act=since_act, spread_ns=apart, leave_ns=leave, idle_ns=np.maximum(entries.idle_ns, leave),
+    )  # fmt: skip
+
+
+def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows of NCCL's senders of transfers whose first message may have waited for its slot.
+
+    It left as soon after its credit as messages do that waited for one: within three times the quickest (5 %)
+    of the connection where hosts are quickest. A transfer is taken up when the receiver has taken the one
+    before it.
+    """
+    out = np.zeros(len(entries.rule), bool)
+    wire = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
+    rows = np.flatnonzero(wire & (exchanges["grant_arrived_ns"] != NEVER))
+    transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
+    if not len(rows) or not transfer.any():
+        return out
+    waited = exchanges["data_ns"][rows] - exchanges["grant_arrived_ns"][rows]
+    line = 2 * exchanges["connection"][rows].astype(np.int64)
+    line += exchanges["src"][rows] > exchanges["dst"][rows]
+    order = np.argsort(line, kind="stable")
+    parts = np.split(waited[order], np.flatnonzero(np.diff(line[order])) + 1)
+    quick = [float(np.percentile(part, QUICK)) for part in parts if len(part) >= FEWEST]
+    if quick:
+        out = transfer[entries.collective] & (entries.credit_ns != NEVER)
+        out &= entries.credit_ns <= FAR_BEYOND * min(quick)
+    return out
+
+
+def _lines(
+    entries: Entries, exchanges: Picked, instances: Sequence[Instance], silent: NDArray[np.bool_]
+) -> tuple[Lines, tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """What ranks ``silent`` received, connection by connection; and (line, ns) of slots that were given back
+    by ranks that were in the operation for certain when they were filled."""
+    ahead = [0 if i.nodes else messages_ahead(i) or _of_transfer(i) for i in instances]
+    depths = np.array(ahead, np.int64)
+    counts = np.fromiter((len(i.rows) for i in instances), np.int64, len(instances))
+    of = np.full(len(exchanges), -1, np.int64)
+    of[np.concatenate([i.rows for i in instances])] = np.repeat(np.arange(len(instances)), counts)
+    wire = exchanges["wire"] == Wire.ROCE_WRITE_IMM
+    rows = np.flatnonzero(wire & (of >= 0))
+    line = 2 * exchanges["connection"][rows].astype(np.int64)
+    line += exchanges["src"][rows] > exchanges["dst"][rows]
+    rows = rows[np.lexsort((exchanges["order"][rows], line))]
+    line = 2 * exchanges["connection"][rows].astype(np.int64)
+    line += exchanges["src"][rows] > exchanges["dst"][rows]
+    of = of[rows]
+    to = _rows_of(entries, of, exchanges["dst"][rows].astype(np.int64))
+    turn = exchanges["order"][rows].astype(np.int64)
+    granted, arrived = exchanges["grant_ns"][rows], exchanges["arrived_end_ns"][rows]
+    begin = np.flatnonzero(np.r_[True, (line[1:] != line[:-1]) | (of[1:] != of[:-1])])[: len(rows)]
+    if not len(begin):
+        none = np.zeros(0, np.int64)
+        nothing = Lines(none, none, none, none, none, none, none, none.astype(bool), none)
+        return nothing, (none, none), (none, none)
+    count = np.diff(np.r_[begin, len(rows)])
+    depth = depths[of[begin]]
+    inside = (count > depth) & (depth > 0)
+    following = np.minimum(begin + np.where(inside, depth, count), len(rows) - 1)
+    # Messages that came after a slot had been given back within the operation were waited for.
+    place = np.arange(len(rows)) - np.repeat(begin, count)
+    again = np.minimum(np.arange(len(rows)) + np.repeat(depth, count), len(rows) - 1)
+    known = np.repeat(inside & (granted[following] != NEVER), count)
+    known &= (place + np.repeat(depth, count) < np.repeat(count, count)) & (granted[again] >= arrived)
+    known &= (arrived != NEVER) & (arrived >= np.repeat(granted[following], count))
+    samples = (line[known], (granted[again] - arrived)[known])
+
+    good = (line[following] == line[begin]) & (turn[following] - turn[begin] == following - begin)
+    good &= (depth > 0) & (following > begin) & (turn[begin + count - 1] - turn[begin] == count - 1)
+    full = np.where(inside, arrived[begin], np.maximum.reduceat(arrived, begin))
+    good &= (full != NEVER) & (np.minimum.reduceat(arrived, begin) != NEVER)
+    given = np.where(good, granted[following], NEVER)
+    grant = exchanges["grant"][rows].astype(np.int64)[following]
+    posted = _unsteady(exchanges, rows, begin, np.repeat(depth, count))
+    mine = silent[to[begin]]
+    every = Lines(to[begin], line[begin], count, depth, full, given, grant, inside, to[following])
+    return Lines._make(column[mine] for column in every), samples, posted
+
+
+def _of_transfer(instance: Instance) -> int:
+    """Messages that are granted ahead where the protocol is not told: of sends and receives, a slot each."""
+    return SLOTS if instance.op == Op.SEND_RECV else 0
+
+
+def _rows_of(entries: Entries, of: Ints, endpoint: Ints) -> Ints:
+    """Rows of Entries of ranks of collectives."""
+    width = int(entries.endpoint.max()) + 1
+    key = entries.collective * width + entries.endpoint
+    order = np.argsort(key)
+    return np.asarray(order[np.searchsorted(key[order], of * width + endpoint)], np.int64)
+
+
+def _launched(entries: Entries, lines: Lines, latest: Ints) -> NDArray[np.bool_]:
+    """Whether the host had launched the operation that each grant is for by then.
+
+    It had if it had granted slots for one that the rank came to after it.
+    """
+    enter = np.where(entries.exact, entries.enter_ns, NEVER)
+    granted = np.where(enter != NEVER, entries.granted_ns, NEVER)
+    rows = np.flatnonzero(granted != NEVER)
+    rows = rows[np.lexsort((enter[rows], entries.endpoint[rows]))]
+    out = np.zeros(len(lines.row), bool)
+    if not len(rows):
+        return out
+    # For each endpoint the earliest of its later grants, in order of its entries.
+    own = entries.endpoint[rows]
+    soonest = granted[rows]
+    for at in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(own)) + 1):
+        soonest[at] = np.minimum.accumulate(soonest[at][::-1])[::-1]
+        end = int(own[at[0]])
+        mine = np.flatnonzero(entries.endpoint[lines.row] == end)
+        following = lines.next_row[mine]
+        # When it had come to the next operation at the latest.
+        by = np.where(entries.exact[following], entries.enter_ns[following], latest[following])
+        place = np.searchsorted(enter[rows[at]], by, "right")
+        there = (by != _FAR) & (place < len(at))
+        first = soonest[at[np.minimum(place, len(at) - 1)]]
+        out[mine] = there & (first < lines.given_ns[mine])
+    return out
+
+
+def _quick(lines: Lines, sure: NDArray[np.bool_], samples: tuple[Ints, Ints]) -> NDArray[np.float64]:
+    """For each line how long a slot is full while its rank waits for data: the quickest (5 %) of its slots.
+
+    NaN where too few were seen. A rank that always comes late, or is slow to grant, so has no quick ones.
+    """
+    line = np.concatenate([samples[0], lines.line[sure]])
+    waited = np.concatenate([samples[1], (lines.given_ns - lines.full_ns)[sure]])
+    out = np.full(len(lines.row), np.nan)
+    order = np.argsort(line, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(line[order])) + 1):
+        if len(at) >= FEWEST:
+            out[lines.line == line[at[0]]] = np.percentile(waited[at], QUICK)
+    return out
+
+
+def _unsteady(exchanges: Picked, rows: Ints, begin: Ints, ahead: Ints) -> tuple[Ints, Ints]:
+    """How evenly hosts post entries that wait for nothing: (receiver, ns) of every two in a row that are
+    granted together when a connection takes up a collective."""
+    place = np.arange(len(rows)) - np.repeat(begin, np.diff(np.r_[begin, len(rows)]))
+    granted = exchanges["grant_ns"][rows]
+    together = (place[1:] > 0) & (place[1:] < ahead[1:])
+    together &= (granted[1:] != NEVER) & (granted[:-1] != NEVER)
+    apart = np.abs(granted[1:] - granted[:-1])[together]
+    return exchanges["dst"][rows[1:]].astype(np.int64)[together], apart
+
+
+def _of_hosts(endpoint: Ints, posted: tuple[Ints, Ints], level: float) -> NDArray[np.float64]:
+    """For each endpoint a percentile of its distances, of those of all hosts where it has too few; NaN
+    without any."""
+    out = np.full(len(endpoint), np.nan)
+    whose, apart = posted
+    if len(apart) >= FEWEST:
+        out[:] = np.percentile(apart, level)
+    for each in np.unique(endpoint):
+        own = apart[whose == each]
+        if len(own) >= FEWEST:
+            out[endpoint == each] = np.percentile(own, level)
+    return out

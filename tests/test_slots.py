@@ -1,0 +1,116 @@
+"""NCCL's ranks that only receive: their entries from the slots that they gave back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.collectives.model import Instance
+from dpuflow.lateness import AT_LEAST, EXACT, Rule, build_entries, relate
+from dpuflow.lateness.slots import date_by_slots, held_senders
+from dpuflow.ordering import Picked
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.lateness import Entries
+
+TAKE, EVERY, LATE = 400, 1_000, 50_000
+"""From an input's arrival to the grant of its slot; from message to message; how late a receiver is, ns."""
+SLOTS = 8
+
+
+def transfers(messages: int, late: dict[int, int], count: int = 20) -> NDArray[np.void]:
+    """``count`` transfers from 0 to 1 of so many messages, 1 ms apart; ``late``: the receiver's, by number.
+
+    The GPU takes a message TAKE ns after it came, and after the one before; where it is late, so long after
+    the first one came. Slots are granted again when they are empty; the next operation's when all are.
+    """
+    rows = EXCHANGE.zeros(messages * count)
+    rows["src"], rows["dst"], rows["connection"], rows["order"] = 0, 1, 0, np.arange(len(rows))
+    rows["wire"], rows["bytes"], rows["seen"] = Wire.ROCE_WRITE_IMM, 65_536, Seen.AT_SENDER | Seen.AT_RECEIVER
+    rows["offer_ns"] = rows["offer_arrived_ns"] = NEVER
+    rows["offer"] = NONE32
+    rows["grant"], rows["data"] = 2 * np.arange(len(rows)), 2 * np.arange(len(rows)) + 1
+    done = 0
+    for number in range(count):
+        begin = 1_000_000 * (number + 1)
+        came = begin + EVERY * np.arange(messages)
+        taken = np.empty(messages, np.int64)
+        busy = begin + late.get(number, 0)
+        for k in range(messages):
+            busy = taken[k] = max(busy, came[k]) + TAKE
+        mine = slice(number * messages, (number + 1) * messages)
+        first = done + 10 * np.arange(min(messages, SLOTS))
+        rows["grant_ns"][mine] = np.r_[first, taken[: max(messages - SLOTS, 0)]]
+        rows["data_ns"][mine], rows["data_end_ns"][mine] = came - 300, came - 100
+        rows["arrived_ns"][mine], rows["arrived_end_ns"][mine] = came - 200, came
+        rows["acked_ns"][mine] = came + 100
+        done = int(taken[-1])
+    rows["grant_arrived_ns"] = rows["grant_ns"] + 100
+    return rows
+
+
+def dated(rows: NDArray[np.void], messages: int, launched_ns: int | None = None) -> Entries:
+    """Entries of the transfers, and of an all_reduce behind them all, for which rank 1 grants at a time."""
+    count = len(rows) // messages
+    instances = [
+        Instance(
+            np.arange(k * messages, (k + 1) * messages), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,))
+        )
+        for k in range(count)
+    ]
+    if launched_ns is not None:
+        both = rows[:2].copy()
+        both["connection"], both["order"] = 1, 0
+        both["src"], both["dst"] = [0, 1], [1, 0]
+        for name in ("data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns", "acked_ns"):
+            both[name] += 1_000_000 * (count + 1)
+        both["grant_ns"] = launched_ns
+        instances.append(Instance(len(rows) + np.arange(2), Op.ALL_REDUCE, [0, 1], free=frozenset((0, 1))))
+        rows = np.concatenate([rows, both])
+    entries = build_entries(rows, instances)
+    return date_by_slots(entries, Picked.exchanges(rows), instances)
+
+
+def test_a_slot_given_back_late_dates_the_receiver() -> None:
+    entries = dated(transfers(20, {5: LATE, 9: LATE}), 20)
+    relative = relate(entries)
+    receivers = np.arange(1, 40, 2)
+    exact = entries.rule[receivers] == Rule.GIVEN_BACK
+    assert np.flatnonzero(exact).tolist() == [5, 9]
+    assert (entries.rule[receivers][~exact] == Rule.UNSEEN).all()  # who waited shows nothing
+    # The first message had come 300 ns after it was sent.
+    assert relative.lateness_ns[receivers[[5, 9]]].tolist() == [LATE + TAKE + 300] * 2
+    assert (relative.bound[receivers[[5, 9]]] == EXACT).all()
+
+
+def test_the_next_operations_grant_tells_only_where_its_host_had_launched_that() -> None:
+    """Three messages, fewer than there are slots: the host may have been late with the next operation."""
+    rows = transfers(3, {5: LATE, 9: LATE})
+    assert (dated(rows, 3).rule[1::2] == Rule.UNSEEN).all()
+    assert (dated(rows, 3, launched_ns=20_000_000).rule[1:40:2] == Rule.UNSEEN).all()
+    entries = dated(rows, 3, launched_ns=0)
+    late = np.flatnonzero(entries.rule[1:40:2] == Rule.GIVEN_LATE)
+    assert late.tolist() == [5, 9]
+    relative = relate(entries)
+    told = relative.lateness_ns[1:40:2][late]
+    # Three messages may have been taken one after the other by then: a bound, and no more than that off.
+    assert (relative.bound[1:40:2][late] == AT_LEAST).all()
+    assert (told <= LATE + 300).all()
+    assert (told > LATE - 3 * TAKE).all()
+
+
+def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
+    rows = transfers(3, {})
+    rows["grant_arrived_ns"][::3] = rows["data_ns"][::3] - 50_000
+    rows["grant_arrived_ns"][1::3] = rows["data_ns"][1::3] - 500  # what had waited for its credit
+    rows["grant_arrived_ns"][15] = rows["data_ns"][15] - 700
+    instances = [
+        Instance(np.arange(3 * k, 3 * k + 3), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,)))
+        for k in range(20)
+    ]
+    entries = build_entries(rows, instances)
+    assert np.flatnonzero(held_senders(entries, Picked.exchanges(rows), instances)).tolist() == [2 * 5]
