@@ -23,6 +23,8 @@ MATERIAL_SHARE = 0.01
 SIGMAS = 3.0
 """How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
 Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""
+CHANCE = 0.01
+"""What chance may do in a whole capture: the level of a test, shared by all ranks and places it asks."""
 QUARTER_IN_SIGMAS = 0.6745
 """Median to quartile of a normal distribution, in standard deviations."""
 MEAN_IN_SIGMAS = 0.8
@@ -43,17 +45,25 @@ def is_material(amount_ns: int, span_ns: int) -> bool:
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
 
 
-def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64], sigma_ns: float) -> int:
+def usual_excess(
+    excess_ns: NDArray[np.int64],
+    later_ns: NDArray[np.int64],
+    sigma_ns: float,
+    chance: tuple[float, float] = (0.0, 1.0),
+) -> int:
     """By how much a rank is late as a rule because it works longer, ns a time; 0 where there is no such rule.
 
     ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. What
     is below the threshold of a single collective is no accident if it comes every time. ``sigma_ns`` is
-    one standard deviation of the noise.
+    one standard deviation of the noise. ``chance``: how often ranks that are all alike would stand as high
+    among their peers, and how seldom at the least, had one worked longest every time (``standing``). Where
+    too few times are seen for that, the median must be beyond the noise.
     """
     if len(excess_ns) < FEWEST or np.percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
-    usual = float(np.median(later_ns))
-    return round(usual) if usual > sigma_ns else 0
+    usual, (found, least) = float(np.median(later_ns)), chance
+    shown = found < CHANCE if least < CHANCE else usual > sigma_ns
+    return round(usual) if shown and usual > 0 else 0
 
 
 def is_regular(late: NDArray[np.bool_]) -> bool:

@@ -8,6 +8,7 @@ noise, never against a fixed time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,8 @@ from dpuflow.inference.habits import (
     usual_excess,
 )
 from dpuflow.inference.own import Own, tied_rows
+from dpuflow.inference.rounds import going_round
+from dpuflow.inference.standing import Standing, standing_of
 from dpuflow.lateness import AT_LEAST, EXACT
 from dpuflow.schema import NEVER
 
@@ -96,7 +99,9 @@ def judge(
         )
         for e in endpoints
     }
-    world = World(span, int(blame.sum()))
+    tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
+    excess = np.where(counted, own.excess_ns, NEVER)
+    world = World(span, int(blame.sum()), standing_of(entries.collective, excess), tests)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     if units and not trouble:
@@ -106,7 +111,8 @@ def judge(
         world.share = len(units)
         if not all(_comes_again(u, world) for u in units.values()):
             world.share = 1
-    world.late_ranks = sum(_comes_again(u, world) for u in units.values())
+    world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), span)
+    world.late_ranks = sum(e in world.turns or _comes_again(u, world) for e, u in units.items())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
 
@@ -160,9 +166,38 @@ class World:
 
     span_ns: int  # first entry to last leave
     blame_ns: int  # waits charged to ranks for their own lateness
+    standing: Standing  # of all ranks among their peers
+    tests: int  # ranks compared, at each place of their steps
     share: int = 1  # of so many ranks each bears its part of what counts
     late_ranks: int = 0  # ranks that were late of their own doing as a habit
+    turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
+
+
+def _turns(units: dict[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
+    """The endpoints that take turns in being late (``rounds``); ``of`` is the unit of each row of Entries.
+
+    Only of units that are all alike: steps, or collectives of one kind.
+    """
+    begins = {e: np.flatnonzero(u.place == 0) for e, u in units.items()}
+    if len(units) < 2 or not all(len(each) for each in begins.values()):
+        return frozenset()
+    width = {len(u.rows) // len(begins[e]) for e, u in units.items()}
+    pattern = next(iter(units.values())).kind[: max(width)]
+    for endpoint, each in units.items():
+        if len(width) > 1 or len(each.rows) != len(begins[endpoint]) * len(pattern):
+            return frozenset()
+        if (each.kind.reshape(-1, len(pattern)) != pattern).any():
+            return frozenset()
+    keys = {e: of[u.rows[begins[e]]] for e, u in units.items()}
+    common = reduce(np.intersect1d, keys.values())
+    sums = np.empty((2, len(common), len(units)), np.int64)
+    for column, (endpoint, each) in enumerate(units.items()):
+        order = np.argsort(keys[endpoint])
+        rows = each.rows.reshape(-1, len(pattern))[order[np.searchsorted(keys[endpoint][order], common)]]
+        sums[:, :, column] = own.excess_ns[rows].sum(axis=1), own.later_ns[rows].sum(axis=1)
+    found = going_round(sums[0], sums[1], span_ns)
+    return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
 
 
 def _comes_again(units: Units, world: World) -> bool:
@@ -176,7 +211,7 @@ def _comes_again(units: Units, world: World) -> bool:
     )
 
 
-def _usual(units: Units, own: Own, since: int = 0) -> dict[int, int]:
+def _usual(units: Units, own: Own, world: World, since: int = 0) -> dict[int, int]:
     """Rows at whose place in the step the rank works longer than its peers as a rule, and by how much.
 
     ``since``: from which of its rows on.
@@ -188,7 +223,10 @@ def _usual(units: Units, own: Own, since: int = 0) -> dict[int, int]:
     for place in range(int(units.place.max(initial=-1)) + 1):
         rows = units.rows[since:][units.place[since:] == place]
         sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-        usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma)
+        chance = world.tests * world.standing.chance(rows), world.tests * world.standing.least(rows)
+        usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma, chance)
+        if usual <= sigma and not is_material(usual * len(rows), world.span_ns):
+            continue  # within the noise of single ones only what costs enough by itself is worth telling
         found.update(dict.fromkeys(rows.tolist() if usual else [], usual))
     return found
 
@@ -240,10 +278,11 @@ def _judge_one(
     charged = int(charges.wait_ns[rows].sum())
     mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.
-    usual = _usual(units, own) if charged >= MATERIAL_SHARE * world.span_ns else {}
+    usual = _usual(units, own, world) if charged >= MATERIAL_SHARE * world.span_ns else {}
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
     habit = is_habit(units.amount_ns, world.span_ns) or (_comes_again(units, world) and world.late_ranks > 1)
+    habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         onset = _onset(units, own)
@@ -254,7 +293,10 @@ def _judge_one(
         if (
             float(after.mean()) >= LATE_SHARE
             or usual
-            or (onset is not None and is_material(sum(_usual(units, own, onset).values()), world.span_ns))
+            or (
+                onset is not None
+                and is_material(sum(_usual(units, own, world, onset).values()), world.span_ns)
+            )
             or (int(units.blame_ns.sum()) > most * world.blame_ns and is_regular(mine))
         ):
             verdict, steadiness, since = "late", "persistent", begin

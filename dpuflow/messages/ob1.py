@@ -16,6 +16,8 @@ from dpuflow.messages.stretches import split, stretches
 from dpuflow.schema import NONE32, Framing, Role, Wire
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dpuflow.messages.stretches import HiddenCounts
     from dpuflow.tables import Rows
 
@@ -82,11 +84,13 @@ def _in_turn(rows: Rows, keys: np.ndarray, way: np.ndarray, parent: np.ndarray, 
     user_of[parent[users[parent[users] >= 0]]] = users[parent[users] >= 0]
     ordered = sources[np.argsort(when[sources], kind="stable")]
 
-    def fitting(user: int, those: np.ndarray) -> np.ndarray:
-        fits = those[(way[those] == way[user]) & (when[those] <= when[user])]
+    def fitting(user: int, those: NDArray[np.int64]) -> NDArray[np.int64]:
+        fits: NDArray[np.int64] = those[(way[those] == way[user]) & (when[those] <= when[user])]
         if keys[user]:
             fits = fits[keys[fits] == 0]
-        return fits[np.isin(announced[fits], (0, rows[size][user]))] if rows[size][user] else fits
+        if rows[size][user]:
+            fits = fits[np.isin(announced[fits], (0, rows[size][user]))]
+        return fits
 
     for i in lost[np.argsort(when[lost], kind="stable")].tolist():
         free = fitting(i, ordered[user_of[ordered] < 0])

@@ -1,0 +1,122 @@
+"""Places among peers and what chance does: lateness below the noise of single units."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from collective_worlds import World, run_job
+from test_judgement import MS, RING, judged, stages
+
+from dpuflow.inference.habits import CHANCE
+from dpuflow.inference.judgement import Judgement
+from dpuflow.inference.rounds import going_round
+from dpuflow.inference.standing import standing_of
+from dpuflow.schema import NEVER
+
+
+def naive_place(collective: np.ndarray, excess: np.ndarray, row: int) -> tuple[float, int]:
+    """The same, row by row: half a place for each equal one."""
+    if excess[row] == NEVER:
+        return 0.0, 0
+    like = (collective == collective[row]) & (excess != NEVER)
+    below, equal = (excess[like] < excess[row]).sum(), (excess[like] == excess[row]).sum() - 1
+    return (below + equal / 2) / max(like.sum() - 1, 1) - 0.5, int(like.sum())
+
+
+def test_places_are_those_counted_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    collective, excess = rng.integers(0, 12, 60), rng.integers(-4, 5, 60)
+    excess[rng.random(60) < 0.2] = NEVER
+    standing = standing_of(collective, excess)
+    for row in range(60):
+        assert (standing.place[row], standing.ranks[row]) == pytest.approx(
+            naive_place(collective, excess, row)
+        )
+    assert len(standing_of(collective[:0], excess[:0]).place) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_ranks_that_are_alike_stand_high_no_more_often_than_said(ranks: int) -> None:
+    """A heavy tail on one side, as hosts that are held up now and then make it."""
+    rng = np.random.default_rng(ranks)
+    of = np.repeat(np.arange(22), ranks)
+    found = []
+    for _ in range(1000):
+        excess = np.round(rng.pareto(1.2, 22 * ranks) * MS).astype(np.int64)
+        found.append(standing_of(of, excess).chance(np.arange(0, 22 * ranks, ranks)))
+    for level in (0.2, 0.05, 0.01):
+        assert np.mean(np.array(found) <= level) <= level + 3 * np.sqrt(level / 1000)
+    assert np.mean(np.array(found) <= 0.2) > 0.1
+
+
+def test_least_is_what_working_longest_every_time_comes_to() -> None:
+    of, excess = np.repeat(np.arange(5), 4), np.tile([9, 1, 2, 3], 5)
+    standing = standing_of(of, excess)
+    rows = np.arange(0, 20, 4)
+    assert standing.chance(rows) == standing.least(rows) < 0.005
+    assert standing.chance(rows + 1) > 0.99
+    assert standing_of(of[:1], excess[:1]).chance(np.array([0])) == 1
+
+
+def busy(late: dict[int, int], seed: int, times: int = 22, ranks: int = 8) -> list[Judgement]:
+    """A job on hosts that are held up by milliseconds, exponentially, besides what ``late`` adds."""
+    draw = random.Random(seed)
+    world = World("eager")
+
+    def longer(rank: int, turn: int) -> int:
+        return round(draw.expovariate(1 / 3)) * MS + late.get(rank, 0)
+
+    run_job(world, RING, 4096, list(range(ranks)), times, late=longer)
+    return stages(world)[3]
+
+
+def test_busy_hosts_that_are_alike_are_not_called_persistently_late() -> None:
+    for seed in range(30):
+        assert "persistent" not in [j.steadiness for j in busy({}, seed)], f"seed {seed}"
+
+
+def test_what_is_less_than_the_noise_is_told_by_how_often_it_comes() -> None:
+    found = [[(j.verdict, j.steadiness) for j in busy({5: 4 * MS}, seed)] for seed in range(10)]
+    told = [each[5] == ("late", "persistent") for each in found]
+    assert sum(told) >= 8
+    assert not any(("late", "persistent") in each[:5] + each[6:] for each in found)
+
+
+def turns(late_ms: float, seed: int, ranks: int = 4, units: int = 28) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    work = rng.exponential(4, (units, ranks))
+    work[np.arange(units), np.arange(units) % ranks] += late_ms
+    middle = [np.median(np.delete(work, rank, axis=1), axis=1) for rank in range(ranks)]
+    return np.round((work - np.array(middle).T) * MS).astype(np.int64)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+def test_what_goes_round_is_told_in_noise_of_its_size(ranks: int) -> None:
+    found = [going_round(x, x, 28 * 30 * MS).sum() for x in (turns(6, seed, ranks) for seed in range(20))]
+    assert sum(number > 1 for number in found) >= 14
+    none = [going_round(x, x, 28 * 30 * MS).any() for x in (turns(0, seed, ranks) for seed in range(100))]
+    assert sum(none) <= 3 + 100 * CHANCE
+
+
+def test_one_rank_that_is_late_now_and_then_does_not_go_round() -> None:
+    for period in (1, 2, 4):
+        x = turns(0, 3)
+        x[::period, 1] += 20 * MS
+        assert not going_round(x, x, 28 * 30 * MS).any()
+    assert not going_round(turns(6, 0)[:6], turns(6, 0)[:6], MS).any()  # fewer than two rounds
+
+
+def test_turns_below_the_noise_are_called_rotating() -> None:
+    draw = random.Random(4)
+
+    def longer(rank: int, turn: int) -> int:
+        return round(draw.expovariate(1 / 4) * MS) + (6 * MS if turn % 4 == rank else 0)
+
+    world = World("eager")
+    run_job(world, RING, 4096, [0, 1, 2, 3], 28, late=longer)
+    found = stages(world)[3]
+    assert sum(j.steadiness == "rotating" for j in found) >= 2
+    assert "persistent" not in [j.steadiness for j in found]
+    assert {j.steadiness for j in judged()} == {None}
