@@ -212,15 +212,20 @@ def _reasons(
     reasons = []
     sentences = {int(rule): sentence for rule, (_, sentence) in RULES.items()}
     bounded = {int(rule) for rule, (bound, _) in RULES.items() if bound == "at_most"} | {Rule.LONG_AFTER}
-    since = np.where(relative.enter_ns < entries.enter_ns, entries.since_act, NONE32)
+    lower = (relative.enter_ns < entries.enter_ns) | (
+        (entries.enter_ns == NEVER) & (relative.enter_ns != NEVER)
+    )
+    since = np.where(lower, entries.since_act, NONE32)
     columns = (entries.rule, entries.act, entries.after, entries.stalled_ns, since)
     transfers = joined.transfers
     for rule, act, after, stalled, left in zip(*(column.tolist() for column in columns), strict=True):
-        if act == NONE32:
+        if act == left == NONE32:
             reasons.append(sentences[rule])
             continue
-        capture, message = int(transfers["capture"][act]), int(transfers["message"][act])
-        packets = f"packet {_frame(captures, capture, message)} of {captures[capture].info.vantage}"
+        packets = ""
+        if act != NONE32:
+            capture, message = int(transfers["capture"][act]), int(transfers["message"][act])
+            packets = f"packet {_frame(captures, capture, message)} of {captures[capture].info.vantage}"
         if after != NONE32 and rule in bounded:
             capture = int(transfers["arrival_capture"][after])
             frame = _frame(captures, capture, int(transfers["arrival_message"][after]), "last_frame")
@@ -232,7 +237,8 @@ def _reasons(
             sight = ("capture", "message") if by_send else ("arrival_capture", "arrival_message")
             capture, message = (int(transfers[name][left]) for name in sight)
             frame = _frame(captures, capture, message, "first_frame" if by_send else "last_frame")
-            packets += f", no earlier than {frame} of {captures[capture].info.vantage}"
+            packets += ", " if packets else ""
+            packets += f"no earlier than {frame} of {captures[capture].info.vantage}"
         later = f"; in mid-operation it sat on an input for {stalled / 1e6:.1f} ms" if stalled else ""
         reasons.append(f"{sentences[rule]} ({packets}){later}")
     return reasons

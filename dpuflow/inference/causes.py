@@ -100,6 +100,17 @@ def causes_of(
     return Causes(causes, excess, beside.partly)
 
 
+def _only_took(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows of ranks that had sent nothing in the reduce or gather before, but received all of it.
+
+    Of these no packet shows when they left: what the library does with the last input comes after that.
+    """
+    took = np.array([i.op in (Op.REDUCE, Op.GATHER) for i in instances], bool)
+    before = np.maximum(last, 0)
+    alone = entries.fed[before] & ~entries.sent[before] & (last >= 0)
+    return np.asarray(alone & took[entries.collective[before]], np.bool_)
+
+
 def _granted_late(
     entries: Entries,
     last: NDArray[np.int64],
@@ -150,12 +161,20 @@ def _excess(
     them).
     """
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
-    known = (entries.enter_ns != NEVER) & (since != NEVER)
+    # Of a rank that nothing was seen of only a lower bound of its entry is known.
+    known = (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
+    known &= ~_only_took(entries, last, instances)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
     credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))
     from_root = np.array([i.op in (Op.BROADCAST, Op.SCATTER) for i in instances], bool)
     sure = known & entries.exact & ((credited[entries.collective] > 0) | from_root[entries.collective])
     several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
     sure &= several
-    excess = np.where(sure, against_others(entries, own, sure), against_others(entries, own, known))
+    # Who may have left as soon as it had entered may have worked since then: that is what peers compare with.
+    most = np.where(
+        known & entries.buffered[last] & (last >= 0), entries.enter_ns - entries.enter_ns[last], own
+    )
+    most = np.maximum(own, most)
+    excess = np.where(sure, against_others(entries, most, sure), against_others(entries, most, known))
+    excess -= most - own
     return np.where(known, excess, NEVER).astype(np.int64)

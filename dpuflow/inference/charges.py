@@ -58,6 +58,9 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     # is charged, for these.
     waits = (entries.rule == Rule.AFTER_INPUT) & ~usable & (entries.granted_ns != NEVER)
     when = np.where(waits, NEVER, entries.enter_ns)
+    # A rank of which only a lower bound is known is last, or nothing is known of what it waited.
+    latest = np.maximum.reduceat(when, entries.offsets[:-1])[entries.collective] if total else when
+    when[(entries.rule == Rule.UNSEEN) & (when < latest)] = NEVER
     seen = np.bincount(entries.collective[when != NEVER], minlength=len(count))
     # The two latest entries of each collective, by sorting within it.
     order = np.lexsort((when, entries.collective))

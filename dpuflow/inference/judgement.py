@@ -302,6 +302,8 @@ def _judge_one(
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
+    if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
+        verdict = "unknown"
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(
@@ -313,7 +315,7 @@ def _judge_one(
         int(np.percentile(lateness, 99)),
         charged,
         verdict,
-        CAUSES[_main_cause(told, verdict != "on_time", bool(causes.partly[rows].any()))],
+        CAUSES[_main_cause(told, verdict in ("late", "intermittent"), bool(causes.partly[rows].any()))],
         steadiness,
         since,
         usual,

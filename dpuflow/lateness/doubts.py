@@ -22,6 +22,7 @@ from dpuflow.lateness.handover import (
     spreads,
     usual_reactions,
 )
+from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.relative import medians
 from dpuflow.lateness.slots import date_by_slots, held_senders
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Joined, Rows
 
 _FAR = np.iinfo(np.int64).max
+_BY_GPUS = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
 
 NEXT = 1.5
 """Distances of packets within which one follows the other without a pause."""
@@ -62,8 +64,10 @@ def weigh(
     clock, clock_ns = _clocks(entries, joined)
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     packet_ns = _packet_ns(entries, columns)
+    sends_after = entries.rule == Rule.AFTER_INPUT
     entries = settle(entries, usual, of_row, packet_ns)
     entries = _mark(entries, held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
+    entries = _as_a_habit(entries, joined, of_row)
     entries = _first_on_connection(entries, joined.columns)
     entries = _repeated(entries, joined.columns, usual)
     entries = _unacked(entries, columns, usual)
@@ -76,6 +80,7 @@ def weigh(
     held = np.minimum(receiving_ns(columns, entries, usual), there)
     way, usual_way = _ways(entries, joined, instances)
     way += posting_ns(exchanges, instances, entries)
+    held = np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64)
     entries = replace(
         entries,
         since_ns=since,
@@ -84,7 +89,8 @@ def weigh(
         stalled_ns=_stalled(entries, usual),
         way_ns=way,
         usual_way_ns=usual_way,
-        held_ns=np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64),
+        held_ns=held,
+        lag_ns=np.where(sends_after, _taking_up_ns(entries, usual, there), 0),
     )
     entries = date_behind(entries, exchanges, instances, usual)
     behind_own = _behind_own_data(entries, columns, packet_ns)
@@ -151,6 +157,31 @@ def settle(
         since_act=np.where(worked, NONE32, entries.since_act),  # no message shows how long work takes
     )
     return _mark(replace(entries, rule=rule), prompt, Rule.CREDIT, entries.grant)
+
+
+def _as_a_habit(entries: Entries, joined: Joined, of_row: NDArray[np.int64]) -> Entries:
+    """Date entries by first acts that are long after their input as a rule (``overdue``).
+
+    Not those of GPUs (NCCL), whose data streams: they wait for slots, and for the wire, as well.
+    """
+    wire = np.append(joined.columns["wire"], 0)
+    mine = ~np.isin(wire[np.where(entries.act == NONE32, -1, entries.act)], _BY_GPUS)
+    mine &= (entries.unmoved_ns != NEVER) & entries.whole
+    answers, sends = (mine & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
+    late = overdue(entries, answers, sends, of_row) | at_own_pace(entries, answers | sends, of_row)
+    return replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
+
+
+def _taking_up_ns(entries: Entries, usual: Usual, there: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How long before its first message a rank may have entered that found its input there.
+
+    It takes that up as one does that waits, so its message follows by a reaction; where data that had stopped
+    went on before that, by what lies between. 0 for others; ``there``: no longer than since it left its last.
+    """
+    slow = np.where(usual.by_sends, np.nan_to_num(usual.slowest_ns, nan=0.0), 0.0).astype(np.int64)
+    read = np.where(entries.resumed_ns != NEVER, entries.enter_ns - entries.resumed_ns, 0)
+    found = entries.rule == Rule.LONG_AFTER
+    return np.where(found, np.minimum(np.maximum(slow, read), there), 0)
 
 
 def _credited_late(entries: Entries, gated: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -477,10 +508,15 @@ def _unacked(entries: Entries, exchanges: Rows | Picked, usual: Usual) -> Entrie
 
 
 def _clocks(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The capture that stamped each act, and how far its clock may be off the reference."""
+    """The capture that stamped each act, and how far its clock may be off the reference.
+
+    Where nothing of a rank was seen, the one that stamped what it left before.
+    """
     tied = [clock.error_ns if clock.tied_ns is None else clock.tied_ns for clock in joined.clocks]
     errors = np.array([error or 0 for error in tied], np.int64)
     acted = entries.act != NONE32
     clock = np.zeros(len(entries.endpoint), np.int64)
     clock[acted] = joined.transfers["capture"][entries.act[acted]]
+    left = ~acted & (entries.since_act != NONE32)
+    clock[left] = joined.transfers["arrival_capture"][entries.since_act[left]]
     return clock, errors[clock] if len(errors) else np.zeros_like(clock)

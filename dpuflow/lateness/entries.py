@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.handover import FEWEST, handled_ns, typical, waited_sends
+from dpuflow.lateness.handover import handled_ns, typical, waited_sends
 from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.passing import SLOTS, consumed, reached_by_first
+from dpuflow.lateness.reached import reached_before, resumed_before
 from dpuflow.lateness.relative import previous_row
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
+_EAGER = (Wire.OB1_MATCH, Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
 CREDIT_TRIPS = 3.0
 """Round trips of messages within which data may have left because its credit had come."""
 _TABLE = 32  # words a row that a table may take instead of a search
@@ -109,11 +111,14 @@ class Entries:
     retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
     reaction_ns: NDArray[np.int64]  # median time from an input to the send that had waited for it
     unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
-    moved_ns: NDArray[np.int64]  # the same at the most, where it is not known which of several it was
+    resumed_ns: NDArray[np.int64]  # data had stopped coming and went on before its first act; NEVER if not
+    moved_ns: NDArray[np.int64]  # unmoved_ns at the most, where it is not known which of several it was
     free_ns: NDArray[np.int64]  # its first send, where the algorithm needs no input for it; else NEVER
     credit_ns: NDArray[np.int64]  # from the credit of its first message to that message; NEVER without one
     whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
     offsets: NDArray[np.int64]
+    sent: NDArray[np.bool_]  # the rank sent or offered data
+    buffered: NDArray[np.bool_]  # ... and what it sent needed nothing of its peers: it may have left at once
     fed: NDArray[np.bool_]  # the rank received data: leave_ns is when it had all of it ...
     last: NDArray[np.int64]  # ... and this TRANSFER row brought the last of it; NONE32 for none
     grant: NDArray[np.int64]  # TRANSFER row of the credit of credit_ns, NONE32 for none
@@ -134,6 +139,7 @@ class Entries:
         np.int64
     ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
     held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
+    lag_ns: NDArray[np.int64]  # it may have entered so much before its first act (it found its input there)
     way_ns: NDArray[np.int64]  # how long the act may have been on its way to where it was stamped
     acked_ns: NDArray[np.int64]  # all its data had been acknowledged, as far as that was seen; NEVER without
     usual_way_ns: NDArray[np.int64]  # ... and how long it usually is
@@ -211,16 +217,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
 
     credits = np.where((picked["offer_ns"] == NEVER) & ~unasked, grant, NEVER)
     granted_ns, _ = _earliest(total, receiver, credits)
-    reached = np.full(total, NEVER, np.int64)
-    for name in ("arrived_end_ns", "offer_arrived_ns"):
-        before = (picked[name] != NEVER) & (picked[name] <= enter[receiver])
-        np.maximum.at(reached, receiver[before], picked[name][before])
-    after = np.full(total, NONE32, np.int64)
-    for name, what in (("arrived_end_ns", "data"), ("offer_arrived_ns", "offer")):
-        latest = (picked[name] != NEVER) & (picked[name] == reached[receiver])
-        after[receiver[latest]] = picked[what][latest]
-    copied = np.fromiter((i.op == Op.BROADCAST for i in instances), bool, len(instances))[of]
     act_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
+    reached, after = reached_before(needs, receiver, enter, np.where(by_answer, answer_at, -1), act_at)
+    copied = np.fromiter((i.op == Op.BROADCAST for i in instances), bool, len(instances))[of]
     begun = reached_by_first(picked, receiver, enter, act_at, copied, reached, after)
 
     leave = np.full(total, NEVER, np.int64)
@@ -271,8 +270,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         held[sender[rows]] = True
         held &= (credit != NEVER) & (enter - credit <= soon)
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
-    none = np.zeros(0, np.int64)
-    to_data, to_send = (none, none) if len(waited) >= FEWEST else handled_ns(picked, sender, receiver)
+    to_data, to_send = handled_ns(picked, sender, receiver)
+    held_up = np.zeros(total, bool)
+    held_up[sender[(picked["offer_ns"] != NEVER) | ~np.isin(picked["wire"], _EAGER)]] = True
     taken, between = consumed(picked, instances, of, receiver, entered)
     entries = Entries(
         collective=collective,
@@ -286,11 +286,14 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         retransmitted=again,
         reaction_ns=typical(total, waited, waited_ns),
         unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        resumed_ns=resumed_before(needs, receiver, entered, act_at >= 0),
         moved_ns=np.where(seen & (begun != NEVER), enter - begun, NEVER),
         free_ns=np.where(free & (send_ns != _FAR), send_ns, NEVER),
         credit_ns=np.where(by_send & (credit != NEVER), enter - credit, NEVER),
         whole=whole[collective],
         offsets=offsets,
+        sent=send_ns != _FAR,
+        buffered=(send_ns != _FAR) & ~fed & ~held_up & ~far,
         fed=fed,
         last=last,
         grant=np.where(by_send & (credit != NEVER), granted, NONE32),
@@ -307,6 +310,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         spread_ns=np.full(total, NEVER),
         stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
+        lag_ns=np.zeros(total, np.int64),
         way_ns=np.zeros(total, np.int64),
         acked_ns=acked,
         usual_way_ns=np.zeros(total, np.int64),

@@ -72,15 +72,18 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     when = np.where(seen, entries.enter_ns, _FAR)
     earliest = over(when)
     first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
-    floor = _least_of_others(np.where(exact, entries.enter_ns, entries.since_ns), starts, count)
+    soonest = entries.enter_ns - entries.lag_ns
+    floor = _least_of_others(np.where(exact, soonest, entries.since_ns), starts, count)
     floor = np.minimum(floor, entries.enter_ns)  # being early oneself makes nobody late but others
     known = over(exact.astype(np.int64)) == 1
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
     floor = np.where(missing, NEVER, floor)
     slack, clocks = _errors(entries, first)
-    error = np.where(slack == NEVER, NEVER, slack + clocks)
-    slack = np.maximum(slack, 0)
+    apart = np.where(first == np.arange(len(first)), 0, entries.lag_ns[first % len(first)])
+    lag = np.hypot(entries.lag_ns, apart)
+    known_error, slack = slack != NEVER, np.maximum(slack, 0)
+    error = np.where(known_error, np.hypot(slack, lag).round().astype(np.int64) + clocks, NEVER)
     lead = entries.enter_ns - earliest
     # A rank without a capture of its own acted before that arrived, never after.
     error = np.where(error == NEVER, NEVER, error + entries.way_ns + entries.way_ns[first % len(first)])
@@ -89,22 +92,23 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
     # The way and the hand-over err each by itself.
     usual = np.minimum(entries.usual_way_ns, entries.way_ns)
-    off = usual + np.hypot(entries.way_ns - usual, slack).round().astype(np.int64)
+    off = usual + np.hypot(np.hypot(entries.way_ns - usual, slack), entries.lag_ns).round().astype(np.int64)
     least = exact & ((lead > off) | missing)
     # From the latest possible entry of the first of the others to its own earliest possible one, where a
     # message shows that: no call returns before its data is there.
-    soonest = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
-    soonest = np.where(exact, entries.enter_ns, soonest)
-    ahead = np.where(soonest != NEVER, soonest - _least_of_others(when, starts, count), NEVER)
+    shown = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
+    shown = np.where(exact, entries.enter_ns, shown)
+    ahead = np.where(shown != NEVER, shown - _least_of_others(when, starts, count), NEVER)
     ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
     held = ~exact & (ahead > off)
     least |= held
+    seen |= held & (entries.enter_ns == NEVER) & ~missing  # but when it left what came before was
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     widened = np.where(most != NEVER, most + slack, NEVER)
     lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened)
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
-    enter = np.where(held & (bound == AT_LEAST), soonest, entries.enter_ns)
+    enter = np.where(held & (bound == AT_LEAST), shown, entries.enter_ns)
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
 
 

@@ -1,0 +1,242 @@
+"""First acts long after their input: which had not waited, and what that says of when their rank entered."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from collective_worlds import TIME_0, World, algorithm_of, analysed, captured, run_job
+
+from dpuflow.collectives.schedules import Algorithm
+from dpuflow.exchanges import build_exchanges
+from dpuflow.inference import infer
+from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
+from dpuflow.lateness.overdue import WRONG_SHARE, discoveries, rarity
+from dpuflow.schema import NEVER, Op
+
+MS = 1_000_000
+HALF_MS = 500_000
+BROADCAST = algorithm_of(Op.BROADCAST, "linear")
+REDUCE = algorithm_of(Op.REDUCE, "linear")
+CHAIN = algorithm_of(Op.BROADCAST, "chain")
+DOUBLING = algorithm_of(Op.BARRIER, "recursive_doubling")
+
+
+def told(world: World) -> tuple[Entries, Relative]:
+    exchanges = build_exchanges(world.transfers())
+    instances = world.instances(exchanges)
+    _, joined = captured(world.transfers(), 16)
+    group = np.zeros(len(instances), np.int64)
+    entries = weigh(build_entries(exchanges, instances), exchanges, joined, instances, group)
+    return entries, relate(entries)
+
+
+def busy(seed: int, *, slow_share: float = 0.1) -> Callable[[], int]:
+    """Reactions of a host with more to run than cores: most take 30 to 90 us, one in ten 1 to 6 ms."""
+    rng = random.Random(seed)
+    return lambda: rng.randrange(MS, 6 * MS) if rng.random() < slow_share else rng.randrange(30_000, 90_000)
+
+
+def job(
+    seed: int, algorithm: Algorithm, n: int, late: dict[int, int], turns: int = 60, style: str = "rendezvous"
+) -> World:
+    """Ranks compute 15 ms, some of them longer; ``late``: those that always do, and by how much."""
+    world = World(style, react=busy(seed))
+    rng = random.Random(1000 + seed)
+    run_job(
+        world, algorithm, 1 << 18, list(range(n)), turns, compute_ns=15 * MS,
+        late=lambda rank, turn: late.get(rank, 0) + rng.randrange(0, 50_000),
+    )  # fmt: skip
+    return world
+
+
+def violated(world: World, relative: Relative, entries: Entries) -> int:
+    """Bounds that the truth lies beyond by more than half a millisecond."""
+    wrong = 0
+    for row, (number, rank) in enumerate(zip(entries.collective, entries.endpoint, strict=True)):
+        off = int(relative.lateness_ns[row]) - world.played[number].lateness_ns(int(rank))
+        wrong += relative.bound[row] == AT_LEAST and off > HALF_MS
+        wrong += relative.bound[row] == AT_MOST and off < -HALF_MS
+    return wrong
+
+
+# -- by hand ----------------------------------------------------------------------------------
+
+
+def test_rarity_counts_the_delay_among_the_known() -> None:
+    p = rarity(np.array([0, 15, 20, 99]), [np.array([10, 20, 30])])
+    assert p.tolist() == [1.0, 0.75, 0.75, 0.25]
+    least = rarity(np.array([15]), [np.array([10, 20, 30]), np.array([1, 2, 3, 4])])
+    assert least.tolist() == [0.2]  # the set that makes it the rarest
+    assert rarity(np.array([15]), []).tolist() == [1.0]
+
+
+def naive(p: list[float], wrong_share: float) -> list[bool]:
+    """Benjamini and Hochberg by the book: the largest k whose k-th p-value is small enough."""
+    ordinary = sum(value > 0.5 for value in p)
+    true = min(1.0, (1 + ordinary) / (0.5 * len(p))) if p else 1.0
+    limit = -1.0
+    for k, value in enumerate(sorted(p), 1):
+        if true * value <= wrong_share * k / len(p):
+            limit = value
+    return [value <= limit for value in p]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_discoveries_like_their_slow_twin(seed: int) -> None:
+    rng = random.Random(seed)
+    count = rng.randrange(0, 40)
+    p = [rng.choice([rng.random(), rng.random() / 200, 1 / 64]) for _ in range(count)]
+    assert discoveries(np.array(p), WRONG_SHARE).tolist() == naive(p, WRONG_SHARE)
+
+
+def test_chance_is_hardly_ever_a_discovery() -> None:
+    """Where all had waited, one rank in a hundred has any act taken for an entry."""
+    rng = np.random.default_rng(3)
+    found = sum(discoveries(rng.random(30), WRONG_SHARE).any() for _ in range(2_000))
+    assert found <= 2_000 * 2 * WRONG_SHARE
+
+
+# -- worlds -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_receiver_that_is_always_late_is_named_on_busy_hosts(seed: int) -> None:
+    """Its answers come late every time; the others' do now and then, for their hosts are busy."""
+    world = job(seed, BROADCAST, 4, {2: 5 * MS})
+    entries, relative = told(world)
+    late = entries.endpoint == 2
+    assert (entries.rule[late] == Rule.LONG_AFTER).mean() > 0.8
+    assert (entries.rule[~late & (entries.endpoint > 0)] == Rule.LONG_AFTER).mean() < 0.03
+    told_late = late & (relative.bound == AT_LEAST)
+    assert told_late.mean() > 0.8 / 4
+    claimed = np.where(np.isin(relative.bound, (EXACT, AT_LEAST)), relative.lateness_ns, NEVER)
+    last = [int(np.argmax(claimed[entries.collective == c])) for c in range(60)]
+    assert last.count(2) > 48
+    assert violated(world, relative, entries) <= 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nobody_is_late_for_having_a_busy_host(seed: int) -> None:
+    """Slow answers of milliseconds are no entries, and no lateness is claimed of anybody."""
+    world = job(seed, BROADCAST, 4, {})
+    entries, relative = told(world)
+    waited = entries.endpoint > 0
+    assert (entries.rule[waited] == Rule.LONG_AFTER).mean() < 0.02
+    assert violated(world, relative, entries) <= 1
+
+
+def test_a_host_that_always_answers_half_as_fast_has_waited() -> None:
+    """Slower by nature, not late: its delays are those of the others, drawn out."""
+    slower, quick = busy(1), busy(2)
+    turn = {"dst": 0}
+    world = World("rendezvous", react=lambda: 2 * slower() if turn["dst"] % 3 == 0 else quick())
+    for number in range(60):
+        turn["dst"] = number
+        world.play(BROADCAST, 1 << 18, dict.fromkeys(range(4), number * 100 * MS))
+    entries, relative = told(world)
+    assert (entries.rule[entries.endpoint > 0] == Rule.LONG_AFTER).mean() < 0.03
+    assert violated(world, relative, entries) <= 2
+
+
+def test_the_root_of_a_reduce_is_dated_by_the_offer_that_it_answers() -> None:
+    """Another offer had only just come; that the first one had lain there for long tells that it was late."""
+    rng = random.Random(8)
+    world = World("rendezvous", react=lambda: rng.randrange(30_000, 150_000))
+    for number in range(12):
+        at = number * 100 * MS
+        world.play(REDUCE, 1 << 18, {0: at + 8 * MS, 1: at, 2: at + 8 * MS - 100_000, 3: at})
+    entries, relative = told(world)
+    root = entries.endpoint == 0
+    assert (entries.rule[root][1:] == Rule.LONG_AFTER).all()  # of the first, connections are opened
+    assert (relative.bound[root][1:] == EXACT).all()
+    assert np.abs(relative.lateness_ns[root][1:] - 8 * MS).max() < 200_000
+
+
+def test_of_a_message_in_segments_the_first_one_tells_the_entry() -> None:
+    """A chain that passes on segments: the late rank sends when the last ones had only just come."""
+    world = World("eager", react=lambda: 5_000)
+    for number in range(12):
+        at = number * 100 * MS
+        world.play(CHAIN, 1 << 18, {0: at, 1: at, 2: at + 8 * MS, 3: at}, cuts=4)
+    exchanges = build_exchanges(world.transfers())
+    number = np.array([row["play"] for row in world.rows])[world.in_order][exchanges["data"]]
+    # The third and fourth segment reach rank 2 shortly before it is there.
+    for play in range(12):
+        rows = np.flatnonzero((number == play) & (exchanges["src"] == 1) & (exchanges["dst"] == 2))
+        for back, row in enumerate(rows[::-1][:2]):
+            exchanges["arrived_end_ns"][row] = TIME_0 + play * 100 * MS + 8 * MS - 50_000 * (back + 1)
+    instances = world.instances(exchanges)
+    entries = build_entries(exchanges, instances)
+    late = entries.endpoint == 2
+    assert (entries.rule[late] == Rule.AFTER_INPUT).all()
+    assert (entries.unmoved_ns[late] > 7 * MS).all()  # since the first segment
+    lag = (entries.enter_ns - entries.resumed_ns)[late]
+    assert ((lag > 0) & (lag < MS)).all()  # the last ones came after a pause: it may have been there by then
+
+
+def test_who_finds_its_input_there_entered_a_reaction_before_it_sends() -> None:
+    """A lower bound that took the first message for the entry would claim nearly a millisecond too much."""
+    rng, calls = random.Random(4), iter(range(10**6))
+    # Of a barrier's 18 hand-overs ten are from a call to a first message; the others are from an input on.
+    world = World(
+        "eager",
+        react=lambda: 5_000 if next(calls) % 18 in {*range(8), 10, 11} else rng.randrange(MS // 2, MS),
+    )
+    run_job(
+        world, DOUBLING, 0, list(range(6)), 40, compute_ns=15 * MS,
+        late=lambda rank, turn: 12 * MS * (rank == 1),
+    )  # fmt: skip
+    entries, relative = told(world)
+    late = np.flatnonzero((entries.endpoint == 1) & (entries.rule == Rule.LONG_AFTER))
+    assert len(late) >= 38
+    acted = entries.enter_ns[late] - TIME_0
+    true = np.array([world.played[entries.collective[row]].enter_ns[1] for row in late])
+    assert (acted - true > HALF_MS).mean() > 0.5  # as far off as a bound may not be
+    assert (relative.bound[late] == AT_LEAST).all()
+    assert (relative.lateness_ns[late] > 10 * MS).all()
+    assert violated(world, relative, entries) == 0
+
+
+def test_a_rank_at_its_own_pace_did_not_wait() -> None:
+    """Down a chain of eager messages everyone runs ahead of who is slower: nobody is ever seen to wait."""
+    world = World("eager", react=lambda: 30_000)
+    longer = [0, 2 * MS, 7 * MS, 7 * MS]
+    free = dict.fromkeys(range(4), MS)
+    for turn in range(30):
+        enter = {r: free[r] + 15 * MS + longer[r] + (r * 7919 + turn * 104729) % 200_000 for r in range(4)}
+        done = world.play(CHAIN, 4096, enter)
+        free = {r: enter[r] + 100_000 if r == 0 else done.leave_ns[r] for r in range(4)}
+    entries, relative = told(world)
+    for rank in (1, 2):
+        assert (entries.rule[entries.endpoint == rank] == Rule.LONG_AFTER).mean() > 0.8
+    assert violated(world, relative, entries) == 0
+
+
+def test_who_only_receives_entered_after_it_had_left() -> None:
+    """A leaf sends nothing; but where it left the collective before when others were in this one already,
+    it is late by what lies between, and says so."""
+    slow = World("eager", react=lambda: 5_000)
+    for number in range(6):
+        at = number * 20 * MS
+        slow.play(BROADCAST, 4096, {0: at, 1: at + 30 * MS, 2: at + MS})
+    exchanges = build_exchanges(slow.transfers())
+    instances = slow.instances(exchanges)
+    # Rank 1 reads late: what it is sent has arrived when it is there, as the window lets nothing in before.
+    to = exchanges["dst"] == 1
+    exchanges["arrived_end_ns"][to] += 30 * MS
+    _, joined = captured(slow.transfers(), 3)
+    inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
+    leaf = inferred.entries.endpoint == 1
+    assert (inferred.causes.excess_ns[leaf] == NEVER).all()  # how long it worked is not known
+    result = analysed(slow.transfers(), exchanges, instances, 3)
+    for number, collective in enumerate(result.collectives[1:], 1):
+        said = next(rank for rank in collective.ranks if rank.endpoint == 1)
+        assert said.bound == "at_least"
+        assert "no earlier than" in said.why
+        assert said.lateness_ns is not None
+        assert 9 * MS < said.lateness_ns <= slow.played[number].lateness_ns(1)
+    verdicts = {each.endpoint: each.verdict for each in result.lateness}
+    assert verdicts[1] not in ("late", "intermittent")  # when it left is the group's doing as well
