@@ -165,13 +165,14 @@ def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[s
     At least half of the endpoints of the larger side must be common. Overlap: the share of the time that both
     cover together, times the share of endpoints; and how much of each endpoint's own time in the inferred one
     lies in its call of the true one. (A host that comes back late from one call makes that one's span
-    cover the next one, too; yet no endpoint is in two at once.)
+    cover the next one, too; yet no endpoint is in two at once.) The latter is left out where more find a
+    partner by the former alone: calls shorter than a hand-over are over when their first message leaves.
     """
     order = sorted(range(len(guesses)), key=lambda i: (guesses[i]["start_ns"], i))
     starts = [guesses[i]["start_ns"] for i in order]
     longest = max((g["end_ns"] - g["start_ns"] for g in guesses), default=0)
     members = [{rank["endpoint"]: _seen(rank) for rank in guess["ranks"]} for guess in guesses]
-    pairs: list[tuple[float, int, int]] = []
+    pairs: list[tuple[float, float, int, int]] = []
     for number, truth in enumerate(truths):
         own = truth.enter_ns.keys()
         low = bisect_left(starts, truth.start_ns - longest)
@@ -186,7 +187,14 @@ def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[s
                 continue
             either = max(truth.end_ns, end_ns) - min(truth.start_ns, start_ns)
             spans = both / max(either, 1) * common / len(own | members[i].keys())
-            pairs.append((-spans - _inside(members[i], truth), number, i))
+            pairs.append((-spans, -spans - _inside(members[i], truth), number, i))
+    by_times = _best_first([(both, number, i) for _, both, number, i in pairs])
+    by_spans = _best_first([(spans, number, i) for spans, _, number, i in pairs])
+    return by_spans if len(by_spans) > len(by_times) else by_times
+
+
+def _best_first(pairs: list[tuple[float, int, int]]) -> dict[int, int]:
+    """One to one, the least first element of ``pairs`` first: of each second one its third."""
     matches: dict[int, int] = {}
     taken: set[int] = set()
     for _, number, i in sorted(pairs):
