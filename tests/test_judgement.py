@@ -155,6 +155,11 @@ def test_one_or_two_incidents_are_no_habit() -> None:
     assert verdicts(stages(world)[3]) == ["on_time"] * 4
 
 
+def test_two_collectives_show_no_habit_and_clear_nobody_who_was_late_in_them() -> None:
+    assert verdicts(judged({2: 8 * MS}, times=2)) == ["on_time", "on_time", "unknown", "on_time"]
+    assert verdicts(judged({2: 8 * MS}, times=12)) == ["on_time", "on_time", "late", "on_time"]
+
+
 def test_processes_that_start_apart_are_no_habit() -> None:
     """One rank comes 700 ms late to the first collective, and is a little late twice more."""
     found = judged(lambda rank, turn: (700 * MS * (turn == 0) + MS * (turn in (9, 20))) * (rank == 3))

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpuflow.inference.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
 from dpuflow.inference.habits import (
+    FEWEST,
     LATE_SHARE,
     MATERIAL_SHARE,
     SIGMAS,
@@ -304,6 +305,9 @@ def _judge_one(
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
     if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
         verdict = "unknown"
+    few = len(units.amount_ns) < FEWEST and is_material(int(units.amount_ns.sum()), world.span_ns)
+    if verdict == "on_time" and few:
+        verdict = "unknown"  # late of its own doing, yet too seldom seen to call that a habit
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(

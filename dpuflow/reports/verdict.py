@@ -95,12 +95,14 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
     blind = [row for row in result.lateness if row.verdict == "unknown"]
     if len(blind) == len(result.lateness):
         text = "NO VERDICT: collectives were found, but of no endpoint can be told when it entered."
+        if any(row.collectives for row in blind):
+            text = "NO VERDICT: collectives were found, but not enough to tell whose doing lateness was."
         return text + _add_captures(result), "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
-        waited = f" Messages of {listed(behind)} came late: by whose doing is not seen." if behind else ""
+        waited = f" {listed(behind)} came late: too seldom, or by whose doing is not seen." if behind else ""
         text = f"NOBODY SEEN LATE of its own doing, but of {who} these captures do not tell.{waited}"
         return text + _add_captures(result), "warn"
     if _partly(result):
