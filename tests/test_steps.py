@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, run_job
 
 from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.steps import Steps, _covered, _pattern, find_steps, jobs
+from dpuflow.inference.steps import Steps, _covered, _drawn, _pattern, _recurring, find_steps, jobs
 from dpuflow.lateness import build_entries
 from dpuflow.schema import Op
 
@@ -133,3 +134,28 @@ def test_covered_agrees_with_its_definition() -> None:
 
 def test_a_pattern_that_leaves_out_what_recurs_is_none() -> None:
     assert _pattern(np.array([0, 0, 0, 0, 1, 2, 3] * 1 + [0, 0, 0, 0, 1, 3, 2, 0, 0, 0, 0, 2, 1, 3])) is None
+
+
+@pytest.mark.parametrize("length", [12, 23, 60])
+def test_pauses_that_are_all_alike_are_no_steps(length: int) -> None:
+    """Whatever the pauses are drawn from: only their order counts."""
+    rng = np.random.default_rng(length)
+    found = sum(_recurring(rng.exponential(1, length)) is not None for _ in range(2000))
+    assert found <= 6  # once in a thousand
+
+
+@pytest.mark.parametrize(("period", "steps"), [(2, 10), (3, 8), (4, 6), (12, 6), (80, 20)])
+def test_longer_pauses_are_steps(period: int, steps: int) -> None:
+    rng = np.random.default_rng(period)
+    pauses = rng.exponential(1, period * steps)
+    pauses[1::period] += 10
+    assert _recurring(pauses) == (period, 1)
+
+
+def test_marked_ones_drawn_by_chance() -> None:
+    """As counting all ways to draw says."""
+    marked, total, draws = 4, 9, 3
+    ways = list(combinations(range(total), draws))
+    for least in range(draws + 1):
+        hits = sum(sum(each < marked for each in way) >= least for way in ways)
+        assert _drawn(least, draws, marked, total) == pytest.approx(hits / len(ways))

@@ -9,6 +9,7 @@ distances tells the steps apart (a token's work between the last layer and the f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +34,9 @@ COVERED = 0.8
 LONGEST = 512
 """Repetitions of the shortest pattern that one step may have: more layers than any model in use."""
 STEADY = 6
-"""Repetitions it takes to tell steps by their pauses: of as many, tried at every distance and place,
-chance would make four in five long less than once in a hundred searches."""
+"""Repetitions it takes to tell steps by their pauses; of few collectives each it takes more (``SELDOM``)."""
+SELDOM = 1e-3
+"""How often chance may make pauses that are all alike look like steps, at any distance and place tried."""
 SAMPLE = 8192
 """Repetitions that are looked at for longer pauses; later ones continue the pattern."""
 
@@ -258,13 +260,36 @@ def _phase(
 def _recurring(pause: NDArray[np.float64]) -> tuple[int, int] | None:
     """The distance at which longer pauses recur, and where the first is; None where none stand out.
 
-    Of the pauses at that distance four in five are longer than nine in ten of all others.
+    Of the pauses at that distance four in five are longer than nine in ten of all others, and pauses in
+    random order would seldom have so many of the long ones at one place.
     """
-    pause = pause[:SAMPLE]
+    pause, tried = pause[:SAMPLE], 0
     for period in range(2, min(len(pause) // STEADY, LONGEST) + 1):
         folded = pause[: len(pause) // period * period].reshape(-1, period)
         place = int(np.argmax(np.median(folded, axis=0)))
-        others = np.delete(folded, place, axis=1)
-        if np.quantile(folded[1:, place], 0.2) > np.quantile(others, 0.9):
-            return period, place
+        mine, others = folded[1:, place], np.delete(folded, place, axis=1).ravel()
+        tried += 2 * period
+        # Long ones are those beyond most others; or those as long as the shortest here.
+        limits = (np.nextafter(np.quantile(others, 0.9), np.inf), mine.min())
+        if np.quantile(mine, 0.2) >= limits[0]:
+            chances = (
+                _drawn(hits, len(mine), hits + int((others >= limit).sum()), len(mine) + len(others))
+                for limit in limits
+                for hits in (int((mine >= limit).sum()),)
+            )
+            if tried * min(chances) < SELDOM:
+                return period, place
     return None
+
+
+def _drawn(least: int, draws: int, marked: int, total: int) -> float:
+    """The chance that of ``draws`` out of ``total`` at least ``least`` are ``marked`` ones."""
+
+    def ways(of: int, taken: int) -> float:
+        return lgamma(of + 1) - lgamma(taken + 1) - lgamma(of - taken + 1)
+
+    every = ways(total, draws)
+    return sum(
+        exp(ways(marked, k) + ways(total - marked, draws - k) - every)
+        for k in range(max(least, draws + marked - total), min(draws, marked) + 1)
+    )
