@@ -103,3 +103,25 @@ def test_the_documented_keys_are_the_ones_there_are() -> None:
     """``python -m dpuflow.synth.describe`` writes them."""
     docs = (Path(__file__).resolve().parents[1] / "docs" / "synth.md").read_text()
     assert docs.split("<!-- keys: python -m dpuflow.synth.describe -->\n")[1] == tables()
+
+
+def test_the_command_shows_a_scenario_to_begin_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["synth", "--show", "decode"]) == 0
+    text = capsys.readouterr().out
+    assert parse_scenario(text, "my.yaml") == read_scenario("decode")
+    assert run(["synth", "--show", "decod"]) == 1
+    assert "decod: no ready scenario of that name; decode?" in capsys.readouterr().err
+
+
+def test_the_command_tells_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["synth", "--keys"]) == 0
+    text = capsys.readouterr().out
+    for line in tables().splitlines():
+        if line.startswith("| `"):
+            assert f"  {line.split('`')[1]} " in text
+    assert run(["synth", "--keys", "faults"]) == 0
+    assert "faults, kind pause" in capsys.readouterr().out
+    assert run(["synth", "--keys", "fruits"]) == 1
+    assert "fruits: no part of a scenario" in capsys.readouterr().err

@@ -6,12 +6,16 @@ import click
 
 EPILOG = """\b
 Examples:
-  dpuflow synth --list
-  dpuflow synth straggler -o case
+  dpuflow synth --list                            what is ready
+  dpuflow synth straggler -o case                 captures, truth.json, meta.json
+  dpuflow synth --show straggler > my.yaml        one to begin with
+  dpuflow synth --keys                            all that a scenario may say
+  dpuflow synth --keys faults                     one part of that
   dpuflow synth my.yaml -o case && dpuflow analyze case/node*.pcap.gz --json r.json
   dpuflow score r.json case
 
-SCENARIO is a YAML file or the name of a ready scenario; docs/synth.md lists all keys."""
+SCENARIO is a YAML file or the name of a ready scenario. What is simulated and how faithfully, and what is
+assumed: docs/synth.md."""
 
 
 @click.command(epilog=EPILOG)
@@ -19,20 +23,32 @@ SCENARIO is a YAML file or the name of a ready scenario; docs/synth.md lists all
 @click.option("-o", "--output", "folder", metavar="DIR", help="Where to write the case.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Instead of the scenario's own.")
 @click.option("--list", "listing", is_flag=True, help="List the ready scenarios.")
-def synth(scenario: str | None, folder: str | None, seed: int | None, listing: bool) -> None:
+@click.option("--show", metavar="NAME", help="Print a ready scenario, to be changed.")
+@click.option("--keys", is_flag=True, help="Print what a scenario may say; with SCENARIO: those parts.")
+def synth(
+    scenario: str | None, folder: str | None, seed: int | None, listing: bool, show: str | None, keys: bool
+) -> None:
     """Write captures of a scripted job, with what truly happened in it.
 
     Plays NCCL's traffic over RoCEv2 packet by packet and writes one capture for each vantage point, in the
     form that analyze reads and score checks. The same scenario and seed give the same bytes.
     """
-    from dpuflow.synth.scenario import read_scenario, ready
+    from dpuflow.synth.scenario import read_scenario, ready, ready_text
 
+    if keys:
+        from dpuflow.synth.describe import plain
+
+        click.echo(plain(scenario))
+        return
+    if show is not None:
+        click.echo(ready_text(show), nl=False)
+        return
     if listing:
         for name, what in ready().items():
             click.echo(f"{name:<20} {what}")
         return
     if scenario is None or folder is None:
-        raise click.UsageError("Give a SCENARIO and -o DIR, or --list.")
+        raise click.UsageError("Give a SCENARIO and -o DIR, or --list, --show or --keys.")
     from dpuflow.synth.case import write_case
 
     chosen = read_scenario(scenario)

@@ -8,7 +8,7 @@ src/graph/trees.cc.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.synth import sizes
 
@@ -37,6 +37,8 @@ class Lane(NamedTuple):
     channel: int
     stretches: tuple[Stretch, ...]
     point_to_point: bool = False
+    planes: tuple[int, int] = (0, 0)
+    """Which of several ways inside a node its inputs and outputs are on; the wire has one."""
 
 
 def merged(channel: int, stretches: Iterable[Stretch], point_to_point: bool = False) -> Lane:
@@ -119,6 +121,48 @@ def tree_all_reduce(
             up = merged(channel, (Stretch(below, (parent,), c) for c in cut))
             down = merged(channel, (Stretch((parent,), below, c, copies=True) for c in cut))
             lanes[rank] = [up, down]
+    return lanes
+
+
+UP, DOWN = 1, 2
+"""Planes inside a node: to its heads and from them."""
+NVLS_CHUNK: Final = 128 * sizes.KIB
+"""NCCL_NVLS_CHUNKSIZE; half of it from four nodes on (calcCollChunking)."""
+
+
+def nvls_tree_all_reduce(
+    channel: int, nodes: Sequence[Sequence[int]], over: Sequence[int | None], size: int
+) -> dict[int, list[Lane]]:
+    """``size`` bytes on this channel over NVLink SHARP and a tree between nodes (src/transport/nvls.cc).
+
+    Each GPU is head for its share: what its node's GPUs have of that is reduced inside the node, goes up and
+    down a tree of the heads on its rail, and is multicast inside. ``nodes``: places node by node; ``over``:
+    each node's parent.
+    """
+    unit = NVLS_CHUNK if len(nodes) < 4 else NVLS_CHUNK // 2
+    heads = len(nodes[0])
+    lanes: dict[int, list[Lane]] = {place: [] for places in nodes for place in places}
+    share = sizes.round_up(-(-size // heads), 16)
+    for rail in range(heads):
+        own = max(0, min(share, size - rail * share))
+        cut = [(min(unit, own - at),) for at in range(0, own, unit)]
+        for node, places in enumerate(nodes):
+            head, parent = places[rail], over[node]
+            others = tuple(place for place in places if place != head)
+            below = tuple(nodes[child][rail] for child, up in enumerate(over) if up == node)
+            for place in others:
+                gives = merged(channel, (Stretch((), (head,), c) for c in cut))
+                gets = merged(channel, (Stretch((head,), (), c, copies=True) for c in cut))
+                lanes[place] += [gives._replace(planes=(0, UP)), gets._replace(planes=(DOWN, 0))]
+            if parent is None:
+                parts = [merged(channel, (Stretch(others + below, below + others, c) for c in cut))]
+            else:
+                above = (nodes[parent][rail],)
+                parts = [
+                    merged(channel, (Stretch(others + below, above, c) for c in cut)),
+                    merged(channel, (Stretch(above, below + others, c, copies=True) for c in cut)),
+                ]
+            lanes[head] += [part._replace(planes=(UP, DOWN)) for part in parts]
     return lanes
 
 

@@ -134,9 +134,8 @@ def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
             "mac": address.mac.hex(":"),
             "capture": of_node[port.node].name if port.node in of_node else None,
         }
-        for rank, (port, address) in enumerate(
-            zip(played.network.ports, played.network.addresses, strict=False)
-        )
+        for rank, port in enumerate(played.network.ports)
+        for address in (played.network.addresses[port.number],)
     ]
     return {
         "case": scenario.name,
@@ -171,11 +170,11 @@ def _pauses(played: Played) -> list[dict[str, int]]:
     """How often and how long the switch stopped each NIC."""
     pauses = played.trace.pauses.read()
     found = []
-    for port in played.network.ports:
+    for port in played.network.nics:
         mine = pauses["port"] == port.number
         if mine.any():
             total = int((pauses["until_ns"][mine] - pauses["from_ns"][mine]).sum())
-            found.append({"rank": port.number, "times": int(mine.sum()), "ns": total})
+            found.append({"rank": played.network.ports.index(port), "times": int(mine.sum()), "ns": total})
     return found
 
 

@@ -35,35 +35,41 @@ class Ends(NamedTuple):
 
 
 class Network:
-    """Ports of all GPUs (by rank), ways and losses."""
+    """Ports of all NICs and of each rank, ways and losses."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         cluster = scenario.cluster
         ns_per_byte = 8.0 / cluster.link_gbps
-        per_node = cluster.gpus_per_node
-        self.ports = [Port(i, i // per_node, ns_per_byte) for i in range(scenario.ranks)]
+        per_node = cluster.nics_per_node or cluster.gpus_per_node
+        self.nics = [Port(i, i // per_node, ns_per_byte) for i in range(cluster.nodes * per_node)]
+        share = cluster.gpus_per_node // per_node
+        self.ports = [self.nics[rank // share] for rank in range(scenario.ranks)]  # by rank
         for fault in scenario.faults:
             if isinstance(fault, SlowLink):
-                for port in self.ports[fault.node * per_node : (fault.node + 1) * per_node]:
+                for port in self.nics[fault.node * per_node : (fault.node + 1) * per_node]:
                     if fault.where != "down":
                         port.up_ns = 8.0 / fault.gbps
                     if fault.where != "up":
                         port.down_ns = 8.0 / fault.gbps
         random = stream(scenario.seed, "addresses")
         vendor = bytes((0x02, random.randrange(256), random.randrange(256)))
+        serials = random.sample(range(1 << 24), len(self.nics) + scenario.clients.hosts)
         self.addresses = [
             Address(
-                vendor + bytes((port.number >> 8 & 255, port.number & 255, 1)),
+                vendor + serials[port.number].to_bytes(3, "big"),
                 IPv4Address(f"10.{port.number % per_node}.{port.node >> 8}.{(port.node & 255)}") + 1,
             )
-            for port in self.ports
+            for port in self.nics
         ]
         clients = scenario.clients.hosts
         beyond = -(-cluster.nodes // cluster.nodes_per_leaf) * cluster.nodes_per_leaf  # behind the spine
-        self.clients = [Port(scenario.ranks + i, beyond + i, ns_per_byte) for i in range(clients)]
+        self.clients = [Port(len(self.nics) + i, beyond + i, ns_per_byte) for i in range(clients)]
         self.addresses += [
-            Address(vendor + bytes((i, 0, 9)), IPv4Address("172.16.0.0") + 10 + i) for i in range(clients)
+            Address(
+                vendor + serials[len(self.nics) + i].to_bytes(3, "big"), IPv4Address("172.16.0.0") + 10 + i
+            )
+            for i in range(clients)
         ]
         self._near_ns = cluster.latency_us * 1e3
         self._far_ns = self._near_ns + cluster.hop_us * 1e3
@@ -104,7 +110,7 @@ class Network:
         ``services``: TCP ports of flows to and from a service.
         """
         next_pair = {}
-        for port in (*self.ports, *self.clients):
+        for port in (*self.nics, *self.clients):
             random = stream(self.scenario.seed, "queue pairs", port.number)
             next_pair[port.number] = random.randrange(0x80, 0x4000)
         found: dict[int, Ends] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.flows import Flow, Posted
+from dpuflow.synth.flows import BEHIND_NS, Flow, Posted
 from dpuflow.synth.receiving import Receiving
 from dpuflow.synth.stream import Stream
 from dpuflow.synth.trace import ATOMIC, READ, RESPONSE
@@ -32,6 +32,8 @@ class Fabric(Receiving):
     ) -> Flow:
         """A new flow. ``arrived`` and ``completed`` are called for each message that counts."""
         flow = Flow(len(self.flows), src, dst, arrived, completed, self.rules.mtu, False)
+        if self.rules.packet_ns is not None:
+            flow.burst = 1
         self.flows.append(flow)
         return flow
 
@@ -40,6 +42,8 @@ class Fabric(Receiving):
     ) -> Stream:
         """A new TCP stream, likewise."""
         flow = Stream(len(self.flows), src, dst, arrived, completed, self)
+        if self.rules.packet_ns is not None:
+            flow.burst = 1
         self.flows.append(flow)
         return flow
 
@@ -109,6 +113,12 @@ class Fabric(Receiving):
         assert back.asked is not None
         self._acked(back.asked, back.expected_psn - 1)
 
+    def hold(self, port: Port, ns: float) -> None:
+        """What goes to the port stands still for so long: its NIC pauses the switch."""
+        now = self.engine.now
+        port.held_until = max(port.held_until, now) + ns
+        port.free_at = max(port.free_at, now) + ns
+
     def wake(self, flow: Flow) -> None:
         """The flow has something to send."""
         if not flow.waits:
@@ -158,7 +168,10 @@ class Fabric(Receiving):
         last = (message.last_bytes if ends else flow.mtu) + flow.overhead
         step_bytes, total_bytes = last if count == 1 else full, full * (count - 1) + last
         start = now
-        end = start + total_bytes * port.up_ns
+        took = total_bytes * port.up_ns
+        if self.rules.packet_ns is not None:
+            took = max(took, self.rules.packet_ns())
+        end = start + took
         if flow.rate is not None:
             flow.not_before = start + total_bytes * port.up_ns / flow.rate.now
         if isinstance(flow, Stream):
@@ -229,13 +242,14 @@ class Fabric(Receiving):
         rules = self.rules
         losses = self._lossy(flow.src, port)
         lost = count if losses is None else losses.first_lost(count)
-        queued = (port.free_at - now) / port.down_ns
+        held_ns = max(0.0, port.held_until - now)
+        queued = (port.free_at - now - held_ns) / port.down_ns
         marked = 0
         if queued > 0:
             if queued > rules.queue_bytes:
                 lost = 0
             if rules.pause is not None and queued > rules.pause[0]:
-                self._pause(flow.src, now + (queued - rules.pause[1]) * port.down_ns)
+                self._pause(flow.src, now + held_ns + (queued - rules.pause[1]) * port.down_ns)
             if rules.marking is not None and not flow.stream:
                 marked = rules.marking.marks(queued, count, rules.random)
         if rules.down is not None and (rules.down(flow.src, now) or rules.down(port, now)):
@@ -246,6 +260,7 @@ class Fabric(Receiving):
             begin = max(now, port.free_at)
             done = max(begin + total_bytes * down_ns, now + (end - start))
             port.free_at = done
+            begin, step_ns, done = self._taken_up(port, begin, step_ns, done, count)
             self._log(
                 flow, message, first, count, start, step_bytes * up_ns, end, begin, step_ns, done, marked
             )
@@ -277,8 +292,19 @@ class Fabric(Receiving):
         done = max(begin + total_bytes * port.down_ns, arrival + (end - start))
         port.free_at = done
         step_ns = step_bytes * max(flow.src.up_ns, port.down_ns)
+        begin, step_ns, done = self._taken_up(port, begin, step_ns, done, count)
         self._log(flow, message, first, count, start, step_bytes * flow.src.up_ns, end, begin, step_ns, done)
         self._deliver(flow, message, first, count, done, start)
+
+    def _taken_up(
+        self, port: Port, begin: float, step_ns: float, done: float, count: int
+    ) -> tuple[float, float, float]:
+        """When packets that are there from ``begin`` to ``done`` are seen: by software in its next turn."""
+        if self.rules.turn_ns is None:
+            return begin, step_ns, done
+        last = self.taken_up(port, done) + (count - 1) * BEHIND_NS
+        port.taken += count - 1
+        return last - count * BEHIND_NS, BEHIND_NS, last
 
     def _deliver(
         self, flow: Flow, message: Posted, first: int, count: int, done: float, start: float

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 BURST: Final = 16
 """Packets a NIC sends of one queue pair before it turns to the next, at most (assumed)."""
+BEHIND_NS: Final = 140.0
+"""From packet to packet of those that software takes up at one time (Soft-RoCE's captures: 0.14 us)."""
 TURN_NS: Final = 10_000.0
 """On slow links a turn is shorter: no more packets than pass in this time (assumed)."""
 FRAMING_BYTES: Final = 24
@@ -34,6 +36,10 @@ class Port:
         self.waiting: deque[Flow] = deque()
         self.paused_until = 0.0
         self.free_at = 0.0  # when the switch's queue towards this NIC will be empty
+        self.held_until = 0.0  # its NIC lets nothing come before
+        self.turns: list[float] = []  # times at which software takes up what came, in order
+        self.turn = -1.0  # the latest at which it took anything,
+        self.taken = 0  # and how many packets then
 
 
 class Posted(NamedTuple):
@@ -116,6 +122,8 @@ class Rules(NamedTuple):
     coalesce: int
     timeout_ns: float
     queue_bytes: float  # of one switch port
+    packet_ns: Callable[[], float] | None  # what software takes to send a packet
+    turn_ns: Callable[[], float] | None  # from one time that software takes up what came to the next
     pause: tuple[float, float] | None  # PFC: queued bytes that stop the senders, and that let them go on
     marking: Marking | None
     random: Random

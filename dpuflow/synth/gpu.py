@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dpuflow.synth.transport import Link
 
 
+RESTED_NS: Final = 1e6
+"""A proxy thread that had nothing to do for so long may have to be scheduled anew."""
 CONTENTS: Final = (1 << 62) - 1
 """What slices hold is a number up to this."""
 
@@ -47,7 +49,8 @@ class Proxy:
     def act(self, not_before: float, delay_ns: float) -> float:
         """When an action asked for now is done, ``delay_ns`` of notice and queueing included."""
         now, timing = self._engine.now, self._timing
-        if timing.stall_share and self._random.random() < timing.stall_share:
+        share = timing.wake_share if now - self._free_at > RESTED_NS else timing.stall_share
+        if share and self._random.random() < share:
             self._free_at = max(self._free_at, now) + self._random.expovariate(1.0 / timing.stall_ns)
         when = max(now + delay_ns, not_before, self._free_at) + timing.proxy_ns
         self._free_at = max(self._free_at, now) + timing.proxy_ns

@@ -60,7 +60,7 @@ class Communicator:
             most,
         )
         self._on_rail = on_rail  # of the first one's node the GPU on the second one's rail
-        self._links: dict[tuple[int, int, int, bool], Link] = {}
+        self._links: dict[tuple[int, int, int, bool, int], Link] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.nodes: dict[int, list[int]] = {}  # node -> positions of its GPUs
         for place, gpu in enumerate(gpus):
@@ -121,10 +121,11 @@ class Communicator:
         n, op, size = len(self.gpus), operation.op, operation.bytes
         lanes: dict[int, list[Lane]] = {place: [] for place in range(n)}
         most = min(self._most, operation.channels or self._most)
-        tree = op == "all_reduce" and operation.algorithm == "tree"
+        nvls = operation.algorithm == "nvls_tree"
+        tree = op == "all_reduce" and (nvls or operation.algorithm == "tree")
         name = "tree" if tree else "ring"
         pat = operation.algorithm == "pat"
-        if pat:
+        if pat or nvls:
             protocol = sizes.PROTOCOLS["simple"]
         # What one channel carries: all_gather counts a rank's block, reduce_scatter the whole buffer.
         own = -(-size // n) if op == "reduce_scatter" else size
@@ -145,9 +146,7 @@ class Communicator:
         else:
             for channel, share in enumerate(shares):
                 if tree:
-                    for place, pair in algorithms.tree_all_reduce(
-                        channel, self.tree(channel, len(shares)), share, protocol
-                    ).items():
+                    for place, pair in self._tree(channel, len(shares), share, protocol, nvls).items():
                         lanes[place] += pair
                     continue
                 ring = self.ring(channel)
@@ -181,6 +180,14 @@ class Communicator:
             protocol.name,
         )
 
+    def _tree(
+        self, channel: int, channels: int, share: int, protocol: Protocol, nvls: bool
+    ) -> dict[int, list[Lane]]:
+        if not nvls:
+            return algorithms.tree_all_reduce(channel, self.tree(channel, channels), share, protocol)
+        over = algorithms.double_tree(len(self.nodes))[channel % 2]
+        return algorithms.nvls_tree_all_reduce(channel, list(self.nodes.values()), over, share)
+
     def _share(self, place: int, lanes: list[Lane], protocol: Protocol, grain: Grain) -> Share:
         receives: dict[Link, int] = {}
         sends: dict[Link, int] = {}
@@ -188,8 +195,8 @@ class Communicator:
         for lane in lanes:
             parts = []
             for recv, send, slices, times, copies in lane.stretches:
-                inputs = tuple(self._link(lane, other, place) for other in recv)
-                outputs = tuple(self._link(lane, place, other) for other in send)
+                inputs = tuple(self._link(lane, other, place, lane.planes[0]) for other in recv)
+                outputs = tuple(self._link(lane, place, other, lane.planes[1]) for other in send)
                 for link in inputs:
                     receives[link] = receives.get(link, 0) + len(slices) * times
                 for link in outputs:
@@ -199,10 +206,10 @@ class Communicator:
             found.append(tuple(parts))
         return Share(tuple(found), tuple(receives.items()), tuple(sends.items()), grain)
 
-    def _link(self, lane: Lane, src: int, dst: int) -> Link:
-        key = (lane.channel, src, dst, lane.point_to_point)
+    def _link(self, lane: Lane, src: int, dst: int, plane: int) -> Link:
+        a, b = self.gpus[src], self.gpus[dst]
+        key = (lane.channel, src, dst, lane.point_to_point, plane if a.node == b.node else 0)
         if key not in self._links:
-            a, b = self.gpus[src], self.gpus[dst]
             if a.node == b.node:
                 self._links[key] = Local(a, b, self._engine)
             elif self._settings.sockets:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def identities(played: Played) -> tuple[Numbers, Numbers]:
     """Of the first packet of each burst, and of each reply, by row; further packets of a burst count on."""
     bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
-    ports = len(played.network.ports) + len(played.network.clients)
+    ports = len(played.network.nics) + len(played.network.clients)
     there = np.empty(len(played.flows), np.int64)
     back = np.empty(len(played.flows), np.int64)
     for flow in played.flows:

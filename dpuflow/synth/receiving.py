@@ -5,10 +5,11 @@ Retransmission is go-back-N after a NAK or a timeout (IBA volume 1, 9.7).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
-from dpuflow.synth.flows import Due
+from dpuflow.synth.flows import BEHIND_NS, Due
 from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP
 
 if TYPE_CHECKING:
@@ -103,6 +104,22 @@ class Receiving:
         flow.due = Due(when, psn, flow.received)
         self.engine.at(when, self._reply_due, flow, flow.due)
 
+    def taken_up(self, port: Port, arrival: float) -> float:
+        """When software takes up what is there at ``arrival``: in its next turn, behind what it took then."""
+        draw = self.rules.turn_ns
+        if draw is None:
+            return arrival
+        turns = port.turns
+        if not turns:
+            turns.append(draw())
+        while turns[-1] < arrival:
+            turns.append(turns[-1] + draw())
+        turn = turns[bisect_left(turns, arrival)]
+        if turn != port.turn:
+            port.turn, port.taken = turn, 0
+        port.taken += 1
+        return turn + port.taken * BEHIND_NS
+
     def _reply_due(self, flow: Flow, due: Due) -> None:
         if due.psn > flow.told_psn:  # else an ACK within a later message has said so
             self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
@@ -159,6 +176,7 @@ class Receiving:
             self._watch(flow)
             return
         arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
+        arrival = self.taken_up(flow.src, arrival)
         self.trace.replies.add(flow.number, kind, int(when), int(arrival), psn, syndrome, msn)
         self.engine.at(arrival, then, flow, psn)
 

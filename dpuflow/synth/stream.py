@@ -361,6 +361,7 @@ class Stream(Flow):
             add(self.number, SEGMENT_ACK, int(when), -1, self.bytes_in, row, told)
             return False
         arrival = max(when + self._rules.latency_ns(self.dst, self.src), self.src.free_at)
+        arrival = self._host.taken_up(self.src, arrival)
         add(self.number, SEGMENT_ACK, int(when), int(arrival), self.bytes_in, row, told)
         if then is None:
             self._engine.at(arrival, self._acked, self.expected_psn, blocks)

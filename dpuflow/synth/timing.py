@@ -25,23 +25,33 @@ PROFILES: Final[dict[str, dict[str, float]]] = {
         "handover_spread": 0.2,
         "proxy_us": 0.4,
         "stall_share": 0.0,
+        "wake_share": 0.0,
         "stall_us": 0.0,
         "ack_us": 0.4,
         "ack_spread": 0.15,
         "repeat_share": 0.0,
+        "packet_us": 0.0,
+        "packet_spread": 0.0,
+        "turn_us": 0.0,
+        "turn_spread": 0.0,
     },
     "host": {
         "copy_gbyte_s": 0.5,
         "step_us": 20.0,
         "launch_us": 50.0,
-        "handover_us": 450.0,
-        "handover_spread": 1.0,
+        "handover_us": 400.0,
+        "handover_spread": 1.3,
         "proxy_us": 40.0,
         "stall_share": 0.03,
+        "wake_share": 0.15,
         "stall_us": 5000.0,
         "ack_us": 170.0,
         "ack_spread": 1.0,
-        "repeat_share": 0.005,
+        "repeat_share": 0.05,
+        "packet_us": 90.0,
+        "packet_spread": 1.0,
+        "turn_us": 250.0,
+        "turn_spread": 0.9,
     },
 }
 
@@ -57,10 +67,15 @@ class Timing:
     spread: float
     proxy_ns: float
     stall_share: float
+    wake_share: float
     stall_ns: float
     ack_ns: float
     ack_spread: float
     repeat_share: float
+    packet_ns: float
+    packet_spread: float
+    turn_ns: float
+    turn_spread: float
 
     @classmethod
     def of(cls, machine: Machine) -> Timing:
@@ -79,10 +94,15 @@ class Timing:
             spread=value("handover_spread"),
             proxy_ns=value("proxy_us") * 1e3,
             stall_share=value("stall_share"),
+            wake_share=value("wake_share"),
             stall_ns=value("stall_us") * 1e3,
             ack_ns=value("ack_us") * 1e3,
             ack_spread=value("ack_spread"),
             repeat_share=value("repeat_share"),
+            packet_ns=value("packet_us") * 1e3,
+            packet_spread=value("packet_spread"),
+            turn_ns=value("turn_us") * 1e3,
+            turn_spread=value("turn_spread"),
         )
 
     def draw_handover(self, random: Random) -> float:
@@ -92,6 +112,14 @@ class Timing:
     def draw_ack(self, random: Random) -> float:
         """From a message's end to its ACK, ns."""
         return _lognormal(random, self.ack_ns, self.ack_spread)
+
+    def draw_packet(self, random: Random) -> float:
+        """What sending one packet takes, ns."""
+        return _lognormal(random, self.packet_ns, self.packet_spread)
+
+    def draw_turn(self, random: Random) -> float:
+        """From one time that a stack takes up what came to the next, ns."""
+        return _lognormal(random, self.turn_ns, self.turn_spread)
 
 
 def _lognormal(random: Random, median: float, spread: float) -> float:

@@ -17,7 +17,7 @@ from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Mesh
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
-from dpuflow.synth.scenario import Flap, Loss
+from dpuflow.synth.scenario import Flap, Loss, Pause
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
@@ -61,7 +61,7 @@ def play(scenario: Scenario) -> Played:
     engine, trace, network = Engine(), Trace(), Network(scenario)
     machine, nccl = scenario.machine, scenario.nccl
     timing = Timing.of(machine)
-    acks = stream(scenario.seed, "acks")
+    acks, pace = stream(scenario.seed, "acks"), stream(scenario.seed, "pace")
     cluster = scenario.cluster
     ecn_bytes = (cluster.ecn_kib or 0.0) * 1024
     queue_bytes = cluster.queue_kib * 1024
@@ -75,16 +75,18 @@ def play(scenario: Scenario) -> Played:
         ack_packets=machine.ack_packets,
         repeat_share=timing.repeat_share,
         coalesce=machine.ack_coalesce,
-        timeout_ns=4096.0 * 2**nccl.timeout,
+        timeout_ns=nccl.timeout_ns,
         queue_bytes=queue_bytes,
+        packet_ns=(lambda: timing.draw_packet(pace)) if timing.packet_ns else None,
+        turn_ns=(lambda: timing.draw_turn(pace)) if timing.turn_ns else None,
         pause=(queue_bytes / 2, queue_bytes / 4) if cluster.pfc else None,
         marking=Marking(ecn_bytes, 4 * ecn_bytes, 0.1) if ecn_bytes and nccl.ecn else None,
         random=stream(scenario.seed, "marks"),
     )
     fabric = Fabric(engine, trace, rules)
     settings = Settings(
-        LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.split_data_on_qps, nccl.adaptive_routing,
-        nccl.registered, nccl.transport == "socket", nccl.pxn,
+        LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.splits, nccl.adaptive_routing,
+        nccl.registered, nccl.transport == "socket", nccl.pxn, nccl.match_by == "id",
     )  # fmt: skip
     gpus = [
         Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
@@ -93,7 +95,12 @@ def play(scenario: Scenario) -> Played:
     groups: dict[tuple[int, ...], Communicator] = {}
 
     def on_rail(src: Gpu, dst: Gpu) -> Gpu:
-        return gpus[src.node * cluster.gpus_per_node + dst.rank % cluster.gpus_per_node]
+        """The GPU of ``src``'s node that owns the NIC on ``dst``'s rail: itself, or the first that has it."""
+        rails = len(network.nics) // cluster.nodes
+        if src.port.number % rails == dst.port.number % rails:
+            return src
+        share = cluster.gpus_per_node // rails
+        return gpus[src.node * cluster.gpus_per_node + dst.port.number % rails * share]
 
     def group(members: Sequence[int]) -> Communicator:
         key = tuple(members)
@@ -130,6 +137,11 @@ def play(scenario: Scenario) -> Played:
     ]
     for begin in (*(rank.start for rank in ranks), *(session.start for session in sessions)):
         engine.at(0.0, begin)
+    for fault in scenario.faults:
+        if isinstance(fault, Pause):
+            for port in (port for port in network.nics if port.node == fault.node):
+                for i in range(fault.times):
+                    engine.at((fault.at_us + i * fault.every_us) * 1e3, fabric.hold, port, fault.us * 1e3)
     engine.run()
     assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
     links = [link for each in groups.values() for link in each.links()]

@@ -1,0 +1,68 @@
+"""What does not go together in a scenario though each value may stand for itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpuflow.synth.keys.faults import Flap, Late, Pause
+from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, PrefillDecode
+
+if TYPE_CHECKING:
+    from dpuflow.synth.scenario import Scenario
+
+
+def contradiction(scenario: Scenario) -> tuple[str, str] | None:
+    """The key and the reason of the first value that does not go with another; None where all do."""
+    cluster = scenario.cluster
+    for i, fault in enumerate(scenario.faults):
+        rank = getattr(fault, "rank", None)
+        if rank is not None and rank >= scenario.ranks:
+            return f"faults[{i}].rank", f"{rank} is not one of the {scenario.ranks} ranks, which count from 0"
+        if isinstance(fault, Late):
+            if fault.mode in ("persistent", "transient") and rank is None:
+                return f"faults[{i}].mode", f"{fault.mode} needs a rank"
+            if fault.mode == "transient" and fault.iterations is None:
+                return f"faults[{i}].mode", "transient needs iterations"
+        for name in ("node", "src", "dst"):
+            node = getattr(fault, name, None)
+            if node is not None and node >= cluster.nodes:
+                return f"faults[{i}].{name}", f"{node} is not one of the {cluster.nodes} nodes"
+        if isinstance(fault, (Flap, Pause)) and fault.times > 1 and fault.every_us < fault.us:
+            return (
+                f"faults[{i}].every_us",
+                f"{fault.every_us:g} is less than the {fault.us:g} us that each takes",
+            )
+    nics = cluster.nics_per_node
+    if nics is not None and cluster.gpus_per_node % nics:
+        return "cluster.nics_per_node", f"{cluster.gpus_per_node} GPUs cannot share {nics} NICs evenly"
+    if scenario.nccl.match_by == "id" and scenario.nccl.version not in ("2.29", "2.30"):
+        return "nccl.match_by", f"{scenario.nccl.version} knows no id: take index, or version 2.29 or 2.30"
+    if 0 < scenario.observation.truncate < 14:
+        return "observation.truncate", "a mirror leaves the Ethernet header: 14 bytes at least"
+    for i, node in enumerate(scenario.observation.only or ()):
+        if node >= cluster.nodes:
+            return f"observation.only[{i}]", f"{node} is not one of the {cluster.nodes} nodes"
+    job = scenario.job
+    tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
+    if scenario.ranks % (tp * pp):
+        return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
+    if scenario.clients.node >= cluster.nodes:
+        return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
+    if isinstance(job, PrefillDecode):
+        prefill = job.prefill or scenario.ranks // 2
+        if prefill >= scenario.ranks:
+            return "job.prefill", f"{prefill} of {scenario.ranks} ranks leave none to decode"
+        if job.mode == "read" and job.layerwise:
+            return "job.layerwise", "who reads a cache reads it when it is whole: take write"
+    for i, op in enumerate(getattr(job, "ops", ())):
+        if op.op == "send_recv" and (op.peer >= scenario.ranks or op.peer == op.root):
+            return f"job.ops[{i}].peer", f"{op.peer} is the sender or not one of the ranks"
+        if op.root >= scenario.ranks:
+            return f"job.ops[{i}].root", f"{op.root} is not one of the {scenario.ranks} ranks"
+        if op.algorithm == "doubling" and cluster.nodes & (cluster.nodes - 1):
+            return f"job.ops[{i}].algorithm", f"doubling is for 2, 4, 8, ... nodes, not {cluster.nodes}"
+        if op.algorithm == "nvls_tree" and cluster.gpus_per_node < 2:
+            return f"job.ops[{i}].algorithm", "nvls_tree is for nodes of several GPUs (cluster.gpus_per_node)"
+        if op.op not in ALGORITHM_OF.get(op.algorithm, OPS):
+            return f"job.ops[{i}].algorithm", f"NCCL has no {op.algorithm} for {op.op}"
+    return None

@@ -1,0 +1,104 @@
+"""Keys of `faults`: what goes wrong, kind by kind."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from typing import ClassVar
+
+from dpuflow.settings import setting
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """Something that goes wrong."""
+
+    KINDS: ClassVar[dict[str, type]]
+
+
+@dataclass(kw_only=True)
+class Late:
+    """Common to faults of a rank: which iterations."""
+
+    us: float = setting(MISSING, "how long, us", low=0)
+    mode: str = setting(
+        "persistent",
+        "which iterations: all, a random rank's, one after the other, one span",
+        choices=("persistent", "random", "rotating", "transient"),
+    )
+    rank: int | None = setting(None, "which rank (persistent, transient)", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+    iterations: int | None = setting(None, "transient: how many", low=1)
+    share: float = setting(0.4, "random: share of iterations", low=0, high=1)
+
+
+@dataclass(kw_only=True)
+class GpuLate(Late, Fault):
+    """A GPU computes longer."""
+
+
+@dataclass(kw_only=True)
+class SlowHost(Late, Fault):
+    """A host launches the iteration's first operation late: its CTS entries come late, too."""
+
+
+@dataclass(kw_only=True)
+class SlowReceiver(Fault):
+    """A rank grants late: each of its CTS entries is posted after a delay."""
+
+    rank: int = setting(MISSING, "which rank", low=0)
+    us: float = setting(MISSING, "delay of each CTS entry, us", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+
+
+@dataclass(kw_only=True)
+class Loss(Fault):
+    """The network loses frames."""
+
+    src: int | None = setting(None, "only those from this node", low=0)
+    dst: int | None = setting(None, "only those to this node", low=0)
+    share: float = setting(MISSING, "share of the frames", low=0, high=0.2)
+
+
+@dataclass(kw_only=True)
+class SlowLink(Fault):
+    """A node's link runs below its rate: frames queue in the switch (down) or the NIC (up)."""
+
+    node: int = setting(MISSING, "which node", low=0)
+    gbps: float = setting(MISSING, "its rate, Gbit/s", low=0.001)
+    where: str = setting("both", "direction, as the node sees it", choices=("up", "down", "both"))
+
+
+@dataclass(kw_only=True)
+class Flap(Fault):
+    """A node's link goes down and up again: all frames of that time are lost."""
+
+    node: int = setting(MISSING, "which node", low=0)
+    at_us: float = setting(MISSING, "first time, us from the start", low=0)
+    us: float = setting(MISSING, "how long it is down, us", low=0)
+    times: int = setting(1, "how often", low=1)
+    every_us: float = setting(0.0, "from one time to the next, us", low=0)
+
+
+@dataclass(kw_only=True)
+class Pause(Fault):
+    """A node's NIC stops the switch (PFC): frames queue; beyond half a buffer the switch stops their senders.
+
+    They can then send to nobody else either: head-of-line blocking.
+    """
+
+    node: int = setting(MISSING, "which node", low=0)
+    at_us: float = setting(MISSING, "first time, us from the start", low=0)
+    us: float = setting(MISSING, "how long it makes the switch wait, us", low=0)
+    times: int = setting(1, "how often", low=1)
+    every_us: float = setting(0.0, "from one time to the next, us", low=0)
+
+
+Fault.KINDS = {
+    "gpu_late": GpuLate,
+    "slow_host": SlowHost,
+    "slow_receiver": SlowReceiver,
+    "loss": Loss,
+    "slow_link": SlowLink,
+    "flap": Flap,
+    "pause": Pause,
+}
