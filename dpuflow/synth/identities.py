@@ -13,11 +13,12 @@ import numpy as np
 from dpuflow.synth.seeds import columns
 
 if TYPE_CHECKING:
-    from dpuflow.synth.rows import Numbers
+    from numpy.typing import NDArray
+
     from dpuflow.synth.world import Played
 
 
-def identities(played: Played) -> tuple[Numbers, Numbers]:
+def identities(played: Played) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Of the first packet of each burst, and of each reply, by row; further packets of a burst count on."""
     bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
     ports = len(played.network.nics) + len(played.network.clients)
@@ -32,14 +33,15 @@ def identities(played: Played) -> tuple[Numbers, Numbers]:
             there[flow.number], back[flow.number] = ways if flow.number <= partner else ways[::-1]
     count = len(bursts["flow"])
     ways = np.concatenate([there[bursts["flow"]], back[replies["flow"]]])
-    sent = np.concatenate([bursts["tx_ns"], replies["tx_ns"]])
-    packets = np.concatenate([bursts["count"], np.ones(len(replies["flow"]), np.int64)])
-    order = np.lexsort((sent, ways))
-    before = np.cumsum(packets[order]) - packets[order]
-    sorted_ways = ways[order]
-    firsts = np.flatnonzero(np.diff(sorted_ways, prepend=-1))
+    order = np.lexsort((np.concatenate([bursts["tx_ns"], replies["tx_ns"]]), ways))
+    ways = ways[order]
+    packets = np.concatenate([bursts["count"], np.ones(len(replies["flow"]), np.int64)]).astype(np.int32)[
+        order
+    ]
+    before = np.cumsum(packets, dtype=np.int64) - packets
+    firsts = np.flatnonzero(np.diff(ways, prepend=-1))
     lengths = np.diff(firsts, append=len(order))
     begin = columns(played.scenario.seed, "identities").integers(0, 1 << 16, len(firsts))
-    number = np.empty(len(order), np.int64)
-    number[order] = before + np.repeat(begin - before[firsts], lengths)
+    number = np.empty(len(order), np.uint16)
+    number[order] = before + np.repeat(begin - before[firsts], lengths) & 0xFFFF
     return number[:count], number[count:]

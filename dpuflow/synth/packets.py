@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow import wire
-from dpuflow.synth.identities import identities
 from dpuflow.synth.segments import ACK_CODE, DATA_CODE, Streams
 from dpuflow.synth.trace import (
     ACK,
@@ -125,7 +124,7 @@ def _events(played: Played, node: int | None) -> Columns:
     src = np.array([flow.src.node for flow in played.flows], np.int64)
     dst = np.array([flow.dst.node for flow in played.flows], np.int64)
     bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
-    burst_identity, reply_identity = identities(played)
+    burst_identity, reply_identity = played.identities
     parts: list[Columns] = []
 
     def add(rows: NDArray[np.int64], reply: bool, side: str, received: int, shift: int = 0) -> None:
@@ -142,7 +141,7 @@ def _events(played: Played, node: int | None) -> Columns:
                 "first": 0 * ones if reply else table["first"][rows],
                 "row": rows if reply else table["message"][rows],
                 "flow": table["flow"][rows],
-                "identity": (reply_identity if reply else burst_identity)[rows],
+                "identity": (reply_identity if reply else burst_identity)[rows].astype(np.int64),
                 "marked": 0 * ones if reply else table["marked"][rows],
                 "reply": ones * reply,
                 "received": ones * received,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dpuflow.synth.caches import Endpoint
@@ -13,6 +14,7 @@ from dpuflow.synth.fabric import Fabric
 from dpuflow.synth.flows import Rules
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
+from dpuflow.synth.identities import identities
 from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Mesh
 from dpuflow.synth.ranks import Rank, Work
@@ -26,6 +28,9 @@ from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from dpuflow.synth.caches import Manner, Transfer
     from dpuflow.synth.flows import Flow
@@ -49,6 +54,11 @@ class Played:
     requests: list[Request]
     partners: dict[int, int]  # streams that are two ways of one connection, both ways
     end_ns: float
+
+    @cached_property
+    def identities(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+        """Of IP headers: see ``identities.identities``."""
+        return identities(self)
 
     @property
     def connections(self) -> list[Connection]:
