@@ -240,3 +240,20 @@ def test_who_only_receives_entered_after_it_had_left() -> None:
         assert 9 * MS < said.lateness_ns <= slow.played[number].lateness_ns(1)
     verdicts = {each.endpoint: each.verdict for each in result.lateness}
     assert verdicts[1] not in ("late", "intermittent")  # when it left is the group's doing as well
+
+
+def test_who_is_late_now_and_then_is_not_late_as_a_rule() -> None:
+    """Answers that came in time count as well, though they are bounds: else only late ones were known."""
+    rng = random.Random(6)
+    turns = {3, 4, 11, 12, 13, 24, 27, 29, 38, 44, 45, 46, 55, 57, 58}
+    world = World("rendezvous", react=lambda: rng.randrange(30_000, 90_000))
+    run_job(
+        world, BROADCAST, 1 << 18, [0, 1, 2, 3], 60, compute_ns=15 * MS,
+        late=lambda rank, turn: 8 * MS * (rank == 2 and turn in turns) + rng.randrange(0, 300_000),
+    )  # fmt: skip
+    exchanges = build_exchanges(world.transfers())
+    result = analysed(world.transfers(), exchanges, world.instances(exchanges), 4)
+    said = {each.endpoint: (each.verdict, each.steadiness) for each in result.lateness}
+    assert said[2][1] != "persistent"
+    claimed = [r for c in result.collectives for r in c.ranks if r.endpoint == 2 and r.bound == "at_least"]
+    assert len(claimed) >= 13
