@@ -38,7 +38,7 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
     named = columns["op"] != Op.UNKNOWN
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
     roce |= wire == Wire.NCCL_DATA
-    keyed = np.flatnonzero(named & (role != Role.CONTROL))
+    keyed = np.flatnonzero((named | (wire == Wire.TAGGED)) & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
     bursts = _unframed(transfers, wire)
     pieces = [EXCHANGE.zeros(0)]
@@ -113,8 +113,9 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
     """The number of its exchange for each row: same match key, same turn within that key."""
     wire = rows["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
-    roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)  # parts share their message's number
-    keyed = ob1 | roce | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
+    # Parts share their message's number.
+    whole = ((wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)) | (wire == Wire.TAGGED)
+    keyed = ob1 | whole | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
     key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "op", "context")]
     columns = (*key, src, rows["connection"])
     order = np.lexsort((rows["sent_ns"], *columns))
@@ -134,7 +135,7 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
         mine = role == each
         turn[mine] = _count_within(mine, starts, group)[mine]
     head = (role == Role.OFFER) | (wire[order] == Wire.OB1_MATCH)
-    turn = np.where(roce[order], 0, turn)
+    turn = np.where(whole[order], 0, turn)
     turn = np.where(ob1[order], np.maximum(_count_within(head, starts, group), 0), turn)
 
     pair = group * (int(turn.max()) + 1) + turn
@@ -146,10 +147,8 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 def _says_read(rows: Rows) -> NDArray[np.bool_]:
     """Rows by which a receiver says that it has read what was offered."""
-    read = (rows["role"] == Role.DONE) & (
-        (rows["wire"] == Wire.ROCE_SEND) | (rows["wire"] == Wire.ROCE_SEND_IMM)
-    )
-    return np.asarray(read, np.bool_)
+    wires = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM, Wire.TAGGED)
+    return np.asarray((rows["role"] == Role.DONE) & np.isin(rows["wire"], wires), np.bool_)
 
 
 def _count_within(

@@ -3,6 +3,9 @@
 Gloo: the 48-byte preamble of gloo/transport/tcp/pair.h (six little-endian u64) and the slot
 prefixes of gloo/types.h. Open MPI: the TCP BTL's headers (opal/mca/btl/tcp/btl_tcp_hdr.h) and
 those of pml ob1 (ompi/mca/pml/ob1/pml_ob1_hdr.h), the tags of ompi/mca/coll/base/coll_tags.h.
+UCX's tcp transport (src/uct/tcp/tcp.h: an active message's id and length) with UCP's headers behind it
+(src/ucp/tag/eager.h, src/ucp/rndv/rndv.h); libfabric's tcp provider (prov/tcp/src/xnet_proto.h), below
+rxm where that is used (prov/rxm/src/rxm.h). What their tags mean is told in ``messages.matchbits``.
 NCCL's sockets: a size before each message (NCCL 2.30, src/transport/net_socket.cc, src/misc/socket.cc).
 All write native byte order, which is little endian on today's hosts.
 """
@@ -112,6 +115,71 @@ MPI_TAG: Final[dict[int, Op]] = {
     -25: Op.SCATTER,
     -26: Op.SCATTER,
 }
+
+# -- UCX: tcp -----------------------------------------------------------------------------------
+UCX_MAGIC: Final = 0xCAFEBABE12345678  # first bytes of the connecting side
+UCX_HELLO: Final = 8
+UCX_HEADER: Final = 5  # u8 id, u32 bytes that follow
+UCX_MOST: Final = 1 << 24  # a segment of a message is no longer (UCX_TCP_RX_SEG_SIZE, 64 KiB by default)
+UCX_WIREUP, UCX_ONLY, UCX_FIRST, UCX_MIDDLE = 1, 2, 3, 4
+UCX_SYNC_ONLY, UCX_SYNC_FIRST, UCX_SYNC_ACK = 6, 7, 8
+UCX_RTS, UCX_ATS, UCX_RTR, UCX_DATA, UCX_ATP = 9, 10, 11, 12, 16
+UCX_PUT: Final = 33  # u64 address, u64 length, u32 number; then the data, which its length leaves out
+
+# Id -> the least bytes that follow its header.
+UCX_LEAST: Final[dict[int, int]] = {
+    UCX_WIREUP: 2,
+    UCX_ONLY: 8,
+    UCX_FIRST: 24,
+    UCX_MIDDLE: 16,
+    UCX_SYNC_ONLY: 24,
+    UCX_SYNC_FIRST: 40,
+    UCX_SYNC_ACK: 9,
+    UCX_RTS: 40,
+    UCX_ATS: 9,
+    UCX_RTR: 32,
+    UCX_DATA: 16,
+    14: 8,
+    UCX_ATP: 9,
+    32: 4,  # connection manager
+    UCX_PUT: 20,
+    34: 4,  # puts that have come
+}
+
+# Offsets from the start of the frame; all u64.
+UCX_TAG: Final = 5  # ONLY, FIRST, SYNC, RTS
+UCX_TOTAL: Final = 13  # FIRST: bytes of the whole message
+UCX_REPLY: Final = 5  # ATS, RTR: the sender's request; DATA, ATP: the receiver's
+UCX_OFFSET: Final = 13  # DATA: its place in the message
+UCX_RTS_REQUEST: Final = 21
+UCX_RTS_BYTES: Final = 37
+UCX_RTR_REQUEST: Final = 13  # the receiver's
+UCX_RTR_ADDRESS: Final = 21
+UCX_RTR_BYTES: Final = 29
+UCX_PUT_ADDRESS: Final = 5
+UCX_PUT_BYTES: Final = 13
+UCX_MIDDLE_BYTES: Final = 16  # of UCP's header in MIDDLE and DATA
+
+# -- libfabric: tcp -----------------------------------------------------------------------------
+OFI_VERSION: Final = 3
+OFI_BASE: Final = 16  # u8 version, u8 operation, u16 flags, u8, u8, u8 bytes of header, u8, u64 all bytes
+OFI_FLAGS: Final = 2
+OFI_MARK: Final = 4
+OFI_HEADER: Final = 6
+OFI_SIZE: Final = 8
+OFI_MSG, OFI_TAG, OFI_READ, OFI_READ_DATA, OFI_WRITE, OFI_RTS, OFI_CTS, OFI_DATA = range(8)
+OFI_SOURCE: Final = 1  # flag: the sender's rank (u64) comes before the tag
+OFI_DELIVERED: Final = 4  # flag: the sender waits for an acknowledgment
+OFI_ACK: Final = 2  # mark of what says that a message has come
+OFI_HELLO: Final = 32  # ofi_ctrl_hdr (include/ofi_proto.h): u8 version, u8 type, u16 bytes behind it
+OFI_HELLO_MOST: Final = 256
+OFI_READ_BYTES: Final = 24
+
+RXM_HEADER: Final = 64  # behind libfabric's base header: u8 version, u8 type, ...
+RXM_VERSION: Final = 4
+RXM_IDENT: Final = 16  # u64
+RXM_BYTES: Final = 40  # u64
+RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_LAST = 0, 1, 2, 3, 7, 8
 
 # -- NCCL: net_socket -------------------------------------------------------------------------
 NCCL_SIZE: Final = 4  # i32: bytes of the message that follows

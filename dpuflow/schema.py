@@ -175,6 +175,8 @@ class Wire(IntEnum):
     OB1_OTHER = 38
     NCCL_HELLO = 48
     NCCL_DATA = 49
+    TAGGED = 56  # UCX or libfabric over TCP: what an MPI library's tags name
+    TAGGED_OTHER = 57  # the same two libraries' own traffic
     TCP_BURST = 64
 
 
@@ -207,7 +209,7 @@ class MessageFlag(IntEnum):
     GAP = 4  # packets of it are missing from the capture
     HIDDEN = 8  # its header was not seen whole (beyond the snap length): fields are inferred
     REORDERED = 16  # packets of it came out of order
-    OPENING = 32  # the first that its library sent on a connection whose beginning was captured (RoCE SENDs)
+    OPENING = 32  # the first on a connection whose beginning was captured (libraries that tag messages)
 
 
 PACKET: Final = make_record(
@@ -348,6 +350,8 @@ class Framing(IntEnum):
     OB1 = 2
     NONE = 3  # looked, and it is none of them: bursts
     NCCL = 4
+    UCX = 5
+    OFI = 6  # libfabric
 
 
 class Pairing(IntEnum):

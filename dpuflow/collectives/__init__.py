@@ -38,12 +38,14 @@ def build_collectives(
     ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
+    from dpuflow.collectives.credited import EXPLAINED
     from dpuflow.collectives.pages import without_pages
     from dpuflow.collectives.puts import put_instances
     from dpuflow.collectives.repeated import repeated_instances
-    from dpuflow.collectives.sequenced import sequenced_instances
+    from dpuflow.collectives.sequenced import cut_streams, sequenced_instances
     from dpuflow.collectives.sessions import sessions
     from dpuflow.collectives.sockets import socket_instances
+    from dpuflow.collectives.streams import columns_of, edge_streams
     from dpuflow.collectives.structured import structured_instances
     from dpuflow.collectives.tagged import tagged_instances
 
@@ -57,6 +59,13 @@ def build_collectives(
     for communicator in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
         for rows in sessions(exchanges, communicator):
             instances.extend(composed(exchanges, sequenced_instances(exchanges, rows, position, near)))
+    for unnamed in _unnamed(exchanges, op, wire):
+        cut = cut_streams(
+            columns_of(exchanges), edge_streams(exchanges, unnamed), Op.UNKNOWN, position, near=near
+        )
+        whole = sum(len(instance.rows) for instance in cut if instance.complete)
+        understood = whole >= EXPLAINED * len(unnamed)
+        instances.extend(cut if understood else repeated_instances(exchanges, unnamed, position))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
     written &= exchanges["data_ns"] != NEVER
@@ -94,6 +103,14 @@ def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Inst
     frames = int((data & (transfers["op"] != Op.UNKNOWN)).sum())
     unnamed = int((part & seen & (exchanges["op"] == Op.UNKNOWN)).sum())
     return data_left - frames - unnamed
+
+
+def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
+    """Messages of connections that a library frames, but whose tags were not captured: what is connected."""
+    tagged = np.flatnonzero(wire == Wire.TAGGED)
+    named = np.unique(exchanges["connection"][tagged[op[tagged] != Op.UNKNOWN]])
+    mine = tagged[~np.isin(exchanges["connection"][tagged], named)]
+    return _communicators(exchanges, mine) if len(mine) else []
 
 
 def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

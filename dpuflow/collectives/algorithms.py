@@ -19,6 +19,7 @@ from dpuflow.collectives.patterns import (
     double_ring,
     doubling_all_gather,
     doubling_barrier,
+    folded_rabenseifner,
     linear_all_to_all,
     linear_barrier,
     neighbour_exchange,
@@ -111,6 +112,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         rabenseifner,
         lambda n, t: t / (2 * (power_below(n) - 1) + 2.5 * (n - power_below(n))),
     ),
+    Algorithm(
+        Op.ALL_REDUCE,
+        "rabenseifner",
+        folded_rabenseifner,
+        lambda n, t: t / (2 * n - 2),
+        lambda n: n > 2 and not is_power(n),
+    ),
     Algorithm(Op.ALL_GATHER, "ring", ring_all_gather, lambda n, t: t / (n * (n - 1)), cuts=True),
     Algorithm(
         Op.ALL_GATHER, "recursive_doubling", doubling_all_gather, lambda n, t: t / (n * (n - 1)), is_power
@@ -137,6 +145,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         lambda n, t: t / _units(butterfly, n),
         lambda n: n > 3,
     ),
+    Algorithm(Op.REDUCE_SCATTER, "pairwise", pairwise, lambda n, t: t / (n - 1), lambda n: n > 2),
     Algorithm(Op.ALL_TO_ALL, "pairwise", pairwise, lambda n, t: t / (n - 1), cuts=True),
     Algorithm(Op.ALL_TO_ALL, "linear", linear_all_to_all, lambda n, t: t / (n - 1), cuts=True),
     Algorithm(
@@ -191,6 +200,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         rooted=True,
     ),
     Algorithm(Op.BARRIER, "recursive_doubling", doubling_barrier, lambda n, t: 0.0),
+    Algorithm(
+        Op.BARRIER,
+        "recursive_doubling",
+        lambda n, size, root: recursive_doubling(n, 0, root),
+        lambda n, t: 0.0,
+        lambda n: n > 2 and not is_power(n),
+    ),
     Algorithm(Op.BARRIER, "dissemination", dissemination, lambda n, t: 0.0),
     Algorithm(Op.BARRIER, "linear", linear_barrier, lambda n, t: 0.0, rooted=True),
     Algorithm(Op.BARRIER, "binomial", binomial_barrier, lambda n, t: 0.0, rooted=True),

@@ -74,8 +74,15 @@ def rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
             yield Send(0, 2 * i + 1, 2 * i, size / 2)
             yield Send(1, 2 * i + 1, 2 * i, size / 2)
         step = 2
+    yield from _halved_and_doubled(ranks, size, step)
+    for i in range(extra):
+        yield Send(2 * n, 2 * i, 2 * i + 1, size)
+
+
+def _halved_and_doubled(ranks: list[int], size: float, step: int) -> Iterator[Send]:
+    """Recursive halving with the nearest partner first, then the way back."""
     part, distance = size, 1
-    while distance < power:
+    while distance < len(ranks):
         part /= 2
         for i, rank in enumerate(ranks):
             yield Send(step, rank, ranks[i ^ distance], part)
@@ -86,8 +93,16 @@ def rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
             yield Send(step, rank, ranks[i ^ distance], part)
         part *= 2
         step += 1
-    for i in range(extra):
-        yield Send(step, 2 * i, 2 * i + 1, size)
+
+
+def folded_rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
+    """MPICH's: an extra rank hands all of its buffer to its neighbour, and gets all of the result."""
+    power, ranks = _folded(n)
+    for i in range(n - power):
+        yield Send(0, 2 * i, 2 * i + 1, size)
+    yield from _halved_and_doubled(ranks, size, 1)
+    for i in range(n - power):
+        yield Send(2 * n, 2 * i + 1, 2 * i, size)
 
 
 def _halving(n: int, size: float, masks: list[int]) -> Iterator[tuple[Send, dict[int, int]]]:

@@ -8,15 +8,12 @@ import numpy as np
 
 from dpuflow import framing as fm
 from dpuflow.kernels._jit import inner, le16, le32, le64
+from dpuflow.kernels.tagging import ofi_length, seen_all, ucx_length
+from dpuflow.kernels.tcp_state import KNOWN_ALL, KNOWN_KIND, KNOWN_LENGTH, KNOWN_MATCH
 from dpuflow.schema import Framing, MessageFlag, Op, Role, Wire
 
-# What of a header was seen: bits of LINK.known.
-KNOWN_KIND = 1  # which message it is
-KNOWN_MATCH = 2  # context, tag, sub
-KNOWN_LENGTH = 4  # announced length, or the request it names
-KNOWN_ALL = 7
-
 _GLOO, _OB1, _NCCL = int(Framing.GLOO), int(Framing.OB1), int(Framing.NCCL)
+_UCX, _OFI = int(Framing.UCX), int(Framing.OFI)
 _MAX_LENGTH = 1 << 40  # longer transfers are implausible
 _MAX_RANK = 1 << 24
 _MAX_DESCRIPTORS = 64
@@ -129,12 +126,16 @@ def nccl_length(b: Any, at: Any, n: Any) -> Any:
 
 
 @inner
-def header_length(framing: Any, b: Any, at: Any, n: Any) -> Any:
+def header_length(framing: Any, b: Any, at: Any, n: Any, allowed: Any) -> Any:
     """Whole length of the message at b[at:] of which n bytes were seen; 0 cannot tell, -1 not one."""
     if framing == _GLOO:
         return gloo_length(b, at, n)
     if framing == _NCCL:
         return nccl_length(b, at, n)
+    if framing == _UCX:
+        return ucx_length(b, at, n, allowed)
+    if framing == _OFI:
+        return ofi_length(b, at, n)
     return ob1_length(b, at, n)
 
 
@@ -156,13 +157,13 @@ def recognise(b: Any, at: Any, n: Any, left: Any) -> Any:
     enough = fm.BTL_HEADER + (2 if n == 0 or np.int64(b[at]) != fm.BTL_TAG_PUT else fm.BTL_DESCRIPTOR)
     if n >= enough and ob1_length(b, at, n) > 0:
         return _OB1
+    if n >= fm.OFI_BASE and ofi_length(b, at, n) > 0:
+        return _OFI
+    # UCX's five bytes are a weak sign: a message that ends within its segment ends it, or a header follows.
+    length = ucx_length(b, at, n, 0)
+    if length > 0 and (length >= left or (length < n and ucx_length(b, at + length, n - length, 0) >= 0)):
+        return _UCX
     return 0
-
-
-@inner
-def _seen(mask: Any, at: Any, count: Any) -> Any:
-    need = ((np.int64(1) << count) - 1) << at
-    return mask & need == need
 
 
 @inner
@@ -176,7 +177,7 @@ def decode_gloo(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
         return
     known = 0
     opcode = np.int64(-1)
-    if _seen(mask, fm.GLOO_OPCODE, 1):
+    if seen_all(mask, fm.GLOO_OPCODE, 1):
         opcode = np.int64(b[at + fm.GLOO_OPCODE])
     elif length > fm.GLOO_PREAMBLE:
         opcode = fm.GLOO_SEND_UNBOUND
@@ -192,13 +193,13 @@ def decode_gloo(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
             row.wire, row.role = _W_GLOO_DATA, _DATA
             row.bytes = length - fm.GLOO_PREAMBLE
             known |= KNOWN_LENGTH
-    if _seen(mask, fm.GLOO_SLOT, 8):
+    if seen_all(mask, fm.GLOO_SLOT, 8):
         known |= KNOWN_MATCH
         slot = le64(b, at + fm.GLOO_SLOT)
         row.tag = slot >> 24 & 0xFFFFFFFF
         row.sub = slot & 0xFFFFFF
         row.op = _PREFIX_OP[slot >> 56 & 0xFF]
-    if opcode >= fm.GLOO_NOTIFY_SEND and _seen(mask, fm.GLOO_LENGTH, 8):
+    if opcode >= fm.GLOO_NOTIFY_SEND and seen_all(mask, fm.GLOO_LENGTH, 8):
         known |= KNOWN_LENGTH
         row.announces = le64(b, at + fm.GLOO_LENGTH)
     link.known = known
@@ -231,7 +232,7 @@ def decode_ob1(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     if tag == fm.BTL_TAG_PUT:
         row.wire, row.role = _W_PUT, _DATA
         row.bytes = le32(b, at + 4)
-        if _seen(mask, fm.BTL_PUT_ADDRESS, 8):
+        if seen_all(mask, fm.BTL_PUT_ADDRESS, 8):
             link.address = le64(b, at + fm.BTL_PUT_ADDRESS)
             known |= KNOWN_LENGTH
     elif tag <= fm.OB1_RGET:
@@ -239,7 +240,7 @@ def decode_ob1(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
         row.role = _DATA if tag == fm.OB1_MATCH else _OFFER
         if tag != fm.OB1_RGET:
             row.bytes = le32(b, at + 4) - _OB1_BYTES[tag]
-        if _seen(mask, fm.OB1_CONTEXT, 12):
+        if seen_all(mask, fm.OB1_CONTEXT, 12):
             known |= KNOWN_MATCH
             mpi_tag = i32(b, at + fm.OB1_TAG)
             row.context = le16(b, at + fm.OB1_CONTEXT)
@@ -251,25 +252,25 @@ def decode_ob1(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
                 row.op = _TAG_OP[-mpi_tag]
         if tag == fm.OB1_MATCH:
             known |= KNOWN_LENGTH
-        elif _seen(mask, fm.OB1_LENGTH, 16):
+        elif seen_all(mask, fm.OB1_LENGTH, 16):
             known |= KNOWN_LENGTH
             row.announces = le64(b, at + fm.OB1_LENGTH)
             link.request = le64(b, at + fm.OB1_REQUEST)
     elif tag == fm.OB1_PUT:
         row.wire, row.role = _W_PUT_REQUEST, _GRANT
-        if _seen(mask, fm.OB1_ACK_REQUEST, 8):
+        if seen_all(mask, fm.OB1_ACK_REQUEST, 8):
             link.request = le64(b, at + fm.OB1_ACK_REQUEST)
             known |= KNOWN_LENGTH
-        if _seen(mask, fm.OB1_PUT_FRAGMENT, 8):
+        if seen_all(mask, fm.OB1_PUT_FRAGMENT, 8):
             link.fragment = le64(b, at + fm.OB1_PUT_FRAGMENT)
-        if _seen(mask, fm.OB1_PUT_ADDRESS, 8):
+        if seen_all(mask, fm.OB1_PUT_ADDRESS, 8):
             link.address = le64(b, at + fm.OB1_PUT_ADDRESS)
         # Six of the eight bytes tell any length below 256 TiB.
-        if _seen(mask, fm.OB1_PUT_LENGTH, 6):
+        if seen_all(mask, fm.OB1_PUT_LENGTH, 6):
             row.announces = le32(b, at + fm.OB1_PUT_LENGTH) | le16(b, at + fm.OB1_PUT_LENGTH + 4) << 32
     elif tag == fm.OB1_FIN:
         row.wire, row.role = _W_FIN, _DONE
-        if _seen(mask, fm.OB1_FIN_FRAGMENT, 8):
+        if seen_all(mask, fm.OB1_FIN_FRAGMENT, 8):
             link.fragment = le64(b, at + fm.OB1_FIN_FRAGMENT)
             known |= KNOWN_LENGTH
     else:
@@ -280,7 +281,7 @@ def decode_ob1(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
             row.bytes = le32(b, at + 4) - _OB1_BYTES[tag]
         if tag != fm.OB1_ACK and tag != fm.OB1_FRAG:
             known |= KNOWN_LENGTH
-        elif _seen(mask, at_request, 8):
+        elif seen_all(mask, at_request, 8):
             link.request = le64(b, at + at_request)
             known |= KNOWN_LENGTH
     # Rendezvous parts other than the first carry no match of their own: inherited at the end.

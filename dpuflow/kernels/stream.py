@@ -20,6 +20,7 @@ from dpuflow import schema
 from dpuflow.framing import GLOO_HELLO, HEADER_BYTES, NCCL_SIZE
 from dpuflow.kernels import framing as fk
 from dpuflow.kernels._jit import inner, le64
+from dpuflow.kernels.tagging import decode_ofi, decode_ucx
 from dpuflow.kernels.tcp_state import (
     BURST,
     CHAIN,
@@ -41,6 +42,8 @@ _HIDDEN = int(schema.MessageFlag.HIDDEN)
 _ENDS_AFTER = int(schema.MessageFlag.ENDS_AFTER)
 _GLOO, _OB1 = int(schema.Framing.GLOO), int(schema.Framing.OB1)
 _NCCL = int(schema.Framing.NCCL)
+_UCX, _OFI = int(schema.Framing.UCX), int(schema.Framing.OFI)
+_GRANT = int(schema.Role.GRANT)
 _BURST_ROLE, _BURST_WIRE = int(schema.Role.BURST), int(schema.Wire.TCP_BURST)
 _NEVER = schema.NEVER
 _ALL_BITS = np.int64(-1)
@@ -83,6 +86,12 @@ def close_message(f: Any, st: Any, header: Any, rows: Any, links: Any, counts: A
         fk.decode_gloo(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
     elif st.framing == _NCCL:
         fk.decode_nccl(row, link, header, np.int64(f) * HEADER_BYTES)
+    elif st.framing == _UCX:
+        decode_ucx(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
+        if row.role == _GRANT:
+            st.granted = row.announces
+    elif st.framing == _OFI:
+        decode_ofi(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
     else:
         fk.decode_ob1(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
     if st.last_row >= 0:
@@ -105,6 +114,9 @@ def give_up_trial(st: Any, rows: Any, links: Any) -> Any:
     while k != st.trial and k >= 0:
         row = rows[k]
         row.role, row.wire, row.op = _BURST_ROLE, _BURST_WIRE, 0
+        if row.flags & _ENDS_AFTER:  # what its header promised never came
+            row.seq_end = st.next
+            row.flags &= ~_ENDS_AFTER
         row.bytes, row.announces, row.flags = row.seq_end - row.seq, 0, row.flags & ~_HIDDEN
         row.context, row.tag, row.sub = 0, 0, 0
         links[k].known, links[k].piece = 0, 0
@@ -215,7 +227,7 @@ def consume(
                     prefix = n if begin == 0 else 0
                     while begin > 0 and prefix < HEADER_BYTES and (st.mask >> prefix) & 1:
                         prefix += 1
-                    length = fk.header_length(st.framing, header, base, prefix)
+                    length = fk.header_length(st.framing, header, base, prefix, st.allowed)
                     if length > 0:
                         st.end = st.start + length
                         accept_header(st)

@@ -212,7 +212,7 @@ def restart(f: Any, st: Any, seq: Any, state: Any, header: Any, rows: Any, links
     cut(f, st, header, rows, links, counts)
     st.next = st.first = seq
     st.start, st.state, st.framing, st.chain, st.mode = -1, state, 0, 0, BURST
-    st.max_ack = st.beyond = st.timed = st.fin = 0
+    st.max_ack = st.beyond = st.timed = st.fin = st.granted = 0
     st.whole, st.push, st.full = state == FROM_SYN, NO_PUSH, 0
     st.pieces, st.window, st.unacked, st.last_row, st.trial = 0, -1, -1, -1, -1
 
@@ -292,6 +292,7 @@ def follow(
         if st.peer >= 0:
             ps = streams[st.peer]
             peer_srtt, peer_rttvar = ps.srtt, ps.rttvar
+            st.allowed = ps.granted
             if tcp_flags & _ACK and ps.state != NEW:
                 acknowledge(ps, extend(ps.next, np.int64(t.ack)), now, rows, links)
                 if (

@@ -25,6 +25,8 @@ STREAM = np.dtype(
         ("rttvar", "i8"),
         ("held_bytes", "i8"),
         ("fin", "i8"),  # sequence number of the FIN, 0: none yet
+        ("granted", "i8"),  # bytes that this flow last allowed the opposite one to send (UCX), 0: none
+        ("allowed", "i8"),  # the opposite flow's ``granted``
         ("total_packets", "i8"),  # of the flow, and its payload as sent, repeats included
         ("total_bytes", "i8"),
         ("opened_ns", "i8"),  # first and last packet of the flow
@@ -63,9 +65,12 @@ STREAM = np.dtype(
 
 LINK = np.dtype(
     [
-        ("request", "i8"),  # ob1: the sender's request, 0: not seen
-        ("fragment", "i8"),  # ob1: the receiver's fragment
-        ("address", "i8"),  # ob1: where the put writes
+        (
+            "request",
+            "i8",
+        ),  # ob1: the sender's request, 0: not seen; UCX, libfabric: the tag, or the receiver's
+        ("fragment", "i8"),  # ob1: the receiver's fragment; UCX, libfabric: the offer or grant that it names
+        ("address", "i8"),  # ob1, UCX: where the put writes; libfabric: the source rank
         ("prev", "i4"),  # message before and after it on its flow, -1: none
         ("next", "i4"),
         ("known", "u1"),
@@ -89,6 +94,12 @@ HELD = np.dtype(
     align=True,
 )
 
+# LINK.known: what of a header was seen
+KNOWN_KIND = 1  # which message it is
+KNOWN_MATCH = 2  # context, tag, sub
+KNOWN_LENGTH = 4  # announced length, or the request it names
+KNOWN_ALL = 7
+
 # STREAM.state
 NEW, MIDDLE, FROM_SYN, CLOSED = 0, 1, 2, 3
 # STREAM.mode: what the bytes at ``next`` are taken for
@@ -110,6 +121,6 @@ MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up
 MAX_HELD_ALONE = 64  # the same where the opposite direction was never seen
 MAX_WIDTH = 9216  # captured bytes of a held segment that are kept: a jumbo frame's
 MAX_PIECES = 1024  # rows kept of a stretch whose framing is lost
-MIN_MESSAGE = 16  # bytes of the shortest message: what a segment can complete is bounded by it
+MIN_MESSAGE = 8  # bytes of the shortest message of any number: what a segment can complete is bounded by it
 CHAIN = 3  # plausible headers, one at the end of the other, that settle a framing
 FIRST_RTO_NS = 1_000_000_000  # RFC 6298 section 2.1

@@ -392,6 +392,7 @@ def _first_on_connection(entries: Entries, transfers: Rows | Picked) -> Entries:
     """
     wire = transfers["wire"]
     lazy = (wire == Wire.ROCE_SEND) | (wire == Wire.ROCE_SEND_IMM) | (wire == Wire.OB1_HELLO)
+    lazy |= (wire == Wire.TAGGED) | (wire == Wire.TAGGED_OTHER)
     acted = np.flatnonzero(entries.act != NONE32)
     if not lazy.any() or not len(acted):
         return entries

@@ -16,7 +16,7 @@ from dpuflow.framing import HEADER_BYTES
 from dpuflow.messages.hidden import resolve
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.messages.stretches import HiddenCounts
-from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport
+from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,6 +100,7 @@ class TcpMessages:
         self._report(flows, self._rows[:count])
         self._mark_heads(flows, self._rows[:count])
         rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
+        self._mark_openings(flows, rows)
         flows["messages"] += np.bincount(rows["flow"], minlength=len(flows)).astype(np.uint32)
         return rows[np.argsort(rows["last_ns"], kind="stable")]
 
@@ -248,9 +249,19 @@ class TcpMessages:
         flows["peer"][paired] = streams["peer"][paired]
         flows["pairing"][paired] = Pairing.PORTS
 
+    def _mark_openings(self, flows: Rows, rows: Rows) -> None:
+        """A connection's first message that tags name, where the capture holds the connection's beginning."""
+        named = np.flatnonzero((rows["wire"] == Wire.TAGGED) & np.isin(rows["role"], (Role.DATA, Role.OFFER)))
+        named = named[np.lexsort((rows["seq"][named], rows["flow"][named]))]
+        flow, first = np.unique(rows["flow"][named], return_index=True)
+        # Of a flow of which messages are forgotten, that one is gone.
+        begun = (self._streams["whole"][flow] != 0) & (flows["messages"][flow] == 0)
+        rows["flags"][named[first[begun]]] |= np.uint8(MessageFlag.OPENING)
+
     def _mark_heads(self, flows: Rows, rows: Rows) -> None:
         """Bytes before the first header of a framed stream: ends of messages begun before the capture."""
-        framed = np.isin(flows["framing"], (Framing.GLOO, Framing.OB1, Framing.NCCL))
+        framed = flows["framing"] != Framing.UNKNOWN
+        framed &= flows["framing"] != Framing.NONE
         head = framed[rows["flow"]] & (rows["role"] == Role.BURST) & (rows["flags"] & MessageFlag.HIDDEN == 0)
         before = np.where(self._streams["whole"][rows["flow"][head]], 0, int(MessageFlag.STARTS_BEFORE))
         rows["flags"][head] |= (before | int(MessageFlag.HIDDEN)).astype(np.uint8)
