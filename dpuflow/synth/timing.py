@@ -47,7 +47,7 @@ PROFILES: Final[dict[str, dict[str, float]]] = {
         "stall_us": 5000.0,
         "ack_us": 170.0,
         "ack_spread": 1.0,
-        "repeat_share": 0.05,
+        "repeat_share": 0.01,
         "packet_us": 90.0,
         "packet_spread": 1.0,
         "turn_us": 250.0,
