@@ -15,7 +15,6 @@ src/device/sendrecv.h):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -41,6 +40,8 @@ ALIKE: Final = 0.9
 """Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
 TWICE: Final = 2
 """Times the usual time for one slot that is no more than one; a part's end takes as many as there are."""
+PIECES: Final = 8
+"""A receiver that comes late frees as many slots one by one, and no more."""
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
 
 
@@ -204,7 +205,7 @@ class _Parts:
                 for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
             ]
         )
-        slots = int(at_once.max(initial=1))
+        slots = self.slots = int(at_once.max(initial=1))
         kept = [0]
         for number in range(1, len(begins)):
             at, last = int(begins[number]), int(begins[number]) - 1
@@ -240,14 +241,12 @@ class _Parts:
 
     def mend(self, known: set[tuple[int, int]]) -> None:
         """Put together what a late receiver made look like two parts, where others show it as one."""
-        kept = [0]
         bounds = self.begins.tolist()
-        for at, end in pairwise(bounds[1:]):
-            begin = kept[-1]
-            even = self.sizes[begin] == self.sizes[at - 1] >= self.sizes[at]
-            if at - begin >= 2 and even and (end - begin, int(self.sizes[begin:end].sum())) in known:
-                continue
-            kept.append(at)
+        kept, place = [0], 0
+        while place < len(bounds) - 1:
+            place += self._as_one(bounds[place : place + PIECES + 1], known)
+            kept.append(bounds[place])
+        kept.pop()
         self.begins = np.array([*kept, len(self.rows)])
         begins = self.begins[:-1]
         self.start_ns = self.starts[begins]
@@ -257,6 +256,22 @@ class _Parts:
         if self.number[0] > 1:
             self.whole[0] = (int(self.begins[1]), int(self.size[0])) in known
         self.next_ns = np.r_[self.grants[begins[1:]], NEVER]
+
+    def _as_one(self, bounds: list[int], known: set[tuple[int, int]]) -> int:
+        """How many of the pieces that begin at ``bounds`` are one part: the fewest that others show as one.
+
+        More than two where the first filled the slots, and these were given back now and then.
+        """
+        begin = bounds[0]
+        for pieces in range(2, len(bounds)):
+            at, end = bounds[pieces - 1], bounds[pieces]
+            if at - begin < 2 or not self.sizes[begin] == self.sizes[at - 1] >= self.sizes[at]:
+                break
+            if (end - begin, int(self.sizes[begin:end].sum())) in known:
+                return pieces
+            if bounds[1] - begin != self.slots:
+                break
+        return 1
 
     def piece(self, number: int) -> Ints:
         """The rows of a part."""

@@ -16,6 +16,8 @@ LATE_SHARE = 2 / 3
 """Late in at least two of three units: an endpoint is `late`, less often `intermittent`."""
 FEWEST = 3
 """Less often than this is an incident, not a habit of the endpoint."""
+MISSED = 2
+"""Times that what comes in a rhythm must have failed to come at first: once is chance."""
 USUAL_SHARE = 0.8
 """An endpoint that works longer than its peers in this share of units does so as a rule."""
 MATERIAL_SHARE = 0.01
@@ -81,7 +83,20 @@ def is_regular(late: NDArray[np.bool_]) -> bool:
     return float((np.abs(gaps - middle) <= 0.25 * middle).mean()) >= USUAL_SHARE
 
 
-def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
+def in_rhythm(late: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The units at which late ones would come if they always did at the distance at which most of them do.
+
+    None where they come at no even distance: in every unit, or by chance.
+    """
+    if not is_regular(late):
+        return np.zeros(0, np.int64)
+    hits = np.flatnonzero(late)
+    period = round(float(np.median(np.diff(hits))))
+    phase = int(np.argmax(np.bincount(hits % period)))
+    return np.arange(phase, len(late), period)
+
+
+def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST) -> int | None:
     """Where a rank began to work longer: the unit that best parts little from much excess, or None.
 
     The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
@@ -90,16 +105,16 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float) -> int | None:
     beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
     by log n; with at most one of three such units before the cut, and two of three after it, or longer work
     as a rule (``usual_excess``), and that half beyond the noise.
-    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. 0 is
-    never returned: late from the start has no onset.
+    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. There are
+    ``least`` units before it at least: late from the start has no onset.
     """
     n = len(excess_ns)
-    if n < 2 * FEWEST:
+    if n < least + FEWEST:
         return None
     values = excess_ns.astype(np.float64)
     floor = max(MEAN_IN_SIGMAS * sigma_ns, 1e-9) * n
     alone = max(_scatter(values), floor)
-    cuts = np.arange(FEWEST, n - FEWEST + 1)
+    cuts = np.arange(least, n - FEWEST + 1)
     apart = np.array([_scatter(values[:k]) + _scatter(values[k:]) for k in cuts])
     price = 1.5 * np.log(n) - (np.log(cuts / n) + np.log(1 - cuts / n)) / 2
     at = int(np.argmin(apart))

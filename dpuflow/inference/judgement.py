@@ -18,7 +18,9 @@ from dpuflow.inference.habits import (
     FEWEST,
     LATE_SHARE,
     MATERIAL_SHARE,
+    MISSED,
     SIGMAS,
+    in_rhythm,
     is_habit,
     is_material,
     is_regular,
@@ -108,10 +110,8 @@ def judge(
     if units and not trouble:
         world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in units.values()]), span)
     if not any(is_habit(u.amount_ns, span) for u in units.values()):
-        # What goes round meets all ranks; each of them may cost little.
-        world.share = len(units)
-        if not all(_comes_again(u, world) for u in units.values()):
-            world.share = 1
+        # What goes round meets all ranks, or by chance most; each of them may cost little.
+        world.share = _round([int(u.amount_ns.sum()) for u in units.values()], span)
     world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), span)
     world.late_ranks = sum(e in world.turns or _comes_again(u, world) for e, u in units.items())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
@@ -201,6 +201,20 @@ def _turns(units: dict[int, Units], own: Own, of: NDArray[np.int64], span_ns: in
     return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
 
 
+def _round(amounts_ns: Sequence[int], span_ns: int) -> int:
+    """Of how many ranks each bears its part of what counts, given each one's own lateness; 1 where none.
+
+    All of them, or at least as many as it takes for a habit.
+    """
+    ordered = sorted(amounts_ns, reverse=True)
+    for ranks in range(len(ordered), 0, -1):
+        if ranks < min(FEWEST, len(ordered)):
+            break
+        if is_material(ordered[ranks - 1] * ranks, span_ns):
+            return ranks
+    return 1
+
+
 def _comes_again(units: Units, world: World) -> bool:
     """Whether the rank is late as a habit, or has its share in a habit of the whole group.
 
@@ -236,16 +250,22 @@ def _onset(units: Units, own: Own) -> int | None:
     """From which of its rows on the rank worked longer, None without an onset.
 
     Told at the place of the step where it was later than anywhere else, and from collectives of a kind
-    to which it was ever late: others are no evidence that it was on time before.
+    to which it was ever late: others are no evidence that it was on time before. Where there are too few
+    steps for that, from all of that kind; and of what it is late to in turn, from every such turn.
     """
     amount = own.amount_ns[units.rows]
     if not amount.any():
         return None
     worst = np.argmax(np.bincount(units.place, amount))
-    alike = np.isin(units.kind, units.kind[amount > 0]) & (units.place == worst)
-    rows = units.rows[alike]
-    turned = onset_of(own.excess_ns[rows], float(np.median(own.sigma_ns[rows])))
-    return None if turned is None else int(np.flatnonzero(alike)[turned])
+    kind = np.isin(units.kind, units.kind[amount > 0])
+    for alike in (np.flatnonzero(kind & (units.place == worst)), np.flatnonzero(kind)):
+        for at, least in ((alike, FEWEST), (alike[in_rhythm(amount[alike] > 0)], MISSED)):
+            rows = units.rows[at]
+            sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
+            turned = onset_of(own.excess_ns[rows], sigma, least)
+            if turned is not None:
+                return int(at[turned])
+    return None
 
 
 def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
