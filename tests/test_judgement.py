@@ -13,8 +13,8 @@ from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.causes import causes_of
 from dpuflow.inference.charges import Charges, charge, scatter_of
-from dpuflow.inference.habits import onset_of
-from dpuflow.inference.judgement import Judgement, judge
+from dpuflow.inference.habits import MISSED, in_rhythm, onset_of
+from dpuflow.inference.judgement import Judgement, judge, sharing_ranks
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness
 from dpuflow.inference.steps import find_steps
@@ -271,6 +271,29 @@ def test_a_rank_that_left_late_for_its_late_peer_is_not_blamed() -> None:
 )
 def test_onset(late: list[int], onset: int | None) -> None:
     assert onset_of(MS * np.array(late, np.int64), 0.1 * MS) == onset
+
+
+def test_what_comes_in_turn_is_told_by_its_turns() -> None:
+    """Late every fourth time from unit 14 on: most units are as they were before."""
+    late = np.arange(40) % 4 == 2
+    late[:14] = False
+    excess = MS * late.astype(np.int64)
+    assert onset_of(excess, 0.1 * MS) is None
+    turns = in_rhythm(late)
+    assert turns.tolist() == list(range(2, 40, 4))
+    assert onset_of(excess[turns], 0.1 * MS, MISSED) == 3
+    assert not len(in_rhythm(np.ones(40, bool)))
+    choices = random.Random(7)
+    assert not len(in_rhythm(np.array([choices.random() < 0.3 for _ in range(60)])))
+
+
+@pytest.mark.parametrize(
+    ("amounts", "ranks"),
+    [([5, 5, 5, 5], 4), ([5, 5, 5, 0], 3), ([20, 0, 0, 0], 1), ([5, 5, 0, 0], 1), ([6, 6], 2), ([6, 0], 1)],
+)
+def test_what_goes_round_may_miss_a_rank_by_chance(amounts: list[int], ranks: int) -> None:
+    """1 % of 1,000 counts, which several ranks may bear together: three at least, or all there are."""
+    assert sharing_ranks(amounts, 1_000) == ranks
 
 
 def test_no_onset_in_coin_tosses() -> None:

@@ -58,6 +58,21 @@ def test_all_with_all(nodes: int, fault: str | None, tmp_path: Path) -> None:
     assert told(analysed(scenario, tmp_path)) == {("all_to_all", size): 12}
 
 
+def test_two_ranks_that_are_late_in_turn_still_make_one_call(tmp_path: Path) -> None:
+    """A late one frees its slots one by one, and its parts look like several."""
+    scenario = loop(
+        "op: all_to_all, bytes: 3687416",
+        settings(
+            seed=163,
+            cluster={"nodes": 2, "link_gbps": 400},
+            nccl={"channels": 2},
+            faults=[{"kind": "gpu_late", "mode": "rotating", "us": 200}],
+        ),
+        iterations=20,
+    )
+    assert told(analysed(scenario, tmp_path)) == {("all_to_all", 3687416): 20}
+
+
 @pytest.mark.parametrize("batches", [1, 4])
 def test_two_stages_answer_each_other(batches: int, tmp_path: Path) -> None:
     """What comes back is as large and as often, and yet no call of all with all."""

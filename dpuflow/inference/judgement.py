@@ -111,7 +111,7 @@ def judge(
         world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in units.values()]), span)
     if not any(is_habit(u.amount_ns, span) for u in units.values()):
         # What goes round meets all ranks, or by chance most; each of them may cost little.
-        world.share = _round([int(u.amount_ns.sum()) for u in units.values()], span)
+        world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], span)
     world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), span)
     world.late_ranks = sum(e in world.turns or _comes_again(u, world) for e, u in units.items())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
@@ -201,7 +201,7 @@ def _turns(units: dict[int, Units], own: Own, of: NDArray[np.int64], span_ns: in
     return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
 
 
-def _round(amounts_ns: Sequence[int], span_ns: int) -> int:
+def sharing_ranks(amounts_ns: Sequence[int], span_ns: int) -> int:
     """Of how many ranks each bears its part of what counts, given each one's own lateness; 1 where none.
 
     All of them, or at least as many as it takes for a habit.

@@ -25,7 +25,7 @@ from dpuflow.lateness.handover import (
 from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.relative import medians
-from dpuflow.lateness.slots import date_by_slots, held_senders
+from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -66,6 +66,8 @@ def weigh(
     packet_ns = _packet_ns(entries, columns)
     sends_after = entries.rule == Rule.AFTER_INPUT
     entries = settle(entries, usual, of_row, packet_ns)
+    late = late_to_inputs(entries, columns, instances)
+    entries = replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
     entries = _mark(entries, held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
     entries = _as_a_habit(entries, joined, of_row)
     entries = _first_on_connection(entries, joined.columns)

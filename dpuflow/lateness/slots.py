@@ -58,7 +58,7 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
     silent = (entries.rule == Rule.UNSEEN) & entries.fed
     if not silent.any():
         return entries
-    lines, samples, posted = _lines(entries, exchanges, instances, silent)
+    lines, samples = _lines(entries, exchanges, instances, silent)
     if not len(lines.row):
         return entries
     seen = (lines.given_ns != NEVER) & (lines.given_ns >= lines.full_ns)
@@ -66,6 +66,7 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
     np.minimum.at(latest, lines.row[seen], lines.given_ns[seen])
     sure = seen & (lines.inside | _launched(entries, lines, latest))
     quick = _quick(lines, sure, samples)
+    posted = _unsteady(exchanges, instances)
     scatter, worst = (_of_hosts(entries.endpoint[lines.row], posted, level) for level in (SLOW, 100.0))
     # Its GPU empties the slots one after the other, none more slowly than what it waits for.
     slots = np.where(lines.inside, 1, lines.messages)
@@ -110,8 +111,7 @@ def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instan
     if not len(rows) or not transfer.any():
         return out
     waited = exchanges["data_ns"][rows] - exchanges["grant_arrived_ns"][rows]
-    line = 2 * exchanges["connection"][rows].astype(np.int64)
-    line += exchanges["src"][rows] > exchanges["dst"][rows]
+    line = _line(exchanges, rows)
     order = np.argsort(line, kind="stable")
     parts = np.split(waited[order], np.flatnonzero(np.diff(line[order])) + 1)
     quick = [float(np.percentile(part, QUICK)) for part in parts if len(part) >= FEWEST]
@@ -121,34 +121,46 @@ def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instan
     return out
 
 
+def late_to_inputs(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows of NCCL's ranks that pass on what they receive, and came far later than their input.
+
+    Later than three times the quickest (5 %) of the rank's own first messages come after their inputs in its
+    group: as often at least it waits for them.
+    """
+    out = np.zeros(len(entries.rule), bool)
+    passing = (entries.rule == Rule.AFTER_INPUT) & (entries.unmoved_ns != NEVER) & (entries.moved_ns != NEVER)
+    passing &= entries.granted_ns != NEVER
+    rows = np.flatnonzero(passing)
+    if not len(rows):
+        return out
+    members = np.array([hash(tuple(sorted(i.order))) for i in instances], np.int64)[entries.collective[rows]]
+    worst = _of_hosts(entries.endpoint[rows], _unsteady(exchanges, instances), 100.0)
+    order = np.lexsort((members, entries.endpoint[rows]))
+    new = (np.diff(members[order]) != 0) | (np.diff(entries.endpoint[rows[order]]) != 0)
+    for at in np.split(order, np.flatnonzero(new) + 1):
+        if len(at) >= FEWEST:
+            mine = rows[at]
+            limit = FAR_BEYOND * (np.percentile(entries.moved_ns[mine], QUICK) + worst[at])
+            idle = entries.unmoved_ns[mine]
+            credit = entries.credit_ns[mine]
+            out[mine] = np.where(credit != NEVER, np.minimum(idle, credit), idle) > limit
+    return out
+
+
 def _lines(
     entries: Entries, exchanges: Picked, instances: Sequence[Instance], silent: NDArray[np.bool_]
-) -> tuple[Lines, tuple[Ints, Ints], tuple[Ints, Ints]]:
+) -> tuple[Lines, tuple[Ints, Ints]]:
     """What ranks ``silent`` received, connection by connection; and (line, ns) of slots that were given back
     by ranks that were in the operation for certain when they were filled."""
-    ahead = [0 if i.nodes else messages_ahead(i) or _of_transfer(i) for i in instances]
-    depths = np.array(ahead, np.int64)
-    counts = np.fromiter((len(i.rows) for i in instances), np.int64, len(instances))
-    of = np.full(len(exchanges), -1, np.int64)
-    of[np.concatenate([i.rows for i in instances])] = np.repeat(np.arange(len(instances)), counts)
-    wire = exchanges["wire"] == Wire.ROCE_WRITE_IMM
-    rows = np.flatnonzero(wire & (of >= 0))
-    line = 2 * exchanges["connection"][rows].astype(np.int64)
-    line += exchanges["src"][rows] > exchanges["dst"][rows]
-    rows = rows[np.lexsort((exchanges["order"][rows], line))]
-    line = 2 * exchanges["connection"][rows].astype(np.int64)
-    line += exchanges["src"][rows] > exchanges["dst"][rows]
-    of = of[rows]
+    rows, of, line, begin, depth = _in_turn(exchanges, instances)
     to = _rows_of(entries, of, exchanges["dst"][rows].astype(np.int64))
     turn = exchanges["order"][rows].astype(np.int64)
     granted, arrived = exchanges["grant_ns"][rows], exchanges["arrived_end_ns"][rows]
-    begin = np.flatnonzero(np.r_[True, (line[1:] != line[:-1]) | (of[1:] != of[:-1])])[: len(rows)]
     if not len(begin):
         none = np.zeros(0, np.int64)
         nothing = Lines(none, none, none, none, none, none, none, none.astype(bool), none)
-        return nothing, (none, none), (none, none)
+        return nothing, (none, none)
     count = np.diff(np.r_[begin, len(rows)])
-    depth = depths[of[begin]]
     inside = (count > depth) & (depth > 0)
     following = np.minimum(begin + np.where(inside, depth, count), len(rows) - 1)
     # Messages that came after a slot had been given back within the operation were waited for.
@@ -165,10 +177,9 @@ def _lines(
     good &= (full != NEVER) & (np.minimum.reduceat(arrived, begin) != NEVER)
     given = np.where(good, granted[following], NEVER)
     grant = exchanges["grant"][rows].astype(np.int64)[following]
-    posted = _unsteady(exchanges, rows, begin, np.repeat(depth, count))
     mine = silent[to[begin]]
     every = Lines(to[begin], line[begin], count, depth, full, given, grant, inside, to[following])
-    return Lines._make(column[mine] for column in every), samples, posted
+    return Lines._make(column[mine] for column in every), samples
 
 
 def _of_transfer(instance: Instance) -> int:
@@ -228,15 +239,45 @@ def _quick(lines: Lines, sure: NDArray[np.bool_], samples: tuple[Ints, Ints]) ->
     return out
 
 
-def _unsteady(exchanges: Picked, rows: Ints, begin: Ints, ahead: Ints) -> tuple[Ints, Ints]:
-    """How evenly hosts post entries that wait for nothing: (receiver, ns) of every two in a row that are
-    granted together when a connection takes up a collective."""
-    place = np.arange(len(rows)) - np.repeat(begin, np.diff(np.r_[begin, len(rows)]))
+def _unsteady(exchanges: Picked, instances: Sequence[Instance]) -> tuple[Ints, Ints]:
+    """How evenly hosts post entries that wait for nothing.
+
+    (receiver, ns) of every two in a row that are granted together when a connection takes up a collective.
+    """
+    rows, _, _, begin, depth = _in_turn(exchanges, instances)
+    count = np.diff(np.r_[begin, len(rows)])
+    place = np.arange(len(rows)) - np.repeat(begin, count)
     granted = exchanges["grant_ns"][rows]
-    together = (place[1:] > 0) & (place[1:] < ahead[1:])
+    together = (place[1:] > 0) & (place < np.repeat(depth, count))[1:]
     together &= (granted[1:] != NEVER) & (granted[:-1] != NEVER)
     apart = np.abs(granted[1:] - granted[:-1])[together]
     return exchanges["dst"][rows[1:]].astype(np.int64)[together], apart
+
+
+def _in_turn(exchanges: Picked, instances: Sequence[Instance]) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Rows of NCCL's exchanges connection by connection, in order; each one's collective and connection.
+
+    Then the places where either changes, and how many messages are granted ahead from there on, 0 where that
+    is not known.
+    """
+    ahead = [0 if i.nodes else messages_ahead(i) or _of_transfer(i) for i in instances]
+    counts = np.fromiter((len(i.rows) for i in instances), np.int64, len(instances))
+    of = np.full(len(exchanges), -1, np.int64)
+    of[np.concatenate([i.rows for i in instances])] = np.repeat(np.arange(len(instances)), counts)
+    rows = np.flatnonzero((exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (of >= 0))
+    line = _line(exchanges, rows)
+    order = np.lexsort((exchanges["order"][rows], line))
+    rows, line = rows[order], line[order]
+    of = of[rows]
+    begin = np.flatnonzero(np.r_[True, (line[1:] != line[:-1]) | (of[1:] != of[:-1])])[: len(rows)]
+    return rows, of, line, begin, np.array(ahead, np.int64)[of[begin]]
+
+
+def _line(exchanges: Picked, rows: Ints) -> Ints:
+    """The direction of a connection that each row goes."""
+    line = 2 * exchanges["connection"][rows].astype(np.int64)
+    line += exchanges["src"][rows] > exchanges["dst"][rows]
+    return line
 
 
 def _of_hosts(endpoint: Ints, posted: tuple[Ints, Ints], level: float) -> NDArray[np.float64]:
