@@ -38,8 +38,8 @@ def overdue(
     ``of_row``: each row's group.
 
     What is known of reactions: how long hosts take from a grant to its data (for an answer, which needs no
-    more), from an input to a send that had waited for it, and from the inputs of the group's other ranks to
-    their first acts. Each may hold more than a reaction, late entries above all, so the one counts that makes
+    more), from an input to a send that had waited for it, both together, and from the inputs of the group's
+    other ranks to their first acts. Each may hold more than a reaction, late entries above all, so the one counts that makes
     a delay look the rarest.
     """
     out = np.zeros(len(answers), bool)
@@ -54,7 +54,7 @@ def overdue(
             group = np.flatnonzero(mine & (of_row == each))
             waited = entries.waited_ns[of_waited == each]
             known = [waited if len(waited) >= FEWEST else entries.waited_ns]
-            known += [] if granted is None else [granted]
+            known += [] if granted is None else [granted, np.concatenate([known[0], granted])]
             ends = entries.endpoint[group]
             for endpoint in np.unique(ends).tolist():
                 rows = group[ends == endpoint]
