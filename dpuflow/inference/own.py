@@ -84,8 +84,8 @@ def own_lateness(
         & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
     )
     mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
-    # Who waited for an input or an offer was there before, and who sent first may not have been late at all: were these
-    # not counted, single incidents would make a habit.
+    # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
+    # were these not counted, single incidents would make a habit.
     waited = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER))
     unproved = tied_rows(instances, entries) & (waited | entries.exact) & (causes.excess_ns != NEVER) & ~known
     excess = np.where(unproved, np.where(waited, 0, causes.excess_ns), excess)

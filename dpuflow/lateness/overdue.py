@@ -39,8 +39,8 @@ def overdue(
 
     What is known of reactions: how long hosts take from a grant to its data (for an answer, which needs no
     more), from an input to a send that had waited for it, both together, and from the inputs of the group's
-    other ranks to their first acts. Each may hold more than a reaction, late entries above all, so the one counts that makes
-    a delay look the rarest.
+    other ranks to their first acts. Each may hold more than a reaction, late entries above all, so the one
+    counts that makes a delay look the rarest.
     """
     out = np.zeros(len(answers), bool)
     both = answers | sends
