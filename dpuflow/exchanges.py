@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
+_NEGATIVE = 1 << 31  # MPI tags of a library's own, as unsigned numbers
 
 
 def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Rows:
@@ -38,7 +39,11 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
     named = columns["op"] != Op.UNKNOWN
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM) & ~named
     roce |= wire == Wire.NCCL_DATA
-    keyed = np.flatnonzero((named | (wire == Wire.TAGGED)) & (role != Role.CONTROL))
+    # Of an operation that nothing here knows (MPI_Exscan) the numbers count: they are no lost messages.
+    numbered = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & ~named
+    if numbered.any():
+        numbered &= columns["tag"] >= _NEGATIVE
+    keyed = np.flatnonzero((named | numbered | (wire == Wire.TAGGED)) & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
     bursts = _unframed(transfers, wire)
     pieces = [EXCHANGE.zeros(0)]

@@ -181,6 +181,8 @@ RXM_IDENT: Final = 16  # u64
 RXM_BYTES: Final = 40  # u64
 RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_LAST = 0, 1, 2, 3, 7, 8
 
+MPI_SCAN_TAGS: Final = (-18, -24)  # MPI_Exscan, MPI_Scan: operations that have no name here
+
 # -- NCCL: net_socket -------------------------------------------------------------------------
 NCCL_SIZE: Final = 4  # i32: bytes of the message that follows
 NCCL_HELLO: Final = 13  # u64 magic, i32 type 3, u8 index of the socket; the connecting side's first bytes

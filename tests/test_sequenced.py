@@ -156,6 +156,35 @@ def test_a_message_nobody_saw_leaves_the_rest_in_place() -> None:
     assert [i.blind for i in found] == [frozenset()] + [frozenset({2})] + [frozenset()] * 8
 
 
+EXSCAN, USER = 2**32 - 18, 7
+
+
+@pytest.mark.parametrize("style", ["eager", "rendezvous"])
+@pytest.mark.parametrize(
+    ("tag", "op"), [(EXSCAN, Op.UNKNOWN), (USER, Op.SEND_RECV), (2**32 - 99, Op.UNKNOWN)]
+)
+def test_other_messages_of_the_communicator_leave_no_holes(style: str, tag: int, op: Op) -> None:
+    """ob1 numbers all messages of a communicator: scans, point to point, and what nobody knows."""
+    world, free = World(style), dict.fromkeys(range(4), 0)
+    chain, played = algorithm_of(Op.BROADCAST, "chain"), []
+    for turn in range(8):
+        enter = {r: at + 5_000_000 + (r * 7919 + turn * 31) % 20_000 for r, at in free.items()}
+        free = world.play(chain, 512, enter, tag=tag).leave_ns
+        played.append(world.play(ring(), 64_000, {r: at + 20_000 for r, at in free.items()}))
+        free = played[-1].leave_ns
+    transfers = world.transfers()
+    transfers["op"][transfers["tag"] == tag] = op
+    found = build_collectives(build_exchanges(transfers), np.arange(4))
+    check([i for i in found if i.op == Op.ALL_REDUCE], played)
+    assert not any(HOLE in i.rows or i.confidence < 1 for i in found if i.op == Op.ALL_REDUCE)
+    rest = [i for i in found if i.op != Op.ALL_REDUCE]
+    if tag == EXSCAN:
+        told = [(i.op, i.algorithm, i.order, i.size) for i in rest]
+        assert told == [(Op.UNKNOWN, chain, [0, 1, 2, 3], 512)] * 8
+    else:
+        assert {(i.op, len(i.order)) for i in rest} <= {(Op.SEND_RECV, 2)}
+
+
 def test_two_communicators_with_one_context_number() -> None:
     """MPI_Comm_split gives both halves the same context."""
     world = World("eager")

@@ -42,6 +42,7 @@ def build_collectives(
     from dpuflow.collectives.pages import without_pages
     from dpuflow.collectives.puts import put_instances
     from dpuflow.collectives.repeated import repeated_instances
+    from dpuflow.collectives.scans import scan_instances, scan_rows
     from dpuflow.collectives.sequenced import cut_streams, sequenced_instances
     from dpuflow.collectives.sessions import sessions
     from dpuflow.collectives.sockets import socket_instances
@@ -66,6 +67,9 @@ def build_collectives(
         whole = sum(len(instance.rows) for instance in cut if instance.complete)
         understood = whole >= EXPLAINED * len(unnamed)
         instances.extend(cut if understood else repeated_instances(exchanges, unnamed, position))
+    for communicator in _communicators(exchanges, scan_rows(exchanges)):
+        for rows in sessions(exchanges, communicator):
+            instances.extend(scan_instances(exchanges, rows, position, near))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
     written &= exchanges["data_ns"] != NEVER

@@ -126,22 +126,33 @@ def has_numbers(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
 def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
     """Each operation's streams. Numbers that ob1 gave out but nobody saw become HOLEs.
 
-    A hole goes to the operation of the message before it, or of the one after where none is.
+    A hole goes to the operation of the message before it, or of the one after where none is. Other messages
+    of the communicator (point to point, MPI_Exscan) have numbers of their own.
     """
     found: dict[Op, list[tuple[Edge, NDArray[np.int64]]]] = {}
+    others = _others(exchanges, streams)
     for edge, rows in streams.left():
-        number = exchanges["sub"][rows].astype(np.int64)
+        number, whole = exchanges["sub"][rows].astype(np.int64), False
+        taken = others.get(edge, rows[:0])
         if has_numbers(exchanges, rows).all():
             # What was lost on its way was read late, yet belongs where its number says.
-            whole = np.asarray(np.unwrap(number, period=_NUMBERS), np.int64)
-            if len(np.unique(whole)) == len(whole):  # else they began anew
-                in_order = np.argsort(whole, kind="stable")
-                rows, number = rows[in_order], whole[in_order]
+            both = np.concatenate([rows, taken])
+            both = both[np.argsort(exchanges["order"][both], kind="stable")]
+            along = np.unwrap(exchanges["sub"][both].astype(np.int64), period=_NUMBERS).astype(np.int64)
+            whole = len(np.unique(along)) == len(along)  # else they began anew
         else:
             number = np.arange(len(rows))
-        skipped = (np.diff(number, prepend=number[:1] - 1) - 1) % _NUMBERS
+        if whole:
+            mine = np.isin(both, rows)
+            in_order = np.argsort(along[mine], kind="stable")
+            rows, number = both[mine][in_order], along[mine][in_order]
+        before = np.r_[number[:1] - 1, number[:-1]]
+        skipped = (number - before - 1) % _NUMBERS
+        if whole and len(taken):
+            known = np.sort(along[~mine])
+            skipped -= np.searchsorted(known, number) - np.searchsorted(known, before)
         # A jump by more than what could hide is a new start, not a hole.
-        skipped = np.where(skipped > len(rows), 0, skipped)
+        skipped = np.where(skipped > len(rows), 0, np.maximum(skipped, 0))
         ops = exchanges["op"][rows]
         own = np.repeat(rows, skipped + 1)
         whose = np.repeat(np.r_[ops[:1], ops[:-1]], skipped + 1)
@@ -153,3 +164,15 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
         for op in np.unique(whose).tolist():
             found.setdefault(Op(op), []).append((edge, own[whose == op]))
     return {op: Streams.of(parts) for op, parts in found.items()}
+
+
+def _others(exchanges: Rows, streams: Streams) -> dict[Edge, NDArray[np.int64]]:
+    """Of each edge of the streams the rows on its connections that the same communicator numbers, too."""
+    here = np.zeros(len(exchanges), bool)
+    here[streams.rows] = True
+    rows = np.flatnonzero(~here & has_numbers(exchanges, np.arange(len(exchanges))))
+    for name in ("context", "connection"):
+        rows = rows[np.isin(exchanges[name][rows], np.unique(exchanges[name][here]))]
+    if not len(rows):
+        return {}
+    return {edge: mine for edge, mine in edge_streams(exchanges, rows).left() if edge in streams.number}
