@@ -64,6 +64,16 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
     return _sorted(np.concatenate(pieces)) if len(pieces) > 2 else pieces[-1]
 
 
+def there_ns(exchanges: Rows | Picked) -> NDArray[np.int64]:
+    """When the receiver had all the data of each exchange; NEVER where it was not seen to arrive.
+
+    What an MPI library READs is there when it says so; anything else when it arrived.
+    """
+    read = (exchanges["op"] != Op.UNKNOWN) & (exchanges["wire"] == Wire.ROCE_READ)
+    there = exchanges["arrived_end_ns"]
+    return np.where(read & (there != NEVER), np.maximum(there, exchanges["taken_ns"]), there)
+
+
 def announced(transfers: Rows, exchanges: Rows) -> NDArray[np.int64]:
     """Bytes that the grant of each exchange allowed, 0 where none was seen or it did not say."""
     found = np.zeros(len(exchanges), np.int64)
@@ -198,12 +208,15 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     latest("data_end_ns", data, rows["sent_end_ns"])
     latest("arrived_end_ns", data, rows["arrived_end_ns"])
     latest("acked_ns", data, rows["acked_ns"])
+    latest("taken_ns", data, rows["taken_ns"])
     says_read = _says_read(rows)
     if says_read.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
-        latest(
-            "arrived_end_ns", data | says_read, np.where(says_read, rows["sent_ns"], rows["arrived_end_ns"])
-        )
-        latest("acked_ns", data | says_read, np.where(says_read, rows["arrived_end_ns"], rows["acked_ns"]))
+        # libfabric hands a message on when its own word has been acknowledged (rxm_rndv_rx_finish).
+        holds = (rows["flags"] & MessageFlag.HOLDS_SENDER) != 0
+        said = np.where(holds, np.maximum(rows["sent_ns"], rows["acked_ns"]), rows["sent_ns"])
+        latest("taken_ns", data | says_read, np.where(says_read, said, rows["taken_ns"]))
+        heard = np.maximum(rows["arrived_end_ns"], rows["taken_ns"])
+        latest("acked_ns", data | says_read, np.where(says_read, heard, rows["acked_ns"]))
 
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced, granted, inferred = np.zeros((3, count), np.uint64)

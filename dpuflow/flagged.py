@@ -104,7 +104,7 @@ def _made(rows: Rows, unit: Ints, flag: NDArray[np.bool_], data: NDArray[np.bool
     head = by_time[first]
     out[:] = rows[head]
     for name, least in (("data_ns", True), ("arrived_ns", True), ("data_end_ns", False),
-                        ("arrived_end_ns", False), ("acked_ns", False)):  # fmt: skip
+                        ("arrived_end_ns", False), ("acked_ns", False), ("taken_ns", False)):  # fmt: skip
         seen = rows[name] != NEVER
         best = np.full(count, _FAR if least else NEVER)
         (np.minimum if least else np.maximum).at(best, unit[seen], rows[name][seen])

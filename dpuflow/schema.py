@@ -210,6 +210,7 @@ class MessageFlag(IntEnum):
     HIDDEN = 8  # its header was not seen whole (beyond the snap length): fields are inferred
     REORDERED = 16  # packets of it came out of order
     OPENING = 32  # the first on a connection whose beginning was captured (libraries that tag messages)
+    HOLDS_SENDER = 64  # the call that sends it returns when it is acknowledged (libfabric)
 
 
 PACKET: Final = make_record(
@@ -404,6 +405,7 @@ TRANSFER = make_record(
     ("arrived_ns", "i8", "ns", "first packet, at the vantage point nearest the receiver"),
     ("arrived_end_ns", "i8", "ns", "completed, same place"),
     ("acked_ns", "i8", "ns", "ACK of its end, at the vantage point nearest the sender; NEVER if none"),
+    ("taken_ns", "i8", "ns", "the same as it left the receiver's own node; NEVER if that was not captured"),
     ("bytes", "u8", "B", "as in MESSAGE"),
     ("announces", "u8", "B", "as in MESSAGE"),
     ("va", "u8", "B", "as in MESSAGE"),
@@ -446,8 +448,9 @@ EXCHANGE: Final = make_record(
     ("data_ns", "i8", "ns", "first packet of the data at the sender"),
     ("data_end_ns", "i8", "ns", "last packet of the data at the sender"),
     ("arrived_ns", "i8", "ns", "first packet of the data at the receiver"),
-    ("arrived_end_ns", "i8", "ns", "all data there; of what was read, when the reader said so"),
+    ("arrived_end_ns", "i8", "ns", "last packet of the data at the receiver"),
     ("acked_ns", "i8", "ns", "ACK of the data's end, at the sender; NEVER if none"),
+    ("taken_ns", "i8", "ns", "the receiver's host had it: its ACK left, or its word that it has read"),
     ("bytes", "u8", "B", "payload"),
     ("connection", "u4", "", "as in TRANSFER"),
     ("src", "u4", "row", "endpoint that sends the data"),

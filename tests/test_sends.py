@@ -188,10 +188,10 @@ def test_rxm_segments_are_one_message() -> None:
 
 
 def test_the_first_message_of_a_connection_is_marked() -> None:
-    opening = int(MessageFlag.OPENING)
+    opening, holds = int(MessageFlag.OPENING), int(MessageFlag.HOLDS_SENDER)
     messages = [(rxm(0, 0, 8192, -12), 8256)] * 3
-    assert read(messages)["flags"].tolist() == [opening, 0, 0]
-    assert read(messages, pairing=Pairing.ACKS)["flags"].tolist() == [0, 0, 0]
+    assert read(messages)["flags"].tolist() == [opening | holds, holds, holds]
+    assert read(messages, pairing=Pairing.ACKS)["flags"].tolist() == [holds, holds, holds]
     messages = [(ucx_only(-16), 9), (ucx_only(-12), 109)]
     assert read(messages, pairing=Pairing.ACKS)["flags"].tolist() == [0, 0]
     messages.insert(1, (bytes([1]) + bytes(30), 31))  # its connections are set up beside the first messages
@@ -286,7 +286,7 @@ def test_real_messages_add_up(shared: Path, case: str, op: Op, size: int) -> Non
     """libfabric and UCX under Open MPI: every message of the operation has the size of one block."""
     file = shared / "captures" / "roce" / case / "node0.pcap.gz"
     rows = ingest([str(file)], "node0", 0, 1, None).messages
-    mine = rows[(rows["op"] == op) & ((rows["flags"] & ~np.uint8(MessageFlag.OPENING)) == 0)]
+    mine = rows[(rows["op"] == op) & ((rows["flags"] & ~np.uint8(MessageFlag.OPENING | MessageFlag.HOLDS_SENDER)) == 0)]
     keys, number = np.unique(mine[["flow", "sub"]], return_inverse=True)
     sums = np.bincount(number.reshape(-1), mine["bytes"].astype(np.int64))
     assert len(keys) > 70

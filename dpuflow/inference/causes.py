@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.inference.beside import seen_from_beside
-from dpuflow.lateness import AT_MOST, Rule, against_others, previous_row
+from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ def causes_of(
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
     fed_ns, held_up = fed or (np.full(len(last), NEVER), np.zeros(len(last), bool))
-    since_leave = _excess(entries, last, entries.leave_ns, fed_ns, instances)
-    since_idle = _excess(entries, last, entries.idle_ns, fed_ns, instances)
+    # Who entered after it had left, nobody knows when, may have worked for any time.
+    open_ended = (relative.bound == AT_LEAST) & ~entries.exact & (entries.rule != Rule.QUEUED)
+    since_leave = _excess(entries, last, entries.leave_ns, fed_ns, instances, ~open_ended)
+    since_idle = _excess(entries, last, entries.idle_ns, fed_ns, instances, ~open_ended)
     excess = np.minimum(since_leave, since_idle)
     excess[staged] = NEVER
     beside = seen_from_beside(instances, entries)
@@ -152,6 +154,7 @@ def _excess(
     left_ns: NDArray[np.int64],
     fed_ns: NDArray[np.int64],
     instances: Sequence[Instance],
+    dated: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
@@ -162,7 +165,7 @@ def _excess(
     """
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
     # Of a rank that nothing was seen of only a lower bound of its entry is known.
-    known = (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
+    known = dated & (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
     known &= ~_only_took(entries, last, instances)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
     credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))

@@ -136,6 +136,7 @@ def fold(messages, capture, first, last, acked, row, gives, near, out):  # type:
         if (gives[i] & RECEIVER) != 0:
             t.arrived_ns = first[i]
             t.arrived_end_ns = last[i]
+            t.taken_ns = acked[i] if near[i] == 0 else NEVER
             t.arrival_capture = np.uint16(capture)
             t.arrival_message = np.uint32(i)
             if near[i] == 0:
@@ -173,6 +174,7 @@ def single(messages, order, first, rows, near, connection, src, dst, out):  # ty
         t.arrived_ns = first[i]
         t.arrived_end_ns = m.last_ns
         t.acked_ns = m.acked_ns
+        t.taken_ns = m.acked_ns if near[flow] == 0 else NEVER
         t.bytes = m.bytes
         t.announces = m.announces
         t.va = m.va

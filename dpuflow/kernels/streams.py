@@ -75,7 +75,7 @@ def deal(exchanges, rows, key, at, out, last):  # type: ignore[no-untyped-def]
 
 
 TIMES = ("offer_ns", "offer_arrived_ns", "grant_ns", "grant_arrived_ns", "data_ns", "data_end_ns",
-         "arrived_ns", "arrived_end_ns", "acked_ns")  # fmt: skip
+         "arrived_ns", "arrived_end_ns", "acked_ns", "taken_ns")  # fmt: skip
 NUMBERS = ("src", "dst", "connection", "order", "offer", "grant", "data", "packets", "retransmitted")
 KINDS = ("wire", "flags", "seen")
 
@@ -94,6 +94,7 @@ def pick(exchanges, rows, times, numbers, kinds):  # type: ignore[no-untyped-def
         times[6, i] = e.arrived_ns
         times[7, i] = e.arrived_end_ns
         times[8, i] = e.acked_ns
+        times[9, i] = e.taken_ns
         numbers[0, i] = e.src
         numbers[1, i] = e.dst
         numbers[2, i] = e.connection

@@ -31,6 +31,7 @@ def _open(t, e, turn):  # type: ignore[no-untyped-def]
     e.arrived_ns = NEVER
     e.arrived_end_ns = NEVER
     e.acked_ns = NEVER
+    e.taken_ns = NEVER
     e.connection = t.connection
     e.context = t.context
     e.tag = t.tag
@@ -72,6 +73,7 @@ def pay(transfers, part, head, tail, latest, turns, granted, written, after, out
             e.data_end_ns = t.sent_end_ns
             e.arrived_end_ns = t.arrived_end_ns
             e.acked_ns = t.acked_ns
+            e.taken_ns = t.taken_ns
             e.packets += t.packets
             e.flags |= t.flags
             e.retransmitted += t.retransmitted
@@ -113,6 +115,7 @@ def pay(transfers, part, head, tail, latest, turns, granted, written, after, out
             e.arrived_ns = t.arrived_ns
             e.arrived_end_ns = t.arrived_end_ns
             e.acked_ns = t.acked_ns
+            e.taken_ns = t.taken_ns
             e.bytes = t.bytes
             e.packets = t.packets
             e.wire = t.wire

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.exchanges import there_ns
 from dpuflow.lateness.handover import handled_ns, typical, waited_sends
+from dpuflow.lateness.leaving import as_acknowledged
 from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.passing import SLOTS, consumed, reached_by_first
 from dpuflow.lateness.reached import reached_before, resumed_before
@@ -185,7 +187,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     send_ns, send_at = _earliest(total, sender, offered)
     ready_ns, ready_at = _earliest(total, receiver, ready)
     answer_ns, answer_at = _earliest(total, receiver, answer)
-    input_ns, _ = _earliest(total, receiver, picked["arrived_end_ns"])
+    there = there_ns(picked)
+    input_ns, _ = _earliest(total, receiver, there)
 
     rule = np.full(total, Rule.UNSEEN, np.int64)
     enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
@@ -223,9 +226,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     begun = reached_by_first(picked, receiver, enter, act_at, copied, reached, after)
 
     leave = np.full(total, NEVER, np.int64)
-    np.maximum.at(leave, receiver, picked["arrived_end_ns"])
+    np.maximum.at(leave, receiver, there)
     last = np.full(total, NONE32, np.int64)
-    ends = (picked["arrived_end_ns"] != NEVER) & (picked["arrived_end_ns"] == leave[receiver])
+    ends = (there != NEVER) & (there == leave[receiver])
     last[receiver[ends]] = picked["data"][ends]
     sent = np.full(total, NEVER, np.int64)
     # What arrived from a rank without a capture of its own may have left as early as its first packet.
@@ -329,7 +332,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
     at = previous_row(entries)
     shown = np.where((at >= 0) & fed[at], last[at], NONE32)
-    return replace(entries, since_ns=np.where(before <= there, before, NEVER), since_act=shown)
+    entries = replace(entries, since_ns=np.where(before <= there, before, NEVER), since_act=shown)
+    return as_acknowledged(entries, picked, sender, receiver)
 
 
 def _left_before(entries: Entries, held: NDArray[np.bool_], freed: NDArray[np.int64]) -> NDArray[np.int64]:

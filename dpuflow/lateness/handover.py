@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.exchanges import there_ns
 from dpuflow.lateness.needs import started_ns
 from dpuflow.lateness.relative import against_others
 from dpuflow.ordering import Picked, lower_medians, order_within
@@ -62,14 +63,15 @@ def waited_sends(
 
     start = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
     ready = np.full(len(picked), NEVER)
-    np.maximum.at(ready, needs.send, picked["arrived_end_ns"][needs.input])
+    there = there_ns(picked)
+    np.maximum.at(ready, needs.send, there[needs.input])
     # Without an offer the data may have waited for its credit; that is as good as an input.
     credit = np.where(picked["offer_ns"] == NEVER, picked["grant_arrived_ns"], NEVER)
     ready = np.where(ready != NEVER, np.maximum(ready, credit), NEVER)
     ready[_behind_own_data(picked, sender, start, ready)] = NEVER
 
     count = len(picked)
-    times = (picked["arrived_end_ns"], picked["data_end_ns"], start)
+    times = (there, picked["data_end_ns"], start)
     seen = [int(t[t != NEVER].min(initial=_FAR)) for t in times]
     own, after = np.empty((2, count), np.int64)
     keys, order, room = np.empty((3, 3 * count), np.int64)
@@ -216,7 +218,7 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> ND
     to = exchanges["dst"][known].astype(np.int64)
     order = order_within(exchanges["arrived_ns"][known], to)
     to, known = to[order], known[order]
-    begins, ends = exchanges["arrived_ns"][known], exchanges["arrived_end_ns"][known]
+    begins, ends = exchanges["arrived_ns"][known], there_ns(exchanges)[known]
     for endpoint in np.unique(entries.endpoint):
         rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
         low, high = np.searchsorted(to, (endpoint, endpoint + 1))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.exchanges import there_ns
 from dpuflow.schema import NEVER, NONE32, Wire
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def reached_before(
     after = np.full(total, NONE32, np.int64)
     if not len(picked):
         return reached, after
-    data, offer = picked["arrived_end_ns"], picked["offer_arrived_ns"].copy()
+    data, offer = there_ns(picked), picked["offer_arrived_ns"].copy()
     answers = (answer_at >= 0)[receiver]
     next_data = np.full(total, np.iinfo(np.int64).max)
     later = answers & (data > enter[receiver])
@@ -68,7 +69,7 @@ def reached_before(
     row_of[send_at[rows]] = rows
     arcs = row_of[needs.send] >= 0
     row, needed = row_of[needs.send[arcs]], needs.input[arcs]
-    when = picked["arrived_end_ns"][needed]
+    when = data[needed]
     there = (when != NEVER) & (when <= enter[row])
     missing = np.zeros(total, bool)
     missing[row[~there]] = True  # an input that was not captured may have been the last
@@ -93,7 +94,7 @@ def resumed_before(
     the rank is there, whenever its first message leaves. A pause counts that is longer than all that follows
     it up to the first act; every other one may be chance.
     """
-    ends = needs.picked["arrived_end_ns"]
+    ends = there_ns(needs.picked)
     out = np.full(len(enter), NEVER, np.int64)
     if not len(ends):
         return out

@@ -142,6 +142,7 @@ class SendHeads:
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
+                    told.holds = reader is _rxm
                     read.append((mine, told))
                     break
         begun = flows["pairing"] == Pairing.HANDSHAKE
@@ -176,6 +177,7 @@ class _Told:
         self.announces = np.zeros(len(good), np.uint64)  # bytes of the data that an offer or grant speaks of
         self.address = np.zeros(len(good), np.uint64)  # where that data may be read or written; 0 if not told
         self.ident = np.zeros(len(good), np.uint64)  # of the offer that is made or answered
+        self.holds = False  # the call that sends them returns when they are acknowledged
 
 
 def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]:
@@ -263,5 +265,7 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> Non
         rows[name][at] = np.where(named, values, 0)[good].astype(np.uint32)
     if begun:
         rows["flags"][mine[np.flatnonzero(named)[:1]]] |= np.uint8(MessageFlag.OPENING)
+    if told.holds:
+        rows["flags"][at] |= np.uint8(MessageFlag.HOLDS_SENDER)
     carried = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
     rows["bytes"][at] = np.where(told.role[good] == Role.DATA, carried, 0)
