@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, World, algorithm_of, run_job
 
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges import build_exchanges, there_ns
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 
 GLOO = {Role.OFFER: Wire.GLOO_SEND_READY, Role.GRANT: Wire.GLOO_RECV_READY, Role.DATA: Wire.GLOO_DATA}
@@ -68,16 +68,22 @@ def times(exchange: np.void) -> tuple[int, int, int]:
     return int(exchange["offer_ns"]), int(exchange["grant_ns"]), int(exchange["data_ns"])
 
 
-def test_what_is_read_is_there_when_the_reader_says_so() -> None:
-    """UCX and libfabric: offer, READ request, answer, and a word back that its sender waits for."""
+@pytest.mark.parametrize("holds", [False, True])
+def test_what_is_read_is_there_when_the_reader_says_so(*, holds: bool) -> None:
+    """UCX and libfabric: offer, READ request, answer, and a word back that its sender waits for.
+
+    libfabric's reader goes on when that word is acknowledged; the sender when its adapter has handled it.
+    """
     wires = Wires()
+    flags = int(MessageFlag.HOLDS_SENDER) if holds else 0
     for turn in (1, 2):
         at = turn * 1_000_000
-        named = {"sub": turn, "tag": 7}
+        named = {"sub": turn, "tag": 7, "flags": flags}
         wires.add(Wire.ROCE_SEND, Role.OFFER, 0, 1, at, announces=4096, **named)
         wires.add(Wire.ROCE_READ, Role.GRANT, 1, 0, at + 100_000, announces=4096, **named)
         wires.add(Wire.ROCE_READ, Role.DATA, 0, 1, at + 200_000, bytes=4096, **named)
-        wires.add(Wire.ROCE_SEND, Role.DONE, 1, 0, at + 500_000, **named)
+        handled = {"taken_ns": at + 600_000, "acked_ns": at + 600_000 + HOP}
+        wires.add(Wire.ROCE_SEND, Role.DONE, 1, 0, at + 500_000, **named, **handled)
     exchanges = build_exchanges(wires.rows())
     assert exchanges[["src", "dst", "bytes"]].tolist() == [(0, 1, 4096)] * 2
     assert set(exchanges["wire"].tolist()) == {Wire.ROCE_READ}
@@ -86,10 +92,12 @@ def test_what_is_read_is_there_when_the_reader_says_so() -> None:
         ("grant_ns", 100_000),
         ("data_ns", 200_000),
         ("arrived_ns", 200_000 + HOP),
-        ("arrived_end_ns", 500_000),
-        ("acked_ns", 500_000 + HOP),
+        ("arrived_end_ns", 200_000 + HOP),
+        ("taken_ns", 600_000 + HOP if holds else 500_000),
+        ("acked_ns", 600_000),
     ):
         assert exchanges[name].tolist() == [1_000_000 + after, 2_000_000 + after], name
+    assert there_ns(exchanges).tolist() == exchanges["taken_ns"].tolist()
 
 
 def test_nothing_makes_nothing() -> None:

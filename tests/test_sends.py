@@ -286,7 +286,8 @@ def test_real_messages_add_up(shared: Path, case: str, op: Op, size: int) -> Non
     """libfabric and UCX under Open MPI: every message of the operation has the size of one block."""
     file = shared / "captures" / "roce" / case / "node0.pcap.gz"
     rows = ingest([str(file)], "node0", 0, 1, None).messages
-    mine = rows[(rows["op"] == op) & ((rows["flags"] & ~np.uint8(MessageFlag.OPENING | MessageFlag.HOLDS_SENDER)) == 0)]
+    marks = ~np.uint8(MessageFlag.OPENING | MessageFlag.HOLDS_SENDER)
+    mine = rows[(rows["op"] == op) & ((rows["flags"] & marks) == 0)]
     keys, number = np.unique(mine[["flow", "sub"]], return_inverse=True)
     sums = np.bincount(number.reshape(-1), mine["bytes"].astype(np.int64))
     assert len(keys) > 70
