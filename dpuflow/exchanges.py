@@ -17,6 +17,7 @@ from dpuflow.flagged import joined_puts
 from dpuflow.ordering import Picked
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 from dpuflow.stripes import bundled, striped
+from dpuflow.wire import PSN_BITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _FAR = np.iinfo(np.int64).max
 _NEGATIVE = 1 << 31  # MPI tags of a library's own, as unsigned numbers
+PSN_HALF = 1 << (PSN_BITS - 1)
+"""As many packets further on a PSN is another round's: a sender never has more unacknowledged."""
 
 
 def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Rows:
@@ -51,7 +54,7 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
         rows = transfers[keyed]
         back = (rows["role"] == Role.GRANT) | _says_read(rows)
         src = np.where(back, rows["dst"], rows["src"])
-        framed = _sorted(_fill(rows, src, _link(rows, src), keyed))
+        framed = _sorted(_fill(rows, src, _link(rows, src, _sent_before(transfers, rows, src)), keyed))
         framed["order"], direction = _running_number(framed["connection"], framed["src"])
         _mark_cut(framed, direction)
         pieces.append(framed)
@@ -124,8 +127,27 @@ def _pay(
     return out[:count], granted, written
 
 
-def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """The number of its exchange for each row: same match key, same turn within that key."""
+def _sent_before(transfers: Rows, rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """How many packets the sender of each row's data (``src``) had sent on its connection when the row was.
+
+    0 where it sent too few for its PSNs to come round. What is READ has its requester's PSNs.
+    """
+    out = np.zeros(len(rows), np.int64)
+    back = (transfers["wire"] == Wire.ROCE_READ) & (transfers["role"] == Role.DATA)
+    key = 2 * transfers["connection"].astype(np.int64) + ((transfers["src"] > transfers["dst"]) ^ back)
+    for each in np.flatnonzero(np.bincount(key, transfers["packets"]) >= PSN_HALF).tolist():
+        mine = transfers[key == each]
+        sent = np.r_[0, np.cumsum(mine["packets"].astype(np.int64))]
+        of = 2 * rows["connection"].astype(np.int64) + (src == np.maximum(rows["src"], rows["dst"])) == each
+        out[of] = sent[np.searchsorted(mine["sent_ns"], rows["sent_ns"][of])]
+    return out
+
+
+def _link(rows: Rows, src: NDArray[np.uint32], sent: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of its exchange for each row: same match key, same turn within that key.
+
+    ``sent``: packets that had been sent before (``_sent_before``).
+    """
     wire = rows["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
     # Parts share their message's number.
@@ -150,7 +172,10 @@ def _link(rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
         mine = role == each
         turn[mine] = _count_within(mine, starts, group)[mine]
     head = (role == Role.OFFER) | (wire[order] == Wire.OB1_MATCH)
-    turn = np.where(whole[order], 0, turn)
+    # An MPI message on RoCE is named by the PSN of its first packet, which comes round after 2^24 others.
+    round_ = np.cumsum(np.r_[0, np.diff(sent[order]) >= PSN_HALF])
+    round_ -= round_[starts][group]
+    turn = np.where(whole[order], np.where(wire[order] == Wire.TAGGED, 0, round_), turn)
     turn = np.where(ob1[order], np.maximum(_count_within(head, starts, group), 0), turn)
 
     pair = group * (int(turn.max()) + 1) + turn

@@ -100,6 +100,27 @@ def test_what_is_read_is_there_when_the_reader_says_so(*, holds: bool) -> None:
     assert there_ns(exchanges).tolist() == exchanges["taken_ns"].tolist()
 
 
+@pytest.mark.parametrize("between", [(1 << 24) - 3, 1000])
+def test_psns_come_round(between: int) -> None:
+    """2^24 packets later another message has the same number; a few fragments later it is the same one."""
+    wires = Wires()
+    named = {"sub": 5, "tag": 7}
+    for turn in (0, 1):
+        at = turn * 1_000_000
+        wires.add(Wire.ROCE_SEND, Role.OFFER, 1, 0, at, announces=4096, **named)
+        wires.add(Wire.ROCE_READ, Role.GRANT, 0, 1, at + 100_000, announces=4096, **named)
+        wires.add(Wire.ROCE_READ, Role.DATA, 1, 0, at + 200_000, bytes=4096, **named | {"packets": 1 << 24})
+        wires.add(Wire.ROCE_SEND, Role.DONE, 0, 1, at + 500_000, **named)
+    wires.add(Wire.ROCE_SEND, Role.DATA, 1, 0, 600_000, sub=6, packets=between)
+    exchanges = build_exchanges(wires.rows())
+    found = exchanges[exchanges["sub"] == 5]
+    assert len(found) == (2 if between > 1000 else 1)
+    assert found["offer_ns"][0] == 0
+    if len(found) == 2:
+        assert found["offer_ns"][1] == 1_000_000
+        assert found["taken_ns"].tolist() == [500_000, 1_500_000]
+
+
 def test_nothing_makes_nothing() -> None:
     assert len(build_exchanges(TRANSFER.zeros(0))) == 0
     hello = TRANSFER.zeros(1)

@@ -14,7 +14,8 @@ Two libraries under MPI are read, both with integers in the sender's (little-end
   address, u64 size), 10 it was read (the offer's id), 11 ready to receive (the offer's id, its own, u64
   address, u64 size), 16 it was written. Open MPI's tag: 24 bits MPI tag, 20 rank, 20 context.
 
-Every fragment of a message gets the same number, that of its first packet, so that it counts as one transfer.
+Every fragment of a message gets the same number, so that it counts as one transfer: one more than the PSN of
+its first packet, as all captures see it.
 What is read or written for a rendezvous gets its offer's (``rendezvous``). The first message of a connection
 is marked where the capture holds the beginning (CM handshake, UCX's set-up).
 """
@@ -260,7 +261,7 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> Non
     rows["op"][at] = ops[good]
     rows["role"][at], rows["announces"][at] = told.role[good], told.announces[good]
     begin = np.maximum.accumulate(np.where(told.begins & named, np.arange(len(mine)), 0))
-    number = rows["seq"][mine[begin]] & np.uint64(0xFFFFFFFF)
+    number = (rows["seq"][mine[begin]] & np.uint64(wire.PSN_MASK)) + np.uint64(1)  # 0 is no number
     for name, values in (("context", told.context), ("tag", told.tag), ("sub", number)):
         rows[name][at] = np.where(named, values, 0)[good].astype(np.uint32)
     if begun:
