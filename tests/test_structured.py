@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,15 +11,16 @@ import pytest
 from synth_worlds import loop
 
 import dpuflow
+from dpuflow.analysis import analyze_tables
+from dpuflow.collectives import build_collectives
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.streams import columns_of
 from dpuflow.collectives.structured import _kinds, _levels, _merged
+from dpuflow.ingest import ingest
 from dpuflow.schema import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dpuflow.results import Analysis
 
 
@@ -48,6 +50,25 @@ def test_uneven_rings(tmp_path: Path, nodes: int, channels: int, size: int, prot
     assert len(result.collectives) == true
     assert {(c.op, c.algorithm) for c in result.collectives} == {("all_reduce", "ring")}
     assert {c.bytes for c in result.collectives} == {size}  # of data: LL puts a flag beside every four bytes
+
+
+def test_jobs_one_after_the_other_with_other_peers_are_two(tmp_path: Path) -> None:
+    """One node's real capture, and half a minute later the same with another rank beside it."""
+    capture = Path(__file__).parents[1] / "traces" / "nccl-allreduce-n2" / "node0.pcap.gz"
+    first = analyze_tables([ingest([str(capture)], "node0", 0)])
+    then = first.exchanges.copy()
+    other = next(each for each in (0, 1) if [each] not in first.joined.local)
+    for name in ("src", "dst"):
+        then[name][then[name] == other] = 2
+    for name in then.dtype.names or ():
+        if name.endswith("_ns"):
+            then[name][then[name] != NEVER] += 30_000_000_000
+    then["connection"] += first.exchanges["connection"].max() + 1
+    found = build_collectives(
+        np.concatenate([first.exchanges, then]), np.arange(3), frozenset(first.joined.local[0])
+    )
+    assert {(i.op, len(i.order)) for i in found} == {(Op.ALL_REDUCE, 2)}
+    assert len(found) == 2 * len(first.instances) == 60
 
 
 def test_ll128_does_not_tell_the_size_of_its_data(tmp_path: Path) -> None:

@@ -70,14 +70,40 @@ def structured_instances(
     for streams in _channels(exchanges, dealt, at, end):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
-        # NCCL's clear-to-send entries count from 1.
-        whole = bool((exchanges["sub"][streams.rows[streams.at]] == 1).all())
-        messages = streams.count
-        cut = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits, near=near)
-        named = [i for i in cut if i.algorithm is not None and _is_evident(i)]
-        if sum(len(i.rows) for i in named) >= EXPLAINED * messages:
-            channels.append(named)
-    return found + _merged(channels, exchanges, columns)
+
+        def read(streams: Streams) -> list[Instance]:
+            # NCCL's clear-to-send entries count from 1.
+            whole = bool((exchanges["sub"][streams.rows[streams.at]] == 1).all())
+            messages = streams.count
+            cut = cut_streams(columns, streams, Op.UNKNOWN, position, settled=whole, habits=habits, near=near)
+            named = [i for i in cut if i.algorithm is not None and _is_evident(i)]
+            return named if sum(len(i.rows) for i in named) >= EXPLAINED * messages else []
+
+        jobs = [read(part) for part in _one_after_the_other(columns, streams)]
+        channels += jobs if len(jobs) > 1 and min(map(len, jobs)) > 1 else [read(streams)]
+    return found + _merged([each for each in channels if each], exchanges, columns)
+
+
+def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
+    """A channel's connections by job: those of the next were first used when those before were done with.
+
+    So may be the steps of a single operation: what comes of it must be several on each side.
+    """
+    begins = np.array([columns.starts[streams.rows[at:end]].min() for at, end in _spans(streams)])
+    ends = np.array([columns.arrivals[streams.rows[at:end]].max() for at, end in _spans(streams)])
+    order = np.argsort(begins, kind="stable")
+    until = np.maximum.accumulate(ends[order])
+    parts = np.split(order, np.flatnonzero(begins[order][1:] > until[:-1]) + 1)
+    if len(parts) < 2 or min(len(part) for part in parts) < 2:
+        return []
+    return [
+        Streams([streams.edges[k] for k in part], streams.rows, streams.at[part], streams.end[part])
+        for part in (np.sort(part) for part in parts)
+    ]
+
+
+def _spans(streams: Streams) -> list[tuple[int, int]]:
+    return list(zip(streams.at.tolist(), streams.end.tolist(), strict=True))
 
 
 def _is_evident(instance: Instance) -> bool:
