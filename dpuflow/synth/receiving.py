@@ -25,7 +25,7 @@ ACK_NO_LIMIT: Final = 0x1F
 REPLY_NS: Final = 10.0
 """Between two replies of one queue pair, at least."""
 STARVED_NS: Final = 1.5e6
-"""By how much later such ACKs are, on average: in the real captures some 15 packets of 0.1 ms are sent again."""
+"""By how much later such ACKs are, on average: in the real captures some 15 packets of 0.1 ms come again."""
 REWIND_NS: Final = 2_000.0
 """From a NAK to the first packet sent again (assumed)."""
 
