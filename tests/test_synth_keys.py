@@ -179,3 +179,36 @@ def test_every_fault_and_key_of_machine_is_checked() -> None:
     with pytest.raises(OptionError, match=r"a\.yaml:2: machine.turn_us: -1 is below 0"):
         parse_scenario(text, "a.yaml")
     assert CTS == 0
+
+
+@pytest.mark.parametrize(("leaf", "routed"), [(4, False), (1, True)])
+def test_frames_over_the_spine_are_routed(tmp_path: Path, leaf: int, routed: bool) -> None:
+    """They come with another source and three hops less; what stays under one leaf is switched."""
+    more = settings(
+        cluster={"nodes": 2, "nodes_per_leaf": leaf},
+        observation={"compress": False, "clocks": {"jitter_ns": 0}},
+    )
+    write_case(loop(REDUCE, more, iterations=1), str(tmp_path))
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    macs = [bytes.fromhex(node["mac"].replace(":", "")) for node in meta["nodes"]]
+    seen = set()
+    for node in (0, 1):
+        for _, frame in records(tmp_path / f"node{node}.pcap"):
+            mine = frame[26:30] == bytes((10, 0, 0, node + 1))
+            seen.add((mine, frame[22], frame[:6] == macs[node], frame[6:12] == macs[node]))
+            assert (frame[:6] in macs and frame[6:12] in macs) != routed
+    assert seen == {(True, 255, False, True), (False, 252 if routed else 255, True, False)}
+
+
+def test_worlds_begin_at_some_time_of_a_day(tmp_path: Path) -> None:
+    begins = set()
+    for seed in (1, 2, 3):
+        folder = tmp_path / str(seed)
+        write_case(
+            loop(REDUCE, settings(seed=seed, observation={"compress": False}), iterations=1), str(folder)
+        )
+        truth = json.loads((folder / "truth.json").read_text())
+        first = records(folder / "node0.pcap")[0][0]
+        assert 0 <= first - min(truth["collectives"][0]["enter_ns"]) + 10**6 < 2 * 10**6
+        begins.add(first // 10**9)
+    assert len(begins) == 3

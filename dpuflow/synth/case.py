@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpuflow.synth.observe import EPOCH_NS, Capture, capture, vantages
+from dpuflow.synth.observe import Capture, capture, epoch_ns, vantages
 from dpuflow.synth.scenario import GpuLate, Late, Scenario, SlowHost
 from dpuflow.synth.world import Played, play
 
@@ -32,33 +32,34 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def _truth(played: Played) -> dict[str, Any]:
+    begin_ns = epoch_ns(played.scenario)
     works = sorted(played.works, key=lambda work: min(work.enter_ns.values(), default=0.0))
     return {
         "case": played.scenario.name,
         "what": played.scenario.about,
         "clock": "node 0's",
         "collectives": [
-            _collective(number, work, played.scenario.ranks) for number, work in enumerate(works)
+            _collective(begin_ns, number, work, played.scenario.ranks) for number, work in enumerate(works)
         ],
-        "requests": [_request(request) for request in played.requests],
-        "transfers": [_transfer(transfer, works) for transfer in played.transfers],
+        "requests": [_request(begin_ns, request) for request in played.requests],
+        "transfers": [_transfer(begin_ns, transfer, works) for transfer in played.transfers],
     }
 
 
-def _request(request: Request) -> dict[str, Any]:
+def _request(begin_ns: int, request: Request) -> dict[str, Any]:
     return {
         "client": request.client,
         "session": request.session,
         "prompt_bytes": request.prompt,
         "tokens": request.tokens,
         **{
-            f"{name}_ns": _stamp(getattr(request, f"{name}_ns"))
+            f"{name}_ns": _stamp(begin_ns, getattr(request, f"{name}_ns"))
             for name in ("sent", "arrived", "first", "last")
         },
     }
 
 
-def _transfer(transfer: Transfer, works: list[Work]) -> dict[str, Any]:
+def _transfer(begin_ns: int, transfer: Transfer, works: list[Work]) -> dict[str, Any]:
     """One cache, its receiver's first operation after it, and how long that had waited, if it had."""
     ends = transfer.endpoint
     assert transfer.told_ns is not None, "a transfer never happened"
@@ -76,25 +77,25 @@ def _transfer(transfer: Transfer, works: list[Work]) -> dict[str, Any]:
         "to": ends.dst.rank,
         "bytes": transfer.size,
         "page_bytes": min(ends.manner.page, transfer.size),
-        "offered_ns": _stamp(transfer.offered_ns),
-        "start_ns": _stamp(transfer.start_ns),
-        "end_ns": _stamp(transfer.end_ns),
-        "wanted_ns": _stamp(transfer.wanted_ns),
-        "first_token_ns": None if first is None else _stamp(first),
+        "offered_ns": _stamp(begin_ns, transfer.offered_ns),
+        "start_ns": _stamp(begin_ns, transfer.start_ns),
+        "end_ns": _stamp(begin_ns, transfer.end_ns),
+        "wanted_ns": _stamp(begin_ns, transfer.wanted_ns),
+        "first_token_ns": None if first is None else _stamp(begin_ns, first),
         "wait_before_first_token_ns": None if wait is None else round(wait),
     }
 
 
-def _stamp(time_ns: float | None) -> int:
+def _stamp(begin_ns: int, time_ns: float | None) -> int:
     assert time_ns is not None, "it never happened"
-    return EPOCH_NS + round(time_ns)
+    return begin_ns + round(time_ns)
 
 
-def _collective(number: int, work: Work, ranks: int) -> dict[str, Any]:
+def _collective(begin_ns: int, number: int, work: Work, ranks: int) -> dict[str, Any]:
     def by_rank(values: dict[int, float], default: int | None) -> list[int | None]:
         found: list[int | None] = [None] * ranks
         for rank in work.plan.shares:
-            found[rank] = EPOCH_NS + round(values[rank]) if default is None else round(values.get(rank, 0.0))
+            found[rank] = begin_ns + round(values[rank]) if default is None else round(values.get(rank, 0.0))
         return found
 
     row = {
@@ -148,7 +149,7 @@ def _meta(played: Played, captures: list[Capture]) -> dict[str, Any]:
                 "capture": each.name,
                 "offset_ns": each.clock.offset_ns,
                 "drift_ppb": each.clock.drift_ppb,
-                "at_node0_ns": EPOCH_NS,
+                "at_node0_ns": each.clock.epoch_ns,
             }
             for each in captures
         ],

@@ -71,14 +71,25 @@ class Network:
             )
             for i in range(clients)
         ]
+        leaves = -(-(beyond + clients) // cluster.nodes_per_leaf)
+        self.gateways = [vendor + random.randrange(1 << 24).to_bytes(3, "big") for _ in range(leaves + 1)]
+        """MAC address of each leaf switch, where what goes over the spine is routed."""
         self._near_ns = cluster.latency_us * 1e3
         self._far_ns = self._near_ns + cluster.hop_us * 1e3
         self._leaf = cluster.nodes_per_leaf
         self._losses: dict[tuple[int, int], Losses | None] = {}
 
+    def near(self, src: Port, dst: Port) -> bool:
+        """Whether both are under one leaf switch."""
+        return src.node // self._leaf == dst.node // self._leaf
+
+    def gateway(self, port: Port) -> bytes:
+        """The MAC address of its leaf switch."""
+        return self.gateways[port.node // self._leaf]
+
     def latency_ns(self, src: Port, dst: Port) -> float:
         """One way between two ports."""
-        return self._near_ns if src.node // self._leaf == dst.node // self._leaf else self._far_ns
+        return self._near_ns if self.near(src, dst) else self._far_ns
 
     def losses(self, src: Port, dst: Port) -> Losses | None:
         """What is lost between the two nodes; None for nothing."""

@@ -58,7 +58,7 @@ class Framer:
         ends = played.ends
         both = [(e.src, e.dst, e.queue_pair) for e in ends] + [(e.dst, e.src, e.reply_pair) for e in ends]
         # By flow and direction: bytes of addresses as they stand in a frame.
-        self._macs = np.array([list(dst.mac + src.mac) for src, dst, _ in both], np.uint8).reshape(-1, 12)
+        self._macs = _macs(played)
         self._ips = np.array([list(src.ip.packed + dst.ip.packed) for src, dst, _ in both], np.uint8).reshape(
             -1, 8
         )
@@ -67,7 +67,9 @@ class Framer:
         self._services = np.array([e.ports for e in ends] + [e.ports[::-1] for e in ends], np.int64).reshape(
             -1, 2
         )
-        self._hops = np.array([1 if network_near(played, i) else 3 for i in range(len(ends))] * 2, np.int64)
+        # Under one leaf frames are switched; over the spine they are routed three times.
+        near = [played.network.near(flow.src, flow.dst) for flow in played.flows]
+        self._hops = np.array([0 if each else 3 for each in near] * 2, np.int64)
         acks = played.trace.acks.read()
         self._ranges = np.stack([acks[name] for name in ACKS[1:]], axis=1)
         self._tags = np.array(played.tags, np.int64)
@@ -175,7 +177,7 @@ class Framer:
         length: int,
         protocol: int = wire.IPPROTO_UDP,
     ) -> None:
-        head[:, 0:12] = self._macs[way]
+        head[:, 0:12] = self._macs[way, packets["received"] % 2]
         head[:, 12:14] = (8, 0)
         head[:, IP_AT] = 0x45
         traffic = np.where(packets["back"] == 1, self._class & 0xFC, self._class)
@@ -262,8 +264,16 @@ class Framer:
         return ~checksum.skip(state, self._pool[own:payload] + bytes(pad))
 
 
-def network_near(played: Played, flow: int) -> bool:
-    """Whether both ends of the flow are under one leaf switch."""
-    leaf = played.scenario.cluster.nodes_per_leaf
-    ends = played.flows[flow]
-    return ends.src.node // leaf == ends.dst.node // leaf
+def _macs(played: Played) -> Bytes:
+    """Destination and source of each way, as frames leave and as they arrive: ways x 2 x 12 bytes."""
+    network = played.network
+    found = np.zeros((2 * len(played.ends), 2, 12), np.uint8)
+    for number, (flow, ends) in enumerate(zip(played.flows, played.ends, strict=True)):
+        for back in (0, 1):
+            src, dst = (flow.src, flow.dst)[:: -1 if back else 1]
+            own, other = (ends.src, ends.dst)[:: -1 if back else 1]
+            near = network.near(src, dst)
+            leaves = (other.mac if near else network.gateway(src)) + own.mac
+            comes = other.mac + (own.mac if near else network.gateway(dst))
+            found[number + back * len(played.ends)] = [list(leaves), list(comes)]
+    return found

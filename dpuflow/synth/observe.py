@@ -25,22 +25,24 @@ if TYPE_CHECKING:
     from dpuflow.synth.world import Played
 
 EPOCH_NS: Final = 1_800_000_000 * 10**9
-"""When worlds begin on node 0's clock."""
+"""Within a day from here worlds begin on node 0's clock."""
+DAY_NS: Final = 86_400 * 10**9
 MAGIC_NS: Final = 0xA1B23C4D
 WHOLE: Final = 262_144  # the snap length a file states where all bytes are kept
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A vantage point's clock minus node 0's: ``offset_ns`` at EPOCH_NS, and its drift."""
+    """A vantage point's clock minus node 0's: ``offset_ns`` at the world's start, ``epoch_ns``; drift."""
 
+    epoch_ns: int
     offset_ns: int
     drift_ppb: float
 
     def local(self, true_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Stamps for times since the start of the world."""
         drift = np.rint(true_ns * (self.drift_ppb * 1e-9)).astype(np.int64)
-        return np.asarray(EPOCH_NS + self.offset_ns + true_ns + drift, np.int64)
+        return np.asarray(self.epoch_ns + self.offset_ns + true_ns + drift, np.int64)
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,19 @@ class Capture:
     passed: int  # not among the sample
 
 
+def epoch_ns(scenario: Scenario) -> int:
+    """When the world begins on node 0's clock."""
+    return EPOCH_NS + stream(scenario.seed, "epoch").randrange(DAY_NS)
+
+
 def clock_of(scenario: Scenario, node: int | None) -> Clock:
     """Drawn from the scenario's ranges; node 0's is the reference."""
+    begin_ns = epoch_ns(scenario)
     if node == 0:
-        return Clock(0, 0.0)
+        return Clock(begin_ns, 0, 0.0)
     clocks, draw = scenario.observation.clocks, stream(scenario.seed, "clock", node)
     offset_ns = round(draw.uniform(-1.0, 1.0) * clocks.offset_us * 1e3)
-    return Clock(offset_ns, round(draw.uniform(-1.0, 1.0) * clocks.drift_ppm * 1e3, 3))
+    return Clock(begin_ns, offset_ns, round(draw.uniform(-1.0, 1.0) * clocks.drift_ppm * 1e3, 3))
 
 
 def vantages(scenario: Scenario) -> list[int | None]:
