@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
+import struct
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -208,3 +210,22 @@ def test_evidence_is_what_wireshark_shows(case: str) -> None:
         assert int(out[0]) == first
         assert int(out[1]) > 0  # it carries the message
         assert int(out[-2]) == last
+
+
+def test_libfabric_headers_that_are_cut_are_named(tmp_path: Path) -> None:
+    """54 bytes of each message are what a snap length of 128 leaves of it over IPv6."""
+    kept = 14 + 20 + 8 + 12 + 54
+    with gzip.open(TRACES / "mpi-alltoall-libfabric-n3" / "node0.pcap.gz") as file:
+        raw = file.read()
+    out, at = bytearray(raw[:24]), 24
+    while at < len(raw):
+        s, ns, captured, length = struct.unpack_from("<IIII", raw, at)
+        out += struct.pack("<IIII", s, ns, min(captured, kept), length)
+        out += raw[at + 16 : at + 16 + min(captured, kept)]
+        at += 16 + captured
+    cut = tmp_path / "node0.pcap"
+    cut.write_bytes(out)
+    limits = analyze([Vantage("node0", (str(cut),))]).limits
+    assert any("messages of libfabric are cut within their header" in sentence for sentence in limits)
+    whole = analysed("mpi-alltoall-libfabric-n3", (0,)).limits
+    assert not any("cut within" in sentence for sentence in whole)

@@ -173,6 +173,14 @@ def test_what_is_written_has_the_name_of_its_offer(offer: Callable[[int, int, in
     assert (rows["op"] == Op.ALL_REDUCE).all()
 
 
+@pytest.mark.parametrize(("captured", "hidden"), [(54, True), (HEAD, False), (20, False)])
+def test_headers_that_are_cut_before_their_tag_are_told(captured: int, *, hidden: bool) -> None:
+    """IPv6 leaves 54 bytes of 128, rxm's tag is in the last 8 of its 64."""
+    rows = read([(rxm(0, 0, 8192, -12), 8256)] * 3, captured)
+    assert ((rows["flags"] & MessageFlag.HIDDEN) != 0).tolist() == [hidden] * 3
+    assert set(rows["op"].tolist()) == {Op.ALL_REDUCE if captured == HEAD else Op.UNKNOWN}
+
+
 def test_rxm_segments_are_one_message() -> None:
     rows = read(
         [

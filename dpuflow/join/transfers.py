@@ -33,7 +33,7 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.ordering import Picked
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role
+from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Wire
 from dpuflow.tables import Joined
 
 if TYPE_CHECKING:
@@ -304,7 +304,15 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
                 "What they sent is seen on the way or on arrival only; captures there would show more."
             )
     for tables in captures:
-        hidden = int(np.count_nonzero(tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)))
+        beyond = (tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)) != 0
+        sends = beyond & np.isin(tables.messages["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+        if sends.any():
+            limits.append(
+                f"{tables.info.vantage}: {np.count_nonzero(sends)} messages of libfabric are cut within their"
+                " header, so that their operations and communicators are not known: capture with a snap length"
+                " of 138 bytes or more."
+            )
+        hidden = int(np.count_nonzero(beyond & ~sends))
         if hidden:
             told = (
                 "header lies beyond the snap length or was lost; its"
