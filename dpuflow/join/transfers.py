@@ -309,8 +309,8 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         if sends.any():
             limits.append(
                 f"{tables.info.vantage}: {np.count_nonzero(sends)} messages of libfabric are cut within their"
-                " header, so that their operations and communicators are not known: capture with a snap length"
-                " of 138 bytes or more."
+                " header, so that their operations and communicators are not known: capture with a snap"
+                " length of 138 bytes or more."
             )
         hidden = int(np.count_nonzero(beyond & ~sends))
         if hidden:

@@ -194,7 +194,7 @@ def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]
 def _cut(heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> NDArray[np.bool_]:
     """Messages of rxm whose tag, at the end of its header, was not captured."""
     known = (heads[:, 0] == RXM_VERSION) & (heads[:, 1] <= RXM_LAST) & (heads[:, 32] == RXM_OP_VERSION)
-    return known & (lengths > RXM_HEADER // 2) & (lengths < RXM_HEADER)
+    return np.asarray(known & (lengths > RXM_HEADER // 2) & (lengths < RXM_HEADER), np.bool_)
 
 
 def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
