@@ -31,17 +31,17 @@ def identities(played: Played) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
             partner = played.partners.get(flow.number, flow.number)
             ways = ports * ports + 2 * min(flow.number, partner) + np.array((0, 1))
             there[flow.number], back[flow.number] = ways if flow.number <= partner else ways[::-1]
+    # Numbers of four bytes where they do: there are millions of rows, and overflow is as good modulo 2^16.
     count = len(bursts["flow"])
-    ways = np.concatenate([there[bursts["flow"]], back[replies["flow"]]])
+    rank = np.unique(np.concatenate([there, back]), return_inverse=True)[1].astype(np.int32)
+    ways = np.concatenate([rank[: len(there)][bursts["flow"]], rank[len(there) :][replies["flow"]]])
     order = np.lexsort((np.concatenate([bursts["tx_ns"], replies["tx_ns"]]), ways))
-    ways = ways[order]
-    packets = np.concatenate([bursts["count"], np.ones(len(replies["flow"]), np.int64)]).astype(np.int32)[
-        order
-    ]
-    before = np.cumsum(packets, dtype=np.int64) - packets
-    firsts = np.flatnonzero(np.diff(ways, prepend=-1))
-    lengths = np.diff(firsts, append=len(order))
-    begin = columns(played.scenario.seed, "identities").integers(0, 1 << 16, len(firsts))
-    number = np.empty(len(order), np.uint16)
-    number[order] = before + np.repeat(begin - before[firsts], lengths) & 0xFFFF
-    return number[:count], number[count:]
+    firsts = np.flatnonzero(np.diff(ways[order], prepend=-1))
+    ones = np.ones(len(replies["flow"]), np.uint32)
+    packets = np.concatenate([bursts["count"].astype(np.uint32), ones])[order]
+    number = np.cumsum(packets, dtype=np.uint32) - packets
+    begin = columns(played.scenario.seed, "identities").integers(0, 1 << 16, len(firsts), np.uint32)
+    number += np.repeat(begin - number[firsts], np.diff(firsts, append=len(order)))
+    found = np.empty(len(order), np.uint16)
+    found[order] = number & 0xFFFF
+    return found[:count], found[count:]
