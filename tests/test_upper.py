@@ -137,9 +137,9 @@ def test_clear_to_send_is_no_sign_of_an_entry() -> None:
     exchanges = build_exchanges(seen_by(world, 0))
     (instance, *_) = build_collectives(exchanges, np.arange(3), frozenset({0}))
     assert (exchanges["grant_ns"] != NEVER).all()
-    asked = behind._read(exchanges, instance, 0)
+    asked = behind.read_seen(exchanges, instance, 0)
     exchanges["wire"] = Wire.ROCE_WRITE_IMM
-    ahead = behind._read(exchanges, instance, 0)
+    ahead = behind.read_seen(exchanges, instance, 0)
     assert asked is not None
     assert ahead is not None
     assert {name[0] for name in asked.times} == {"send", "grant"}

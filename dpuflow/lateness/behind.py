@@ -142,7 +142,7 @@ def _sent(
 
 
 @dataclass
-class _Seen:
+class Seen:
     """One collective's messages as the captured ranks saw them."""
 
     row: int  # of Entries, its first
@@ -150,6 +150,27 @@ class _Seen:
     times: dict[Name, tuple[int, int]]  # -> time there, TRANSFER row
     transfer_ns: list[int]  # of each message to a captured rank: from its first packet to its last
     unasked: bool  # receivers allow messages before they are offered
+    resent: bool  # packets were sent again
+
+    def shape(self) -> tuple[Algorithm, int, int]:
+        """The algorithm, for how many ranks and from which root."""
+        assert self.instance.algorithm is not None
+        return self.instance.algorithm, self.instance.ranks or len(self.seats()), self.instance.root or 0
+
+    def seats(self) -> tuple[int, ...]:
+        """The position in the algorithm of each endpoint in ``order``."""
+        return self.instance.seats or tuple(range(len(self.instance.order)))
+
+    def first_ns(self) -> int:
+        """When the first of its messages was seen."""
+        return min((when for when, _ in self.times.values()), default=0)
+
+    def captured(self) -> frozenset[int]:
+        """The positions of captured ranks."""
+        near = self.instance.near or frozenset()
+        return frozenset(
+            seat for seat, end in zip(self.seats(), self.instance.order, strict=True) if end in near
+        )
 
 
 class _Shown(NamedTuple):
@@ -159,72 +180,58 @@ class _Shown(NamedTuple):
     row: int  # of TRANSFER
     links: int  # over so many the rank's own entry came
     others: tuple[tuple[int, int], ...]  # what else it may have waited for: time, links from there
-    most_links: int  # over so many the entry of the farthest rank not heard of before
     alone: bool  # of the ranks that it may have waited for this one alone had not been heard of before
 
-    def beyond_ns(self, hop: float, last: float) -> float:
+    def beyond_ns(self, hop: float) -> float:
         """How much later it came than all else that it may have waited for explains.
 
-        ``hop``: how long a link takes, of which the last may take ``last`` times as long.
+        ``hop``: how long a link takes, of which the last may take FAR_BEYOND times as long.
         """
-        return self.when - max((time + hop * (links - 1 + last) for time, links in self.others), default=_FAR)
+        return self.when - max(
+            (time + hop * (links - 1 + FAR_BEYOND) for time, links in self.others), default=_FAR
+        )
 
 
-def date_behind(entries: Entries, exchanges: Rows, instances: Sequence[Instance], usual: Usual) -> Entries:
+def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual) -> Entries:
     """Date ranks without a capture of their own by the messages that can have waited for them alone.
 
-    Where a message waited for one of several ranks not heard of before, ``by_ns`` of its sender says so.
+    ``groups`` as of ``read_alike``. Where packets were sent again they may have been so between others, too,
+    in any collective: nobody is dated there.
     """
-    groups: dict[object, list[_Seen]] = {}
-    for number, instance in enumerate(instances):
-        if _told(instance):
-            seen = _read(exchanges, instance, int(entries.offsets[number]))
-            if seen is not None:
-                key = (
-                    instance.algorithm,
-                    instance.ranks,
-                    instance.root,
-                    instance.seats,
-                    tuple(instance.order),
-                )
-                groups.setdefault((key, instance.size, len(instance.rows)), []).append(seen)
+    groups = [members for members in groups if not any(seen.resent for seen in members)]
     if not groups:
         return entries
     rule, enter, act = entries.rule.copy(), entries.enter_ns.copy(), entries.act.copy()
     way, leave = entries.way_ns.copy(), entries.leave_ns.copy()
-    by, by_act, likely = entries.by_ns.copy(), entries.by_act.copy(), entries.likely_ns.copy()
     open_ = np.isin(rule, (Rule.PARTLY, Rule.UNSEEN, Rule.AFTER_INPUT, Rule.ANSWER))
-    solved = [[_solve(seen) for seen in members] for members in groups.values()]
+    solved = [[_solve(seen) for seen in members] for members in groups]
     every = [link_ns for found in solved for _, links_ns in found for link_ns in links_ns]
-    for members, found in zip(groups.values(), solved, strict=True):
+    for members, found in zip(groups, solved, strict=True):
         own = [link_ns for _, links_ns in found for link_ns in links_ns]
         links_ns = own if len(own) >= FEWEST else every
         least = _least_hop_ns(members, entries, usual)
         hop = max(least, _percentile(links_ns, SLOWEST)) if len(links_ns) >= FEWEST else None
-        slow, middle = least if hop is None else hop, _percentile(links_ns, 50) if links_ns else least / 2
+        if hop is None:
+            continue
         for seen, (shown, _) in zip(members, found, strict=True):
             for place, sign in shown.items():
                 at = seen.row + place
-                if not open_[at]:
-                    continue
-                if hop is not None and sign.alone and sign.beyond_ns(hop, FAR_BEYOND) > 0:
+                if open_[at] and sign.alone and sign.beyond_ns(hop) > 0:
                     rule[at], enter[at], act[at] = Rule.BEHIND, sign.when, sign.row
                     way[at] = max(int(way[at]), 0) + round(hop * (sign.links - 1))
                     leave[at] = max(int(leave[at]), sign.when)
-                elif not sign.others or sign.beyond_ns(slow, 1.0) > 0:
-                    by[at], by_act[at] = sign.when, sign.row
-                    likely[at] = sign.when - round(middle * sign.most_links)
-    return replace(
-        entries,
-        rule=rule,
-        enter_ns=enter,
-        act=act,
-        way_ns=way,
-        leave_ns=leave,
-        by_ns=by,
-        by_act=by_act,
-        likely_ns=likely,
-    )
+    return replace(entries, rule=rule, enter_ns=enter, act=act, way_ns=way, leave_ns=leave)
+
+
+def read_alike(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[list[Seen]]:
+    """The messages of collectives that were captured at some ranks only, by kind and by who is where."""
+    groups: dict[object, list[Seen]] = {}
+    for number, instance in enumerate(instances):
+        seen = read_seen(exchanges, instance, int(entries.offsets[number])) if _told(instance) else None
+        if seen is not None:
+            place = (instance.algorithm, instance.ranks, instance.root, instance.seats, tuple(instance.order))
+            groups.setdefault((place, instance.size, len(instance.rows)), []).append(seen)
+    return list(groups.values())
 
 
 def _told(instance: Instance) -> bool:
@@ -235,11 +242,12 @@ def _told(instance: Instance) -> bool:
     return instance.complete and any(near) and not all(near) and not instance.at_once
 
 
-def _read(exchanges: Rows, instance: Instance, row: int) -> _Seen | None:
-    """The times of all acts of a collective; None if packets were sent again or the messages do not fit."""
+def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
+    """The times of all acts of a collective; None if its messages do not fit its algorithm.
+
+    ``row``: its first of Entries.
+    """
     picked = exchanges[instance.rows]
-    if (picked["retransmitted"] > 0).any():
-        return None
     assert instance.algorithm is not None
     seats = instance.seats or tuple(range(len(instance.order)))
     seat = dict(zip(instance.order, seats, strict=True))
@@ -250,7 +258,7 @@ def _read(exchanges: Rows, instance: Instance, row: int) -> _Seen | None:
         edges.setdefault((seat[src], seat[dst]), []).append(place)
     captured = {seat[end] for end in instance.order if end in near}
     wire = int(picked["wire"][0])
-    seen = _Seen(row, instance, {}, [], is_gloo(wire))
+    seen = Seen(row, instance, {}, [], is_gloo(wire), bool((picked["retransmitted"] > 0).any()))
     # A host posts clear-to-send entries ahead of its GPU: these stand for nobody's entry.
     granted = wire >= Wire.GLOO_HELLO
     for edge, places in edges.items():
@@ -276,33 +284,25 @@ def _read(exchanges: Rows, instance: Instance, row: int) -> _Seen | None:
     return seen
 
 
-def _note(seen: _Seen, name: tuple[str, Edge, int], when: int, row: int) -> None:
+def _note(seen: Seen, name: tuple[str, Edge, int], when: int, row: int) -> None:
     if when != NEVER:
         seen.times[name] = (int(when), int(row))
 
 
-def _solve(seen: _Seen) -> tuple[dict[int, _Shown], list[float]]:
+def seen_acts(seen: Seen) -> list[tuple[Act, int, int]]:
+    """What its captured ranks saw of the others: each act, when, and the TRANSFER row."""
+    granted = any(name[0] == "grant" for name in seen.times)
+    acts = acts_seen(*seen.shape(), seen.captured(), asked=not seen.unasked, granted=granted)
+    names = ((act, (act.kind, act.edge, act.number)) for act in acts)
+    return [(act, *seen.times[name]) for act, name in names if name in seen.times]
+
+
+def _solve(seen: Seen) -> tuple[dict[int, _Shown], list[float]]:
     """What shows the entry of ranks not heard of before, by place in ``order``; and times of single links.
 
     The latter, ns a link: of messages that had waited for nobody unknown.
     """
-    instance, times = seen.instance, seen.times
-    assert instance.algorithm is not None
-    seats = instance.seats or tuple(range(len(instance.order)))
-    near = instance.near or frozenset()
-    captured = frozenset(s for s, end in zip(seats, instance.order, strict=True) if end in near)
-    acts = [
-        (act, *times[act.kind, act.edge, act.number])
-        for act in acts_seen(
-            instance.algorithm,
-            instance.ranks or len(seats),
-            instance.root or 0,
-            captured,
-            asked=not seen.unasked,
-            granted=any(name[0] == "grant" for name in times),
-        )
-        if (act.kind, act.edge, act.number) in times
-    ]
+    seats, times, acts = seen.seats(), seen.times, seen_acts(seen)
     first: dict[int, int] = {}  # rank -> which act shows first that it had entered
     for place in sorted(range(len(acts)), key=lambda place: acts[place][1]):
         for rank in acts[place][0].must:
@@ -325,15 +325,14 @@ def _solve(seen: _Seen) -> tuple[dict[int, _Shown], list[float]]:
         ]
         if not unknown and others:
             links_ns.append(max(min((when - time) / links for time, links in others), 0.0))
-        most = max((act.may.ranks[rank] for rank in unknown), default=0)
         for rank in unknown:
             if rank in act.must and rank in seats and first[rank] == place:
                 alone = len(unknown) == 1 and bool(others)
-                shown[seats.index(rank)] = _Shown(when, row, act.may.ranks[rank], tuple(others), most, alone)
+                shown[seats.index(rank)] = _Shown(when, row, act.may.ranks[rank], tuple(others), alone)
     return shown, links_ns
 
 
-def _least_hop_ns(members: Sequence[_Seen], entries: Entries, usual: Usual) -> float:
+def _least_hop_ns(members: Sequence[Seen], entries: Entries, usual: Usual) -> float:
     """What a link takes at least, 95 of 100 times: the way, a message's length, a captured rank's reaction.
 
     The times of links themselves may come short of it: no message shows how late its input was.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.behind import date_behind
+from dpuflow.lateness.behind import date_behind, read_alike
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import (
     FEWEST,
@@ -22,6 +22,7 @@ from dpuflow.lateness.handover import (
     spreads,
     usual_reactions,
 )
+from dpuflow.lateness.likely import likely_entries
 from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.relative import medians
@@ -93,8 +94,10 @@ def weigh(
         usual_way_ns=usual_way,
         held_ns=held,
         lag_ns=np.where(sends_after, _taking_up_ns(entries, usual, there), 0),
+        slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, np.nan_to_num(usual.slowest_ns)).astype(np.int64),
     )
-    entries = date_behind(entries, exchanges, instances, usual)
+    heard = read_alike(exchanges, instances, entries)
+    entries = likely_entries(date_behind(entries, heard, usual), heard)
     behind_own = _behind_own_data(entries, columns, packet_ns)
     entries = _mark(entries, behind_own, Rule.QUEUED, np.full(len(behind_own), NONE32))
     # Two clocks may be off either way, by that much an input seems to come late.

@@ -137,6 +137,7 @@ class Entries:
     clock: NDArray[np.int64]  # number of the capture that stamped the act ...
     clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
     spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
+    slow_ns: NDArray[np.int64]  # its hosts' slow reactions, 95 %; NEVER where none was seen
     stalled_ns: NDArray[
         np.int64
     ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
@@ -311,6 +312,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         since_act=np.full(total, NONE32, np.int64),
         lead_ns=np.full(total, NEVER),
         spread_ns=np.full(total, NEVER),
+        slow_ns=np.full(total, NEVER),
         stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
         lag_ns=np.zeros(total, np.int64),

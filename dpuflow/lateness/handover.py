@@ -284,9 +284,11 @@ def spreads(
     usable = entries.exact & entries.whole
     work = usable & (entries.since_ns != NEVER)
     worked = np.where(work, entries.enter_ns - entries.since_ns, NEVER)
+    # Where one entry alone is known (one node's capture, often) it has nothing to scatter against.
+    usable, alone = _with_others(entries, usable), work & ~_with_others(entries, work)
     offsets = (
         (usable, against_others(entries, entries.enter_ns, usable)),
-        (work, against_others(entries, worked, work)),
+        (work, np.where(alone, worked.astype(np.float64), against_others(entries, worked, work))),
     )
     out = np.full(len(entries.endpoint), NEVER)
     for each in np.unique(of_row):
@@ -302,6 +304,12 @@ def spreads(
         if not np.isnan(bound):
             out[mine] = round(bound)
     return out
+
+
+def _with_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Those of ``mine`` whose collective has others of them."""
+    count = np.bincount(entries.collective[mine], minlength=len(entries.offsets))
+    return mine & (count[entries.collective] > 1)
 
 
 def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: NDArray[np.bool_]) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +21,10 @@ _FAR = np.iinfo(np.int64).max
 
 BOUNDS = ("exact", "at_most", "at_least", "unobservable")
 EXACT, AT_MOST, AT_LEAST, UNOBSERVABLE = range(4)
+TAIL: Final = float(np.log(200) / np.log(20))
+"""What one in 200 exceeds over what one in 20 does, of an exponential tail, as waits for a processor have."""
+FAR_BEYOND: Final = 3.0
+"""Times a slow reaction (95th percentile) beyond which a host was not at it."""
 
 
 @dataclass
@@ -110,6 +114,46 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     gone = bound == UNOBSERVABLE
     enter = np.where(held & (bound == AT_LEAST), shown, entries.enter_ns)
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
+
+
+def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Lateness, with less claimed where not all ranks were seen (``short``, per collective).
+
+    There a claim rests on two entries alone, and no third shows that a host acted late on its call. Of
+    what is beyond the hand-over that one call in 200 takes, half is claimed, as if half of it were hand-over
+    still; all that is beyond three times a slow reaction, too, for no host that is at it takes so long.
+    """
+    if not len(short):
+        return relative.lateness_ns
+    starts, count = entries.offsets[:-1], np.diff(entries.offsets)
+    seen = (entries.enter_ns != NEVER) & entries.told
+    when = np.where(seen, entries.enter_ns, _FAR)
+    own = np.where(
+        when == np.repeat(np.minimum.reduceat(when, starts), count), np.arange(len(when)), len(when)
+    )
+    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    usual = np.minimum(entries.usual_way_ns, entries.way_ns)
+
+    way = entries.way_ns - usual
+
+    def off(spread: NDArray[np.float64], tail: float) -> NDArray[np.float64]:
+        wide = replace(entries, spread_ns=np.minimum(spread, 2.0**62).astype(np.int64))
+        return np.asarray(np.hypot(tail * way, np.maximum(_errors(wide, first)[0], 0)), np.float64)
+
+    known = np.maximum(entries.spread_ns, 0).astype(np.float64)
+    slow = np.where(entries.slow_ns != NEVER, FAR_BEYOND * entries.slow_ns, np.inf)
+    given = relative.lateness_ns + off(known, 1)  # what is left of the lead without either
+    least = (given - off(TAIL * known, 1)) / 2
+    sure = given - off(np.maximum(TAIL * known, slow), TAIL)
+    claimed = np.repeat(short, count) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    told = np.where(claimed, relative.lateness_ns, 0)
+    share = np.maximum(np.maximum(least, sure), 0) / np.maximum(told, 1)
+    # Whose claim is the largest keeps it so: all give away at least the share that it does.
+    most = np.repeat(np.maximum.reduceat(told, starts), count)
+    of_most = np.repeat(np.maximum.reduceat(np.where(claimed & (told == most), share, 0), starts), count)
+    return np.where(
+        claimed, (told * np.minimum(share, of_most)).round().astype(np.int64), relative.lateness_ns
+    )
 
 
 def _least_of_others(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.lateness.entries import Entries, Rule
-from dpuflow.lateness.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative
+from dpuflow.lateness.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative, cautious
 from dpuflow.schema import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def bound_above(
     ``noise_ns``: how far entries of each row's group differ by chance.
     """
     later = np.full(len(entries.rule), NEVER)
+    relative = replace(relative, lateness_ns=cautious(entries, relative, short))
     numbers = np.flatnonzero(short & entries.whole[entries.offsets[:-1]])
     if not len(numbers):
         return Bounded(entries, relative, later)
@@ -63,42 +64,63 @@ def bound_above(
     act, after = entries.act.copy(), entries.after.copy()
     lateness, bound, error = relative.lateness_ns.copy(), relative.bound.copy(), relative.error_ns.copy()
     likely = _likely_ns(entries, instances)
+    # Links that nobody saw may have held the message that shows such a rank: how late it was is not known.
+    dated = entries.exact & (entries.rule != Rule.BEHIND)
+    behind = (entries.rule == Rule.BEHIND) & (bound == AT_LEAST)
+    bound[behind], lateness[behind], error[behind] = UNOBSERVABLE, NEVER, NEVER
     for number in numbers.tolist():
         near = instances[number].near or frozenset()
         rows = np.arange(*entries.offsets[number : number + 2])
-        exact = entries.exact[rows]
+        exact = dated[rows]
         if not exact.any():
             continue
-        latest = int(likely[rows[exact]].max())
-        for row in rows[(likely[rows] != NEVER) & (likely[rows] >= latest)].tolist():
-            others = likely[rows[exact & (rows != row)]]
-            ahead = int(likely[row] - others.max()) if len(others) else 0
-            # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
-            vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
-            spread = max(int(entries.spread_ns[row]), 0)
-            if ahead <= spread or not (vague or bound[row] == UNOBSERVABLE):
-                continue
-            later[row] = ahead if ahead > noise_ns[row] else NEVER
-            if floors[number] == NEVER:
-                continue
-            by = int(entries.enter_ns[row])
-            if not entries.exact[row]:
-                rule[row], after[row] = Rule.WAITED, NONE32
-                if entries.by_ns[row] != NEVER:
-                    by, act[row] = int(entries.by_ns[row]), entries.by_act[row]
-            enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
-            error[row] = entries.spread_ns[row]
+        row = _latest(entries, rows[likely[rows] != NEVER], likely, dated)
+        # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
+        vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
+        others = likely[rows[exact & (rows != row)]]
+        ahead = int(likely[row] - others.max()) if len(others) else 0
+        if ahead <= 0 or not (vague or bound[row] == UNOBSERVABLE):
+            continue
+        later[row] = ahead if ahead > noise_ns[row] else NEVER
+        if floors[number] == NEVER:
+            continue
+        by = int(entries.enter_ns[row])
+        if not dated[row]:
+            rule[row], after[row] = Rule.WAITED, NONE32
+            if entries.by_ns[row] != NEVER:
+                by, act[row] = int(entries.by_ns[row]), entries.by_act[row]
+        spread = max(int(entries.spread_ns[row]), 0)
+        enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
+        error[row] = entries.spread_ns[row]
     entries = replace(entries, rule=rule, act=act, after=after)
     return Bounded(entries, Relative(lateness, bound, error, enter), later)
 
 
+def _latest(
+    entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64], dated: NDArray[np.bool_]
+) -> int:
+    """Which of ``rows`` is likely to have entered last.
+
+    Of two the one that was heard of first counts, unless the second was ``dated`` or is later by more than
+    hand-overs differ: what was heard by way of others may be the delay of the first once more.
+    """
+    shown = np.where(entries.by_ns != NEVER, entries.by_ns, entries.enter_ns)[rows]
+    best, *others = rows[np.argsort(shown, kind="stable")].tolist()
+    for row in others:
+        margin = 0 if dated[row] else max(int(entries.spread_ns[row]), 0)
+        best = row if likely[row] > likely[best] + margin else best
+    return int(best)
+
+
 def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
     """When each rank is likely to have entered; NEVER where nothing tells."""
-    likely = np.where(entries.exact, entries.enter_ns - entries.usual_way_ns, entries.likely_ns)
+    arrived = np.where(entries.exact, entries.enter_ns - entries.usual_way_ns, NEVER)
+    likely = np.where(entries.likely_ns != NEVER, entries.likely_ns, arrived)
     for number, instance in enumerate(instances):
         if instance.near is not None and _waits_for_none_captured(instance):
             rows = np.arange(*entries.offsets[number : number + 2])
             rows = rows[(entries.rule[rows] == Rule.PARTLY) & (entries.enter_ns[rows] != NEVER)]
+            rows = rows[likely[rows] == NEVER]
             likely[rows] = entries.enter_ns[rows] - entries.usual_way_ns[rows]
     return likely
 
