@@ -320,7 +320,14 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
             f" {max(i.ranks for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand their"
             " data on inside their nodes or share an adapter. They may have been later, or the first."
         )
-    inside = sum(i.inside for i in instances)
+    handed = sum(i.inside and i.op == Op.SEND_RECV for i in instances)
+    if handed:
+        limits.append(
+            f"{handed} transfer{'s' if handed > 1 else ''} between adapters of one rail may carry data of"
+            " any GPU of the sender's node (PXN), and be parts of one all_to_all of all: each sender's entry"
+            " is a bound, and nobody is judged by that."
+        )
+    inside = sum(i.inside and i.op != Op.SEND_RECV for i in instances)
     if inside:
         limits.append(
             f"{inside} collective{'s' if inside > 1 else ''} went through trees over nodes of several GPUs:"

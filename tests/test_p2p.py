@@ -58,6 +58,17 @@ def test_all_with_all(nodes: int, fault: str | None, tmp_path: Path) -> None:
     assert told(analysed(scenario, tmp_path)) == {("all_to_all", size): 12}
 
 
+def test_what_other_gpus_may_have_handed_over_is_no_pipeline(tmp_path: Path) -> None:
+    """With PXN each adapter sends for all GPUs of its node, to the receiver on its rail."""
+    size = 1 << 20
+    more = settings(cluster={"nodes": 2, "gpus_per_node": 4}, nccl={"pxn": True, "channels": 2})
+    result = analysed(loop(f"op: all_to_all, bytes: {size}", more, iterations=12), tmp_path)
+    assert {c.op for c in result.collectives} == {"send_recv"}
+    assert any("PXN" in limit for limit in result.limits)
+    assert not result.pipelines
+    assert not any(rank.bound == "exact" for c in result.collectives for rank in c.ranks)
+
+
 def test_two_ranks_that_are_late_in_turn_still_make_one_call(tmp_path: Path) -> None:
     """A late one frees its slots one by one, and its parts look like several."""
     scenario = loop(

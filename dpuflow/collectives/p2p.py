@@ -65,6 +65,7 @@ def p2p_instances(
     announced: Ints,
     position: Ints,
     near: frozenset[int] | None,
+    nodes: Ints,
 ) -> tuple[list[Instance], Ints]:
     """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections.
 
@@ -88,7 +89,8 @@ def p2p_instances(
             found += [_all_to_all(members, turn, position, near) for turn in range(len(members[0].rows))]
             continue
         for each in members:
-            sender = frozenset((0,))  # what it sends was there when it called
+            # What it sends was there when it called; unless it was another GPU's that handed it over.
+            handed = _may_hand_over(each.edge, len(by[each.edge]), nodes)
             found += [
                 Instance(
                     own,
@@ -96,13 +98,23 @@ def p2p_instances(
                     list(each.edge),
                     size=int(size),
                     complete=bool(whole),
-                    free=sender,
+                    free=frozenset(() if handed else (0,)),
                     near=near,
+                    inside=handed,
                 )
                 for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
             ]
     taken = [lane.rows for lanes in by.values() for lane in lanes]
     return found, np.setdiff1d(rows, np.concatenate(taken), assume_unique=True) if taken else rows
+
+
+def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
+    """Whether an adapter may send for all GPUs of its node, to the one on its rail of another (PXN).
+
+    It then has connections for each of them (src/transport/net.cc sendSetup).
+    """
+    mates = int((nodes == nodes[edge[0]]).sum())
+    return 1 < mates <= lanes and nodes[edge[0]] != nodes[edge[1]]
 
 
 def _lines(exchanges: Rows, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:

@@ -57,7 +57,7 @@ def structured_instances(
     columns = columns_of(exchanges)
     found: list[Instance] = []
     if announced is not None:
-        found, rows = p2p_instances(exchanges, columns, rows, announced, position, near)
+        found, rows = p2p_instances(exchanges, columns, rows, announced, position, near, nodes)
     if not len(rows):
         return found
     dealt, at, end = connections_of(exchanges, rows)
