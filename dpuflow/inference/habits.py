@@ -58,8 +58,8 @@ def usual_excess(
     ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. What
     is below the threshold of a single collective is no accident if it comes every time. ``sigma_ns`` is
     one standard deviation of the noise. ``chance``: how often ranks that are all alike would stand as high
-    among their peers, and how seldom at the least, had one worked longest every time (``standing``). Where
-    too few times are seen for that, the median must be beyond the noise.
+    among their peers, and as one that works longest in no more than that share (``standing``). Where even
+    that one would not stand out, too few times were seen, and the median must be beyond the noise.
     """
     if len(excess_ns) < FEWEST or np.percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0

@@ -20,6 +20,7 @@ from dpuflow.inference.habits import (
     MATERIAL_SHARE,
     MISSED,
     SIGMAS,
+    USUAL_SHARE,
     in_rhythm,
     is_habit,
     is_material,
@@ -238,7 +239,10 @@ def _usual(units: Units, own: Own, world: World, since: int = 0) -> dict[int, in
     for place in range(int(units.place.max(initial=-1)) + 1):
         rows = units.rows[since:][units.place[since:] == place]
         sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-        chance = world.tests * world.standing.chance(rows), world.tests * world.standing.least(rows)
+        standing, tests = world.standing, world.tests
+        # A stretch that was chosen for its amounts (an onset) must stand the test wherever one may.
+        least = standing.least(rows, 1.0 if since else USUAL_SHARE)
+        chance = tests * standing.chance(rows), tests * least
         usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma, chance)
         if usual <= sigma and not is_material(usual * len(rows), world.span_ns):
             continue  # within the noise of single ones only what costs enough by itself is worth telling

@@ -206,7 +206,7 @@ def _best_first(pairs: list[tuple[float, int, int]]) -> dict[int, int]:
 
 def _seen(rank: dict[str, Any]) -> tuple[int, int] | None:
     """From when to when a rank is known to have been in an inferred collective, None where it is not."""
-    times = [rank["enter_ns"] if rank["bound"] == "exact" else None, rank["leave_ns"]]
+    times = [rank["enter_ns"] if rank["bound"] == "exact" else None, rank.get("leave_ns")]
     known = [time for time in times if time is not None]
     return (known[0], max(known)) if known else None
 
