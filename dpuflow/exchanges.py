@@ -28,6 +28,7 @@ _FAR = np.iinfo(np.int64).max
 _NEGATIVE = 1 << 31  # MPI tags of a library's own, as unsigned numbers
 PSN_HALF = 1 << (PSN_BITS - 1)
 """As many packets further on a PSN is another round's: a sender never has more unacknowledged."""
+_TAGGED = (Wire.TAGGED, Wire.TAGGED_DONE)
 
 
 def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Rows:
@@ -46,7 +47,7 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
     numbered = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & ~named
     if numbered.any():
         numbered &= columns["tag"] >= _NEGATIVE
-    keyed = np.flatnonzero((named | numbered | (wire == Wire.TAGGED)) & (role != Role.CONTROL))
+    keyed = np.flatnonzero((named | numbered | np.isin(wire, _TAGGED)) & (role != Role.CONTROL))
     plain = np.flatnonzero(roce & ((role == Role.DATA) | (role == Role.GRANT)))
     bursts = _unframed(transfers, wire)
     pieces = [EXCHANGE.zeros(0)]
@@ -151,7 +152,7 @@ def _link(rows: Rows, src: NDArray[np.uint32], sent: NDArray[np.int64]) -> NDArr
     wire = rows["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER)
     # Parts share their message's number.
-    whole = ((wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)) | (wire == Wire.TAGGED)
+    whole = ((wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)) | np.isin(wire, _TAGGED)
     keyed = ob1 | whole | ((wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY))
     key = [np.where(keyed, rows[name], 0) for name in ("sub", "tag", "op", "context")]
     columns = (*key, src, rows["connection"])
@@ -187,7 +188,7 @@ def _link(rows: Rows, src: NDArray[np.uint32], sent: NDArray[np.int64]) -> NDArr
 
 def _says_read(rows: Rows) -> NDArray[np.bool_]:
     """Rows by which a receiver says that it has read what was offered."""
-    wires = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM, Wire.TAGGED)
+    wires = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM, Wire.TAGGED_DONE)
     return np.asarray((rows["role"] == Role.DONE) & np.isin(rows["wire"], wires), np.bool_)
 
 
@@ -232,7 +233,9 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     earliest("arrived_ns", data, rows["arrived_ns"])
     latest("data_end_ns", data, rows["sent_end_ns"])
     latest("arrived_end_ns", data, rows["arrived_end_ns"])
-    latest("acked_ns", data, rows["acked_ns"])
+    # A sender that says so knows that its data has come (UCX's puts).
+    known = data & (rows["wire"] == Wire.TAGGED_DONE)
+    latest("acked_ns", data, np.where(known, rows["sent_end_ns"], rows["acked_ns"]))
     latest("taken_ns", data, rows["taken_ns"])
     says_read = _says_read(rows)
     if says_read.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
@@ -268,6 +271,7 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     out["wire"][number[grant]] = rows["wire"][grant]
     out["wire"][number[offer]] = rows["wire"][offer]
     out["wire"][number[data]] = rows["wire"][data]
+    out["wire"][number[known | (says_read & (rows["wire"] == Wire.TAGGED_DONE))]] = Wire.TAGGED_DONE
     np.bitwise_or.at(out["flags"], number, rows["flags"])
     out["seen"] = 0xFF
     np.bitwise_and.at(out["seen"], number, rows["seen"])

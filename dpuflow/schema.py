@@ -177,6 +177,7 @@ class Wire(IntEnum):
     NCCL_DATA = 49
     TAGGED = 56  # UCX or libfabric over TCP: what an MPI library's tags name
     TAGGED_OTHER = 57  # the same two libraries' own traffic
+    TAGGED_DONE = 58  # says that all data has come; exchanges: the sender waited to know
     TCP_BURST = 64
 
 

@@ -111,7 +111,7 @@ def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Inst
 
 def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
     """Messages of connections that a library frames, but whose tags were not captured: what is connected."""
-    tagged = np.flatnonzero(wire == Wire.TAGGED)
+    tagged = np.flatnonzero((wire == Wire.TAGGED) | (wire == Wire.TAGGED_DONE))
     named = np.unique(exchanges["connection"][tagged[op[tagged] != Op.UNKNOWN]])
     mine = tagged[~np.isin(exchanges["connection"][tagged], named)]
     return _communicators(exchanges, mine) if len(mine) else []

@@ -20,6 +20,7 @@ _UCX_MAGIC = np.frombuffer(fm.UCX_MAGIC.to_bytes(8, "little"), np.int64)[0]
 _DATA, _OFFER, _GRANT = int(Role.DATA), int(Role.OFFER), int(Role.GRANT)
 _DONE, _CONTROL = int(Role.DONE), int(Role.CONTROL)
 _W_TAGGED, _W_TAGGED_OTHER = int(Wire.TAGGED), int(Wire.TAGGED_OTHER)
+_W_TAGGED_DONE = int(Wire.TAGGED_DONE)
 _W_BURST, _BURST = int(Wire.TCP_BURST), int(Role.BURST)
 
 
@@ -135,10 +136,10 @@ def decode_ucx(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
         row.bytes = le64(b, at + fm.UCX_PUT_BYTES)
         link.address = le64(b, at + fm.UCX_PUT_ADDRESS)
     elif kind == fm.UCX_ATS:
-        row.wire, row.role, need = _W_TAGGED, _DONE, 8
+        row.wire, row.role, need = _W_TAGGED_DONE, _DONE, 8
         link.fragment = le64(b, at + fm.UCX_REPLY)
     elif kind == fm.UCX_ATP:  # both sides are done with it, the sender when its puts have been acknowledged
-        row.wire, row.role, need = _W_TAGGED, _DATA, 8
+        row.wire, row.role, need = _W_TAGGED_DONE, _DATA, 8
         link.fragment = le64(b, at + fm.UCX_REPLY)
     if need > 0 and not seen_all(mask, fm.UCX_TAG, need):
         link.request, link.fragment, link.address, row.announces = 0, 0, 0, 0
@@ -181,7 +182,7 @@ def decode_ofi(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     elif kind == fm.OFI_READ_DATA or kind == fm.OFI_WRITE or kind == fm.OFI_DATA:
         row.wire, row.role, row.bytes = _W_TAGGED, _DATA, length - header
     elif b[at + fm.OFI_MARK] == fm.OFI_ACK:
-        row.wire, row.role = _W_TAGGED, _DONE
+        row.wire, row.role = _W_TAGGED_DONE, _DONE
     else:
         row.wire, row.role, row.bytes = _W_TAGGED, _DATA, length - header
         rxm = (
@@ -196,7 +197,7 @@ def decode_rxm(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     """What rxm's header at b[at:] adds. Its tag lies too far back for 64 bytes."""
     kind = np.int64(b[at + 1])
     if seen_all(mask, fm.RXM_IDENT, 8):
-        link.fragment = le64(b, at + fm.RXM_IDENT)
+        link.fragment = le64(b, at + fm.RXM_IDENT) + 1  # they begin with 0, which stands for none here
     if kind == fm.RXM_OFFER:
         row.role, row.bytes = _OFFER, 0
         # Six of the eight bytes tell any length below 256 TiB.
@@ -207,6 +208,6 @@ def decode_rxm(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
     else:
         row.role, row.bytes = _CONTROL, 0
         if kind == fm.RXM_READ:
-            row.role = _DONE
+            row.wire, row.role = _W_TAGGED_DONE, _DONE
         elif kind == fm.RXM_GRANT:
             row.role = _GRANT

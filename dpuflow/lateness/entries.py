@@ -244,6 +244,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     # Who lets its peer read goes on when it hears that it has.
     heard = np.full(total, NEVER, np.int64)
     let = (picked["wire"] == Wire.ROCE_READ) & (picked["op"] != Op.UNKNOWN)
+    let |= (picked["wire"] == Wire.TAGGED_DONE) & (picked["acked_ns"] != NEVER)
     np.maximum.at(heard, sender[let], picked["acked_ns"][let])
     np.maximum(sent, heard, out=sent)
     acked = np.full(total, NEVER, np.int64)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.messages.stretches import HiddenCounts
     from dpuflow.tables import Rows
 
-_MOST = 4  # messages in a stretch that are looked for
+_MOST = 64  # messages in a stretch that are looked for: pipelined operations send many small ones
 _SIGNATURE = ("wire", "role", "bytes", "announces")
 
 Kind = tuple[int, ...]

@@ -84,7 +84,7 @@ class _Read(NamedTuple):
 
 def name_messages(rows: Rows, links: Rows, flows: Rows) -> None:
     """Give op, context, tag and sub to the messages of UCX and libfabric over TCP, in place."""
-    tagged = rows["wire"] == Wire.TAGGED
+    tagged = (rows["wire"] == Wire.TAGGED) | (rows["wire"] == Wire.TAGGED_DONE)
     if not tagged.any():
         return
     rows["sub"][tagged] = rows["seq"][tagged].astype(np.uint32)
@@ -170,10 +170,10 @@ def _inherit(rows: Rows, links: Rows, flows: Rows, tagged: Ints) -> None:
         part = data[(links[of][data] != 0) & (parent[data] < 0)]
         source = grants[links[key][grants] != 0]
         _find(rows, parent, source, peer[source], links[key][source], part, own[part], links[of][part])
-    # Data that names nothing, or a grant of which that was not seen.
-    lone = data[(parent[data] < 0) & (rows["bytes"][data] > 0)]
-    named = ((links["fragment"][lone] != 0) | (links["address"][lone] != 0)).any()
-    unread = grants[(links["address"][grants] == 0) | (links["request"][grants] == 0)] if named else grants
+    # Data that names nothing, or a grant of which that was not seen; rxm's eager data has a number of its own.
+    eager = (flows["framing"][rows["flow"][data]] == Framing.OFI) & (links["fragment"][data] != 0)
+    lone = data[(parent[data] < 0) & (rows["bytes"][data] > 0) & ~eager]
+    unread = grants[(links["address"][grants] == 0) | (links["request"][grants] == 0)]
     _in_turn(rows, parent, unread, peer, lone, own, data)
     # What says that all was sent follows the data.
     late = data[(parent[data] < 0) & (rows["bytes"][data] == 0)]
