@@ -170,7 +170,7 @@ def _inherit(rows: Rows, links: Rows, flows: Rows, tagged: Ints) -> None:
         part = data[(links[of][data] != 0) & (parent[data] < 0)]
         source = grants[links[key][grants] != 0]
         _find(rows, parent, source, peer[source], links[key][source], part, own[part], links[of][part])
-    # Data that names nothing, or a grant of which that was not seen; rxm's eager data has a number of its own.
+    # Data that names nothing, or a grant of which that was not seen; rxm's eager data has its own number.
     eager = (flows["framing"][rows["flow"][data]] == Framing.OFI) & (links["fragment"][data] != 0)
     lone = data[(parent[data] < 0) & (rows["bytes"][data] > 0) & ~eager]
     unread = grants[(links["address"][grants] == 0) | (links["request"][grants] == 0)]
