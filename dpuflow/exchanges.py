@@ -243,7 +243,9 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         holds = (rows["flags"] & MessageFlag.HOLDS_SENDER) != 0
         said = np.where(holds, np.maximum(rows["sent_ns"], rows["acked_ns"]), rows["sent_ns"])
         latest("taken_ns", data | says_read, np.where(says_read, said, rows["taken_ns"]))
-        heard = np.maximum(rows["arrived_end_ns"], rows["taken_ns"])
+        # TCP acknowledges at leisure: there the sender knows when the word has come.
+        tcp = rows["wire"] == Wire.TAGGED_DONE
+        heard = np.maximum(rows["arrived_end_ns"], np.where(tcp, NEVER, rows["taken_ns"]))
         latest("acked_ns", data | says_read, np.where(says_read, heard, rows["acked_ns"]))
 
     carried = np.bincount(number[data], rows["bytes"][data], count)

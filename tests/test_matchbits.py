@@ -9,7 +9,8 @@ import pytest
 from naive_tcp import Segment, cut, handshake, run
 
 from dpuflow import framing as fm
-from dpuflow.schema import Framing, MessageFlag, Op, Role, Wire
+from dpuflow.exchanges import build_exchanges
+from dpuflow.schema import NEVER, TRANSFER, Framing, MessageFlag, Op, Role, Wire
 
 
 def ucx(kind: int, body: bytes) -> bytes:
@@ -219,3 +220,19 @@ def test_other_bytes_that_begin_alike_are_no_frames() -> None:
     rows, flows, _ = run(talk(*frames))
     assert flows["framing"][0] == Framing.NONE
     assert int(rows["bytes"].sum()) == sum(len(frame) for _, frame in frames)
+
+
+def test_the_sender_hears_of_its_message_when_the_word_comes_not_when_tcp_acknowledges_that() -> None:
+    rows = TRANSFER.zeros(2)
+    for name in TRANSFER.dtype.names or ():
+        if name.endswith("_ns"):
+            rows[name] = NEVER
+    rows["sub"], rows["src"], rows["dst"] = 7, (0, 1), (1, 0)
+    rows["role"], rows["wire"] = (Role.DATA, Role.DONE), (Wire.TAGGED, Wire.TAGGED_DONE)
+    rows["op"], rows["bytes"] = Op.ALL_REDUCE, (5000, 0)
+    rows["sent_ns"], rows["sent_end_ns"] = (100, 300), (200, 300)
+    rows["arrived_ns"], rows["arrived_end_ns"] = (150, 350), (250, 350)
+    rows["acked_ns"], rows["taken_ns"] = (260, 40_000), (260, 40_000)
+    exchanges = build_exchanges(rows)
+    assert exchanges["acked_ns"].tolist() == [350]
+    assert exchanges["wire"].tolist() == [Wire.TAGGED_DONE]
