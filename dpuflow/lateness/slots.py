@@ -89,7 +89,7 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
     later = ~exact & (soonest > since[row])
     since[row[later]], since_act[row[later]] = soonest[later], lines.grant[at[later]]
     apart = entries.spread_ns.copy()
-    apart[row] = np.maximum(apart[row], scatter[at].astype(np.int64))
+    apart[row] = scatter[at].astype(np.int64)  # of transfers little else shows how hand-overs differ
     leave = np.where(entries.leave_ns != NEVER, np.maximum(entries.leave_ns, enter), entries.leave_ns)
     return replace(
         entries, rule=rule, enter_ns=enter, act=act, after=after, unmoved_ns=moved, since_ns=since,
@@ -98,17 +98,17 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
 
 
 def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> NDArray[np.bool_]:
-    """Rows of NCCL's senders of transfers whose first message may have waited for its slot.
+    """Rows of NCCL's ranks that only send whose first message may have waited for its slot.
 
-    It left as soon after its credit as messages do that waited for one: within three times the quickest (5 %)
-    of the connection where hosts are quickest. A transfer is taken up when the receiver has taken the one
-    before it.
+    Nothing keeps them in an operation: they run ahead of those that receive. It left as soon after its
+    credit as messages do that waited for one: within three times the quickest (5 %) of the connection where
+    hosts are quickest. An operation is taken up when the receiver has taken the one before it.
     """
     out = np.zeros(len(entries.rule), bool)
     wire = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
     rows = np.flatnonzero(wire & (exchanges["grant_arrived_ns"] != NEVER))
-    transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
-    if not len(rows) or not transfer.any():
+    ahead = ~entries.fed & (entries.credit_ns != NEVER)
+    if not len(rows) or not ahead.any():
         return out
     waited = exchanges["data_ns"][rows] - exchanges["grant_arrived_ns"][rows]
     line = _line(exchanges, rows)
@@ -116,8 +116,7 @@ def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instan
     parts = np.split(waited[order], np.flatnonzero(np.diff(line[order])) + 1)
     quick = [float(np.percentile(part, QUICK)) for part in parts if len(part) >= FEWEST]
     if quick:
-        out = transfer[entries.collective] & (entries.credit_ns != NEVER)
-        out &= entries.credit_ns <= FAR_BEYOND * min(quick)
+        out = ahead & (entries.credit_ns <= FAR_BEYOND * min(quick))
     return out
 
 
