@@ -248,12 +248,29 @@ def test_who_is_late_now_and_then_is_not_late_as_a_rule() -> None:
     turns = {3, 4, 11, 12, 13, 24, 27, 29, 38, 44, 45, 46, 55, 57, 58}
     world = World("rendezvous", react=lambda: rng.randrange(30_000, 90_000))
     run_job(
-        world, BROADCAST, 1 << 18, [0, 1, 2, 3], 60, compute_ns=15 * MS,
-        late=lambda rank, turn: 8 * MS * (rank == 2 and turn in turns) + rng.randrange(0, 300_000),
+        world, BROADCAST, 1 << 18, [0, 1, 2, 3], 180, compute_ns=15 * MS,
+        late=lambda rank, turn: 8 * MS * (rank == 2 and turn % 60 in turns) + rng.randrange(0, 300_000),
     )  # fmt: skip
     exchanges = build_exchanges(world.transfers())
     result = analysed(world.transfers(), exchanges, world.instances(exchanges), 4)
     said = {each.endpoint: (each.verdict, each.steadiness) for each in result.lateness}
     assert said[2][1] != "persistent"
     claimed = [r for c in result.collectives for r in c.ranks if r.endpoint == 2 and r.bound == "at_least"]
-    assert len(claimed) >= 13
+    assert len(claimed) >= 40
+
+
+def test_who_is_scheduled_in_slices_was_not_late_each_time() -> None:
+    """The root of a barrier goes on some slices of a core after the last one came; how fast hosts send says
+    nothing of that, and its work scatters more than this."""
+    rng, calls = random.Random(2), iter(range(10**6))
+    slices = [30_000, 30_000, 1_400_000, 1_400_000, 1_400_000, 2_800_000, 2_800_000, 4_000_000]
+    # Of a barrier's 13 hand-overs the tenth is the root's, from what it has received to what it sends.
+    world = World("eager", react=lambda: rng.choice(slices) if next(calls) % 13 == 9 else 5_000)
+    run_job(
+        world, algorithm_of(Op.BARRIER, "linear"), 0, list(range(5)), 60, compute_ns=15 * MS,
+        late=lambda rank, turn: rng.randrange(0, 12 * MS) * (rank > 0),
+    )  # fmt: skip
+    entries, relative = told(world)
+    root = entries.endpoint == 0
+    assert not np.isin(relative.bound[root], (EXACT, AT_LEAST)).any()
+    assert violated(world, relative, entries) == 0

@@ -260,24 +260,29 @@ def _keeps_to_input(
 ) -> NDArray[np.bool_]:
     """Rows ``waiting`` of ranks whose first acts keep to their input, and not to when they left before.
 
-    Who comes late works for a time of its own; who waits acts a time of its host's after the input. Which of
-    the two scatters half as much as the other, by quartiles, tells them apart, where work scatters by more
-    than the slowest reaction. Some steps are more work for all: it counts against that of known peers.
+    Who comes late works for a time of its own; who waits acts a time of its host's after the input: either
+    scatters less than the other, by quartiles, as that holds the times of the others, too. Not where work
+    scatters by no more than the slowest reaction. Some steps are more work for all: it counts against that of
+    known peers, if it scatters less so.
     """
     out = np.zeros(len(waiting), bool)
     known = waiting & (entries.since_ns != NEVER)
     worked = _since_ns(entries)
     peers = medians(entries, worked, entries.exact & (entries.since_ns != NEVER))[entries.collective]
-    worked = worked - np.nan_to_num(peers, nan=0.0).astype(np.int64)
+    longer = worked - np.nan_to_num(peers, nan=0.0).astype(np.int64)
     for each in np.unique(of_row[known]):
         mine = np.flatnonzero(known & (of_row == each))
         for endpoint in np.unique(entries.endpoint[mine]):
             rows = mine[entries.endpoint[mine] == endpoint]
             if len(rows) >= FEWEST:
-                (low, high), (least, most) = (
-                    np.percentile(times[rows], (25, 75)) for times in (entries.unmoved_ns, worked)
+                after, work, beside = (
+                    float(np.subtract(*np.percentile(times[rows], (75, 25))))
+                    for times in (entries.unmoved_ns, worked, longer)
                 )
-                out[rows] = (2 * (high - low) < most - least) & (most - least > slowest[rows])
+                own = min(work, beside)
+                # Of its first collective it is not known when it had left: it is no other rank there.
+                whole = np.flatnonzero(waiting & (of_row == each) & (entries.endpoint == endpoint))
+                out[whole] = (after < own) & (own > slowest[whole])
     return out
 
 
