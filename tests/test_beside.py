@@ -14,6 +14,7 @@ import dpuflow
 from dpuflow.collectives import Instance
 from dpuflow.collectives.schedules import edge_sizes
 from dpuflow.inference.beside import _messages, _unseen, busy_elsewhere
+from dpuflow.inference.judgement import Judgement, doubt_incidents
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
@@ -125,3 +126,24 @@ def test_a_ring_seen_at_one_rank_is_no_pipeline(shared: Path, node: int) -> None
     told = [(each.op, each.algorithm) for each in result.collectives if each.complete]
     assert told.count(("all_reduce", "ring")) >= 25
     assert not result.pipelines
+
+
+@pytest.mark.parametrize("case", ["nccl-net-loss-n4-128k", "net-loss-fabric-n3-96k"])
+def test_losses_between_others_are_no_single_incidents_of_a_gpu(shared: Path, case: str) -> None:
+    """Node 0 sees no loss: a message between two others was lost now and then, and these came late."""
+    result = analysed(shared, case, 0)
+    assert not [finding for finding in result.findings if finding.condition == "straggler"]
+
+
+def test_a_single_rank_beside_has_no_cause_for_incidents() -> None:
+    """What is late now and then without a capture has none; what is so as a rule or was captured keeps it."""
+
+    def judgement(endpoint: int, verdict: str) -> Judgement:
+        return Judgement(endpoint, 20, 0.2, 0.2, 0, 9, 9, verdict, "compute", "transient", None)
+
+    given = [judgement(0, "intermittent"), judgement(1, "intermittent"), judgement(2, "late")]
+    assert [each.cause for each in doubt_incidents(given, frozenset({1, 2}))] == [
+        "compute",
+        "unknown",
+        "compute",
+    ]

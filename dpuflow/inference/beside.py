@@ -137,6 +137,13 @@ def _messages(algorithm: Algorithm, n: int, root: int, seat: int) -> Mapping[tup
     return found
 
 
+def never_captured(instances: Sequence[Instance]) -> frozenset[int]:
+    """Endpoints of collectives of which not all messages were captured, that have no capture of their own."""
+    partly = [instance for instance in instances if instance.near is not None]
+    ends = {end for instance in partly for end in instance.order}
+    return frozenset(ends.difference(*(instance.near or () for instance in partly)))
+
+
 def busy_elsewhere(instances: Sequence[Instance]) -> frozenset[int]:
     """Endpoints without a capture that are in some groups of a captured one, but not in all.
 

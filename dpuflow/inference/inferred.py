@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.inference.beside import busy_elsewhere
+from dpuflow.inference.beside import busy_elsewhere, never_captured
 from dpuflow.inference.bulk import fed_rows, find_bulk
 from dpuflow.inference.causes import causes_of
 from dpuflow.inference.charges import charge
 from dpuflow.inference.edges import measure_edges
-from dpuflow.inference.judgement import add_stages, doubt, judge
+from dpuflow.inference.judgement import add_stages, doubt, doubt_incidents, judge
 from dpuflow.inference.kinds import find_tokens, group_kinds
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness, with_replicas
@@ -94,6 +94,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
     judgements = judge(instances, dated, relative, charges, causes, own, group_of, step)
     judgements = doubt(judgements, busy_elsewhere(instances))
+    judgements = doubt_incidents(judgements, never_captured(instances))
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())
     judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from dpuflow.inference.stages import Stage
 from dpuflow.lateness import Entries, Relative
 
+_OWN = (CAUSES[COMPUTE], CAUSES[HOST])
+
 
 @dataclass
 class Judgement:
@@ -355,6 +357,20 @@ def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int]) -> list[Ju
     return [
         replace(each, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={})
         if each.endpoint in elsewhere and each.verdict in ("late", "intermittent")
+        else each
+        for each in judgements
+    ]
+
+
+def doubt_incidents(judgements: Sequence[Judgement], far: frozenset[int]) -> list[Judgement]:
+    """Judgements, without a cause for single incidents of ranks that have no capture of their own (``far``).
+
+    What a link does to all messages shows at the captured rank, too. A loss between others holds up one,
+    by a timeout of any length, and nobody here sees it.
+    """
+    return [
+        replace(each, cause=CAUSES[UNKNOWN])
+        if each.endpoint in far and each.verdict == "intermittent" and each.cause in _OWN
         else each
         for each in judgements
     ]
