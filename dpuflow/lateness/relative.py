@@ -211,7 +211,9 @@ def _entered_before(entries: Entries) -> NDArray[np.int64]:
     same = (entries.endpoint[order][1:] == entries.endpoint[order][:-1]) & (
         group[order][1:] == group[order][:-1]
     )
-    pieces = np.split(entries.enter_ns[order], np.flatnonzero(~same) + 1)
+    # What a rank only received it has taken once it has left what came before: calls come in order.
+    shown = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)
+    pieces = np.split(shown[order], np.flatnonzero(~same) + 1)
     out = np.empty(len(order), np.int64)
     out[order] = np.concatenate([np.maximum.accumulate(each) for each in pieces])
     return out
