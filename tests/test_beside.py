@@ -147,3 +147,12 @@ def test_a_single_rank_beside_has_no_cause_for_incidents() -> None:
         "unknown",
         "compute",
     ]
+
+
+def test_what_a_rank_beside_received_was_not_seen(shared: Path) -> None:
+    """From one rank of a ring the one before seems to send only: it waits for no slot all the same."""
+    result = analysed(shared, "nccl-ar-n4-256k-late2-10ms", 0)
+    before = [
+        rank for each in result.collectives for rank in each.ranks if "soon after its credit" in rank.why
+    ]
+    assert len(before) < len(result.collectives) / 4

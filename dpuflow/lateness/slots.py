@@ -107,7 +107,9 @@ def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instan
     out = np.zeros(len(entries.rule), bool)
     wire = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
     rows = np.flatnonzero(wire & (exchanges["grant_arrived_ns"] != NEVER))
-    ahead = ~entries.fed & (entries.credit_ns != NEVER)
+    # What a rank without a capture received was not seen: it need not be one that only sends.
+    seen = np.array([i.near is None or end in i.near for i in instances for end in i.order], bool)
+    ahead = ~entries.fed & seen & (entries.credit_ns != NEVER)
     if not len(rows) or not ahead.any():
         return out
     waited = exchanges["data_ns"][rows] - exchanges["grant_arrived_ns"][rows]
