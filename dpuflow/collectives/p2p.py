@@ -14,6 +14,7 @@ src/device/sendrecv.h):
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -78,7 +79,7 @@ def p2p_instances(
     by = {edge: lanes for edge, lanes in by.items() if all(lane.cut_by_rule(len(lanes)) for lane in lanes)}
     by = {edge: lanes for edge, lanes in by.items() if not _in_turn(lanes, by.get(edge[::-1], []))}
     by = _without_rings(by, near)
-    known = {signature for lanes in by.values() for lane in lanes for signature in lane.signatures()}
+    known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
     for lanes in by.values():
         for lane in lanes:
             lane.mend(known)
@@ -246,19 +247,22 @@ class _Parts:
         unit = np.where(total < 131_072, 32_768, np.where(total < 1 << 20, 65_536, max(CHUNKS)))
         return bool((largest <= unit).mean() >= ALIKE)
 
-    def signatures(self) -> set[tuple[int, int]]:
+    def signatures(self) -> list[tuple[int, int]]:
         """Messages and bytes of every part."""
         total = np.add.reduceat(self.sizes, self.begins[:-1])
-        return set(zip(np.diff(self.begins).tolist(), total.tolist(), strict=True))
+        return list(zip(np.diff(self.begins).tolist(), total.tolist(), strict=True))
 
-    def mend(self, known: set[tuple[int, int]]) -> None:
-        """Put together what a late receiver made look like two parts, where others show it as one."""
-        bounds = self.begins.tolist()
-        kept, place = [0], 0
-        while place < len(bounds) - 1:
-            place += self._as_one(bounds[place : place + PIECES + 1], known)
+    def mend(self, known: Counter[tuple[int, int]]) -> None:
+        """Put together what a late receiver or a proxy that stalled made look like several parts.
+
+        Where others show it as one: parts as long as the whole are ``known``, and come more often than ones
+        like the pieces, or the first piece alone shows chunks of one size.
+        """
+        bounds, pieces = self.begins.tolist(), self.signatures()
+        kept, place = [], 0
+        while place < len(pieces):
             kept.append(bounds[place])
-        kept.pop()
+            place = self._whole(place, bounds, pieces, known)
         self.begins = np.array([*kept, len(self.rows)])
         begins = self.begins[:-1]
         self.start_ns = self.starts[begins]
@@ -269,21 +273,31 @@ class _Parts:
             self.whole[0] = (int(self.begins[1]), int(self.size[0])) in known
         self.next_ns = np.r_[self.grants[begins[1:]], NEVER]
 
-    def _as_one(self, bounds: list[int], known: set[tuple[int, int]]) -> int:
-        """How many of the pieces that begin at ``bounds`` are one part: the fewest that others show as one.
-
-        More than two where the first filled the slots, and these were given back now and then.
-        """
-        begin = bounds[0]
-        for pieces in range(2, len(bounds)):
-            at, end = bounds[pieces - 1], bounds[pieces]
-            if at - begin < 2 or not self.sizes[begin] == self.sizes[at - 1] >= self.sizes[at]:
+    def _whole(
+        self,
+        place: int,
+        bounds: Sequence[int],
+        pieces: Sequence[tuple[int, int]],
+        known: Counter[tuple[int, int]],
+    ) -> int:
+        """Behind which of ``pieces`` the part that begins with number ``place`` ends."""
+        count, size = pieces[place]
+        begin, rarest, best = bounds[place], known[pieces[place]], (0, place + 1)
+        even = count >= 2 and bool(self.sizes[begin] == self.sizes[begin + count - 1])
+        for last in range(place + 1, min(place + PIECES, len(pieces))):
+            # Chunks of a part are as large as its first, but for the last.
+            before = bounds[last] - 1
+            if self.sizes[before] != self.sizes[begin] or self.sizes[before + 1] > self.sizes[begin]:
                 break
-            if (end - begin, int(self.sizes[begin:end].sum())) in known:
-                return pieces
-            if bounds[1] - begin != self.slots:
+            count, size = count + pieces[last][0], size + pieces[last][1]
+            rarest = max(rarest, known[pieces[last]])
+            often = known[count, size]
+            sure = even and (last == place + 1 or pieces[place][0] == self.slots)
+            if often > best[0] and (often > rarest or sure):
+                best = often, last + 1
+            if count >= max(number for number, _ in known):
                 break
-        return 1
+        return best[1]
 
     def piece(self, number: int) -> Ints:
         """The rows of a part."""
