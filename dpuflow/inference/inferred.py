@@ -24,7 +24,7 @@ from dpuflow.inference.pipelines import find_pipelines
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.steps import find_steps
-from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh
+from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh, with_room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Inferred:
     entries: Entries
     short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
     relative: Relative
-    bounded: Bounded  # the same with bounds that claim nothing: for readers
+    bounded: Bounded  # the same for readers: with bounds that claim nothing, and room for the worst hand-over
     charges: Charges
     causes: Causes
     own: Own
@@ -102,13 +102,14 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     for stage in stages:
         stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
 
+    bounded = bound_above(entries, relative, instances, short, charges.noise_ns)
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     return Inferred(
         entries=entries,
         short=short,
         relative=relative,
-        bounded=bound_above(entries, relative, instances, short, charges.noise_ns),
+        bounded=replace(bounded, relative=with_room(bounded.relative, bounded.entries)),
         charges=charges,
         causes=causes,
         own=own,

@@ -2,7 +2,8 @@
 
 ``entries`` dates each rank's entry by its first act, ``needs`` lays the algorithm's dependencies over the
 messages, ``handover`` measures how fast hosts react, ``doubts`` weighs what an act may have waited for,
-``relative`` turns entries into lateness, ``upper`` says who else may have been the last.
+``relative`` turns entries into lateness, ``upper`` says who else may have been the last, ``tails`` what bounds must allow
+for.
 """
 
 from dpuflow.lateness.doubts import weigh
@@ -21,6 +22,7 @@ from dpuflow.lateness.relative import (
     relate,
     short_of_ranks,
 )
+from dpuflow.lateness.tails import with_room
 from dpuflow.lateness.upper import Bounded, bound_above
 
 __all__ = [
@@ -43,4 +45,5 @@ __all__ = [
     "relate",
     "short_of_ranks",
     "weigh",
+    "with_room",
 ]

@@ -27,6 +27,7 @@ from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.relative import medians
 from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
+from dpuflow.lateness.tails import tail_ns, tails, worst_ns
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -66,7 +67,7 @@ def weigh(
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     packet_ns = _packet_ns(entries, columns)
     sends_after = entries.rule == Rule.AFTER_INPUT
-    entries = settle(entries, usual, of_row, packet_ns)
+    entries = settle(entries, usual, of_row, packet_ns, FAR_BEYOND * _trip_ns(columns))
     late = late_to_inputs(entries, columns, instances)
     entries = replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
     entries = _mark(entries, held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
@@ -103,21 +104,38 @@ def weigh(
     # Two clocks may be off either way, by that much an input seems to come late.
     wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
     entries = replace(entries, rule=np.where(wrong, int(Rule.CONTRADICTED), entries.rule))
-    entries = replace(entries, spread_ns=spreads(exchanges, instances, entries, usual, of_row))
+    entries = replace(
+        entries,
+        spread_ns=spreads(exchanges, instances, entries, usual, of_row),
+        tail_ns=worst_ns(entries, exchanges, instances, of_row),
+    )
     entries = date_by_slots(entries, columns, instances)
     clock, clock_ns = _clocks(entries, joined)
     return replace(entries, clock=clock, clock_ns=clock_ns)
 
 
+def _trip_ns(exchanges: Rows | Picked) -> float:
+    """The median time from a message's end to its ACK; NaN without."""
+    known = (exchanges["acked_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
+    known &= exchanges["data_end_ns"] != NEVER
+    trips = (exchanges["acked_ns"] - exchanges["data_end_ns"])[known]
+    return float(np.median(trips)) if len(trips) else float("nan")
+
+
 def settle(
-    entries: Entries, usual: Usual, of_row: NDArray[np.int64], packet_ns: NDArray[np.float64] | float = 0.0
+    entries: Entries,
+    usual: Usual,
+    of_row: NDArray[np.int64],
+    packet_ns: NDArray[np.float64] | float = 0.0,
+    trips_ns: float = float("nan"),
 ) -> Entries:
     """Weigh what reached a rank before it acted against how fast its hosts usually react.
 
     A rank that waits for an input or a credit acts on it within its host's usual reaction. One that
     acts far later had not entered when the input came: its entry is exact. One that sends within that
     reaction to its credit may have waited for the credit, but only if it can have been there before: not if
-    from leaving its last collective to the credit there was less time than any rank's work takes.
+    from leaving its last collective to the credit there was less time than any rank's work takes. Where no
+    reaction was ever seen, a few round trips (``trips_ns``) stand for it.
     """
     rule = entries.rule.copy()
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
@@ -134,6 +152,9 @@ def settle(
             waiting &= nccl | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest
         limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
+        # Of hosts that stall now and then so late an act is no evidence yet.
+        worst = np.fmax(tails(entries, of_row), _worst_of_others(entries, waiting & nccl, of_row))
+        limit = np.where(nccl, np.fmax(limit, worst), limit)
         # Its input may have come long before its credit.
         idle = np.where(
             entries.credit_ns != NEVER, np.minimum(entries.unmoved_ns, entries.credit_ns), entries.unmoved_ns
@@ -144,7 +165,8 @@ def settle(
         rule[own & (entries.free_ns - entries.enter_ns <= usual.most_ns)] = Rule.FREE_STEP
         gated = np.isin(rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
         # A packet may be stamped when it has left; on a slow link that takes longer than the host needs.
-        prompt = gated & (entries.credit_ns <= usual.most_ns + packet_ns)
+        soon = np.where(np.isnan(usual.most_ns), trips_ns, usual.most_ns)
+        prompt = gated & (entries.credit_ns <= soon + packet_ns)
     known = entries.since_ns != NEVER
     room = _since_ns(entries) - entries.credit_ns  # from leaving its last collective to the credit
     # Where no reaction was ever seen (messages that stream), that is all there is to go by.
@@ -249,6 +271,25 @@ def _quickest_of_others(
             if others:
                 middle, most = min(others)
                 out[rows] = most + FAR_BEYOND * (most - middle)
+    return out
+
+
+def _worst_of_others(
+    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For rows ``waiting`` what the other ranks of the group take from an input to their first act at the worst.
+
+    Of the middle one of them: ranks that are late themselves take longer. NaN with too few of all.
+    """
+    out = np.full(len(waiting), np.nan)
+    for each in np.unique(of_row[waiting]):
+        mine = np.flatnonzero(waiting & (of_row == each))
+        ends = entries.endpoint[mine]
+        worst = {end: tail_ns(entries.moved_ns[mine[ends == end]]) for end in np.unique(ends).tolist()}
+        for end in worst:
+            others = sorted(ns for other, ns in worst.items() if other != end and not np.isnan(ns))
+            if others:
+                out[mine[ends == end]] = others[(len(others) - 1) // 2]
     return out
 
 

@@ -23,6 +23,8 @@ from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.passing import SLOTS, consumed, reached_by_first
 from dpuflow.lateness.reached import reached_before, resumed_before
 from dpuflow.lateness.relative import previous_row
+from dpuflow.lateness.staging import kept_until_ns, slot_free_ns
+from dpuflow.lateness.tails import tails
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
@@ -138,6 +140,7 @@ class Entries:
     clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
     spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
     slow_ns: NDArray[np.int64]  # its hosts' slow reactions, 95 %; NEVER where none was seen
+    tail_ns: NDArray[np.int64]  # what a hand-over takes at the worst (``tails``); 0 where nothing tells
     stalled_ns: NDArray[
         np.int64
     ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
@@ -264,16 +267,12 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     unfed = seen & ((leave == NEVER) | (rule == Rule.AFTER_INPUT))
     staged = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
     gone, freed = sent.copy(), np.full(total, NEVER)
-    held = np.zeros(total, bool)
+    own = np.zeros(total, bool)
     if staged.any():
         rows = np.flatnonzero(staged)
-        np.maximum.at(freed, sender[rows], _slot_free_ns(picked, of, rows))
+        np.maximum.at(freed, sender[rows], slot_free_ns(picked, of, rows))
         gone[sender[rows]] = np.maximum(entered, freed)[sender[rows]]
-        # What left soon after its credit, in round trips, may have lain there long: its rank had gone on.
-        trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
-        soon = CREDIT_TRIPS * float(np.median(trips)) if len(trips) else np.inf
-        held[sender[rows]] = True
-        held &= (credit != NEVER) & (enter - credit <= soon)
+        own[sender[rows]] = by_send[sender[rows]]
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
     to_data, to_send = handled_ns(picked, sender, receiver)
     held_up = np.zeros(total, bool)
@@ -314,6 +313,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         lead_ns=np.full(total, NEVER),
         spread_ns=np.full(total, NEVER),
         slow_ns=np.full(total, NEVER),
+        tail_ns=np.zeros(total, np.int64),
         stalled_ns=np.zeros(total, np.int64),
         held_ns=np.zeros(total, np.int64),
         lag_ns=np.zeros(total, np.int64),
@@ -331,7 +331,9 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         clock=np.zeros(total, np.int64),
         clock_ns=np.zeros(total, np.int64),
     )
-    before = _left_before(entries, held, np.maximum(freed, leave))
+    before = _left_before(
+        entries, *_gone(entries, picked, np.where(own, send_at, -1)), np.maximum(freed, leave)
+    )
     there = np.where(seen, entered, entries.leave_ns)  # who was not seen to enter had by then
     at = previous_row(entries)
     shown = np.where((at >= 0) & fed[at], last[at], NONE32)
@@ -339,14 +341,39 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     return as_acknowledged(entries, picked, sender, receiver)
 
 
-def _left_before(entries: Entries, held: NDArray[np.bool_], freed: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When each rank had left what it did before, at the earliest.
+def _gone(
+    entries: Entries, picked: Picked, send_at: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Rows whose first message may have lain there long, as its rank had gone on; others' earliest leaving.
 
-    Of rows ``held`` the first message waited for a credit, not the rank: it had left when the slots were free
+    ``send_at``: of rows that leave when their slots are filled the first message, -1 for others. It was kept
+    if it left soon, in round trips or the worst hand-over, after what may have kept it; else it had been
+    filled no more than such a hand-over before.
+    """
+    left = entries.leave_ns.copy()
+    held = np.zeros(len(left), bool)
+    rows = np.flatnonzero(send_at >= 0)
+    if not len(rows):
+        return held, left
+    trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
+    worst = float(np.nan_to_num(tails(entries, np.zeros(len(left), np.int64))[0], nan=0.0))
+    soon = max(CREDIT_TRIPS * float(np.median(trips)), worst) if len(trips) else np.inf
+    kept = kept_until_ns(picked, send_at[rows])
+    held[rows] = (kept != NEVER) & (entries.enter_ns[rows] - kept <= soon)
+    left[rows] -= round(worst)
+    return held, left
+
+
+def _left_before(
+    entries: Entries, held: NDArray[np.bool_], left_ns: NDArray[np.int64], freed: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """When each rank had left what it did before, at the earliest (``left_ns``).
+
+    Of rows ``held`` something else kept the first message than the rank: it had left when the slots were free
     and its input was there (``freed``), and not before it left what came before that.
     """
     last = previous_row(entries)
-    left = np.where(held, freed, entries.leave_ns)
+    left = np.where(held, freed, np.maximum(left_ns, freed))
     rows = np.flatnonzero(held & (last >= 0))
     for _ in range(SLOTS):  # several in a row
         left[rows] = np.maximum(left[rows], left[last[rows]])
@@ -377,20 +404,6 @@ def _of_nodes(
         for node in np.unique(nodes):
             latest[rows][nodes == node] = latest[rows][nodes == node].max()
     return latest
-
-
-def _slot_free_ns(picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When the slot of each message was free again, as the ACK of the one that had been in it shows.
-
-    NEVER where it had been free from the start: the GPU filled it some time after entering.
-    """
-    line, start = picked["connection"][rows].astype(np.int64), picked["data_ns"][rows]
-    order = np.lexsort((start, line, of[rows]))
-    ordered, before = rows[order], order[:-SLOTS]
-    free = np.full(len(rows), NEVER)
-    same = (line[order][SLOTS:] == line[before]) & (of[ordered[SLOTS:]] == of[rows[before]])
-    free[order[SLOTS:][same]] = picked["acked_ns"][rows[before[same]]]
-    return free
 
 
 class _Lookup:
