@@ -260,9 +260,10 @@ class _Parts:
         """
         bounds, pieces = self.begins.tolist(), self.signatures()
         kept, place = [], 0
+        longest = max(count for count, _ in known)
         while place < len(pieces):
             kept.append(bounds[place])
-            place = self._whole(place, bounds, pieces, known)
+            place = self._whole(place, bounds, pieces, known, longest)
         self.begins = np.array([*kept, len(self.rows)])
         begins = self.begins[:-1]
         self.start_ns = self.starts[begins]
@@ -279,6 +280,7 @@ class _Parts:
         bounds: Sequence[int],
         pieces: Sequence[tuple[int, int]],
         known: Counter[tuple[int, int]],
+        longest: int,
     ) -> int:
         """Behind which of ``pieces`` the part that begins with number ``place`` ends."""
         count, size = pieces[place]
@@ -295,7 +297,7 @@ class _Parts:
             sure = even and (last == place + 1 or pieces[place][0] == self.slots)
             if often > best[0] and (often > rarest or sure):
                 best = often, last + 1
-            if count >= max(number for number, _ in known):
+            if count >= longest:
                 break
         return best[1]
 

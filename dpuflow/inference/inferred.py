@@ -23,6 +23,7 @@ from dpuflow.inference.own import own_lateness, with_replicas
 from dpuflow.inference.pipelines import find_pipelines
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
+from dpuflow.inference.stalls import without_stalls
 from dpuflow.inference.steps import find_steps
 from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh, with_room
 
@@ -89,6 +90,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     replicas = compare_replicas(instances, entries, pipelines)
     own = own_lateness(instances, dated, relative, causes, group_of)
     own, causes = with_replicas(own, causes, replicas)
+    own = without_stalls(own, instances, entries, group_of)
 
     span_ns = joined.end_ns - joined.start_ns
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]

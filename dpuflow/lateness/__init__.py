@@ -2,8 +2,8 @@
 
 ``entries`` dates each rank's entry by its first act, ``needs`` lays the algorithm's dependencies over the
 messages, ``handover`` measures how fast hosts react, ``doubts`` weighs what an act may have waited for,
-``relative`` turns entries into lateness, ``upper`` says who else may have been the last, ``tails`` what bounds must allow
-for.
+``relative`` turns entries into lateness, ``upper`` says who else may have been the last, ``tails`` what
+bounds must allow for.
 """
 
 from dpuflow.lateness.doubts import weigh
@@ -22,12 +22,13 @@ from dpuflow.lateness.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.lateness.tails import with_room
+from dpuflow.lateness.tails import BEYOND, hand_overs, share_beyond, with_room
 from dpuflow.lateness.upper import Bounded, bound_above
 
 __all__ = [
     "AT_LEAST",
     "AT_MOST",
+    "BEYOND",
     "BOUNDS",
     "EXACT",
     "RULES",
@@ -39,10 +40,12 @@ __all__ = [
     "against_others",
     "bound_above",
     "build_entries",
+    "hand_overs",
     "medians",
     "previous_leave",
     "previous_row",
     "relate",
+    "share_beyond",
     "short_of_ranks",
     "weigh",
     "with_room",

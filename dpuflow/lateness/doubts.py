@@ -277,7 +277,7 @@ def _quickest_of_others(
 def _worst_of_others(
     entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """For rows ``waiting`` what the other ranks of the group take from an input to their first act at the worst.
+    """For rows ``waiting`` what the group's other ranks take from an input to their first act at the worst.
 
     Of the middle one of them: ranks that are late themselves take longer. NaN with too few of all.
     """

@@ -23,7 +23,7 @@ from dpuflow.lateness.needs import build_needs, started_ns
 from dpuflow.lateness.passing import SLOTS, consumed, reached_by_first
 from dpuflow.lateness.reached import reached_before, resumed_before
 from dpuflow.lateness.relative import previous_row
-from dpuflow.lateness.staging import kept_until_ns, slot_free_ns
+from dpuflow.lateness.staging import filled_ns, kept_until_ns, slot_free_ns
 from dpuflow.lateness.tails import tails
 from dpuflow.schema import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -108,7 +108,8 @@ class Entries:
     endpoint: NDArray[np.int64]
     enter_ns: NDArray[np.int64]
     leave_ns: NDArray[np.int64]  # all it needed was there; without input: all was sent (NCCL: can have been)
-    idle_ns: NDArray[np.int64]  # besides, its last data had left the node (if sent again: was acknowledged)
+    idle_ns: NDArray[np.int64]  # besides, its last data had left the node (if sent again: was acknowledged),
+    # of NCCL's its last slot was free to be filled
     rule: NDArray[np.int64]
     act: NDArray[np.int64]
     after: NDArray[np.int64]
@@ -273,6 +274,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         np.maximum.at(freed, sender[rows], slot_free_ns(picked, of, rows))
         gone[sender[rows]] = np.maximum(entered, freed)[sender[rows]]
         own[sender[rows]] = by_send[sender[rows]]
+    # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
+    filled = filled_ns(picked, instances, of, sender, total)
     waited, waited_ns = waited_sends(picked, needs, sender, receiver, entered)
     to_data, to_send = handled_ns(picked, sender, receiver)
     held_up = np.zeros(total, bool)
@@ -283,7 +286,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         endpoint=endpoint,
         enter_ns=entered,
         leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), entered),
-        idle_ns=np.maximum(np.maximum(done, sent), entered),
+        idle_ns=np.maximum(np.maximum(done, np.minimum(sent, filled)), entered),
         rule=rule,
         act=act,
         after=after,

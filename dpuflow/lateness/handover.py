@@ -148,7 +148,7 @@ def is_gloo(wire: int) -> bool:
 
 
 def hands_over(wire: int) -> bool:
-    """Whether the caller of what sends messages of this ``wire`` hands them to a thread, for certain or likely."""
+    """Whether callers hand messages of this ``wire`` to a thread that sends them, for certain or likely."""
     return _may_hand_over(wire) or wire in (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
 
 

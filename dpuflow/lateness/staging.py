@@ -1,9 +1,8 @@
 """When ranks that wait for nothing had left: NCCL's senders, which are done when their slots are filled.
 
-In: the exchanges of all collectives and when their ranks first acted. Out: when slots were free again, and of
-which ranks the first message shows nothing of when they filled it. A GPU fills slots of its staging buffer and goes
-on; the proxy thread sends them when a credit is there and the connection's turn has come (NCCL 2.30,
-src/transport/net.cc sendProxyProgress).
+In: the exchanges of all collectives. Out: when slots were free again, and until when something else may have
+kept a rank's first message. A GPU fills slots of its staging buffer and goes on; the proxy thread sends them
+when a credit is there and the connection's turn has come (NCCL 2.30, src/transport/net.cc sendProxyProgress).
 """
 
 from __future__ import annotations
@@ -12,27 +11,57 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.passing import SLOTS
+from dpuflow.lateness.passing import SLOTS, messages_ahead
 from dpuflow.ordering import order_within
 from dpuflow.schema import NEVER, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from dpuflow.collectives import Instance
     from dpuflow.ordering import Picked
 
+_FAR = np.iinfo(np.int64).max
 
-def slot_free_ns(picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+
+def filled_ns(
+    picked: Picked,
+    instances: Sequence[Instance],
+    of: NDArray[np.int64],
+    sender: NDArray[np.int64],
+    total: int,
+) -> NDArray[np.int64]:
+    """For each of ``total`` rows when the last slot that its rank filled was free.
+
+    NEVER where none had to be; far in the future for ranks of collectives whose slots are not known. ``of``
+    and ``sender``: collective, and row of Entries, of each of ``picked``.
+    """
+    depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
+    known = (depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    out = np.full(total, NEVER)
+    out[sender[~known]] = _FAR
+    for ahead in np.unique(depth[known]).tolist():
+        rows = np.flatnonzero(known & (depth == ahead))
+        np.maximum.at(out, sender[rows], slot_free_ns(picked, of, rows, ahead))
+    return out
+
+
+def slot_free_ns(
+    picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64], slots: int = SLOTS
+) -> NDArray[np.int64]:
     """When the slot of each message was free again, as the ACK of the one that had been in it shows.
 
-    NEVER where it had been free from the start: the GPU filled it some time after entering.
+    NEVER where it had been free from the start: the GPU filled it some time after entering. ``slots``: of so
+    many messages.
     """
     line, start = picked["connection"][rows].astype(np.int64), picked["data_ns"][rows]
     order = np.lexsort((start, line, of[rows]))
-    ordered, before = rows[order], order[:-SLOTS]
+    ordered, before = rows[order], order[:-slots]
     free = np.full(len(rows), NEVER)
-    same = (line[order][SLOTS:] == line[before]) & (of[ordered[SLOTS:]] == of[rows[before]])
-    free[order[SLOTS:][same]] = picked["acked_ns"][rows[before[same]]]
+    same = (line[order][slots:] == line[before]) & (of[ordered[slots:]] == of[rows[before]])
+    free[order[slots:][same]] = picked["acked_ns"][rows[before[same]]]
     return free
 
 
@@ -42,7 +71,7 @@ def kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]
     Its credit; its connection's turn, which comes when the message before it is acknowledged; the data that
     its adapter was sending. NEVER where there was none of these.
     """
-    out = picked["grant_arrived_ns"][sends].copy()
+    out: NDArray[np.int64] = picked["grant_arrived_ns"][sends].copy()
     data = np.flatnonzero((picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["data_ns"] != NEVER))
     if not len(data):
         return out

@@ -1,8 +1,8 @@
 """How long a hand-over may take at the worst: what bounds rest on, beyond what errors cover.
 
 In: entries with the reactions that the capture shows. Out: a time a row that 999 in 1000 hand-overs of its
-hosts stay below, and bounds that leave room for it. ``error_ns`` is half of a 95 % interval; a bound is a promise,
-and of a host that stalls now and then one message in twenty comes later than any such interval.
+hosts stay below, and bounds that leave room for it. ``error_ns`` is half of a 95 % interval; a bound is a
+promise, and of a host that stalls now and then one message in twenty comes later than any such interval.
 """
 
 from __future__ import annotations
@@ -45,24 +45,63 @@ def tail_ns(values: NDArray[np.int64]) -> float:
     return high + excess * float(np.log((1 - _LEVEL / 100) / BEYOND))
 
 
+def share_beyond(
+    values: NDArray[np.int64] | NDArray[np.float64], least_ns: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Which share of such values lies beyond each of ``least_ns``, by the same tail."""
+    ordered = np.sort(values)
+    high = float(np.percentile(ordered, _LEVEL))
+    beyond = ordered[ordered > high]
+    excess = float((beyond - high).mean()) if len(beyond) else 0.0
+    counted = 1 - np.searchsorted(ordered, least_ns, "right") / len(ordered)
+    if not excess:
+        return counted
+    return np.where(least_ns > high, (1 - _LEVEL / 100) * np.exp((high - least_ns) / excess), counted)
+
+
+def hand_overs(
+    entries: Entries, instances: Sequence[Instance], of_row: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """What hand-overs of all hosts were seen to take in mid-operation, ns; none where too few.
+
+    Sends that had waited for an input; slots given back, and in rings, where a connection's last input is the
+    last of the operation, first entries of the next one: those of each group's middle rank, for one that
+    is slow at that is a fault of its own. ``of_row``: the group of each row.
+    """
+    ring = np.array([i.algorithm is not None and i.algorithm.name == "ring" for i in instances], bool)
+    rows, ns = entries.between
+    last = ring[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
+    found = [entries.waited_ns]
+    for times in (entries.taken, (rows[last], ns[last])):
+        for each in np.unique(of_row[times[0]]).tolist():
+            found += [_middle_rank(entries, of_row, each, times)]
+    every = np.concatenate(found)
+    return every if len(every) >= FEWEST else every[:0]
+
+
+def _middle_rank(entries: Entries, of_row: NDArray[np.int64], group: int, times: Times) -> NDArray[np.int64]:
+    """Those of ``times`` that the middle one of a group's ranks took, by their tails; none with too few."""
+    rows, ns = times
+    here = of_row[rows] == group
+    ends, values = entries.endpoint[rows[here]], ns[here]
+    ranks = [values[ends == end] for end in np.unique(ends)]
+    ranks = sorted((own for own in ranks if len(own) >= FEWEST), key=tail_ns)
+    return ranks[(len(ranks) - 1) // 2] if ranks else ns[:0]
+
+
 def tails(entries: Entries, of_row: NDArray[np.int64]) -> NDArray[np.float64]:
     """Per row what a hand-over of its group (``of_row``) takes at the worst, ns; NaN where nothing tells.
 
     Of sends that had waited for an input; where data streams and no send is seen to wait, of slots given
-    back, and where operations fit in the slots, of first entries of the next one: by the middle rank, for one
-    that is slow at that is a fault of its own. A group that shows too little has that of all.
+    back; and where operations fit in the slots, of first entries of the next one. A group that shows too
+    little has the sends of all.
     """
-    groups = np.unique(of_row)
-    sources = [
-        {each: tail_ns(entries.waited_ns[of_row[entries.waited] == each]) for each in groups.tolist()},
-        *({each: _middle_tail(entries, of_row == each, times) for each in groups.tolist()} for times in
-          (entries.taken, entries.between)),
-    ]  # fmt: skip
-    out = np.full(len(entries.endpoint), tail_ns(entries.waited_ns))
-    for each in groups.tolist():
-        told = [source[each] for source in sources if not np.isnan(source[each])]
-        if told:
-            out[of_row == each] = told[0]
+    out = np.full(len(entries.endpoint), np.nan)
+    for each in np.unique(of_row).tolist():
+        own = entries.waited_ns[of_row[entries.waited] == each]
+        samples = (own, *(_middle_rank(entries, of_row, each, t) for t in (entries.taken, entries.between)))
+        told = [sample for sample in (*samples, entries.waited_ns) if len(sample) >= FEWEST]
+        out[of_row == each] = tail_ns(told[0]) if told else np.nan
     return out
 
 
@@ -71,8 +110,8 @@ def worst_ns(
 ) -> NDArray[np.int64]:
     """Per row what to allow for, whole ns: ``tails`` where a thread sends that the caller has to wake up.
 
-    NCCL's proxy, Gloo's threads, whatever sends where nothing names the library. Elsewhere (Open MPI) the caller
-    itself sends, an entry wakes nobody up, and reactions say nothing of it; 0 there.
+    NCCL's proxy, Gloo's threads, whatever sends where nothing names the library. Elsewhere (Open MPI) the
+    caller itself sends, an entry wakes nobody up, and reactions say nothing of it; 0 there.
     """
     wires = exchanges["wire"]
     handed = [len(i.rows) > 0 and hands_over(int(wires[i.rows[0]])) for i in instances]
@@ -80,20 +119,11 @@ def worst_ns(
     return np.where(np.array(handed, bool)[entries.collective], found, 0) if len(found) else found
 
 
-def _middle_tail(entries: Entries, mine: NDArray[np.bool_], times: Times) -> float:
-    """The tail of ``times`` on the middle one of the ranks that have rows ``mine``; NaN without."""
-    rows, ns = times
-    ns, ends = ns[mine[rows]], entries.endpoint[rows[mine[rows]]]
-    found = [tail_ns(ns[ends == end]) for end in np.unique(ends)]
-    known = sorted(value for value in found if not np.isnan(value))
-    return known[(len(known) - 1) // 2] if known else float("nan")
-
-
 def with_room(relative: Relative, entries: Entries) -> Relative:
     """``relative`` with bounds that hold as often as bounds should: by what hand-overs take at the worst.
 
     A lower bound lies as far below as the rank's own first message may have been kept, an upper one above as
-    the first message of the earliest rank may have been; errors hold already what they hold.
+    the first message of the earliest rank may have been. What errors cover of it is in the bounds already.
     """
     more = np.maximum(entries.tail_ns - np.maximum(entries.spread_ns, 0), 0)
     least, most = relative.bound == AT_LEAST, relative.bound == AT_MOST
