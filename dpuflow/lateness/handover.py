@@ -147,11 +147,6 @@ def is_gloo(wire: int) -> bool:
     return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
 
 
-def hands_over(wire: int) -> bool:
-    """Whether callers hand messages of this ``wire`` to a thread that sends them, for certain or likely."""
-    return _may_hand_over(wire) or wire in (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
-
-
 def _may_hand_over(wire: int) -> bool:
     return is_gloo(wire) or wire == Wire.TCP_BURST
 

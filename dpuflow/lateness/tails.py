@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.lateness.handover import FEWEST, hands_over
+from dpuflow.lateness.handover import FEWEST
 from dpuflow.lateness.relative import AT_LEAST, AT_MOST
+from dpuflow.schema import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,13 +109,15 @@ def tails(entries: Entries, of_row: NDArray[np.int64]) -> NDArray[np.float64]:
 def worst_ns(
     entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Per row what to allow for, whole ns: ``tails`` where a thread sends that the caller has to wake up.
+    """Per row what to allow for, whole ns: ``tails`` where a thread like NCCL's proxy serves all alike.
 
-    NCCL's proxy, Gloo's threads, whatever sends where nothing names the library. Elsewhere (Open MPI) the
-    caller itself sends, an entry wakes nobody up, and reactions say nothing of it; 0 there.
+    In Open MPI the caller itself sends, an entry wakes nobody up, and reactions say nothing of it; Gloo wakes
+    other threads for a call than for a message. 0 there.
     """
     wires = exchanges["wire"]
-    handed = [len(i.rows) > 0 and hands_over(int(wires[i.rows[0]])) for i in instances]
+    handed = [
+        len(i.rows) > 0 and int(wires[i.rows[0]]) in (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA) for i in instances
+    ]
     found = np.nan_to_num(tails(entries, of_row), nan=0.0).round().astype(np.int64)
     return np.where(np.array(handed, bool)[entries.collective], found, 0) if len(found) else found
 
