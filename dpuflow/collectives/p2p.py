@@ -334,8 +334,6 @@ def _beside(lane: _Parts, base: _Parts) -> Ints | None:
     if len(lane.start_ns) == len(base.start_ns):
         turn = np.arange(len(lane.start_ns))
         over = _overlap(lane, base, turn)
-        # A proxy that stalls may serve one channel when another's part is done.
-        over = np.where(_nearest(lane, base) & _nearest(base, lane), 0, over)
     else:
         later = np.searchsorted(base.start_ns, lane.start_ns)
         tries = np.stack([np.clip(later + k, 0, len(base.start_ns) - 1) for k in (-1, 0)])
@@ -345,16 +343,6 @@ def _beside(lane: _Parts, base: _Parts) -> Ints | None:
         if (np.diff(turn) <= 0).any():
             return None
     return turn if (over >= 0).mean() >= ALIKE else None
-
-
-def _nearest(lane: _Parts, base: _Parts) -> NDArray[np.bool_]:
-    """Whether each part of ``lane`` begins nearer to that of ``base`` with its number than to others."""
-    own, other = lane.start_ns, base.start_ns
-    apart = np.abs(own - other)
-    near = np.ones(len(own), bool)
-    near[1:] &= apart[1:] < np.abs(own[1:] - other[:-1])
-    near[:-1] &= apart[:-1] < np.abs(own[:-1] - other[1:])
-    return near
 
 
 def _overlap(lane: _Parts, base: _Parts, turn: Ints) -> Ints:
