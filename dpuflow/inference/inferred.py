@@ -25,7 +25,7 @@ from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
 from dpuflow.inference.steps import find_steps
-from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh, with_room
+from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Inferred:
     entries: Entries
     short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
     relative: Relative
-    bounded: Bounded  # the same for readers: with bounds that claim nothing, and room for the worst hand-over
+    bounded: Bounded  # the same with bounds that claim nothing: for readers
     charges: Charges
     causes: Causes
     own: Own
@@ -111,7 +111,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         entries=entries,
         short=short,
         relative=relative,
-        bounded=replace(bounded, relative=with_room(bounded.relative, bounded.entries)),
+        bounded=bounded,
         charges=charges,
         causes=causes,
         own=own,

@@ -2,8 +2,8 @@
 
 ``entries`` dates each rank's entry by its first act, ``needs`` lays the algorithm's dependencies over the
 messages, ``handover`` measures how fast hosts react, ``doubts`` weighs what an act may have waited for,
-``relative`` turns entries into lateness, ``upper`` says who else may have been the last, ``tails`` what
-bounds must allow for.
+``relative`` turns entries into lateness, ``upper`` says who else may have been the last, ``tails`` how
+long hand-overs take at the worst.
 """
 
 from dpuflow.lateness.doubts import weigh
@@ -22,7 +22,7 @@ from dpuflow.lateness.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.lateness.tails import BEYOND, hand_overs, share_beyond, with_room
+from dpuflow.lateness.tails import BEYOND, hand_overs, share_beyond
 from dpuflow.lateness.upper import Bounded, bound_above
 
 __all__ = [
@@ -48,5 +48,4 @@ __all__ = [
     "share_beyond",
     "short_of_ranks",
     "weigh",
-    "with_room",
 ]

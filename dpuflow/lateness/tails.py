@@ -1,19 +1,17 @@
-"""How long a hand-over may take at the worst: what bounds rest on, beyond what errors cover.
+"""How long a hand-over may take at the worst, and how often: beyond what errors cover.
 
 In: entries with the reactions that the capture shows. Out: a time a row that 999 in 1000 hand-overs of its
-hosts stay below, and bounds that leave room for it. ``error_ns`` is half of a 95 % interval; a bound is a
-promise, and of a host that stalls now and then one message in twenty comes later than any such interval.
+hosts stay below, and all hand-overs that were seen. ``error_ns`` is half of a 95 % interval; of a host that
+stalls now and then one message in twenty comes later than any such interval.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpuflow.lateness.handover import FEWEST
-from dpuflow.lateness.relative import AT_LEAST, AT_MOST
 from dpuflow.schema import Wire
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.lateness.entries import Entries
     from dpuflow.lateness.passing import Times
-    from dpuflow.lateness.relative import Relative
     from dpuflow.tables import Rows
 
 BEYOND: Final = 0.001
@@ -120,15 +117,3 @@ def worst_ns(
     ]
     found = np.nan_to_num(tails(entries, of_row), nan=0.0).round().astype(np.int64)
     return np.where(np.array(handed, bool)[entries.collective], found, 0) if len(found) else found
-
-
-def with_room(relative: Relative, entries: Entries) -> Relative:
-    """``relative`` with bounds that hold as often as bounds should: by what hand-overs take at the worst.
-
-    A lower bound lies as far below as the rank's own first message may have been kept, an upper one above as
-    the first message of the earliest rank may have been. What errors cover of it is in the bounds already.
-    """
-    more = np.maximum(entries.tail_ns - np.maximum(entries.spread_ns, 0), 0)
-    least, most = relative.bound == AT_LEAST, relative.bound == AT_MOST
-    lateness = np.where(least, np.maximum(relative.lateness_ns - more, 0), relative.lateness_ns)
-    return replace(relative, lateness_ns=np.where(most, lateness + more, lateness))
