@@ -165,6 +165,13 @@ class Entries:
         """Rows whose entry is exact or a bound."""
         return np.isin(self.rule, (Rule.UNSEEN, Rule.CONTRADICTED), invert=True)
 
+    def marked(self, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:
+        """With another rule for exact entries among ``rows``, and what they may have waited for."""
+        rows = rows & self.exact
+        return replace(
+            self, rule=np.where(rows, int(rule), self.rule), after=np.where(rows, after, self.after)
+        )
+
 
 def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     """Enter and leave of every rank of every collective, on the reference clock."""
