@@ -19,6 +19,7 @@ from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.streams import Columns
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
 
 ONE = settings(nccl={"channels": 1})
 
@@ -56,6 +57,55 @@ def test_ring_of_nccl(op: str, more: str, told: tuple[str, int], tmp_path: Path)
     vantages = [dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures]
     collectives = dpuflow.analyze(vantages).collectives
     assert Counter((str(c.op), c.bytes) for c in collectives) == {told: 6}
+
+
+SHARDED = """
+name: sharded
+cluster: {{nodes: {nodes}}}
+job:
+  kind: loop
+  iterations: 6
+  compute_us: {pause}
+  ops:
+    - {{op: all_gather, bytes: {block}, algorithm: pat}}
+    - {{op: reduce_scatter, bytes: {buffer}, algorithm: pat, gap_us: {pause}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "block", "pause"), [(4, 1 << 20, 0), (4, 307_200, 500), (6, 262_144, 0), (8, 307_200, 0)]
+)
+def test_two_operations_that_take_turns_are_not_one(
+    nodes: int, block: int, pause: int, tmp_path: Path
+) -> None:
+    """As in sharded training: as many messages on connections that lead opposite ways."""
+    text = SHARDED.format(nodes=nodes, block=block, buffer=block * nodes, pause=pause)
+    write_case(parse_scenario(text, "sharded.yaml"), str(tmp_path))
+    collectives = _analysed(tmp_path).collectives
+    told = Counter((str(c.op), c.bytes, len(c.ranks)) for c in collectives)
+    assert told == {("all_gather", block, nodes): 6, ("reduce_scatter", block * nodes, nodes): 6}
+
+
+PARALLEL = """
+name: parallel
+cluster: {nodes: 6}
+job: {kind: training, tp: 2, steps: 6, layers: 2, buckets: 2, bucket_bytes: 3145728}
+"""
+
+
+@pytest.mark.parametrize("faults", ["", "faults: [{kind: slow_link, node: 3, gbps: 10}]"])
+def test_communicators_with_as_many_messages(faults: str, tmp_path: Path) -> None:
+    """96 on each connection: 24 all_reduces of two ranks, or 12 of three."""
+    write_case(parse_scenario(PARALLEL + faults, "parallel.yaml"), str(tmp_path))
+    analysis = _analysed(tmp_path)
+    told = Counter((str(c.op), c.bytes, len(c.ranks)) for c in analysis.collectives)
+    assert told == {("all_reduce", 1 << 20, 2): 72, ("all_reduce", 3 << 20, 3): 24}
+    assert {str(rank.verdict) for rank in analysis.lateness} <= {"on_time", "unknown"}
+
+
+def _analysed(case: Path) -> dpuflow.Analysis:
+    vantages = [dpuflow.Vantage(each.name, (str(each),)) for each in sorted(case.glob("node*"))]
+    return dpuflow.analyze(vantages)
 
 
 def test_chunks_that_no_all_reduce_has() -> None:

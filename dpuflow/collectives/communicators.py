@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dpuflow.collectives.pipes import together
+
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
@@ -30,6 +32,24 @@ def communicators(sets: Sequence[Lockstep], nodes: NDArray[np.int64]) -> list[li
     return list(found.values())
 
 
+def completed(sets: Sequence[Lockstep]) -> list[list[Lockstep]]:
+    """Parts of ``sets`` with the pipes whose ends all are theirs, in lockstep with them.
+
+    Many messages of a pipe whose receiver was slow look like beginnings, so it is like no other.
+    """
+    found: dict[frozenset[int], list[Pipe]] = {}
+    for each in sets:
+        for members in _connected(each.pipes, None):
+            pipes = [each.pipes[i] for i in members]
+            found.setdefault(frozenset(end for pipe in pipes for end in pipe[:2]), []).extend(pipes)
+    parts = []
+    for ends, pipes in found.items():
+        more = [pipe for others, theirs in found.items() if others < ends for pipe in theirs]
+        if more and (one := together([*pipes, *more])) is not None:
+            parts.append([one])
+    return parts
+
+
 def without(sets: Sequence[Lockstep], rows: Container[int]) -> list[Lockstep]:
     """``sets`` without the pipes whose rows are the arrays identified by ``rows``."""
     kept = [(each, [i for i, pipe in enumerate(each.pipes) if id(pipe.rows) not in rows]) for each in sets]
@@ -40,8 +60,8 @@ def _some(each: Lockstep, members: list[int]) -> Lockstep:
     return replace(each, pipes=[each.pipes[i] for i in members], rows=each.rows[members])
 
 
-def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64]) -> list[list[int]]:
-    """Numbers of pipes that are connected by nodes."""
+def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64] | None) -> list[list[int]]:
+    """Numbers of pipes that are connected by nodes (None: by endpoints)."""
     label: dict[int, int] = {}
 
     def root(end: int) -> int:
@@ -50,9 +70,10 @@ def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64]) -> list[list[int
             end = label[end]
         return end
 
-    for pipe in pipes:
-        label[root(int(nodes[pipe.src]))] = root(int(nodes[pipe.dst]))
+    ends = [(pipe.src, pipe.dst) if nodes is None else nodes[[pipe.src, pipe.dst]].tolist() for pipe in pipes]
+    for src, dst in ends:
+        label[root(src)] = root(dst)
     parts: dict[int, list[int]] = {}
-    for number, pipe in enumerate(pipes):
-        parts.setdefault(root(int(nodes[pipe.src])), []).append(number)
+    for number, (src, _) in enumerate(ends):
+        parts.setdefault(root(src), []).append(number)
     return list(parts.values())

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.communicators import communicators, without
+from dpuflow.collectives.communicators import communicators, completed, without
 from dpuflow.collectives.layouts import SLOTS, Lane, layout_of
 from dpuflow.collectives.model import Instance, placed
-from dpuflow.collectives.pipes import in_lockstep, pipes_of
+from dpuflow.collectives.pipes import in_lockstep, in_turn, pipes_of
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -79,18 +79,52 @@ def credited_instances(
         if pipe is not None and int(pipe.slots[0]) in SLOTS and np.isin(pipe.slots, list(SLOTS)).all()
     ]
     for members in joined(usable, nodes):
-        sets = in_lockstep([pipe for _, pipe in members])
-        own: set[int] = set()
-        apart = np.arange(len(nodes))
-        # One communicator; several, each with its own endpoints; or with its own nodes.
-        for kind in (None, apart, nodes):
-            left = without(sets, own)
-            parts = [left] if kind is None else communicators(left, kind)
-            for part, instances in _understood(columns, parts, position, nodes):
-                found += [placed(instance, near) for instance in instances]
-                own |= {id(pipe.rows) for each in part for pipe in each.pipes}
+        joint = [pipe for _, pipe in members]
+        sets = in_lockstep(joint)
+        own, instances = _by_communicators(columns, sets, position, nodes)
+        if len(own) < len(members):
+            finer = _finer(columns, joint)
+            if len(finer) > len(sets):
+                more = _by_communicators(columns, finer, position, nodes)
+                own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
+        found += [placed(instance, near) for instance in instances]
         told[[number for number, pipe in members if id(pipe.rows) in own]] = True
     return found, told
+
+
+def _finer(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
+    """``pipes`` in lockstep, more of them apart: operations that have as many messages, each on pipes of its
+    own, may look like one. What is cut too often goes together again in turns."""
+    alike: dict[int, list[Pipe]] = {}
+    for pipe in pipes:
+        alike.setdefault(int(columns.sizes[pipe.rows].max()), []).append(pipe)
+    sets = [each for mine in alike.values() for each in in_lockstep(mine, strict=True)]
+    return [part for each in sets for part in in_turn(each, columns.starts)]
+
+
+def _explained(instances: Sequence[Instance]) -> int:
+    """How many messages they have."""
+    return sum(len(each.rows) for each in instances)
+
+
+def _by_communicators(
+    columns: Columns, sets: list[Lockstep], position: NDArray[np.int64], nodes: NDArray[np.int64]
+) -> tuple[set[int], list[Instance]]:
+    """Pipes that are understood, by the identity of their rows, and what they carry."""
+    own: set[int] = set()
+    found: list[Instance] = []
+    # One communicator; several, each with its own endpoints; or with its own nodes.
+    for kind in (None, np.arange(len(nodes)), nodes):
+        left = without(sets, own)
+        parts = [left] if kind is None else communicators(left, kind)
+        for part, instances in _understood(columns, parts, position, nodes):
+            found += instances
+            own |= {id(pipe.rows) for each in part for pipe in each.pipes}
+    left = without(sets, own)
+    for part, instances in _understood(columns, completed(left), position, nodes):
+        found += instances
+        own |= {id(pipe.rows) for each in part for pipe in each.pipes}
+    return own, found
 
 
 def _understood(

@@ -115,23 +115,52 @@ def pipes_of(
     return found
 
 
-def in_lockstep(pipes: Sequence[Pipe]) -> list[Lockstep]:
-    """``pipes`` by what they carry, those with the fewest messages first."""
+def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
+    """``pipes`` by what they carry, those with the fewest messages first.
+
+    ``strict``: operations begin at all places that those before have in common, and at hardly any others: not
+    those of as many messages in more operations, whose places include those of fewer.
+    """
     sets: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
     # Where receivers were slow many places look like beginnings: first those pipes with the fewest of these.
     for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(np.count_nonzero(pipe.begins)))):
         for number, (members, common) in enumerate(sets):
-            both = _in_both(members[0], common, pipe)
+            both = _in_both(members[0], common, pipe, strict)
             if both is not None:
                 members.append(pipe)
                 sets[number] = members, both
                 break
         else:
             sets.append(([pipe], pipe.begins))
-    return [each for members, _ in sets if (each := _together(members)) is not None]
+    return [each for members, _ in sets if (each := together(members)) is not None]
 
 
-def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe) -> NDArray[np.bool_] | None:
+def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
+    """``each`` cut where every rank begins each operation on as many of its pipes before on the others.
+
+    Two operations that take turns on pipes of their own (PAT's all_gather and reduce_scatter, whose
+    connections lead opposite ways) have as many messages there. ``starts``: of each row of EXCHANGE.
+    """
+    begins = starts[each.rows[:, each.bounds[:-1]]]
+    ranks: dict[int, list[int]] = {}
+    for number in np.argsort(begins.sum(axis=1, dtype=np.float64), kind="stable").tolist():
+        ranks.setdefault(each.pipes[number].src, []).append(number)
+    (most, *others) = {len(mine) for mine in ranks.values()}
+    if others:
+        return [each]
+    order = np.array(list(ranks.values()))  # (ranks, pipes of each)
+    when = begins[order]
+    known = (when != NEVER).all()
+    cuts = [
+        cut
+        for cut in range(1, most)
+        if known and (when[:, :cut].max(axis=1) <= when[:, cut:].min(axis=1)).all()
+    ]
+    parts = [together([each.pipes[n] for n in part.ravel()]) for part in np.split(order, cuts, axis=1)]
+    return [each] if None in parts else [part for part in parts if part is not None]
+
+
+def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool) -> NDArray[np.bool_] | None:
     """With which messages of ``one`` operations may begin on both pipes; None if they are not in lockstep.
 
     ``common``: with which of them they may begin on all pipes that are known to be like it.
@@ -147,6 +176,8 @@ def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe) -> NDArray[np.bo
     beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
     if shared < max(1, LIKE * min(lefts, rights)) and not beyond:
         return None
+    if strict and (shared < lefts or shared <= LIKE * max(lefts, rights)):
+        return None
     if one.stop != other.stop:
         # The capture's end may have cut an operation off; more than one it cannot.
         longest = max(int(np.diff(np.r_[np.flatnonzero(each), stop - first]).max()) for each in (left, right))
@@ -155,7 +186,7 @@ def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe) -> NDArray[np.bo
     return both
 
 
-def _together(pipes: list[Pipe]) -> Lockstep | None:
+def together(pipes: Sequence[Pipe]) -> Lockstep | None:
     """Pipes in lockstep, from the first number that all of them have to the last."""
     first, stop = max(pipe.first for pipe in pipes), min(pipe.stop for pipe in pipes)
     if stop <= first:
@@ -171,4 +202,4 @@ def _together(pipes: list[Pipe]) -> Lockstep | None:
     if len(bounds) < 2:
         return None
     slots = pipes[0].slots[bounds[:-1] + (first - pipes[0].first)]
-    return Lockstep(pipes, rows, bounds, slots)
+    return Lockstep(list(pipes), rows, bounds, slots)
