@@ -12,7 +12,7 @@ import numpy as np
 
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.waiting import FAR_BEYOND
-from dpuflow.schema import NEVER, NONE32, Seen, Wire
+from dpuflow.schema import NEVER, NONE32, MessageFlag, Seen, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +64,9 @@ def repeated(entries: Entries, transfers: Rows | Picked, usual: Usual) -> Entrie
     held = (entries.credit_ns != NEVER) & ~(entries.credit_ns > usual.most_ns)
     again = np.zeros((2, len(transfers) + 1), bool)
     again[:, :-1] = transfers["retransmitted"] > 0
+    # Nor is it known when a WRITE left whose beginning its sender's capture missed.
+    written = (transfers["wire"] == Wire.ROCE_WRITE_IMM) | (transfers["wire"] == Wire.ROCE_WRITE)
+    again[0, :-1] |= written & ((transfers["flags"] & MessageFlag.GAP) != 0)
     again[0, :-1] &= (transfers["seen"] & Seen.AT_SENDER) == 0
     act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
     entries = entries.marked(again[0][act], Rule.REPEATED, np.full(len(act), NONE32))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpuflow import wire
+from dpuflow.messages.lost import restore
 from dpuflow.messages.pairing import Pairs
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.messages.roles import assign_roles
@@ -205,7 +206,8 @@ class RoceMessages:
         with_imm[: len(self._imm)] |= self._imm
         assign_roles(rows, flows, self._words.rows[: self._counts[self._at.WORDS]], with_imm, writes[0])
         self._heads.read(rows, flows)
-        if unsorted:
+        rows, mended = restore(rows, links["status"], flows, with_imm)
+        if unsorted or mended:
             _sort_in_place(rows)
         return rows
 
