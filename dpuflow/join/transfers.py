@@ -22,6 +22,7 @@ from dpuflow.join.common import (
     total_flows,
     widen_local,
 )
+from dpuflow.join.missed import date_missed
 from dpuflow.join.sightings import (
     Sightings,
     Ties,
@@ -33,7 +34,7 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.ordering import Picked
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Seen, Wire
+from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Wire
 from dpuflow.tables import Joined
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         transfers = _own_transfers(captures[0], common)
     else:
         transfers = _transfers(captures, common, seen, order, found)
-    _unsure(captures, transfers)
+    transfers = date_missed(captures, transfers)
     flow_times = []
     for tables, place in zip(captures, found.maps, strict=True):
         first, last = tables.flows["first_ns"], tables.flows["last_ns"]
@@ -273,18 +274,6 @@ def _transfers(
             row[part], gives[part], near[part], transfers,
         )  # fmt: skip
     return transfers
-
-
-def _unsure(captures: Sequence[CaptureTables], transfers: Rows) -> None:
-    """Where the sender's capture missed a WRITE's beginning, ``sent_ns`` is not the sender's own stamp."""
-    missed = np.uint8(MessageFlag.GAP | MessageFlag.HIDDEN)
-    for capture, tables in enumerate(captures):
-        lost = (tables.messages["flags"] & missed) == missed
-        lost &= (tables.messages["wire"] == Wire.ROCE_WRITE_IMM) | (tables.messages["wire"] == Wire.ROCE_WRITE)
-        if lost.any():
-            rows = np.flatnonzero(transfers["capture"] == capture)
-            rows = rows[lost[transfers["message"][rows]]]
-            transfers["seen"][rows] &= np.uint8(255 - Seen.AT_SENDER)
 
 
 def _extent(captures: Sequence[CaptureTables], found: Clocks) -> tuple[int, int]:

@@ -78,7 +78,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CREDIT: ("at_most", "first message, sent soon after its credit had come"),
     Rule.QUEUED: ("at_most", "first message, which may have queued behind the collective before"),
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
-    Rule.REPEATED: ("at_most", "first message, of which only a repetition or a later packet may have been seen"),
+    Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
     Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),

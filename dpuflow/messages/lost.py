@@ -38,7 +38,7 @@ def restore(
     """The rows, mended in place, with those that lie in holes; and whether anything was changed.
 
     ``status`` says of each row which ends were seen (``kernels.lanes``), ``with_imm`` of each flow whether it
-    carries WRITE WITH IMMEDIATE. Only such flows and the clear-to-send entries that pay for them are looked at.
+    carries WRITE WITH IMMEDIATE. Only these and the clear-to-send entries that pay for them are looked at.
     """
     lossy = flows["missing"] > 0
     lossy[rows["flow"][(rows["flags"] & MessageFlag.GAP) != 0]] = True
@@ -111,6 +111,45 @@ def _mend(rows: Rows, mine: NDArray[np.int64], status: NDArray[np.uint8]) -> Non
         rows["seq"][row] -= np.uint64(lead)
         rows["bytes"][row] += np.uint64((span + lead - int(rows["packets"][row])) * mtu)
         rows["flags"][row] |= MessageFlag.HIDDEN
+        if span + lead == 2 * usual[0] and span + lead > spans.max():
+            # The end of one and the beginning of the next lie in one hole: the second is left to this hole.
+            rows["seq_end"][row] = rows["seq"][row] + np.uint64(usual[0])
+            rows["bytes"][row] = _usual_bytes(rows, whole, int(usual[0]))
+            rows["packets"][row] = min(int(rows["packets"][row]), int(usual[0]))
+            rows["last_ns"][row], rows["last_frame"][row] = rows["first_ns"][row], rows["first_frame"][row]
+            rows["acked_ns"][row] = NEVER
+            rows["flags"][row] |= _UNSEEN
+    _mend_ends(rows, mine, whole, gap & ~cut & (ends & (_HAS_LAST | _SIZED) == 0), ends)
+
+
+def _mend_ends(
+    rows: Rows,
+    mine: NDArray[np.int64],
+    whole: NDArray[np.int64],
+    lacking: NDArray[np.bool_],
+    ends: NDArray[np.uint8],
+) -> None:
+    """Messages without end and length fill the room between their neighbours, if others have that size."""
+    for k in np.flatnonzero(lacking[:-1]).tolist():
+        row, begun = int(mine[k]), bool(ends[k] & _HAS_FIRST)
+        if not begun and k == 0:
+            continue
+        low = rows["seq"][row] if begun else rows["seq_end"][mine[k - 1]]
+        high = rows["seq"][mine[k + 1]]
+        size = _usual_bytes(rows, whole, int(high) - int(low))
+        if size is None:
+            continue
+        rows["seq"][row], rows["seq_end"][row], rows["bytes"][row] = low, high, size
+        rows["flags"][row] |= MessageFlag.GAP if begun else MessageFlag.HIDDEN
+
+
+def _usual_bytes(rows: Rows, whole: NDArray[np.int64], packets: int) -> int | None:
+    """What a ``whole`` message of so many packets mostly carries; None where there is none."""
+    like = whole[rows["packets"][whole] == packets]
+    if not len(like):
+        return None
+    carried, times = np.unique(rows["bytes"][like], return_counts=True)
+    return int(carried[times.argmax()])
 
 
 def _holes(rows: Rows, mine: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -127,16 +166,13 @@ def _unseen_data(rows: Rows, mine: NDArray[np.int64]) -> Rows | None:
     """
     at, sizes = _holes(rows, mine)
     whole = mine[(rows["flags"][mine] & (_CUT | MessageFlag.GAP)) == 0]
-    span = (rows["seq_end"] - rows["seq"])[whole].astype(np.int64)
     found = np.zeros(len(at), rows.dtype)
     for made, k, size in zip(found, at.tolist(), sizes.tolist(), strict=True):
-        like = whole[span == size]
-        if not len(like):
+        carried = _usual_bytes(rows, whole, size)
+        if carried is None:
             return None
-        carried, times = np.unique(rows["bytes"][like], return_counts=True)
         _blank(made, rows, mine[k], mine[k + 1], int(rows["seq_end"][mine[k]]), size)
-        made["bytes"], made["wire"] = carried[times.argmax()], rows["wire"][like[0]]
-        made["role"] = rows["role"][like[0]]
+        made["bytes"], made["wire"], made["role"] = carried, Wire.ROCE_WRITE_IMM, Role.DATA
     return found
 
 
@@ -155,7 +191,11 @@ def _unseen_entries(rows: Rows, mine: NDArray[np.int64]) -> Rows:
         for more in range(size):
             made = found[number]
             _blank(made, rows, before, mine[k + 1], seq + more, 1)
-            made["bytes"], made["wire"], made["role"] = rows["bytes"][before], rows["wire"][before], Role.GRANT
+            made["bytes"], made["wire"], made["role"] = (
+                rows["bytes"][before],
+                rows["wire"][before],
+                Role.GRANT,
+            )
             made["announces"], made["tag"] = rows["announces"][before], rows["tag"][before]
             made["sub"] = rows["sub"][before] + np.uint32(seq + more - int(rows["seq"][before]))
             number += 1

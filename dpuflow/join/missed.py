@@ -1,0 +1,94 @@
+"""Messages of NCCL's connections that a capture missed and another one saw: their times at the missing end.
+
+In: TRANSFER rows in order of sent_ns. Out: the same rows, in order of what is now sent_ns.
+Without this a message that its sender's own capture missed seems to leave when it arrived, behind those that
+followed it. The packets of a queue pair leave and arrive in order of their PSNs (InfiniBand volume 1, 9.7.2):
+its sender's stamp of the next message bounds its sending, and what the receiver's capture saw before and
+after it bounds its arrival.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.schema import NEVER, MessageFlag, Seen, Wire
+from dpuflow.wire import PSN_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.tables import CaptureTables, Rows
+
+_ROUND = 1 << PSN_BITS
+_MISSED = np.uint8(MessageFlag.GAP | MessageFlag.HIDDEN)
+_WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
+
+
+def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
+    """The rows with the times of messages that one end's capture missed, sorted by ``sent_ns`` again.
+
+    Where the sender's capture missed a WRITE or its beginning, ``sent_ns`` is the latest that it can be, and
+    loses AT_SENDER. Where the receiver's missed it, its arrival is its sending and the connection's usual
+    way, between what arrived before and after.
+    """
+    missed = np.isin(transfers["wire"], _WRITES) & ((transfers["flags"] & MessageFlag.GAP) != 0)
+    if not missed.any():
+        return transfers
+    _unstamped(captures, transfers)
+    line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
+    concerned = np.zeros(int(line.max()) + 1, bool)
+    concerned[line[missed]] = True
+    rows = np.flatnonzero(concerned[line] & np.isin(transfers["wire"], _WRITES))
+    rows = rows[np.argsort(line[rows], kind="stable")]
+    for mine in np.split(rows, np.flatnonzero(np.diff(line[rows])) + 1):
+        step = np.diff(transfers["seq"][mine].astype(np.int64))
+        psn = np.r_[0, np.cumsum(((step + _ROUND // 2) & (_ROUND - 1)) - _ROUND // 2)]
+        mine = mine[np.argsort(psn, kind="stable")]
+        _date_sending(transfers, mine)
+        _date_arrival(transfers, mine)
+    return transfers[np.argsort(transfers["sent_ns"], kind="stable")]
+
+
+def _unstamped(captures: Sequence[CaptureTables], transfers: Rows) -> None:
+    """Take AT_SENDER from WRITEs whose first packet the sender's capture missed."""
+    for capture, tables in enumerate(captures):
+        lost = (tables.messages["flags"] & _MISSED) == _MISSED
+        lost &= np.isin(tables.messages["wire"], _WRITES)
+        if lost.any():
+            rows = np.flatnonzero(transfers["capture"] == capture)
+            rows = rows[lost[transfers["message"][rows]]]
+            transfers["seen"][rows] &= np.uint8(255 - Seen.AT_SENDER)
+
+
+def _date_sending(transfers: Rows, mine: NDArray[np.int64]) -> None:
+    """Nothing left after what follows it on its queue pair (``mine``: rows in order of PSN)."""
+    stamped = (transfers["seen"][mine] & Seen.AT_SENDER) != 0
+    if not stamped.any():
+        return  # its sender was not captured: all its times are of one place
+    for k in np.flatnonzero(~stamped[:-1])[::-1].tolist():
+        row, after = transfers[mine[k]], int(transfers["sent_ns"][mine[k + 1]])
+        row["sent_ns"] = min(int(row["sent_ns"]), after - 1)
+        row["sent_end_ns"] = max(min(int(row["sent_end_ns"]), after - 1), int(row["sent_ns"]))
+
+
+def _date_arrival(transfers: Rows, mine: NDArray[np.int64]) -> None:
+    """What the receiver's capture missed took the usual way, between its neighbours."""
+    stamped = (transfers["seen"][mine] & Seen.AT_RECEIVER) != 0
+    both = mine[stamped & ((transfers["seen"][mine] & Seen.AT_SENDER) != 0)]
+    if stamped.all() or not len(both):
+        return
+    way = int(np.median(transfers["arrived_end_ns"][both] - transfers["sent_end_ns"][both]))
+    for k in np.flatnonzero(~stamped).tolist():
+        row = transfers[mine[k]]
+        for name in ("arrived_ns", "arrived_end_ns"):
+            row[name] += max(way, 0)
+            if int(row["acked_ns"]) != NEVER:
+                row[name] = min(int(row[name]), int(row["acked_ns"]))
+            if k + 1 < len(mine) and stamped[k + 1]:
+                row[name] = min(int(row[name]), int(transfers["arrived_ns"][mine[k + 1]]))
+            if k:
+                row[name] = max(int(row[name]), int(transfers["arrived_end_ns"][mine[k - 1]]))
