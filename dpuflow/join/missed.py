@@ -45,7 +45,8 @@ def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
     rows = np.flatnonzero(concerned[line] & np.isin(transfers["wire"], _WRITES))
     rows = rows[np.argsort(line[rows], kind="stable")]
     for mine in np.split(rows, np.flatnonzero(np.diff(line[rows])) + 1):
-        step = np.diff(transfers["seq"][mine].astype(np.int64))
+        seq = transfers["seq"][mine].astype(np.int64)
+        step = seq[1:] - seq[:-1]
         psn = np.r_[0, np.cumsum(((step + _ROUND // 2) & (_ROUND - 1)) - _ROUND // 2)]
         mine = mine[np.argsort(psn, kind="stable")]
         _date_sending(transfers, mine)

@@ -204,7 +204,8 @@ def _unseen_entries(rows: Rows, mine: NDArray[np.int64]) -> Rows:
 
 def _blank(made: np.void, rows: Rows, before: np.int64, after: np.int64, seq: int, span: int) -> None:
     """Fill in what is known of a message that nobody saw, between the rows ``before`` and ``after``."""
-    when = min(int(rows["last_ns"][before]) + 1, int(rows["first_ns"][after]))
+    skipped = seq - int(rows["seq_end"][before])
+    when = min(int(rows["last_ns"][before]) + 1 + skipped, int(rows["first_ns"][after]))
     made["first_ns"] = made["last_ns"] = max(when, int(rows["last_ns"][before]))
     made["first_frame"] = made["last_frame"] = rows["last_frame"][before]
     made["acked_ns"], made["flow"], made["flags"] = NEVER, rows["flow"][before], _UNSEEN
