@@ -58,8 +58,9 @@ def restore(
         written, granted = (at[starts[each] : starts[each + 1]] for each in (flow, peer))
         if with_imm[peer] or _too_lossy(rows, written) or _too_lossy(rows, granted):
             continue
-        _mend(rows, written, status)
-        if not len(granted) or (rows["role"][granted] != Role.GRANT).any():
+        paid = len(granted) > 0 and bool((rows["role"][granted] == Role.GRANT).all())
+        _mend(rows, written, status, paid)
+        if not paid:
             continue
         added = _unseen_data(rows, written)
         if added is not None:
@@ -85,8 +86,11 @@ def _mtu(rows: Rows, whole: NDArray[np.int64]) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _mend(rows: Rows, mine: NDArray[np.int64], status: NDArray[np.uint8]) -> None:
-    """Give messages of one flow, in order of PSN, the beginnings, ends and bytes that lie in holes."""
+def _mend(rows: Rows, mine: NDArray[np.int64], status: NDArray[np.uint8], split: bool) -> None:
+    """Give messages of one flow, in order of PSN, the beginnings, ends and bytes that lie in holes.
+
+    ``split``: of two that were taken for one the second will be put into the hole that is left.
+    """
     flags, wire, ends = rows["flags"][mine], rows["wire"][mine], status[mine]
     gap = (flags & MessageFlag.GAP) != 0
     cut = (flags & _CUT) != 0
@@ -111,13 +115,12 @@ def _mend(rows: Rows, mine: NDArray[np.int64], status: NDArray[np.uint8]) -> Non
         rows["seq"][row] -= np.uint64(lead)
         rows["bytes"][row] += np.uint64((span + lead - int(rows["packets"][row])) * mtu)
         rows["flags"][row] |= MessageFlag.HIDDEN
-        if span + lead == 2 * usual[0] and span + lead > spans.max():
+        if split and span + lead == 2 * usual[0] and span + lead > spans.max():
             # The end of one and the beginning of the next lie in one hole: the second is left to this hole.
             rows["seq_end"][row] = rows["seq"][row] + np.uint64(usual[0])
             rows["bytes"][row] = _usual_bytes(rows, whole, int(usual[0]))
             rows["packets"][row] = min(int(rows["packets"][row]), int(usual[0]))
             rows["last_ns"][row], rows["last_frame"][row] = rows["first_ns"][row], rows["first_frame"][row]
-            rows["acked_ns"][row] = NEVER
             rows["flags"][row] |= _UNSEEN
     _mend_ends(rows, mine, whole, gap & ~cut & (ends & (_HAS_LAST | _SIZED) == 0), ends)
 
