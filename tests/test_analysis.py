@@ -181,10 +181,11 @@ def test_one_node_alone_ranks_itself_against_its_neighbours(node: int) -> None:
             continue
         assert (found["algorithm"], found["bytes"], found["complete"]) == ("ring", 262144, True)
         assert {address[r["endpoint"]] for r in found["ranks"]} == expected
-        assert {r["bound"] for r in found["ranks"]} == {"at_least"}  # a fourth rank was not seen
         lateness = case.collectives[true].lateness_ns
         for rank in found["ranks"]:
-            assert rank["lateness_ns"] <= lateness[rank["endpoint"]] + MS // 2
+            # A fourth rank was not seen; one that nothing proves late may yet be given its most.
+            over = rank["lateness_ns"] - lateness[rank["endpoint"]]
+            assert {"at_least": over, "at_most": -over}[rank["bound"]] <= MS // 2
         *_, second, last = sorted(lateness.values())
         who = max(lateness, key=lambda e: lateness[e])
         if last - second >= MS and address[who] in expected:

@@ -178,7 +178,7 @@ def test_both_ends_see_the_same_messages(shared, case):
         tables = read(path)
         flows = tables.flows
         messages = tables.messages[flows["transport"][tables.messages["flow"]] == Transport.ROCE]
-        fine = np.uint8(MessageFlag.REORDERED | MessageFlag.OPENING)
+        fine = np.uint8(MessageFlag.REORDERED | MessageFlag.OPENING | MessageFlag.HOLDS_SENDER)
         assert (messages["flags"] & ~fine == 0).all()
         rows = set()
         for m in messages:
