@@ -74,9 +74,8 @@ def test_what_is_held_is_bounded_by_the_span(path: Path) -> None:
     found, held = live(path, Settings(step=0.25, span=2.0, settle=0.5, longest=10.0, messages=100))
     assert held[-1] <= 100
     assert len(found) == len(set(found))
-    if len(whole) < 20:
-        pytest.skip("too few collectives for a share of 5 %")
-    assert abs(len(found) - len(whole)) <= 0.05 * len(whole)
+    # One in twenty, or the three that windows of a hundred messages leave out of a short capture.
+    assert abs(len(found) - len(whole)) <= max(0.05 * len(whole), 3)
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
