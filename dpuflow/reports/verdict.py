@@ -102,7 +102,8 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
-        waited = f" {listed(behind)} came late: too seldom, or by whose doing is not seen." if behind else ""
+        why = "came late: in too few collectives, or by whose doing is not seen."
+        waited = f" {listed(behind)} {why}" if behind else ""
         text = f"NOBODY SEEN LATE of its own doing, but of {who} these captures do not tell.{waited}"
         return text + _add_captures(result), "warn"
     if _partly(result):

@@ -5,6 +5,7 @@ Retransmission is go-back-N after a NAK or a timeout (IBA volume 1, 9.7).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
@@ -30,16 +31,16 @@ REWIND_NS: Final = 2_000.0
 """From a NAK to the first packet sent again (assumed)."""
 
 
-class Receiving:
+class Receiving(ABC):
     """The receiving half of the network; ``Fabric`` is the sending one."""
 
     def __init__(self, engine: Engine, trace: Trace, rules: Rules) -> None:
         self.engine, self.trace, self.rules = engine, trace, rules
         self.flows: list[Flow] = []
 
+    @abstractmethod
     def wake(self, flow: Flow) -> None:
         """The flow has something to send."""
-        raise NotImplementedError
 
     def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
         """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
