@@ -34,6 +34,8 @@ def kept(path: Path, folder: Path, settings: Settings | None = None, last: bool 
     """Run a capture through the windows with a history in ``folder``; without ``last`` as if killed."""
     settings = settings or Settings(directory=str(folder), segment=0.1, keep_age=86400.0 * 36500)
     history = History(settings, "node0", Log(stream=io.StringIO()))
+    # A capture is read many times faster than it was made: no queue of a disk's would be long enough.
+    history._waiting.maxsize = 0
     stream, windows, now = Stream("node0"), Windows(WindowSettings(settle=SETTLE_NS / 1e9)), 0
     for now, form, piece in pieces(path, STEP_NS):
         stream.feed(form, piece)
@@ -46,12 +48,13 @@ def kept(path: Path, folder: Path, settings: Settings | None = None, last: bool 
         taken = stream.snapshot(now)
         history.take(taken.tables(), taken.counts(), now, last=True)
     history.close()
+    history._thread.join()
     return history
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_the_history_leads_to_the_same_collectives_as_the_packets(path: Path, tmp_path: Path) -> None:
-    kept(path, tmp_path)
+    assert kept(path, tmp_path).stand.lost == 0
     segments = list_segments(str(tmp_path))
     assert len(segments) > 1
     from_history = analyze([Vantage("node0", tuple(s.path for s in segments))], threads=1)
