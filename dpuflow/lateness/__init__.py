@@ -1,13 +1,14 @@
 """Collectives in; enter, leave and lateness of every rank out, with the bound and error the packets justify.
 
-``entries`` dates each rank's entry by its first act, ``needs`` lays the algorithm's dependencies over the
-messages, ``handover`` measures how fast hosts react, ``doubts`` weighs what an act may have waited for,
-``relative`` turns entries into lateness, ``upper`` says who else may have been the last, ``tails`` how
-long hand-overs take at the worst.
+``needs`` lays the algorithm's dependencies over the messages, ``acts`` dates each rank's entry by its first
+act, ``leaving`` says when it was done, ``handover`` measures how fast hosts react, ``doubts`` weighs what an
+act may have waited for, ``relative`` turns entries into lateness, ``upper`` says who else may have been the
+last, ``tails`` how long hand-overs take at the worst.
 """
 
 from dpuflow.lateness.doubts import weigh
-from dpuflow.lateness.entries import RULES, Entries, Rule, build_entries
+from dpuflow.lateness.entering import build_entries
+from dpuflow.lateness.entries import RULES, Entries, Rule
 from dpuflow.lateness.relative import (
     AT_LEAST,
     AT_MOST,

@@ -1,0 +1,115 @@
+"""Exchanges in; of every rank of every collective its first act, and what that may have waited for, out.
+
+A rank enters a collective when it first acts of its own accord: offers data, sends it, or declares
+itself ready to receive unasked. Such an act dates the entry exactly if nothing it could depend on
+had reached the rank before, or if the algorithm's first step needs no input. A later act may have
+waited for its input: the entry was then no later than that. An answer to a peer's offer bounds
+likewise. A rank that never acts cannot be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.exchanges import there_ns
+from dpuflow.lateness.entries import Rule
+from dpuflow.lateness.needs import started_ns
+from dpuflow.lateness.passing import reached_by_first
+from dpuflow.lateness.places import FAR
+from dpuflow.lateness.reached import reached_before, resumed_before
+from dpuflow.schema import NEVER, NONE32, Op, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.lateness.places import Places
+
+
+@dataclass
+class Acts:
+    """By row of Entries, whose columns of the same names these are."""
+
+    enter_ns: NDArray[np.int64]
+    rule: NDArray[np.int64]
+    act: NDArray[np.int64]
+    after: NDArray[np.int64]
+    unmoved_ns: NDArray[np.int64]
+    moved_ns: NDArray[np.int64]
+    resumed_ns: NDArray[np.int64]
+    free_ns: NDArray[np.int64]
+    credit_ns: NDArray[np.int64]
+    grant: NDArray[np.int64]
+    granted_ns: NDArray[np.int64]
+    sent: NDArray[np.bool_]
+    send_at: NDArray[np.int64]
+    """Which exchange's sending the first act is; -1 where it is something else."""
+
+
+def first_acts(places: Places) -> Acts:
+    """The first act of each rank."""
+    picked, total = places.picked, len(places)
+    free = np.zeros(total, bool)
+    for number, instance in enumerate(places.instances):
+        free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
+
+    offered = started_ns(picked)
+    unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
+    granted = picked["grant_ns"]
+    # What an MPI library's receiver allows answers an offer; NCCL's credits do not.
+    answers = (picked["op"] != Op.UNKNOWN) & ~unasked & (picked["wire"] != Wire.ROCE_WRITE_IMM)
+    send_ns, send_at = places.earliest(places.sender, offered)
+    ready_ns, ready_at = places.earliest(places.receiver, np.where(unasked, granted, NEVER))
+    answer_ns, answer_at = places.earliest(places.receiver, np.where(answers, granted, NEVER))
+    input_ns, _ = places.earliest(places.receiver, there_ns(picked))
+
+    enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
+    seen = enter != FAR
+    by_send = seen & (send_ns == enter)
+    by_answer = seen & ~by_send & (answer_ns == enter)
+    by_ready = seen & (ready_ns == enter)
+    # An input that was never seen may have come before.
+    before_input = (send_ns <= input_ns) & (input_ns != FAR)
+    unfree = np.where(before_input, int(Rule.NOTHING_BEFORE), int(Rule.AFTER_INPUT))
+    rule = np.full(total, int(Rule.UNSEEN), np.int64)
+    rule[by_send] = np.where(free, int(Rule.FREE_STEP), unfree)[by_send]
+    rule[by_answer] = Rule.ANSWER
+    rule[by_ready] = Rule.READY
+
+    first = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
+    act = np.full(total, NONE32, np.int64)
+    act[by_send] = first[send_at[by_send]]
+    act[by_answer] = picked["grant"][answer_at[by_answer]]
+    act[by_ready] = picked["grant"][ready_at[by_ready]]
+
+    # Where data is not offered first, the grant is a credit that the first message may have waited for.
+    unoffered = picked["offer_ns"] == NEVER
+    credit = np.full(total, NEVER)
+    credit[by_send] = np.where(unoffered, picked["grant_arrived_ns"], NEVER)[send_at[by_send]]
+    grant = np.full(total, NONE32, np.int64)
+    grant[by_send] = picked["grant"][send_at[by_send]]
+    credits = np.where(unoffered & ~unasked, granted, NEVER)
+    granted_ns, _ = places.earliest(places.receiver, credits)
+
+    waiting_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
+    answered_at = np.where(by_answer, answer_at, -1)
+    reached, after = reached_before(places.needs, places.receiver, enter, answered_at, waiting_at)
+    begun = reached_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
+    entered = np.where(seen, enter, NEVER)
+    return Acts(
+        enter_ns=entered,
+        rule=rule,
+        act=act,
+        after=after,
+        unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        moved_ns=np.where(seen & (begun != NEVER), enter - begun, NEVER),
+        resumed_ns=resumed_before(places.needs, places.receiver, entered, waiting_at >= 0),
+        free_ns=np.where(free & (send_ns != FAR), send_ns, NEVER),
+        credit_ns=np.where(credit != NEVER, enter - credit, NEVER),
+        grant=np.where(credit != NEVER, grant, NONE32),
+        granted_ns=np.where(granted_ns != FAR, granted_ns, NEVER),
+        sent=send_ns != FAR,
+        send_at=np.where(by_send, send_at, -1),
+    )
