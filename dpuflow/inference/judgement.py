@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.inference.charges import Charges
-    from dpuflow.inference.own import Own
     from dpuflow.inference.stages import Stage
-from dpuflow.lateness import Entries, Relative
+    from dpuflow.lateness import Entries, Relative
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
 
