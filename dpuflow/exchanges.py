@@ -15,6 +15,7 @@ import numpy as np
 
 from dpuflow.flagged import joined_puts
 from dpuflow.ordering import Picked
+from dpuflow.pieces import cut, whole
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 from dpuflow.stripes import bundled, striped
 from dpuflow.wire import PSN_BITS
@@ -107,6 +108,11 @@ def _sorted(exchanges: Rows) -> Rows:
 def _in_order(transfers: Rows, part: NDArray[np.int64], connections: int) -> Rows:
     """Exchanges of messages without keys, in order of their first sign (``kernels.turns``)."""
     out, granted, written = _pay(transfers, part, connections)
+    if cut(granted, written):
+        joined, pieces = whole(transfers, part)
+        if joined is not transfers:
+            transfers, part = joined, pieces
+            out, granted, written = _pay(transfers, part, connections)
     if striped(granted, written):
         joined, turns = bundled(transfers, part)
         if joined is not transfers:

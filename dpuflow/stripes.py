@@ -54,7 +54,7 @@ def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.
     """
     names = ["connection", "src", "dst", "role", "wire", "bytes", "va", "announces", "sent_ns"]
     rows = transfers[names][part]
-    tail = _tails(rows)
+    tail = tails_of(rows)
     joined = [
         (credit, group)
         for lines in _ways(rows, tail)
@@ -72,7 +72,7 @@ def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.
     return transfers, out
 
 
-def _tails(rows: Rows) -> NDArray[np.int64]:
+def tails_of(rows: Rows) -> NDArray[np.int64]:
     """For each WRITE the place of the empty one with immediate that ends it, -1 for none; -2 for these."""
     tail = np.full(len(rows), -1)
     data = np.flatnonzero(

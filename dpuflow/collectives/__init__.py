@@ -94,19 +94,21 @@ def build_collectives(
 
 def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Instance]) -> int:
     """Data messages that are part of no collective."""
-    role = transfers["role"]
+    role, wire = transfers["role"], transfers["wire"]
     data = (role == Role.DATA) | (role == Role.BURST)
     part = np.zeros(len(exchanges), bool)
     for instance in instances:
         part[instance.rows] = True
-    seen = exchanges["data"] != NONE32
-    # Of a put (``flagged``) ``tag`` is how many messages it was.
-    put = part & (exchanges["wire"] == Wire.ROCE_WRITE) & (exchanges["tag"] > 1)
-    data_left = int(data.sum()) - int((exchanges["tag"][put].astype(np.int64) - 1).sum())
-    # One transfer may have come in several frames; they all count as told.
-    frames = int((data & (transfers["op"] != Op.UNKNOWN)).sum())
-    unnamed = int((part & seen & (exchanges["op"] == Op.UNKNOWN)).sum())
-    return data_left - frames - unnamed
+    unnamed = (exchanges["data"] != NONE32) & (exchanges["op"] == Op.UNKNOWN)
+    # RoCE's are all in exchanges, several in one where NCCL made one of them. Of a put (``flagged``) ``tag``
+    # is how many messages it was.
+    roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)
+    over_roce = (exchanges["wire"] >= Wire.ROCE_SEND) & (exchanges["wire"] <= Wire.ROCE_SEND_IMM)
+    put = (exchanges["wire"] == Wire.ROCE_WRITE) & (exchanges["tag"] > 1)
+    left = int(np.where(put, exchanges["tag"], 1)[unnamed & over_roce & ~part].sum())
+    # One transfer of TCP may have come in several frames; they all count as told.
+    frames = data & ~roce & (transfers["op"] == Op.UNKNOWN)
+    return left + int(frames.sum()) - int((unnamed & ~over_roce & part).sum())
 
 
 def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[NDArray[np.int64]]:

@@ -322,19 +322,22 @@ class Connection(Link):
         self._written += 1
         told = number if self._settings.by_id else size
         if not self._settings.split:
-            self._write(pairs[number % len(pairs)], size, target, rkey, told, content)
+            self._write(pairs[number % len(pairs)], size, target, rkey, told, content, size)
             return
         piece = round_up(ceil(size / len(pairs)), 128)
         for i, flow in enumerate(pairs):
             part = max(0, min(piece, size - i * piece))
-            self._write(flow, part, target + i * piece, rkey, told, content + i)
+            self._write(flow, part, target + i * piece, rkey, told, content + i, size)
 
     _written = 0  # messages handed to the NIC
 
-    def _write(self, flow: Flow, size: int, va: int, rkey: int, told: int, content: int) -> None:
+    def _write(
+        self, flow: Flow, size: int, va: int, rkey: int, told: int, content: int, message: int
+    ) -> None:
+        """Post ``size`` bytes of a ``message`` of so many; it alone decides how (ncclIbMultiSend)."""
         order = "big" if self._settings.layout.big_endian else "little"
         value = int.from_bytes(told.to_bytes(4, "big" if order == "big" else "little"), "big")
-        if self._settings.routed and size > ROUTED_BYTES:
+        if self._settings.routed and message > ROUTED_BYTES:
             self._fabric.post(flow, WRITE, size, va, rkey, 0, content, counts=False)
             self._fabric.post(flow, WRITE_IMM, 0, 0, 0, value)
         else:
