@@ -19,7 +19,8 @@ def _nearest(psn: int, near: int) -> int:
 def messages_of(packets: list[Packet], data: tuple[int, int, int], acks: tuple[int, int, int]) -> list[dict]:
     """Messages of the requests on flow ``data``, acknowledged on flow ``acks``; in order of PSN."""
     seen: dict[int, tuple[int, Packet]] = {}  # PSN -> first sighting
-    again: list[tuple[int, Packet]] = []
+    again: list[tuple[int, Packet, bool]] = []  # PSN, packet, whether the receiver had asked for it
+    asked: int | None = None
     covered: list[tuple[int, int]] = []  # time, end of what is acknowledged
     top: int | None = None
     start = 0
@@ -31,12 +32,16 @@ def messages_of(packets: list[Packet], data: tuple[int, int, int], acks: tuple[i
             psn = _nearest(p.psn, top)
             top = max(top, psn + 1)
             if psn < start or psn in seen:
-                again.append((psn, p))
+                again.append((psn, p, asked is not None and psn >= asked))
             else:
                 seen[psn] = (p.time_ns, p)
         elif key == acks and top is not None and p.name == "RC_ACKNOWLEDGE":
             end = _nearest(p.psn, top - 1) + 1
             covered.append((p.time_ns, end if p.syndrome < 0x20 else end - 1))
+            if p.syndrome >= 0x20:
+                asked = end - 1
+            elif asked is not None and end > asked:
+                asked = None
     messages: list[dict] = []
     for psn in sorted(seen):
         place = wire.OPCODES[CODES[seen[psn][1].name]].place
@@ -50,9 +55,11 @@ def messages_of(packets: list[Packet], data: tuple[int, int, int], acks: tuple[i
 def _describe(m: dict, seen: dict, again: list, covered: list) -> dict:
     psns = m["psns"]
     first, last = seen[psns[0]][1], seen[psns[-1]][1]
-    repeats = [p for psn, p in again if psns[0] <= psn <= psns[-1]]
+    repeats = [(p, asked) for psn, p, asked in again if psns[0] <= psn <= psns[-1]]
     acked = next((t for t, end in covered if m["ended"] and end > psns[-1]), NEVER)
-    times = [seen[n][0] for n in psns] + [p.time_ns for p in repeats if acked == NEVER or p.time_ns < acked]
+    # Of a whole message only what was asked for counts: the rest came in vain.
+    counting = [p.time_ns for p, asked in repeats if asked or not m["ended"]]
+    times = [seen[n][0] for n in psns] + [t for t in counting if acked == NEVER or t < acked]
     told = "WRITE" in first.name and m["started"]
     flags = 0 if m["started"] else MessageFlag.STARTS_BEFORE
     flags |= 0 if m["ended"] else MessageFlag.ENDS_AFTER

@@ -156,6 +156,56 @@ def test_whole_message_sent_again_after_its_ack_keeps_its_times():
     assert flows["retransmitted"][0] == 4
 
 
+def test_a_repetition_in_vain_completes_nothing():
+    """The ACK came late, and the sender sent again what had long arrived."""
+    script = Script()
+    psn = exchange(script, 10)
+    script.message(200_000, A, B, QB, psn, 4, imm=50)
+    script.message(300_000, A, B, QB, psn, 4, imm=50)
+    script.ack(300_500, B, A, QA, psn + 3)
+    messages, _ = script.run()
+    late = messages[10]
+    assert (late["last_ns"], late["acked_ns"], late["retransmitted"]) == (200_300, 300_500, 4)
+    assert late["last_frame"] == messages["last_frame"][9] + 5  # an ACK and four packets
+
+
+def test_what_came_behind_a_loss_counts_when_it_comes_again():
+    """A receiver that misses a packet takes nothing behind it, whatever its own capture holds."""
+    script = Script()
+    psn = exchange(script, 10)
+    script.message(200_000, A, B, QB, psn, 2)
+    del script.packets[-2:]  # lost before the tap
+    script.message(201_000, A, B, QB, psn + 2, 2)
+    script.ack(201_500, B, A, QA, psn, syndrome=0x60)
+    script.message(210_000, A, B, QB, psn, 2)
+    script.message(211_000, A, B, QB, psn + 2, 2)
+    script.ack(212_000, B, A, QA, psn + 3)
+    messages, _ = script.run()
+    assert messages["last_ns"][-2:].tolist() == [210_100, 211_100]
+    assert messages["retransmitted"][-2:].tolist() == [0, 2]
+
+
+def test_requests_to_read_out_of_order():
+    """A request takes as many PSNs as its answer has packets, late or not; none of them is a hole."""
+    script = Script()
+    psn = 0
+    for k in range(12):
+        psn = read(script, 10_000 * (k + 1), psn, 4)
+    for k in range(4):
+        script.add(200_000 + 100 * k, A, B, QB, "RC_READ_REQUEST", psn + 4 * k, va=k, length=4096)
+    for k in range(4):
+        read(script, 300_000 + 1000 * k, psn + 4 * k, 4, request=False)
+    wanted, _ = script.run()
+    p = script.packets
+    at = next(i for i, packet in enumerate(p) if packet.time_ns == 200_100)
+    p[at], p[at + 1] = p[at + 1], p[at]
+    messages, flows = script.run()
+    names = ["seq", "seq_end", "role", "announces", "bytes", "packets", "flags"]
+    assert sorted(messages[names].tolist()) == sorted(wanted[names].tolist())
+    assert flows["out_of_order"].tolist() == [1, 0]
+    assert flows["missing"].tolist() == [0, 0]
+
+
 def test_packets_out_of_order():
     script = Script()
     exchange(script, 10)
@@ -394,6 +444,29 @@ def test_clear_to_send(version, captured, first):
     offset = first if visible else 0
     assert grants["sub"].tolist() == list(range(offset + 1, offset + 41))
     assert (grants["tag"] == (3 if visible else 0)).all()
+    assert (messages["role"] == Role.DATA).sum() == 40
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_clear_to_send_out_of_order(swapped):
+    script = Script()
+    psn = 0
+    for k in range(0, 40, 2):
+        for j in (k + 1, k) if swapped and k > 10 else (k, k + 1):
+            entry = cts(j + 1, 220)
+            script.add(
+                10_000 * k, B, A, QA, "RC_WRITE_ONLY", j, payload=64, va=512 * j, length=64, data=entry
+            )
+        script.ack(10_000 * k + 200, A, B, QB, k + 1)
+        for j in range(2):
+            psn = script.message(10_000 * k + 1000 * (j + 1), A, B, QB, psn, 3, imm=3072)
+        script.ack(10_000 * k + 3000, B, A, QA, psn - 1)
+    messages, flows = script.run()
+    assert flows["out_of_order"].tolist() == [14 if swapped else 0, 0]
+    grants = np.sort(messages[messages["role"] == Role.GRANT], order="seq")
+    assert grants["sub"].tolist() == list(range(1, 41))
+    assert (grants["announces"] == 1 << 20).all()
+    assert (grants["tag"] == 3).all()
     assert (messages["role"] == Role.DATA).sum() == 40
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,16 +13,19 @@ from tests.blocks import CODES, Packet, Script
 from tests.naive_roce import messages_of
 from tests.test_roce import QA, QB, A, B, exchange
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 DATA, ACKS = (A, B, QB), (B, A, QA)
 FIELDS = ("seq", "packets", "bytes", "first_ns", "last_ns", "acked_ns", "retransmitted", "tag", "flags")
 
 
-def sent(rng: random.Random, start: int) -> list[Packet]:
+def sent(rng: random.Random, start: int, kinds: Sequence[str] = ("RC_WRITE", "RC_SEND")) -> list[Packet]:
     """Packets of random messages in order of PSN; times are set later."""
     script = Script()
     psn = start
     for k in range(rng.randint(20, 60)):
-        kind = rng.choice(["RC_WRITE", "RC_SEND"])
+        kind = rng.choice(kinds)
         imm = rng.choice([None, k + 1])
         packets, last = rng.choice([1, 1, 2, 3, 9]), rng.randint(1, 9)
         psn = script.message(0, A, B, QB, psn, packets, kind=kind, imm=imm, last=last)
@@ -69,6 +73,27 @@ def stamped(rng: random.Random, packets: list[Packet], start: int, first_ns: int
     return out
 
 
+def equals_its_twin(rng: random.Random, script: Script) -> tuple[np.ndarray, np.ndarray, list[dict]]:
+    """Messages and flows of the script, and the slow twin's messages, which are found to be the same.
+
+    Of messages that were parted late, when they began is left out: that was not noted.
+    """
+    expected = messages_of(script.packets, DATA, ACKS)
+    messages, flows = script.run(rng.choice([1, 10, 64, 10_000]))
+    messages = messages[flows["dest_qp"][messages["flow"]] == QB]
+    messages = messages[np.argsort(messages["seq"], kind="stable")]
+    assert len(messages) == len(expected)
+    for got, wanted in zip(messages, expected, strict=True):
+        values = {name: int(got[name]) for name in FIELDS}
+        assert values["first_ns"] <= values["last_ns"]
+        if values["flags"] & MessageFlag.REORDERED:
+            values["flags"] -= MessageFlag.REORDERED
+            values["first_ns"] = wanted["first_ns"]
+        assert values == wanted
+    assert flows["missing"].sum() == 0
+    return messages, flows, expected
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_connection_equals_its_twin(seed):
     rng = random.Random(seed)
@@ -78,22 +103,29 @@ def test_random_connection_equals_its_twin(seed):
     script.packets += stamped(rng, on_the_wire(rng, sent(rng, psn), shuffle=seed % 2 == 1), psn, 1_000_000)
     if seed % 3 == 0:
         script.packets = script.packets[rng.randint(0, 4) : -rng.randint(1, 9)]
-    expected = messages_of(script.packets, DATA, ACKS)
-    messages, flows = script.run(rng.choice([1, 10, 64, 10_000]))
-    messages = messages[flows["dest_qp"][messages["flow"]] == QB]
-    messages = messages[np.argsort(messages["seq"], kind="stable")]
-    assert len(messages) == len(expected)
+    messages, flows, expected = equals_its_twin(rng, script)
     for got, wanted in zip(messages, expected, strict=True):
-        values = {name: int(got[name]) for name in FIELDS}
-        if values["flags"] & MessageFlag.REORDERED:  # split late: when it began was not noted
-            assert wanted["first_ns"] <= values["first_ns"] <= wanted["last_ns"]
-            values["flags"] -= MessageFlag.REORDERED
-            values["first_ns"] = wanted["first_ns"]
-        assert values == wanted
-    assert flows["missing"].sum() == 0
+        assert wanted["first_ns"] <= got["first_ns"] <= wanted["last_ns"]
     # What was sent again, apart from packets from before the capture's first
     again = sum(int(m["retransmitted"]) for m in messages)
     assert again <= flows["retransmitted"].sum() <= again + 30
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("kinds", "width"), [(("RC_WRITE", "RC_SEND"), 4), (("RC_WRITE",), 6)])
+@pytest.mark.parametrize("seed", range(20))
+def test_packets_all_out_of_order(seed, kinds, width, again):
+    """Every packet up to ``width`` places from its own, so that ends and beginnings of messages swap."""
+    rng = random.Random(seed)
+    script = Script()
+    psn = exchange(script, 10, start=rng.choice([0, 7, 0xFFFFC0, 0x800000, 0xFFFFFF])) & 0xFFFFFF
+    packets = sent(rng, psn, kinds)
+    if again:
+        packets = on_the_wire(rng, packets, shuffle=False)
+    place = {at: at + rng.uniform(0, width) for at in range(len(packets))}
+    packets = [packets[at] for at in sorted(place, key=lambda at: place[at])]
+    script.packets += stamped(rng, packets, psn, 1_000_000)
+    equals_its_twin(rng, script)
 
 
 @pytest.mark.parametrize("seed", range(30))

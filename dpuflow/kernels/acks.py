@@ -69,6 +69,14 @@ def score(lanes, rows, links, peers, members, conflicts, echoes, flow, psn):  # 
 
 
 @inlined
+def ask_again(lanes, lane, psn):  # type: ignore[no-untyped-def]
+    """Packets of the lane from ``psn`` on must come again: its receiver said so, or READ anew from there."""
+    top = lanes[lane].top
+    if top >= 0:
+        lanes[lane].asked = top + signed24(psn - top)
+
+
+@inlined
 def on_ack(  # type: ignore[no-untyped-def]
     lanes,
     holes,

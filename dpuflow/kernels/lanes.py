@@ -58,7 +58,11 @@ LANE = np.dtype(
         ("mtu", "i4"),  # payload of the last FIRST packet
         ("cursor", "i4"),  # message that the last repeated packet belonged to
         ("sample", "u4"),  # of the first bytes of the open message; 0 where they were not captured
-        ("spare", "i4", 8),
+        (
+            "asked",
+            "i8",
+        ),  # from this PSN on the receiver asked for all again, and has not acknowledged it; 0 none
+        ("spare", "i4", 6),
     ],
     align=True,
 )
@@ -207,7 +211,7 @@ def give_up(lanes, lane, flow, before, rows, links, flows, counts):  # type: ign
     """Close an open message whose end was not seen, knowing that another one starts by ``before``."""
     end = np.int64(lanes[lane].seq) + lanes[lane].expected
     if lanes[lane].expected == 0 or end > before:
-        end = np.int64(lanes[lane].seq) + lanes[lane].packets
+        end = max(np.int64(lanes[lane].seq) + lanes[lane].packets, lanes[lane].top)
         end = min(end, before)
     close_message(lanes, lane, flow, end, rows, links, flows, counts)
 
@@ -273,6 +277,8 @@ def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # 
         return
     lanes[lane].acked = end
     lanes[lane].acked_ns = time_ns
+    if end > lanes[lane].asked:
+        lanes[lane].asked = 0
     row = np.int64(lanes[lane].head)
     while row >= 0 and np.int64(rows[row].seq_end) <= end:
         if rows[row].acked_ns == NEVER:
@@ -338,7 +344,12 @@ def add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, 
 
 @inner
 def repeat(lanes, lane, flow, psn, time_ns, frame, rows, links, flows, counts):  # type: ignore[no-untyped-def]
-    """Count a packet whose PSN had been sent before."""
+    """Count a packet whose PSN had been sent before.
+
+    It completes its message only if the receiver had asked for it: by a NAK, as it takes nothing behind a
+    loss or while it is not ready (InfiniBand volume 1, 9.7.5). Else it came in vain: its sender had waited
+    for an ACK that came late.
+    """
     flows[flow].retransmitted += 1
     if lanes[lane].open and psn >= lanes[lane].seq:
         lanes[lane].retransmitted += 1
@@ -348,4 +359,5 @@ def repeat(lanes, lane, flow, psn, time_ns, frame, rows, links, flows, counts): 
     row = find(lanes, lane, rows, links, psn)
     if row >= 0 and psn < np.int64(rows[row].seq_end):
         rows[row].retransmitted += 1
-        touch(rows, row, time_ns, frame, counts)
+        if 0 < lanes[lane].asked <= psn:
+            touch(rows, row, time_ns, frame, counts)

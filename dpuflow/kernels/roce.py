@@ -22,7 +22,7 @@ from dpuflow.kernels._jit import (
     u2,
     u4,
 )
-from dpuflow.kernels.acks import LOG, PEER, on_ack
+from dpuflow.kernels.acks import LOG, PEER, ask_again, on_ack
 from dpuflow.kernels.datagrams import datagram
 from dpuflow.kernels.grants import CTS_MAX, CTS_UNIT, SAMPLED, keep_words, sample_of
 from dpuflow.kernels.lanes import (
@@ -52,7 +52,7 @@ from dpuflow.kernels.lanes import (
     repeat,
     signed24,
 )
-from dpuflow.kernels.mending import mend
+from dpuflow.kernels.mending import late_request, mend
 from dpuflow.wire import (
     FIRST,
     LAST,
@@ -123,6 +123,13 @@ def read_span(lanes, peers, flow, length):  # type: ignore[no-untyped-def]
     if mtu == 0:
         return 0
     return max(1, (length + mtu - 1) // mtu)
+
+
+@inlined
+def may_be_entry(operation, place, payload, imm, captured):  # type: ignore[no-untyped-def]
+    """Whether a packet may hold NCCL's clear-to-send entries, and enough of it was captured to tell."""
+    small = 0 < payload <= CTS_MAX and payload % CTS_UNIT == 0
+    return operation == OP_WRITE and place == ONLY and small and imm < 0 and captured >= 12
 
 
 @inlined
@@ -301,6 +308,8 @@ def scan(  # type: ignore[no-untyped-def]
                 lanes, holes, rows, links, flows, peers, members, conflicts, echoes, log, counts,
                 flow, covered, time_ns, answer == SYNDROME_ACK,
             )  # fmt: skip
+            if answer in (SYNDROME_NAK, SYNDROME_RNR) and peers[flow].peer >= 0:
+                ask_again(lanes, 2 * np.int64(peers[flow].peer), wire_psn)
             if counts[RIPE] != 0:
                 return i + 1
             continue
@@ -372,12 +381,21 @@ def scan(  # type: ignore[no-untyped-def]
         if ahead < 0:
             if psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow):
                 flows[flow].out_of_order += 1
-                mend(
-                    lanes, lane, holes, flow, psn, place, wire, payload, length, va, imm, ce, time_ns, frame,
-                    rows, links, flows, counts,
+                sample = np.uint32(0)
+                if operation == OP_WRITE and place & FIRST and data_len[k] >= SAMPLED:
+                    sample = sample_of(data, np.int64(data_at[k]))
+                row = mend(
+                    lanes, lane, holes, flow, psn, place, wire, payload, length, np.int64(va), sample, imm,
+                    ce, time_ns, frame, rows, links, flows, counts,
                 )  # fmt: skip
+                if row >= 0 and operation == OP_READ_REQUEST:
+                    late_request(lanes, lane, holes, rows, row, read_span(lanes, peers, flow, length), length)
+                elif row >= 0 and may_be_entry(operation, place, payload, imm, data_len[k]):
+                    keep_words(data, np.int64(data_at[k]), np.int64(data_len[k]), words, counts, row)
             else:
                 repeat(lanes, lane, flow, psn, time_ns, frame, rows, links, flows, counts)
+                if operation == OP_READ_REQUEST and peers[flow].peer >= 0:
+                    ask_again(lanes, 2 * np.int64(peers[flow].peer) + 1, wire_psn)
             continue
         if ahead > 0:
             low = top
@@ -446,10 +464,8 @@ def scan(  # type: ignore[no-untyped-def]
                 rows[row].role = GRANT
                 rows[row].announces = max(length, 0)
                 rows[row].flags = 0
-            elif operation == OP_WRITE and place == ONLY and 0 < payload <= CTS_MAX:
-                at, captured = np.int64(data_at[i]), np.int64(data_len[i])
-                if imm < 0 and payload % CTS_UNIT == 0 and captured >= 12:
-                    keep_words(data, at, captured, words, counts, row)
+            elif may_be_entry(operation, place, payload, imm, data_len[k]):
+                keep_words(data, np.int64(data_at[k]), np.int64(data_len[k]), words, counts, row)
         lanes[lane].top = top
         if lane & 1 and counts[RIPE] != 0:
             return i + 1
