@@ -131,3 +131,57 @@ def test_what_a_lossy_path_does_is_the_path_s(mode: str, tmp_path: Path) -> None
     assert len(mine) == 8
     assert {each.path for each in mine} == {"lossy"}
     assert not [row for row in result.lateness if row.verdict == "late"]
+
+
+@pytest.mark.parametrize("job", [{"mode": "read"}, {"mode": "write"}, {"mode": "write", "notice": "send"}])
+def test_caches_that_queue_behind_one_slow_link_are_told_apart(job: dict, tmp_path: Path) -> None:
+    """Several prefill ranks write into one decode rank: no pause parts the transfers there."""
+    slow = [{"kind": "slow_link", "node": 4, "gbps": 20, "where": "down"}]
+    job = {"prefill": 4, "requests": 8, "kv_bytes": 4 << 20, **job}
+    result, truth = played(tmp_path, job, cluster={"nodes": 6}, faults=slow)
+    assert len(result.transfers) == len(truth) == 32
+    assert {row.bytes for row in result.transfers} == {4 << 20}
+    assert not [row for row in result.lateness if row.verdict in ("late", "intermittent")]
+
+
+def test_what_was_read_is_done_when_it_has_arrived(tmp_path: Path) -> None:
+    """Answers queue before a slow link: the truth must not count them before they are there."""
+    slow = [{"kind": "slow_link", "node": 2, "gbps": 20, "where": "down"}]
+    result, truth = played(tmp_path, {"mode": "read"}, faults=slow)
+    for src, dst in {(each["from"], each["to"]) for each in truth}:
+        told = of_way(result.transfers, src, dst, ("src", "dst"))
+        for mine, was in zip(told, of_way(truth, src, dst, ("from", "to")), strict=True):
+            assert abs(mine.end_ns - was["end_ns"]) < 10_000
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_caches_between_hosts_that_stall(mode: str, tmp_path: Path) -> None:
+    job = {
+        "prefill_us": 150_000,
+        "layer_us": 6000,
+        "jitter_us": 200,
+        "kv_bytes": 1 << 20,
+        "page_bytes": 16384,
+    }
+    cluster = {"nodes": 4, "latency_us": 30, "link_gbps": 1}
+    job.update(mode=mode, layerwise=mode == "write")
+    result, truth = played(tmp_path, job, cluster=cluster, machine={"profile": "host"})
+    assert len(result.transfers) == len(truth) == 12
+    # A page whose packets came in another order may be read as two, or two as one.
+    assert all(abs(row.bytes - (1 << 20)) <= 2 * 16384 for row in result.transfers)
+
+
+def test_the_side_of_a_bottleneck_is_named(tmp_path: Path) -> None:
+    """A prompt takes ten times as long as its cache: decode ranks wait for the sender."""
+    result, _ = played(tmp_path, {"prefill_us": 8000, "kv_bytes": 8 << 20, "requests": 8})
+    (finding,) = [f for f in result.findings if f.condition == "kv_transfer_bottleneck"]
+    assert "The sender's side" in finding.summary
+    assert "prefill ranks" in finding.advice
+
+
+def test_notices_are_not_taken_for_what_a_library_answers(tmp_path: Path) -> None:
+    """Whatever a notice's first byte is: answers of UCX need offers that they answer."""
+    for seed in range(1, 9):
+        folder = tmp_path / str(seed)
+        result, truth = played(folder, {"mode": "read", "notice": "send", "requests": 3}, seed=seed)
+        assert [row.bytes for row in result.transfers] == [row["bytes"] for row in truth]

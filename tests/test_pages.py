@@ -47,3 +47,26 @@ def test_a_write_that_nothing_announces_takes_part_where_its_receiver_goes_on() 
     assert ways((0, 1), (1, 2)) == [0, 1]  # part of one, seen from node 1
     assert ways((0, 2), (1, 2)) == []
     assert ways((2, 0), (2, 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("gaps", "parts"),
+    [
+        # Four pages each; the host stalls twice within a part, for longer than the least pause.
+        ([0, 0, 0, 90, 0, 12, 0, 95, 0, 0, 0, 80, 20, 0, 0], [4, 4, 4, 4]),
+        # Layers of two pages, requests of four: the smaller unit.
+        ([0, 50, 0, 90, 0, 50, 0, 95, 0, 52, 0], [2, 2, 2, 2, 2, 2]),
+        # No size recurs: what is longer than the least pause parts.
+        ([0, 11, 0, 0, 90, 0, 0, 0, 30, 0, 0, 0, 0], [2, 3, 4, 5]),
+        ([0, 0, 0], [4]),
+    ],
+)
+def test_pauses_that_part_transfers_leave_parts_of_one_size(gaps: list[int], parts: list[int]) -> None:
+    import numpy as np
+
+    from dpuflow.inference.pages import least_pause
+
+    size = np.full(len(gaps) + 1, 65536)
+    limit = least_pause(np.array(gaps), size, 10.0)
+    cuts = np.flatnonzero(np.array(gaps) > limit) + 1
+    assert np.diff([0, *cuts, len(size)]).tolist() == parts

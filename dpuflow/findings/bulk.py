@@ -1,15 +1,19 @@
 """Bulk transfers in, findings out: decoding that stands still while KV caches are on their way.
 
-What a receiver waits for is the transfer; who is to blame is another question: the path where it shows loss,
-marks or a slow pace, else how the caches are moved. A GPU never is.
+What a receiver waits for is the transfer; whose side held that up is another question: where most of the
+wait went by. Before the first page it is the sender's side, after the last one the receiver's, between pages
+with none under way it is who posts them. With pages under way it is the path where that shows loss, marks or
+a slow pace, else the amount. A GPU never is blamed: whether a sender still computed shows in no packet.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from dpuflow.findings.network import CRITICAL_SHARE, FEWEST, SHOWN, SMALL_SHARE, message_evidence
 from dpuflow.results import Finding
+from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +35,53 @@ _ENGINE_ADVICE = (
     "Move caches layer by layer while the prompt is still computed, over more links or queue pairs, or make"
     " them smaller; decode ranks may take up other requests meanwhile."
 )
+_WHERE = {
+    "sender": "lay before the first page",
+    "posting": "between pages",
+    "transfer": "with pages under way",
+    "receiver": "after the last one",
+}
+_SIDES = {
+    "sender": (
+        "The sender's side: most of the wait lay before the first page{asked}.",
+        "Look at what comes before the transfer: prefill ranks that are too few or too slow, or caches that"
+        " are handed on only when the whole prompt is computed (move them layer by layer).",
+    ),
+    "posting": (
+        "The {poster}'s side: most of the wait went by between pages, with none under way.",
+        "Look at the transfer engine at the {poster}: more pages under way at once, more queue pairs or"
+        " threads, larger pages.",
+    ),
+    "transfer": (
+        "Most of the wait went by with pages under way, as quick as on the other ways.",
+        _ENGINE_ADVICE,
+    ),
+    "receiver": (
+        "The receiver's side: most of the wait came after the last page.",
+        "Look at the receiver: how it learns that a cache is there (polling, scheduling), and what it does"
+        " with it before its next collective.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Where a receiver's wait for one transfer went by, ns."""
+
+    sender: int  # before the first page
+    posting: int  # between pages, with none under way
+    transfer: int  # with pages under way
+    receiver: int  # after the last page, until its next collective
+
+
+def wait_of(each: Bulk, first_ns: int) -> Wait:
+    """The parts of the wait for ``each``, whose receiver entered its next collective at ``first_ns``."""
+    begin = max(each.start_ns, each.idle_ns)
+    span = max(each.end_ns - begin, 0)
+    # What of it went by before the receiver stood idle is taken to be like the rest.
+    under_way = round(span * each.busy_ns / max(each.end_ns - each.start_ns, 1))
+    since = min(each.left_ns, begin) if each.left_ns != NEVER else begin
+    return Wait(begin - since, span - under_way, under_way, max(first_ns - begin - span, 0))
 
 
 def find_kv_bottlenecks(
@@ -39,10 +90,12 @@ def find_kv_bottlenecks(
     """One finding for each way that the network troubles, and one for all others together."""
     from statistics import median
 
-    waited = [each for each in bulk if each.waited and each.last and each.cache]
     ways: dict[tuple[int, int] | None, list[Bulk]] = {}
-    for each in waited:
-        ways.setdefault((each.src, each.dst) if each.path else None, []).append(each)
+    first_ns: dict[int, int] = {}
+    for each, told in zip(bulk, result.transfers, strict=True):
+        if each.waited and each.last and each.cache and told.first_token_ns is not None:
+            ways.setdefault((each.src, each.dst) if each.path else None, []).append(each)
+            first_ns[id(each)] = told.first_token_ns
     span_ns = max(joined.end_ns - joined.start_ns, 1)
     for way, mine in ways.items():
         receivers = sorted({each.dst for each in mine})
@@ -54,7 +107,23 @@ def find_kv_bottlenecks(
         exposed_ms = median(each.exposed_ns for each in mine) / 1e6
         rate = median(8 * each.bytes / max(each.busy_ns, 1) for each in mine)
         path = mine[0].path if way is not None else None
-        because = f" The path is at fault: {_PATHS[path]}." if path else ""
+        waits = [wait_of(each, first_ns[id(each)]) for each in mine]
+        parts = {part.name: sum(getattr(wait, part.name) for wait in waits) for part in fields(Wait)}
+        side = max(parts, key=parts.__getitem__)
+        reads = mine[0].read
+        said, advice = _SIDES[side]
+        asked = " was asked for: the sender was not ready, or the receiver asked late" if reads else " left"
+        because = said.format(asked=asked, poster="receiver" if reads else "sender")
+        advice = advice.format(poster="receiver" if reads else "sender")
+        if path and side in ("sender", "receiver"):
+            because += f" Besides, {_PATHS[path]}."
+        elif path:
+            because = f"The path is at fault: {_PATHS[path]}."
+            advice = _NETWORK_ADVICE.format(src=names[0], dst=names[-1])
+        total_ms = sum(parts.values()) / len(mine) / 1e6
+        shares = ", ".join(
+            f"{100 * part / max(sum(parts.values()), 1):.0f} % {_WHERE[name]}" for name, part in parts.items()
+        )
         worst = sorted(mine, key=lambda each: -each.exposed_ns)[:SHOWN]
         yield Finding(
             id=0,
@@ -63,14 +132,17 @@ def find_kv_bottlenecks(
             endpoints=[*receivers, *sources],
             start_ns=min(each.idle_ns for each in mine),
             end_ns=max(each.end_ns for each in mine),
-            severity="critical" if path and share >= CRITICAL_SHARE else "warning",
+            severity="critical"
+            if path and side in ("transfer", "posting") and share >= CRITICAL_SHARE
+            else "warning",
             confidence=0.9 if path else 0.8,
             summary=(
                 f"{_listed(names[len(sources) :])} stood idle {len(mine)} times while pages"
                 f" (likely KV caches) came from {_listed(names[: len(sources)])}: {exposed_ms:.2f} ms in the"
-                f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s.{because}"
+                f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s."
+                f" Of {total_ms:.2f} ms between two collectives (mean) {shares}. {because}"
             ),
-            advice=_NETWORK_ADVICE.format(src=names[0], dst=names[-1]) if path else _ENGINE_ADVICE,
+            advice=advice,
             alternatives=[
                 "memory or PCIe of either host that cannot keep up with the link",
                 "a transfer engine that keeps too few pages under way",

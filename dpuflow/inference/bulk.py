@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from dpuflow.inference.pages import begin_ns, cut_pieces, end_ns, notices_ns, page_ways
+from dpuflow.inference.pages import MOST, begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of
 from dpuflow.schema import NEVER, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
     Ints = NDArray[np.int64]
+    Way = tuple[int, int, bool]  # from, to, by READs
 
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
@@ -44,9 +45,9 @@ class Bulk:
     """One transfer. Times are on the reference clock; ``rows`` of EXCHANGE, in order.
 
     ``busy_ns``: how long some page was under way. ``row``: of Entries, the receiver's first entry after it,
-    -1 for none; ``idle_ns``: since when the receiver had done nothing else, where it had waited for the
-    transfer, else NEVER. ``last`` of those that the receiver waited for at the same time. ``slow``: the path
-    was."""
+    -1 for none; ``idle_ns``: since when the receiver had done nothing else while it was under way, where it
+    had waited for the transfer, else NEVER; ``left_ns``: when it had left its last collective before.
+    ``last`` of those that the receiver waited for at the same time. ``slow``: the path was."""
 
     src: int
     dst: int
@@ -63,6 +64,7 @@ class Bulk:
     message: int  # TRANSFER row of its last page
     row: int = -1
     idle_ns: int = NEVER
+    left_ns: int = NEVER
     last: bool = False
     slow: bool = False
     cache: bool = False
@@ -85,35 +87,52 @@ class Bulk:
         return min(self.busy_ns, self.end_ns - self.idle_ns) if self.waited else 0
 
 
+@dataclass(frozen=True)
+class Fed:
+    """What transfers did to each row of Entries: when the last one that it had waited for was there (NEVER
+    without), whether the network had held that one up, and whether its endpoint still had pages to send on a
+    slow path as it entered: an adapter whose queue stands still keeps everything else, too."""
+
+    ns: Ints
+    held: NDArray[np.bool_]
+    carrying: NDArray[np.bool_]
+
+
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
     """All bulk transfers, in order of their start."""
     found: list[Bulk] = []
+    parts: dict[Way, list[Bulk]] = {}
     for rows in page_ways(exchanges, instances):
         notices = notices_ns(exchanges, rows)
         pieces = list(cut_pieces(exchanges, rows, notices))
+        fine = [each for piece in pieces for each in _made(exchanges, piece)]
         if not len(notices):
+            if fine:
+                parts[_way(fine[0])] = fine
             pieces = list(_merged(exchanges, pieces, entries, instances))
         found += (each for piece in pieces for each in _made(exchanges, piece))
     if not found:
         return found
     found = _awaited(found, instances, entries)
-    whole = _by_waits(found)
-    if len(whole) < len(found):
+    whole = _by_siblings(exchanges, _by_waits(found, parts))
+    if whole is not found:
         found = _awaited(whole, instances, entries)
     found = _named(_slow(found))
     return sorted(found, key=lambda each: (each.start_ns, each.src, each.dst))
 
 
-def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> tuple[Ints, NDArray[np.bool_]]:
-    """Per row of Entries when the last transfer that it had waited for was there (NEVER without), and whether
-    the network had held that one up."""
+def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
+    """What transfers did to each row of Entries."""
     fed = np.full(len(entries.endpoint), NEVER)
-    held = np.zeros(len(fed), bool)
+    held, carrying = np.zeros((2, len(fed)), bool)
     for each in transfers:
         if each.waited and each.last:
             fed[each.row] = each.end_ns
             held[each.row] = each.path is not None
-    return fed, held
+        if each.slow:
+            mine = entries.endpoint == each.src
+            carrying |= mine & (entries.enter_ns >= each.start_ns) & (entries.enter_ns <= each.end_ns)
+    return Fed(fed, held, carrying)
 
 
 def _merged(
@@ -141,6 +160,7 @@ def _merged(
 def _made(exchanges: Rows, rows: Ints) -> Iterator[Bulk]:
     if len(rows) < FEWEST:
         return
+    rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
     begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
     until = np.maximum.accumulate(end)
     idle = np.maximum(begin[1:] - until[:-1], 0).sum()
@@ -207,24 +227,30 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
                     each,
                     row=int(rows[place]),
                     idle_ns=idle if waited else NEVER,
+                    left_ns=int(left[place]),
                     last=each.end_ns == max(others),
                 )
             )
     return found
 
 
-def _by_waits(transfers: Sequence[Bulk]) -> list[Bulk]:
-    """``transfers`` with the parts of one cache put together.
+def _way(each: Bulk) -> Way:
+    return each.src, each.dst, each.read
+
+
+def _by_waits(transfers: list[Bulk], parts: Mapping[Way, Sequence[Bulk]]) -> list[Bulk]:
+    """``transfers`` with the parts of one cache put together, and those of several apart.
 
     Where a cache is moved layer by layer the receiver may still be at work when the first layers come. How
-    large the whole is shows from one wait of the receiver to the next: as many bytes, most times. Parts of a
-    way that always add up to that are wholes.
+    large the whole is shows from one wait of the receiver to the next: as many bytes, most times. Transfers
+    of a way that add up to that are wholes, and so are the ``parts`` that they were made of: where the path
+    stood still, several came before the receiver went on. ``transfers`` itself if nothing changes.
     """
-    ways: dict[tuple[int, int, bool], list[Bulk]] = {}
+    ways: dict[Way, list[Bulk]] = {}
     for each in sorted(transfers, key=lambda each: each.start_ns):
-        ways.setdefault((each.src, each.dst, each.read), []).append(each)
+        ways.setdefault(_way(each), []).append(each)
     sums: Counter[int] = Counter()
-    own: dict[tuple[int, int, bool], int] = {}
+    own: dict[Way, int] = {}
     for way, mine in ways.items():
         ends = [place + 1 for place, each in enumerate(mine) if each.waited]
         these = Counter(sum(e.bytes for e in mine[a:b]) for a, b in pairwise([0, *ends]))
@@ -234,23 +260,62 @@ def _by_waits(transfers: Sequence[Bulk]) -> list[Bulk]:
             sums[size] += times
     usual = sums.most_common(1)[0][0] if sums else 0
     found: list[Bulk] = []
+    changed = False
     for way, mine in ways.items():
-        found += _wholes(mine, own.get(way, usual))
-    return found
+        size = own.get(way, usual) if way in parts else 0  # notices have told
+        whole = _wholes(mine, size) or _wholes(parts.get(way, mine), size) or mine
+        changed |= len(whole) != len(mine)
+        found += whole
+    return found if changed else transfers
+
+
+def _by_siblings(exchanges: Rows, transfers: list[Bulk]) -> list[Bulk]:
+    """``transfers``, with those that nothing parts cut as on other ways. ``transfers`` if nothing changes.
+
+    Ranks that share a model each hand on their part of the same requests, so all have as many bytes to move,
+    in transfers of the same sizes one after the other. Where pages queue (a slow link) no pause tells.
+    """
+    ways: dict[Way, list[Bulk]] = {}
+    for each in sorted(transfers, key=lambda each: each.start_ns):
+        ways.setdefault(_way(each), []).append(each)
+    sizes: dict[int, list[int]] = {}  # of a way's transfers, by the bytes of all: of the way that has most
+    for mine in ways.values():
+        these = [each.bytes for each in mine]
+        sizes[sum(these)] = max(sizes.get(sum(these), []), these, key=len)
+    found: list[Bulk] = []
+    changed = False
+    for mine in ways.values():
+        told = sizes[sum(each.bytes for each in mine)]
+        if len(told) >= FEWEST_PAUSES and len(told) > len(mine):
+            rows = np.concatenate([each.rows for each in mine])
+            rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
+            parts = parts_of(exchanges, rows, np.array(told))
+            if parts is not None:
+                mine = [each for part in parts for each in _made(exchanges, part)]
+                changed = True
+        found += mine
+    return found if changed else transfers
 
 
 def _wholes(parts: Sequence[Bulk], size: int) -> list[Bulk]:
-    """``parts`` put together to so many bytes each; as they are if they do not add up to that."""
+    """``parts`` put together to so many bytes each; none if they do not add up to that.
+
+    A page that was seen twice, or not at all, leaves one of them a little longer or shorter.
+    """
+    if not size:
+        return []
     found: list[Bulk] = []
-    begin = total = 0
+    slack = min(each.bytes for each in parts) / 2
+    begin = total = exact = 0
     for place, each in enumerate(parts):
         total += each.bytes
-        if total == size:
+        if total > size + slack:
+            return []
+        if total >= size - slack:
             found.append(_together(parts[begin : place + 1]))
+            exact += total == size
             begin, total = place + 1, 0
-        elif total > size:
-            return list(parts)
-    return found + list(parts[begin:])
+    return found + list(parts[begin:]) if exact >= MOST * len(found) else []
 
 
 def _together(parts: Sequence[Bulk]) -> Bulk:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference.bulk import Fed
     from dpuflow.inference.charges import Charges
     from dpuflow.lateness import Entries, Relative
 
@@ -52,19 +53,19 @@ def causes_of(
     relative: Relative,
     charges: Charges,
     slow: NDArray[np.bool_],
-    fed: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None,
+    fed: Fed | None = None,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
 
-    ``fed``: when data from outside the collectives that a rank had waited for was there (``bulk``), NEVER for
-    none, and whether the network had held that up. Its own time begins then.
+    ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
+    it begins when it is there.
     """
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
     staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
-    fed_ns, held_up = fed or (np.full(len(last), NEVER), np.zeros(len(last), bool))
+    fed_ns = fed.ns if fed else np.full(len(last), NEVER)
     # Who entered after it had left, nobody knows when, may have worked for any time.
     open_ended = (relative.bound == AT_LEAST) & ~entries.exact & (entries.rule != Rule.QUEUED)
     since_leave = _excess(entries, last, entries.leave_ns, fed_ns, instances, ~open_ended)
@@ -83,6 +84,8 @@ def causes_of(
     # A rank that the network gave trouble is blamed only where nothing else can explain it.
     working = known & np.where(troubled, most & beyond, most | beyond)
     working |= (last < 0) & (fed_ns == NEVER)  # nothing was there to wait for
+    if fed:
+        working &= ~fed.carrying
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (since_leave > charges.noise_ns)
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
@@ -94,7 +97,8 @@ def causes_of(
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
     own = np.where(beside.partly & ~proved & (beside.rows | troubled | draining), UNKNOWN, own)
     others = np.where(beside.rows, UNKNOWN, others)
-    others = np.where(held_up & known, NETWORK, others)
+    if fed:
+        others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
     causes = np.where(charges.late, np.where(working, own, others), NONE)
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)

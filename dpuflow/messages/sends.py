@@ -138,18 +138,22 @@ class SendHeads:
         flow = rows["flow"][sends]
         bounds = np.flatnonzero(np.r_[True, flow[1:] != flow[:-1], True]) if len(flow) else np.zeros(1, int)
         read: list[tuple[NDArray[np.int64], _Told]] = []
+        answers: list[tuple[NDArray[np.int64], _Told]] = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
                     told.holds = reader is _rxm
-                    read.append((mine, told))
+                    (answers if told.only_answers and reader is _ucx else read).append((mine, told))
                     break
             else:
                 cut = _cut(heads[which], lengths[which])
                 if cut.sum() >= UNDERSTOOD * len(mine):
                     rows["flags"][mine[cut]] |= np.uint8(MessageFlag.HIDDEN)
+        # One byte makes a SEND an answer of UCX's, so there must be what it could answer.
+        asked = flows["peer"][[rows["flow"][mine[0]] for mine, _ in read]]
+        read += [each for each in answers if rows["flow"][each[0][0]] in asked]
         begun = flows["pairing"] == Pairing.HANDSHAKE
         set_up = [rows["flow"][mine[0]] for mine, told in read if told.aside.any()]
         begun[set_up] = True
@@ -183,6 +187,11 @@ class _Told:
         self.address = np.zeros(len(good), np.uint64)  # where that data may be read or written; 0 if not told
         self.ident = np.zeros(len(good), np.uint64)  # of the offer that is made or answered
         self.holds = False  # the call that sends them returns when they are acknowledged
+
+    @property
+    def only_answers(self) -> bool:
+        """Whether none of them carries or offers anything."""
+        return not bool((self.good & np.isin(self.role, (Role.DATA, Role.OFFER))).any())
 
 
 def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]:

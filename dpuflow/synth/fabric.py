@@ -74,7 +74,7 @@ class Fabric(Receiving):
 
     def answers(self, flow: Flow) -> Flow:
         """The way back for what READs on ``flow`` bring: its packets have the requests' PSNs."""
-        back = self.connect(flow.dst, flow.src, self._answered, self._answered)
+        back = self.connect(flow.dst, flow.src, _nobody, _nobody)
         back.asked, flow.answer = flow, back
         return back
 
@@ -104,14 +104,14 @@ class Fabric(Receiving):
         back.end_psn = psn  # between them lie the PSNs of other messages
         self.post(back, RESPONSE, size, 0, 0, flow.received)
 
-    def _answered(self, back: Flow) -> None:
-        """A response is whole: the request is done, and nobody acknowledges it."""
-        back.acked_psn = max(back.acked_psn, back.expected_psn)
+    def _answered(self, back: Flow, end: int) -> None:
+        """A response, up to PSN ``end``, is whole: the request is done, and nobody acknowledges it."""
+        back.acked_psn = max(back.acked_psn, end)
         while back.queue and back.queue[0].psn + back.queue[0].packets <= back.acked_psn:
             back.queue.popleft()
             back.place = max(0, back.place - 1)
         assert back.asked is not None
-        self._acked(back.asked, back.expected_psn - 1)
+        self._acked(back.asked, end - 1)
 
     def hold(self, port: Port, ns: float) -> None:
         """What goes to the port stands still for so long: its NIC pauses the switch."""
@@ -329,3 +329,7 @@ class Fabric(Receiving):
             return
         self.trace.pauses.add(port.number, int(self.engine.now), int(until))
         port.paused_until = until
+
+
+def _nobody(flow: Flow) -> None:
+    """Nobody is told of what arrives, or is done."""

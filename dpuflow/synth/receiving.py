@@ -42,6 +42,10 @@ class Receiving(ABC):
     def wake(self, flow: Flow) -> None:
         """The flow has something to send."""
 
+    @abstractmethod
+    def _answered(self, back: Flow, end: int) -> None:
+        """A response, up to PSN ``end``, is whole."""
+
     def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
         """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
         psn, end = message.psn + first, message.psn + first + count
@@ -70,10 +74,11 @@ class Receiving(ABC):
             self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1, ACK_NO_LIMIT, self._acked)
         if ends:
             flow.received += 1
+            if flow.asked is not None:  # a response needs no ACK; others may be in the queue behind it
+                self.engine.at(done, self._answered, flow, end)
+                return
             if message.counts:
                 self.engine.at(done, flow.arrived, flow)
-            if flow.asked is not None:
-                return  # a response needs no ACK
             if message.atomic:
                 when = done + self.rules.ack_ns()
                 self._reply(flow, when, end - 1, ACK_NO_LIMIT, self._acked, kind=ATOMIC_ACK)
