@@ -10,6 +10,7 @@ import numpy as np
 from dpuflow.identity import address_text, addresses_of, endpoint_nodes, mac_text
 from dpuflow.inference.causes import CAUSES
 from dpuflow.inference.edges import disagreements
+from dpuflow.inference.pauses import pause_sentences
 from dpuflow.inference.phases import ring_phases
 from dpuflow.lateness import BOUNDS, RULES, Rule
 from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
@@ -77,6 +78,7 @@ def assemble(
             *_limits_of_bulk(inferred.bulk),
             *_limits_of_nodes(instances),
             *_limits_of_transfers(instances, inferred),
+            *pause_sentences(inferred.work, [address_text(row) for row in joined.endpoints], joined.start_ns),
             *disagreements(joined, inferred.edges, inferred.entries),
         ],
         start_ns=joined.start_ns if joined.captures else None,

@@ -17,6 +17,7 @@ from dpuflow.inference.habits import MISSED, in_rhythm, onset_of
 from dpuflow.inference.judgement import Judgement, judge, sharing_ranks
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness
+from dpuflow.inference.pauses import find_work, pause_sentences, worked_ns
 from dpuflow.inference.steps import find_steps
 from dpuflow.lateness import Entries, build_entries, relate
 from dpuflow.results import Lateness
@@ -153,6 +154,58 @@ def test_one_or_two_incidents_are_no_habit() -> None:
     world = World("gloo")
     run_job(world, RING, 4096, list(range(4)), 40, late=lambda r, t: 50 * MS * (r == 2 and t in (10, 30)))
     assert verdicts(stages(world)[3]) == ["on_time"] * 4
+
+
+def stalled(
+    *turns: int, late: int = 0, stall: int = 60_000 * MS, ranks: tuple[int, ...] = (0, 1, 2, 3)
+) -> Late:
+    """Rank 2 ``late`` every time, and ``ranks`` away for ``stall`` before ``turns``."""
+    return lambda rank, turn: late * (rank == 2) + stall * (turn in turns and rank in ranks)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        stalled(20, late=2 * MS),
+        stalled(7, 30, late=2 * MS),
+        stalled(3, 13, 23, 33, 43, 53, late=2 * MS),  # checkpoints, every so many of many steps
+        stalled(20, late=2 * MS, ranks=(0,)),
+    ],
+)
+def test_a_stall_hides_no_lateness_that_comes_every_time(world: Late) -> None:
+    """A minute of nothing in a job of a second: 2 ms every time are still 20 % of the time it works."""
+    found = judged(world, times=160)
+    assert (found[2].verdict, found[2].steadiness) == ("late", "persistent")
+    assert others(found, 2) == {"on_time"}
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3)])
+def test_stalls_alone_are_nobody_s_habit(ranks: tuple[int, ...]) -> None:
+    assert verdicts(judged(stalled(20, 40, ranks=ranks))) == ["on_time"] * 4
+
+
+def test_stalls_are_told_apart() -> None:
+    for ranks, alone in (((0, 1, 2, 3), None), ((1,), 1)):
+        world = World("gloo")
+        late = stalled(20, ranks=ranks)
+        run_job(world, RING, 4096, list(range(4)), 40, late=late)  # type: ignore[arg-type]
+        _, entries, _, _ = stages(world)
+        work = find_work(entries, np.full(len(entries.endpoint), -1))
+        (pause,) = work.pauses
+        assert abs(pause.length_ns - 60_000 * MS) < 10 * MS
+        assert pause.endpoint == alone
+        assert work.ns < 1000 * MS
+        (sentence,) = pause_sentences(work, ["a", "b", "c", "d"], TIME_0)
+        assert ("b alone" in sentence) == (alone == 1)
+
+
+def test_what_pauses_often_is_the_job_s_own_time() -> None:
+    """Of collectives that nothing makes steps of, a third pause: that is how the job is."""
+    start = np.cumsum(np.tile([1, 1, 50], 20)) * MS
+    assert worked_ns(start, int(start[-1])) == int(start[-1] - start[0])
+    assert worked_ns(np.array([0, 1, 2, 3, 4, 5, 6, 7, 1000]) * MS, 1001 * MS) == 9 * MS
+    assert worked_ns(np.array([0, 1, 1000]) * MS, 1001 * MS) == 1001 * MS  # too few to tell
+    assert worked_ns(np.zeros(0, np.int64), 5) == 0
 
 
 def test_two_collectives_show_no_habit_and_clear_nobody_who_was_late_in_them() -> None:

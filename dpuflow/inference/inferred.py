@@ -20,6 +20,7 @@ from dpuflow.inference.judgement import add_stages, doubt, doubt_incidents, judg
 from dpuflow.inference.kinds import find_tokens, group_kinds
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness, with_replicas
+from dpuflow.inference.pauses import Work, find_work
 from dpuflow.inference.pipelines import find_pipelines
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
@@ -71,6 +72,7 @@ class Inferred:
     judgements: list[Judgement]
     edges: list[Measured]
     bulk: list[Bulk]
+    work: Work  # how long the job took without stalls, and these
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -92,8 +94,8 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     own, causes = with_replicas(own, causes, replicas)
     own = without_stalls(own, instances, entries, group_of)
 
-    span_ns = joined.end_ns - joined.start_ns
-    stages = [stage for each in pipelines for stage in compare_stages(each, entries, span_ns)]
+    work = find_work(entries, step)
+    stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns)]
     judgements = judge(instances, dated, relative, charges, causes, own, group_of, step)
     judgements = doubt(judgements, busy_elsewhere(instances))
     judgements = doubt_incidents(judgements, never_captured(instances))
@@ -127,6 +129,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         judgements=judgements,
         edges=measure_edges(joined, exchanges, instances, entries),
         bulk=bulk,
+        work=work,
     )
 
 

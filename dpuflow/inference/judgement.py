@@ -29,6 +29,7 @@ from dpuflow.inference.habits import (
     usual_excess,
 )
 from dpuflow.inference.own import Own, tied_rows
+from dpuflow.inference.pauses import find_work
 from dpuflow.inference.rounds import going_round
 from dpuflow.inference.standing import Standing, standing_of
 from dpuflow.lateness import AT_LEAST, EXACT
@@ -85,8 +86,7 @@ def judge(
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
     peers = np.diff(entries.offsets)[entries.collective] - 1
     blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
-    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
-    span = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
+    span = find_work(entries, step).ns
     kinds: dict[tuple[object, ...], int] = {}
     kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
@@ -110,7 +110,9 @@ def judge(
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     if units and not trouble:
-        world.among_ranks = is_habit(np.concatenate([u.amount_ns for u in units.values()]), span)
+        amounts = np.concatenate([u.amount_ns for u in units.values()])
+        world.among_ranks = is_habit(amounts, span)
+        world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
     if not any(is_habit(u.amount_ns, span) for u in units.values()):
         # What goes round meets all ranks, or by chance most; each of them may cost little.
         world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], span)
@@ -167,7 +169,7 @@ def _units(
 class World:
     """What a single endpoint is compared with."""
 
-    span_ns: int  # first entry to last leave
+    span_ns: int  # first entry to last leave, stalls apart
     blame_ns: int  # waits charged to ranks for their own lateness
     standing: Standing  # of all ranks among their peers
     tests: int  # ranks compared, at each place of their steps
@@ -175,6 +177,7 @@ class World:
     late_ranks: int = 0  # ranks that were late of their own doing as a habit
     turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
+    third_ns: int = 0  # ... and by how much in the third worst unit of any of them
 
 
 def _turns(units: dict[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
@@ -222,7 +225,7 @@ def _comes_again(units: Units, world: World) -> bool:
 
     What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
     """
-    total = int(units.amount_ns.sum())
+    total = int(np.minimum(units.amount_ns, world.third_ns).sum())
     return is_habit(units.amount_ns, world.span_ns) or (
         world.among_ranks and is_material(total * world.share, world.span_ns)
     )

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.inference.habits import is_material
+from dpuflow.inference.pauses import worked_ns
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
 
 if TYPE_CHECKING:
@@ -116,8 +117,10 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
 
 def _perhaps(result: Analysis) -> list[Lateness]:
     """Endpoints that came last, or wait for one that did, at a cost: a habit, and 1 % of the time."""
-    begin = min((c.start_ns for c in result.collectives), default=0)
-    span = max((c.end_ns for c in result.collectives), default=0) - begin
+    import numpy as np
+
+    end = max((c.end_ns for c in result.collectives), default=0)
+    span = worked_ns(np.array([c.start_ns for c in result.collectives], np.int64), end)
     cost = {row.endpoint: row.perhaps_last * (row.perhaps_ns or 0) for row in result.lateness}
     found = [
         row
