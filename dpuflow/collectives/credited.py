@@ -27,7 +27,7 @@ from dpuflow.collectives.pipes import in_lockstep, in_turn, pipes_of
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -78,18 +78,32 @@ def credited_instances(
         for number, pipe in enumerate(pipes)
         if pipe is not None and int(pipe.slots[0]) in SLOTS and np.isin(pipe.slots, list(SLOTS)).all()
     ]
-    for members in joined(usable, nodes):
+    for members in _alike(joined(usable, nodes), near):
         joint = [pipe for _, pipe in members]
         sets = in_lockstep(joint)
-        own, instances = _by_communicators(columns, sets, position, nodes)
+        own, instances = _by_communicators(columns, sets, position, nodes, near)
         if len(own) < len(members):
             finer = _finer(columns, joint)
             if len(finer) > len(sets):
-                more = _by_communicators(columns, finer, position, nodes)
+                more = _by_communicators(columns, finer, position, nodes, near)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
         told[[number for number, pipe in members if id(pipe.rows) in own]] = True
     return found, told
+
+
+def _alike(
+    groups: Iterable[list[tuple[int, Pipe]]], near: frozenset[int] | None
+) -> Iterator[list[tuple[int, Pipe]]]:
+    """``groups`` of connected pipes; where not all nodes were captured, those with as many messages are one:
+    what lies between parts of a ring was not seen."""
+    if near is None:
+        yield from groups
+        return
+    found: dict[frozenset[int], list[tuple[int, Pipe]]] = {}
+    for members in groups:
+        found.setdefault(frozenset(pipe.stop for _, pipe in members), []).extend(members)
+    yield from found.values()
 
 
 def _finer(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
@@ -108,7 +122,11 @@ def _explained(instances: Sequence[Instance]) -> int:
 
 
 def _by_communicators(
-    columns: Columns, sets: list[Lockstep], position: NDArray[np.int64], nodes: NDArray[np.int64]
+    columns: Columns,
+    sets: list[Lockstep],
+    position: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    near: frozenset[int] | None,
 ) -> tuple[set[int], list[Instance]]:
     """Pipes that are understood, by the identity of their rows, and what they carry."""
     own: set[int] = set()
@@ -117,23 +135,27 @@ def _by_communicators(
     for kind in (None, np.arange(len(nodes)), nodes):
         left = without(sets, own)
         parts = [left] if kind is None else communicators(left, kind)
-        for part, instances in _understood(columns, parts, position, nodes):
+        for part, instances in _understood(columns, parts, position, nodes, near):
             found += instances
             own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     left = without(sets, own)
-    for part, instances in _understood(columns, completed(left), position, nodes):
+    for part, instances in _understood(columns, completed(left), position, nodes, near):
         found += instances
         own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     return own, found
 
 
 def _understood(
-    columns: Columns, parts: list[list[Lockstep]], position: NDArray[np.int64], nodes: NDArray[np.int64]
+    columns: Columns,
+    parts: list[list[Lockstep]],
+    position: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    near: frozenset[int] | None,
 ) -> list[tuple[list[Lockstep], list[Instance]]]:
     """Communicators, each given by its sets, with their operations, where these explain enough."""
     found = []
     for part in filter(None, parts):
-        instances = Reading(columns, part, position, nodes).instances()
+        instances = Reading(columns, part, position, nodes, near).instances()
         count = sum(len(pipe.rows) for each in part for pipe in each.pipes)
         if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
             found.append((part, instances))
@@ -174,8 +196,10 @@ class Reading:
         sets: list[Lockstep],
         position: NDArray[np.int64],
         nodes: NDArray[np.int64],
+        near: frozenset[int] | None = None,
     ) -> None:
         self.columns, self.sets, self.position, self.nodes = columns, sets, position, nodes
+        self.near, self.among = near, 0
         self.ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
         self.sizes = [columns.sizes[each.rows] for each in sets]
         # Message by message, so that what an operation carried lies together.
@@ -194,10 +218,30 @@ class Reading:
         if self.skipped and len(alike) > 1:
             self.seen = Counter({kinds: len(turns) for kinds, turns in alike.items()})
             alike = self._alike()
+        if self.near is not None and self._is_uneven(alike):
+            alike = self._alike()
         found: list[Instance] = []
         for kinds, turns in alike.items():
             found += self._made(kinds, turns)
         return found
+
+    def _is_uneven(self, alike: dict[_Kinds, list[Turn]]) -> bool:
+        """Whether operations of one communicator seem to have been of several numbers of ranks: parts of one
+        may look like one of fewer. From then on only the number counts that most messages speak for."""
+        count: Counter[int] = Counter()
+        for kinds, turns in alike.items():
+            for layout in self._layouts[kinds][1] or ():
+                messages = sum(
+                    int(self.sets[n].bounds[end] - self.sets[n].bounds[begin]) * len(self.sets[n].pipes)
+                    for n, begin, end in turns[0]
+                )
+                count[layout.among] += messages * len(turns)
+        del count[0]
+        if len(count) < 2:
+            return False
+        self.among = max(count, key=lambda ranks: (count[ranks], ranks))
+        self._layouts = {}
+        return True
 
     def _alike(self) -> dict[_Kinds, list[Turn]]:
         alike: dict[_Kinds, list[Turn]] = {}
@@ -347,7 +391,7 @@ class Reading:
         return self._layouts[kinds][1]
 
     def _recognise(self, lanes: list[Lane]) -> list[Layout] | None:
-        found = layout_of(lanes, self.position, self.nodes, self.ends)
+        found = layout_of(lanes, self.position, self.nodes, self.ends, self.near, self.among)
         return None if found is None else [found]
 
     def _lanes(self, turns: Sequence[Turn]) -> list[Lane]:
@@ -370,7 +414,10 @@ class Reading:
         """The collectives of turns that look alike."""
         one, layouts = self._layouts[kinds]
         if turns != [one]:  # all of them show more
-            layouts = self._recognise(self._lanes(turns)) or layouts
+            every = self._recognise(self._lanes(turns))
+            if every is None and self.near is not None:
+                return  # what one of them may be by itself not all of them are
+            layouts = every or layouts
         assert layouts is not None
         rows = np.concatenate([self._rows(place, turns) for place in range(len(kinds.sets))], axis=1)
         rows = np.take_along_axis(rows, np.argsort(self.columns.starts[rows], axis=1, kind="stable"), 1)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.arcs import open_ring
 from dpuflow.collectives.nccl import (
     BROADCAST_CHAIN,
     REDUCE_CHAIN,
@@ -37,6 +38,7 @@ from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -77,27 +79,36 @@ class Layout(NamedTuple):
     """An operation. ``order`` lists endpoints by position; ``alike``: operations with the same packets.
 
     ``ranks`` is how many took part where nodes have several GPUs, else 0; ``inside`` says that a first
-    message may have waited for others of its node.
+    message may have waited for others of its node. ``size`` is None where the packets leave it open, and
+    ``order`` has negative numbers for ranks that no capture saw; ``among``: how many ranks a ring
+    has that was not seen whole.
     ``tails``: so many parts of the buffer may end within a slot; all others fill theirs. 0: not known.
     """
 
     op: Op
     algorithm: Algorithm
     order: list[int]
-    size: int
+    size: int | None
     root: int | None = None
     alike: tuple[Op, ...] = ()
     ranks: int = 0
     inside: bool = False
     tails: int = 1
+    among: int = 0
 
 
 def layout_of(
-    lanes: Sequence[Lane], position: NDArray[np.int64], nodes: NDArray[np.int64], ends: Sequence[int]
+    lanes: Sequence[Lane],
+    position: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    ends: Sequence[int],
+    near: AbstractSet[int] | None = None,
+    among: int = 0,
 ) -> Layout | None:
     """What the connected ``lanes`` make together.
 
-    ``position`` and ``nodes``: see ``structured_instances``; ``ends`` are all endpoints of the communicator.
+    ``position``, ``near`` and ``nodes``: see ``structured_instances``; ``ends`` are all endpoints of the
+    communicator that were seen, ``among`` how many ranks it has, 0 where that is not known.
     """
     slots = {lane.slot for lane in lanes}
     if len(slots) > 1 or not slots <= SLOTS.keys():
@@ -109,7 +120,13 @@ def layout_of(
     shared = len({int(nodes[end]) for end in ends}) < len(ends)
     if shared:
         return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot)
+    if near is not None:
+        ring = open_ring(lanes, near, slot, among)
+        if ring is not None:
+            return Layout(*ring[:4], alike=ring.alike, tails=ring.tails, among=ring.ranks)
     found = _by_endpoints(lanes, members, slot)
+    if found is not None and near is not None and found.algorithm.name == "chain":
+        return found if _passes_at_once(lanes, near) else None
     # NICs that several GPUs share: more ranks than endpoints.
     return found or _railed(lanes, members, nodes, slot)
 
@@ -132,7 +149,7 @@ def _railed(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64],
     trees = [tree for rail, own in zip(rails, ends, strict=True) if (tree := _trees(rail, own)) is not None]
     if len(trees) < len(rails):
         return None
-    size, tails = sum(tree.size for tree in trees), sum(tree.tails for tree in trees)
+    size, tails = sum(tree.size or 0 for tree in trees), sum(tree.tails for tree in trees)
     return trees[0]._replace(order=members, size=size, ranks=len(members), inside=True, tails=tails)
 
 
@@ -146,6 +163,16 @@ def _by_endpoints(lanes: Sequence[Lane], members: list[int], slot: int) -> Layou
         if found is not None:
             return found
     return None
+
+
+def _passes_at_once(lanes: Sequence[Lane], captured: AbstractSet[int]) -> bool:
+    """Whether what leaves captured ranks in the middle of a chain had come before: a ring's first messages
+    wait for nothing, so not all of a ring's do."""
+    for came in lanes:
+        mine = [goes for goes in lanes if goes.src == came.dst and goes.kind == came.kind]
+        if came.dst in captured and mine and not any(_waits(goes, came) for goes in mine):
+            return False
+    return True
 
 
 # -- rings -----------------------------------------------------------------------------------

@@ -39,6 +39,21 @@ QUICK = 5.0
 """Percent of the slots: as often as that at least a rank waits for data, or nothing is said of it."""
 
 
+def _may_send(instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows of ranks without a capture that may have sent what was not seen.
+
+    When such a rank gives a slot back may depend on what it sends. Of a transfer everything was seen.
+    """
+    return np.array(
+        [
+            i.near is not None and end not in i.near and i.op != Op.SEND_RECV
+            for i in instances
+            for end in i.order
+        ],
+        bool,
+    )
+
+
 class Lines(NamedTuple):
     """What a rank received in one collective over one connection; arrays are parallel."""
 
@@ -55,7 +70,7 @@ class Lines(NamedTuple):
 
 def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> Entries:
     """Date ranks that nothing else dates by the first slot that they gave back."""
-    silent = (entries.rule == Rule.UNSEEN) & entries.fed
+    silent = (entries.rule == Rule.UNSEEN) & entries.fed & ~_may_send(instances)
     if not silent.any():
         return entries
     lines, samples = _lines(entries, exchanges, instances, silent)
