@@ -11,6 +11,7 @@ import pytest
 
 import dpuflow
 from dpuflow.inference.stalls import _least_ns
+from dpuflow.lateness.handover import apart_ns
 from dpuflow.lateness.tails import share_beyond, tail_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import match_collectives
@@ -147,3 +148,28 @@ def test_incidents_that_stalls_explain() -> None:
     assert _least_ns(np.full(8, 900_000), 100, stalls) == float("inf")
     assert _least_ns(np.full(40, 900_000), 100, stalls) == 900_000
     assert _least_ns(np.array([900_000, 900_000, 50_000_000]), 100, stalls) == 50_000_000
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_errors_hold_where_hosts_stall(seed: int, tmp_path: Path) -> None:
+    """Half-widths of 95 % intervals, of all that is given as exact."""
+    analysis, case = played(world(decode(), seed), tmp_path)
+    held = []
+    for number, at in match_collectives(case.collectives, analysis["collectives"]).items():
+        late_ns = case.collectives[number].lateness_ns
+        for rank in analysis["collectives"][at]["ranks"]:
+            if rank["bound"] == "exact" and rank["error_ns"] is not None:
+                held.append(abs(rank["lateness_ns"] - late_ns[rank["endpoint"]]) <= rank["error_ns"])
+    assert len(held) >= 50
+    assert np.mean(held) >= 0.93  # of some hundred: two standard deviations
+
+
+@pytest.mark.parametrize("count", [7, 8, 60, 2500])
+def test_how_far_two_values_differ(count: int) -> None:
+    values = np.random.default_rng(count).pareto(1.5, count) * 1e6
+    found = apart_ns(values.astype(np.int64))
+    if count < 8:
+        assert np.isnan(found)
+        return
+    pairs = [abs(one - other) for place, one in enumerate(values) for other in values[place + 1 :]]
+    assert found == pytest.approx(sorted(pairs)[round(0.95 * (len(pairs) - 1))], rel=0.03)

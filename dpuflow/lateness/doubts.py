@@ -28,12 +28,13 @@ from dpuflow.lateness.handover import (
     receiving_ns,
     spreads,
     usual_reactions,
+    wide_spreads,
 )
 from dpuflow.lateness.likely import likely_entries
 from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
-from dpuflow.lateness.tails import worst_ns
+from dpuflow.lateness.tails import served_alike, worst_ns
 from dpuflow.lateness.waiting import FAR_BEYOND, settle
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
@@ -112,6 +113,9 @@ def weigh(
         tail_ns=worst_ns(entries, exchanges, instances, of_row),
     )
     entries = date_by_slots(entries, columns, instances)
+    entries = replace(
+        entries, wide_ns=wide_spreads(entries, served_alike(entries, exchanges, instances), of_row)
+    )
     clock, clock_ns = _clocks(entries, joined)
     return replace(entries, clock=clock, clock_ns=clock_ns)
 

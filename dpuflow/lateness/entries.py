@@ -116,6 +116,7 @@ class Entries:
     clock: NDArray[np.int64]  # number of the capture that stamped the act ...
     clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
     spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
+    wide_ns: NDArray[np.int64]  # the same with stalls that only reactions show (``handover.wide_spreads``)
     slow_ns: NDArray[np.int64]  # its hosts' slow reactions, 95 %; NEVER where none was seen
     tail_ns: NDArray[np.int64]  # what a hand-over takes at the worst (``tails``); 0 where nothing tells
     stalled_ns: NDArray[
@@ -202,6 +203,7 @@ def blank(collective: NDArray[np.int64], endpoint: NDArray[np.int64], offsets: N
         clock=zero(),
         clock_ns=zero(),
         spread_ns=never(),
+        wide_ns=never(),
         slow_ns=never(),
         tail_ns=zero(),
         stalled_ns=zero(),

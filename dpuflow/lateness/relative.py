@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -57,10 +57,10 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
     than ``since_ns``; what follows for the others is a bound, not a value, unless both bounds are closer
-    than the error. A rank that cannot have entered before another one had is late by at least what lies
-    between, exact or not. ``short`` marks collectives with ranks that no capture saw: any of these may have
-    been the earliest, so what is known of the others are lower bounds. Of a collective that was seen only
-    in part nothing follows.
+    than the error, with the stalls that reactions show. A rank that cannot have entered before another one
+    had is late by at least what lies between, exact or not. ``short`` marks collectives with ranks that no
+    capture saw: any of these may have been the earliest, so what is known of the others are lower bounds. Of
+    a collective that was seen only in part nothing follows.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
@@ -83,7 +83,8 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
     floor = np.where(missing, NEVER, floor)
-    slack, clocks = _errors(entries, first)
+    narrow, clocks = _errors(entries, entries.spread_ns, first)
+    slack = np.maximum(_errors(entries, entries.wide_ns, first)[0], narrow)
     apart = np.where(first == np.arange(len(first)), 0, entries.lag_ns[first % len(first)])
     lag = np.hypot(entries.lag_ns, apart)
     known_error, slack = slack != NEVER, np.maximum(slack, 0)
@@ -96,7 +97,8 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
     # The way and the hand-over err each by itself.
     usual = np.minimum(entries.usual_way_ns, entries.way_ns)
-    off = usual + np.hypot(np.hypot(entries.way_ns - usual, slack), entries.lag_ns).round().astype(np.int64)
+    handed = np.hypot(entries.way_ns - usual, np.maximum(narrow, 0))
+    off = usual + np.hypot(handed, entries.lag_ns).round().astype(np.int64)
     least = exact & ((lead > off) | missing)
     # From the latest possible entry of the first of the others to its own earliest possible one, where a
     # message shows that: no call returns before its data is there.
@@ -137,8 +139,8 @@ def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> 
     way = entries.way_ns - usual
 
     def off(spread: NDArray[np.float64], tail: float) -> NDArray[np.float64]:
-        wide = replace(entries, spread_ns=np.minimum(spread, 2.0**62).astype(np.int64))
-        return np.asarray(np.hypot(tail * way, np.maximum(_errors(wide, first)[0], 0)), np.float64)
+        off = _errors(entries, np.minimum(spread, 2.0**62).astype(np.int64), first)[0]
+        return np.asarray(np.hypot(tail * way, np.maximum(off, 0)), np.float64)
 
     known = np.maximum(entries.spread_ns, 0).astype(np.float64)
     slow = np.where(entries.slow_ns != NEVER, FAR_BEYOND * entries.slow_ns, np.inf)
@@ -168,17 +170,20 @@ def _least_of_others(
     return np.where(mine, second, least)
 
 
-def _errors(entries: Entries, first: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _errors(
+    entries: Entries, spread_ns: NDArray[np.int64], first: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Errors of each entry's distance from its collective's earliest (row ``first``): hand-overs, clocks.
 
-    Clocks err steadily, not at random: their errors add to the rest.
+    ``spread_ns``: how far hand-overs differ, NEVER where not known. Clocks err steadily, not at random: their
+    errors add to the rest.
     """
     first = np.minimum(first, len(entries.endpoint) - 1)
-    own = np.maximum(entries.spread_ns, entries.held_ns).astype(np.float64)
+    own = np.maximum(spread_ns, entries.held_ns).astype(np.float64)
     apart = np.where(first == np.arange(len(first)), 0, entries.held_ns[first]).astype(np.float64)
     # Stamps may be centuries apart: what no longer fits is as good as the largest number.
     both = np.minimum(np.hypot(own, apart), 2.0**62).round().astype(np.int64)
-    handed = np.where(entries.spread_ns == NEVER, NEVER, both)
+    handed = np.where(spread_ns == NEVER, NEVER, both)
     clocks = np.where(entries.clock != entries.clock[first], entries.clock_ns + entries.clock_ns[first], 0)
     return handed, clocks
 

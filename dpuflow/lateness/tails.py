@@ -111,9 +111,14 @@ def worst_ns(
     In Open MPI the caller itself sends, an entry wakes nobody up, and reactions say nothing of it; Gloo wakes
     other threads for a call than for a message. 0 there.
     """
+    found = np.nan_to_num(tails(entries, of_row), nan=0.0).round().astype(np.int64)
+    return np.where(served_alike(entries, exchanges, instances), found, 0)
+
+
+def served_alike(entries: Entries, exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows whose first message and whose later ones are handed on by one thread, as NCCL's proxy does."""
     wires = exchanges["wire"]
     handed = [
         len(i.rows) > 0 and int(wires[i.rows[0]]) in (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA) for i in instances
     ]
-    found = np.nan_to_num(tails(entries, of_row), nan=0.0).round().astype(np.int64)
-    return np.where(np.array(handed, bool)[entries.collective], found, 0) if len(found) else found
+    return np.asarray(np.array(handed, bool)[entries.collective], bool)
