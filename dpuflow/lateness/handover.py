@@ -315,7 +315,7 @@ def wide_spreads(entries: Entries, handed: NDArray[np.bool_], of_row: NDArray[np
     sent first and what had waited for an input, how far two reactions differ, in 95 of 100 cases, is how far
     two entries do.
     """
-    out = entries.spread_ns.copy()
+    out: NDArray[np.int64] = entries.spread_ns.copy()
     for each in np.unique(of_row[handed]):
         mine = handed & (of_row == each)
         apart = apart_ns(_reactions(entries, of_row, each))
