@@ -9,7 +9,7 @@ message that may have waited for several ranks not heard of before names none of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -151,6 +151,7 @@ class Seen:
     transfer_ns: list[int]  # of each message to a captured rank: from its first packet to its last
     unasked: bool  # receivers allow messages before they are offered
     resent: bool  # packets were sent again
+    allowed: dict[Name, int] = field(default_factory=dict)  # NCCL: when its receiver's credit for it left
 
     def shape(self) -> tuple[Algorithm, int, int]:
         """The algorithm, for how many ranks and from which root."""
@@ -261,6 +262,7 @@ def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
     seen = Seen(row, instance, {}, [], is_gloo(wire), bool((picked["retransmitted"] > 0).any()))
     # A host posts clear-to-send entries ahead of its GPU: these stand for nobody's entry.
     granted = wire >= Wire.GLOO_HELLO
+    nccl = wire == Wire.ROCE_WRITE_IMM
     for edge, places in edges.items():
         cuts, rest = divmod(len(places), len(sizes.get(edge, ())) or 1)
         if rest or edge not in sizes:
@@ -279,6 +281,8 @@ def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
             if granted:
                 came = mine["grant_arrived_ns"] if edge[0] in captured else mine["grant_ns"]
                 _note(seen, ("grant", edge, turn), came[at], mine["grant"][at])
+            if nccl and edge[1] in captured and mine["grant_ns"][at] != NEVER:
+                seen.allowed["send", edge, turn] = int(mine["grant_ns"][at])
         if edge[1] in captured:
             seen.transfer_ns += (mine["arrived_end_ns"] - mine["arrived_ns"]).tolist()
     return seen
@@ -323,6 +327,10 @@ def _solve(seen: Seen) -> tuple[dict[int, _Shown], list[float]]:
             for own, links in act.may.own.items()
             if own in times and times[own][0] < when
         ]
+        # Nor does data go before its credit, which its receiver's GPU gives when it is there.
+        allowed = seen.allowed.get((act.kind, act.edge, act.number), NEVER)
+        if NEVER < allowed < when:
+            others.append((allowed, 1))
         if not unknown and others:
             links_ns.append(max(min((when - time) / links for time, links in others), 0.0))
         for rank in unknown:

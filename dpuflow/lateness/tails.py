@@ -54,7 +54,9 @@ def share_beyond(
     counted = 1 - np.searchsorted(ordered, least_ns, "right") / len(ordered)
     if not excess:
         return counted
-    return np.where(least_ns > high, (1 - _LEVEL / 100) * np.exp((high - least_ns) / excess), counted)
+    return np.where(
+        least_ns > high, (1 - _LEVEL / 100) * np.exp(np.minimum(high - least_ns, 0) / excess), counted
+    )
 
 
 def hand_overs(
