@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from dpuflow.tables import Rows
+
+SPARSE: Final = 8
+"""Times as many numbers as there are rows that classes may be drawn from: a table of them is still small."""
 
 
 def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -32,6 +37,42 @@ def packed(*columns: NDArray[np.generic]) -> NDArray[np.int64] | None:
         key <<= width
         key |= column.astype(np.int64)
     return key
+
+
+def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The places of each class, in order: rows with the same numbers (from 0) in all ``columns``.
+
+    Classes come in the order of their numbers, those of the first column leading.
+    """
+    if not len(columns[0]):
+        return []
+    of = columns[0]
+    for column in columns[1:]:
+        of = of * (int(column.max()) + 1) + column
+    if int(of.max()) > SPARSE * len(of):
+        of = np.unique(of, return_inverse=True)[1]
+    order = order_within(np.zeros(len(of), np.int64), np.ascontiguousarray(of))
+    return np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
+
+
+def percentiles(values: NDArray[Any], levels: Sequence[float]) -> list[float]:
+    """``np.percentile`` of one sample without NaN: that takes 0.1 ms, however small the sample."""
+    last = len(values) - 1
+    places = [last * (level / 100) for level in levels]
+    below = [int(place) for place in places]
+    ordered = np.partition(values, sorted({min(at + more, last) for at in below for more in (0, 1)}))
+    found = []
+    for place, at in zip(places, below, strict=True):
+        low, high = ordered[at].item(), ordered[min(at + 1, last)].item()
+        part = place - at
+        # From the nearer of both, as NumPy does: the same to the last bit.
+        found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))
+    return found
+
+
+def percentile(values: NDArray[Any], level: float) -> float:
+    """The same for one level."""
+    return percentiles(values, (level,))[0]
 
 
 def lower_medians(values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray[np.int64]) -> None:

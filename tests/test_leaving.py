@@ -103,7 +103,7 @@ def test_nobody_works_longer_than_peers_who_came_nobody_knows_when() -> None:
     found = causes_of(
         instances,
         replace(entries, rule=rule, enter_ns=enter),
-        replace(relative, bound=bound, enter_ns=enter),
+        relative._replace(bound=bound, enter_ns=enter),
         charges,
         np.zeros(len(rule), bool),
     )

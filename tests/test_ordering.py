@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.kernels import ordering as kernels
-from dpuflow.ordering import Picked, lower_medians, order_within, packed
+from dpuflow.ordering import Picked, classes, lower_medians, order_within, packed, percentile, percentiles
 from dpuflow.schema import EXCHANGE, NEVER
 
 
@@ -22,6 +22,31 @@ def test_the_order_is_that_of_lexsort(seed: int) -> None:
         keys //= 1 + (int(np.abs(keys).max()) >> 3)
     of = choice.integers(0, 1 + int(choice.integers(1, 9)), n) * 2
     assert order_within(keys, of).tolist() == np.lexsort((keys, of)).tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_classes_are_rows_with_the_same_numbers(seed: int) -> None:
+    """One column or two; few numbers, and numbers far beyond the rows."""
+    choice = np.random.default_rng(seed)
+    n = int(choice.integers(1, 120))
+    columns = [choice.integers(0, 1 + 10 ** int(choice.integers(0, 9)), n) for _ in range(1 + seed % 2)]
+    wanted: dict[tuple[int, ...], list[int]] = {}
+    for row, numbers in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        wanted.setdefault(numbers, []).append(row)
+    assert [places.tolist() for places in classes(*columns)] == [wanted[key] for key in sorted(wanted)]
+    assert classes(*(column[:0] for column in columns)) == []
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_percentiles_are_those_of_numpy(seed: int) -> None:
+    """To the last bit: whole numbers of any size, epochs among them, and floating-point ones."""
+    choice = np.random.default_rng(seed)
+    n = int(choice.integers(1, 80))
+    whole = choice.integers(-(10 ** int(choice.integers(1, 19))), 10 ** int(choice.integers(1, 19)), n)
+    values = whole if seed % 2 else choice.normal(size=n) * 10.0 ** int(choice.integers(0, 12))
+    levels = [0.0, 100.0, 5, 25, 50, 95, float(choice.uniform(0, 100))]
+    assert percentiles(values, levels) == np.percentile(values, levels).tolist()
+    assert percentile(values, 20.000000000000004) == np.percentile(values, 20.000000000000004)
 
 
 def test_nothing_is_in_order() -> None:

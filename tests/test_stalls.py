@@ -12,7 +12,7 @@ import pytest
 import dpuflow
 from dpuflow.inference.stalls import _least_ns
 from dpuflow.lateness.handover import apart_ns
-from dpuflow.lateness.tails import share_beyond, tail_ns
+from dpuflow.lateness.tails import Tail, tail_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import match_collectives
 from dpuflow.scoring.truth import Case, read_case
@@ -136,15 +136,15 @@ def test_tail() -> None:
 
 def test_share_beyond() -> None:
     values = np.arange(1000)
-    assert share_beyond(values, np.array([-1, 499, 899])).tolist() == pytest.approx([1.0, 0.5, 0.1])
-    far = share_beyond(values, np.array([950, 1000, 2000]))
+    assert Tail(values).share_beyond(np.array([-1, 499, 899])).tolist() == pytest.approx([1.0, 0.5, 0.1])
+    far = Tail(values).share_beyond(np.array([950, 1000, 2000]))
     assert far[0] > far[1] > far[2] > 0
-    assert share_beyond(np.full(20, 5), np.array([4, 5])).tolist() == [1.0, 0.0]
+    assert Tail(np.full(20, 5)).share_beyond(np.array([4, 5])).tolist() == [1.0, 0.0]
 
 
 def test_incidents_that_stalls_explain() -> None:
     """Five of a hundred hand-overs stall: as many incidents are chance, forty are not, nor is one beyond."""
-    stalls = np.r_[np.zeros(95), np.full(5, 1e6)]
+    stalls = Tail(np.r_[np.zeros(95), np.full(5, 1e6)])
     assert _least_ns(np.full(8, 900_000), 100, stalls) == float("inf")
     assert _least_ns(np.full(40, 900_000), 100, stalls) == 900_000
     assert _least_ns(np.array([900_000, 900_000, 50_000_000]), 100, stalls) == 50_000_000

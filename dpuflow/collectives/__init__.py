@@ -99,16 +99,18 @@ def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Inst
     part = np.zeros(len(exchanges), bool)
     for instance in instances:
         part[instance.rows] = True
-    unnamed = (exchanges["data"] != NONE32) & (exchanges["op"] == Op.UNKNOWN)
+    unnamed = np.flatnonzero((exchanges["data"] != NONE32) & (exchanges["op"] == Op.UNKNOWN))
     # RoCE's are all in exchanges, several in one where NCCL made one of them. Of a put (``flagged``) ``tag``
     # is how many messages it was.
     roce = (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)
-    over_roce = (exchanges["wire"] >= Wire.ROCE_SEND) & (exchanges["wire"] <= Wire.ROCE_SEND_IMM)
-    put = (exchanges["wire"] == Wire.ROCE_WRITE) & (exchanges["tag"] > 1)
-    left = int(np.where(put, exchanges["tag"], 1)[unnamed & over_roce & ~part].sum())
+    kind, told = exchanges["wire"][unnamed], part[unnamed]
+    over_roce = (kind >= Wire.ROCE_SEND) & (kind <= Wire.ROCE_SEND_IMM)
+    rows, kind = unnamed[over_roce & ~told], kind[over_roce & ~told]
+    puts = exchanges["tag"][rows]
+    left = int(np.where((kind == Wire.ROCE_WRITE) & (puts > 1), puts, 1).sum())
     # One transfer of TCP may have come in several frames; they all count as told.
     frames = data & ~roce & (transfers["op"] == Op.UNKNOWN)
-    return left + int(frames.sum()) - int((unnamed & ~over_roce & part).sum())
+    return left + int(frames.sum()) - int((told & ~over_roce).sum())
 
 
 def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[NDArray[np.int64]]:

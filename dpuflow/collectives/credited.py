@@ -76,7 +76,7 @@ def credited_instances(
     usable = [
         (number, pipe)
         for number, pipe in enumerate(pipes)
-        if pipe is not None and int(pipe.slots[0]) in SLOTS and np.isin(pipe.slots, list(SLOTS)).all()
+        if pipe is not None and set(pipe.slots.tolist()) <= SLOTS.keys()
     ]
     for members in _alike(joined(usable, nodes), near):
         joint = [pipe for _, pipe in members]
@@ -209,6 +209,7 @@ class Reading:
         self._kinds: dict[tuple[int, bytes], int] = {}
         self._parts: dict[tuple[int, int, int], int] = {}  # the kind of each part of a turn
         self._layouts: dict[_Kinds, tuple[Turn, list[Layout] | None]] = {}  # as seen in one turn
+        self._barren: set[tuple[tuple[int, int], ...]] = set()  # parts that make up no uneven turn
         self.seen: Counter[_Kinds] = Counter()  # how often turns of these kinds came
         self.skipped = False  # whether anything fitted nothing
 
@@ -322,24 +323,34 @@ class Reading:
                 turn = tuple((number, at[number], at[number] + length) for number in chosen)
                 if self._layout(self._kinds_of(turn), turn):
                     return turn
-        for chosen in filter(lambda c: len(c) <= MOST_UNEVEN, choices):
-            for lengths in product(range(1, UNEVEN + 1), repeat=len(chosen)):
-                turn = tuple((n, at[n], at[n] + length) for n, length in zip(chosen, lengths, strict=True))
-                if (
-                    len(set(lengths)) > 1
-                    and self._is_whole(turn)
-                    and self._layout(self._kinds_of(turn), turn)
-                ):
+        return self._uneven([c for c in choices if len(c) <= MOST_UNEVEN], at)
+
+    def _uneven(self, choices: Sequence[tuple[int, ...]], at: list[int]) -> Turn | None:
+        """A turn of one of ``choices`` in which some sets have more of their operations than others."""
+        parts = {
+            number: [
+                (number, at[number], at[number] + length)
+                for length in range(1, UNEVEN + 1)
+                if self._is_whole(number, at[number], at[number] + length)
+            ]
+            for number in {number for chosen in choices for number in chosen}
+        }
+        # What fitted nothing once does not fit when it comes again.
+        alike = tuple((self._kind_of(part), part[2] - part[1]) for n in sorted(parts) for part in parts[n])
+        if alike in self._barren:
+            return None
+        for chosen in choices:
+            for turn in product(*(parts[number] for number in chosen)):
+                uneven = len({end - begin for _, begin, end in turn}) > 1
+                if uneven and self._layout(self._kinds_of(turn), turn):
                     return turn
+        self._barren.add(alike)
         return None
 
-    def _is_whole(self, turn: Turn) -> bool:
-        """Whether the sets go so far, with the same buffers."""
-        return all(
-            end <= len(self.sets[number])
-            and (self.sets[number].slots[begin:end] == self.sets[number].slots[begin]).all()
-            for number, begin, end in turn
-        )
+    def _is_whole(self, number: int, begin: int, end: int) -> bool:
+        """Whether the set goes so far, with the same buffers."""
+        each = self.sets[number]
+        return end <= len(each) and bool((each.slots[begin:end] == each.slots[begin]).all())
 
     def _longer(self, turn: Turn, at: list[int]) -> Turn:
         """``turn``, or what begins with it and came more often: its parts may look like operations."""

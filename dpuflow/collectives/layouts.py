@@ -254,21 +254,21 @@ def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None
     channels, rest = divmod(len(lanes), n)
     if rest or n < 2:
         return None
-    ways: dict[int, list[int]] = {}
-    kinds = [lane.kind for lane in lanes]
-    for number in sorted(range(len(lanes)), key=lambda i: kinds[i]):
-        ways.setdefault(lanes[number].src, []).append(number)
     place = {end: number for number, end in enumerate(members)}
+    # Channels may go round differently: the next rank first, then those further on.
+    ahead = [((place[lane.dst] - place[lane.src]) % n, lane.kind) for lane in lanes]
+    ways: dict[int, list[int]] = {}
+    for number in sorted(range(len(lanes)), key=lambda i: ahead[i]):
+        ways.setdefault(lanes[number].src, []).append(number)
     cycles = []
     for _ in range(channels):
         cycle: list[int] = []
         at, seen = members[0], {members[0]}
         while len(cycle) < n:
-            # Channels may go round differently: the next rank first, then those further on.
-            left = [i for i in ways.get(at, ()) if lanes[i].dst not in seen or len(cycle) == n - 1]
-            if not left:
+            left = (i for i in ways.get(at, ()) if lanes[i].dst not in seen or len(cycle) == n - 1)
+            best = next(left, None)
+            if best is None:
                 return None
-            best = min(left, key=lambda i: ((place[lanes[i].dst] - place[at]) % n, kinds[i]))
             ways[at].remove(best)
             cycle.append(best)
             at = lanes[best].dst

@@ -15,8 +15,7 @@ src/device/sendrecv.h):
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -46,8 +45,7 @@ PIECES: Final = 8
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
 
 
-@dataclass
-class Transfers:
+class Transfers(NamedTuple):
     """The transfers from one endpoint to another within one communicator, in order; arrays are parallel."""
 
     edge: Edge

@@ -165,12 +165,12 @@ def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool) ->
 
     ``common``: with which of them they may begin on all pipes that are known to be like it.
     """
-    first, stop = max(one.first, other.first), min(one.stop, other.stop)
-    left = common[first - one.first : max(stop, first) - one.first]
-    right = other.begins[first - other.first : max(stop, first) - other.first]
-    both = np.zeros_like(common)
-    both[first - one.first : max(stop, first) - one.first] = left & right
-    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, both))
+    first = max(one.first, other.first)
+    stop = max(min(one.stop, other.stop), first)
+    mine = slice(first - one.first, stop - one.first)
+    left, right = common[mine], other.begins[first - other.first : stop - other.first]
+    begin = left & right
+    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, begin))
     # Of many places that only look like beginnings chance gives both pipes as many as this.
     chance = lefts * rights / max(stop - first, 1)
     beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
@@ -180,10 +180,19 @@ def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool) ->
         return None
     if one.stop != other.stop:
         # The capture's end may have cut an operation off; more than one it cannot.
-        longest = max(int(np.diff(np.r_[np.flatnonzero(each), stop - first]).max()) for each in (left, right))
-        if abs(one.stop - other.stop) > longest or 2 * shared < max(lefts, rights):
+        if 2 * shared < max(lefts, rights):
             return None
+        if abs(one.stop - other.stop) > max(_longest(left), _longest(right)):
+            return None
+    both = np.zeros_like(common)
+    both[mine] = begin
     return both
+
+
+def _longest(begins: NDArray[np.bool_]) -> int:
+    """The most messages from one beginning to the next, or to the end."""
+    places = np.flatnonzero(begins)
+    return max(int(np.diff(places).max(initial=0)), len(begins) - int(places[-1]))
 
 
 def together(pipes: Sequence[Pipe]) -> Lockstep | None:

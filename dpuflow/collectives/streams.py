@@ -5,8 +5,7 @@ In: EXCHANGE rows of one communicator. Out: for each (sender, receiver) its rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ HOLE = -1
 """In place of a row: a message is known to be missing."""
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """What cutting needs of every exchange; the last element stands for HOLE: no size, no times."""
 
     sizes: NDArray[np.int64]

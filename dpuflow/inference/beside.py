@@ -12,10 +12,9 @@ can do; where it does not, nothing does, and the cause stays unknown (docs/infer
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -38,8 +37,7 @@ SLOWEST: Final = 95
 level of all intervals."""
 
 
-@dataclass
-class Beside:
+class Beside(NamedTuple):
     """Per row of Entries."""
 
     partly: NDArray[np.bool_]  # of a collective of which not all messages were captured

@@ -9,9 +9,8 @@ are there is what speaks for a cache."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,7 @@ FEWEST_PAUSES: Final = 3
 """So many of an endpoint's pauses between collectives tell which one is usual."""
 
 
-@dataclass(frozen=True)
-class Bulk:
+class Bulk(NamedTuple):
     """One transfer. Times are on the reference clock; ``rows`` of EXCHANGE, in order.
 
     ``busy_ns``: how long some page was under way. ``row``: of Entries, the receiver's first entry after it,
@@ -87,8 +85,7 @@ class Bulk:
         return min(self.busy_ns, self.end_ns - self.idle_ns) if self.waited else 0
 
 
-@dataclass(frozen=True)
-class Fed:
+class Fed(NamedTuple):
     """What transfers did to each row of Entries: when the last one that it had waited for was there (NEVER
     without), whether the network had held that one up, and whether its endpoint still had pages to send on a
     slow path as it entered: an adapter whose queue stands still keeps everything else, too."""
@@ -223,8 +220,7 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
                 waited &= 2 * (each.end_ns - idle) >= int(enter[place]) - idle
             others = [o.end_ns for o, at in zip(mine, after.tolist(), strict=True) if at == place]
             found.append(
-                replace(
-                    each,
+                each._replace(
                     row=int(rows[place]),
                     idle_ns=idle if waited else NEVER,
                     left_ns=int(left[place]),
@@ -323,8 +319,7 @@ def _together(parts: Sequence[Bulk]) -> Bulk:
     if len(parts) == 1:
         return parts[0]
     pages = {each.page_bytes for each in parts}
-    return replace(
-        parts[-1],
+    return parts[-1]._replace(
         rows=np.concatenate([each.rows for each in parts]),
         start_ns=parts[0].start_ns,
         bytes=sum(each.bytes for each in parts),
@@ -346,7 +341,7 @@ def _slow(transfers: Sequence[Bulk]) -> list[Bulk]:
     for each in transfers:
         others = [value for way, value in pace.items() if way != (each.src, each.dst)]
         slow = bool(others) and pace[each.src, each.dst] >= OTHERS * float(np.median(others))
-        found.append(replace(each, slow=slow))
+        found.append(each._replace(slow=slow))
     return found
 
 
@@ -355,4 +350,4 @@ def _named(transfers: Sequence[Bulk]) -> list[Bulk]:
     ways = {(each.src, each.dst) for each in transfers}
     waited = {(each.src, each.dst) for each in transfers if each.waited}
     caches = {way for way in waited if way[::-1] not in ways}
-    return [replace(each, cache=(each.src, each.dst) in caches) for each in transfers]
+    return [each._replace(cache=(each.src, each.dst) in caches) for each in transfers]

@@ -10,8 +10,7 @@ it is blamed only where no link can have held it so long (``beside``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
 CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
 
 
-@dataclass
-class Causes:
+class Causes(NamedTuple):
     """Per row of Entries: an index into CAUSES, and how much longer than its peers the rank worked.
 
     NONE also stands for lateness that a peer handed on: there is nothing to find at this rank.

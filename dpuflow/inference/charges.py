@@ -5,13 +5,13 @@ What counts as late is measured against the group's own noise, never against a f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.inference.habits import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.lateness import AT_LEAST, EXACT, Rule, against_others
+from dpuflow.ordering import classes, percentiles
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ INTERVAL_IN_SIGMAS = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 
 
-@dataclass
-class Charges:
+class Charges(NamedTuple):
     """Per row of Entries: whether it is late, and the wait charged to it (rank-nanoseconds)."""
 
     late: NDArray[np.bool_]
@@ -100,9 +99,8 @@ def sigmas_of(
     for each in np.unique(of_row):
         whole = of_row == each
         mine = whole & usable
-        scatter = []
-        for endpoint in np.unique(entries.endpoint[mine]):
-            scatter.append(scatter_of(values[mine & (entries.endpoint == endpoint)]))
+        rows = np.flatnonzero(mine)
+        scatter = [scatter_of(values[rows[places]]) for places in classes(entries.endpoint[rows])]
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
         floor[whole] = float(np.median(reactions)) if len(reactions) else 0.0
@@ -120,8 +118,8 @@ def scatter_of(values: NDArray[np.float64]) -> float:
     """
 
     def of(part: NDArray[np.float64]) -> float:
-        low, middle, high = np.percentile(part, (25, 50, 75))
-        return float(min(middle - low, high - middle)) / QUARTER_IN_SIGMAS
+        low, middle, high = percentiles(part, (25, 50, 75))
+        return min(middle - low, high - middle) / QUARTER_IN_SIGMAS
 
     whole, ordered = of(values), np.sort(values)
     if len(values) < FEWEST_IN_HEAPS:

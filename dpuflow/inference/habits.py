@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.ordering import percentile
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -61,7 +63,7 @@ def usual_excess(
     among their peers, and as one that works longest in no more than that share (``standing``). Where even
     that one would not stand out, too few times were seen, and the median must be beyond the noise.
     """
-    if len(excess_ns) < FEWEST or np.percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
+    if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
     usual, (found, least) = float(np.median(later_ns)), chance
     shown = found < CHANCE if least < CHANCE else usual > sigma_ns

@@ -6,8 +6,8 @@ whole, so that the result, the findings and the agent draw on the same rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Joined, Rows
 
 
-@dataclass
-class Inferred:
+class Inferred(NamedTuple):
     """What the stages came to. Rows are those of ``entries`` where nothing else is said."""
 
     entries: Entries

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from dpuflow.inference.pauses import find_work
 from dpuflow.inference.rounds import going_round
 from dpuflow.inference.standing import Standing, standing_of
 from dpuflow.lateness import AT_LEAST, EXACT
+from dpuflow.ordering import percentile
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ def judge(
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
 
-@dataclass
-class Units:
+class Units(NamedTuple):
     """One endpoint's sequence of steps, or of collectives where it has no steps."""
 
     rows: NDArray[np.int64]  # of Entries, in order of time
@@ -344,7 +344,7 @@ def _judge_one(
         float(late.mean()),
         float(charges.last[rows].mean()),
         int(np.median(lateness)),
-        int(np.percentile(lateness, 99)),
+        int(percentile(lateness, 99)),
         charged,
         verdict,
         CAUSES[_main_cause(told, verdict in ("late", "intermittent"), bool(causes.partly[rows].any()))],

@@ -9,9 +9,8 @@ arrangements look alike the kind is None.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -135,8 +134,7 @@ def _replicas(
     return found
 
 
-@dataclass
-class Tokens:
+class Tokens(NamedTuple):
     """Steps that generate tokens: which of the steps, and those that read a prompt."""
 
     steps: Steps

@@ -12,8 +12,7 @@ its credit is there. That is measured where a thread of the library's own sends 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,8 +37,7 @@ MATHIS = 1.22
 """TCP's rate at a loss rate p: this many segments a round trip over the root of p (Mathis et al., 1997)."""
 
 
-@dataclass
-class Links:
+class Links(NamedTuple):
     """One row per (src, dst) that carried data, as parallel arrays."""
 
     src: NDArray[np.int64]
@@ -90,7 +88,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     if len(links.src):
         for row in np.flatnonzero(links.slow).tolist():
             links.slow[row] = _surely(stretch[link == order[row]])
-        links.slow |= _held_back(exchanges[(of >= 0) & (exchanges["wire"] == Wire.GLOO_DATA)], links)
+        links.slow[:] |= _held_back(exchanges[(of >= 0) & (exchanges["wire"] == Wire.GLOO_DATA)], links)
     if links.slow.any():
         picked, of = exchanges[of >= 0], of[of >= 0]
         trip, parts = _round_trip_ns(picked), _by_link(picked, links)

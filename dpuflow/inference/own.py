@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +51,7 @@ def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Ca
     cause[rows] = np.where(
         compared.amount_ns > 0, COMPUTE, np.where(cause[rows] == COMPUTE, NONE, cause[rows])
     )
-    return own, replace(causes, cause=cause)
+    return own, causes._replace(cause=cause)
 
 
 def tied_rows(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:

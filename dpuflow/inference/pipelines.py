@@ -11,9 +11,8 @@ Schedules: GPipe (Huang et al., 2019) sends all microbatches forward, then all b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ FORWARD, BACKWARD = 0, 1
 Schedule = Literal["gpipe", "1f1b", "forward"]
 
 
-@dataclass
-class Work:
+class Work(NamedTuple):
     """The sends of one stage in one direction, in order of time; what is compared between stages.
 
     ``own_ns`` is NEVER where a send does not tell what was worked for it, ``unit`` -1 outside the steps.
@@ -44,8 +42,7 @@ class Work:
     unit: NDArray[np.int64]  # the step each belongs to, else a running number
 
 
-@dataclass
-class Pipeline:
+class Pipeline(NamedTuple):
     """One chain of stages, the first one first.
 
     ``work[stage][way]``: None where that stage sends nothing that way. ``schedule`` is gpipe, 1f1b,

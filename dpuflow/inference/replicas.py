@@ -10,8 +10,7 @@ again is the network's doing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ FEWEST = 4
 """Steps from which on a scatter by quartiles means anything."""
 
 
-@dataclass
-class Compared:
+class Compared(NamedTuple):
     """Acts that replicas were compared by; arrays are parallel."""
 
     rows: Ints  # of Entries

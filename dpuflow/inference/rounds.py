@@ -14,6 +14,7 @@ import numpy as np
 
 from dpuflow.inference.habits import CHANCE, USUAL_SHARE, is_material
 from dpuflow.inference.standing import standing_of
+from dpuflow.ordering import percentile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +37,7 @@ def going_round(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64], span_
         usual = [float(np.median(later_ns[turn == k, rank])) for k in range(ranks)]
         best = int(np.argmax(usual))
         mine = turn == best
-        often = np.percentile(excess_ns[mine, rank], 100 * (1 - USUAL_SHARE)) > 0
+        often = percentile(excess_ns[mine, rank], 100 * (1 - USUAL_SHARE)) > 0
         if often and is_material(round(usual[best] * int(mine.sum()) * ranks), span_ns):
             own[rank] = best
     return own >= 0 if len(np.unique(own[own >= 0])) > 1 else none

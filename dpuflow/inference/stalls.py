@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.lateness import BEYOND, Entries, hand_overs, share_beyond
+from dpuflow.lateness import BEYOND, Entries, Tail, hand_overs
+from dpuflow.ordering import classes
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -41,22 +42,19 @@ def without_stalls(
     stalls = hand_overs(entries, instances, of_row)
     if not len(stalls):
         return own
-    beyond = stalls - np.median(stalls)
-    for each in np.unique(of_row[late]).tolist():
-        for endpoint in np.unique(entries.endpoint[late & (of_row == each)]).tolist():
-            mine = (of_row == each) & (entries.endpoint == endpoint)
-            rows = np.flatnonzero(mine & (amount > 0))
-            total = int((mine & (own.excess_ns != NEVER)).sum())
+    beyond = Tail(stalls - np.median(stalls))
+    for mine in classes(of_row, entries.endpoint):
+        if late[mine].any():
+            rows = mine[amount[mine] > 0]
+            total = int((own.excess_ns[mine] != NEVER).sum())
             least = _least_ns(np.sort(amount[rows]), total, beyond)
             amount[rows[amount[rows] < least]] = 0
     return replace(own, amount_ns=amount)
 
 
-def _least_ns(
-    amounts: NDArray[np.int64], total: int, stalls: NDArray[np.int64] | NDArray[np.float64]
-) -> float:
+def _least_ns(amounts: NDArray[np.int64], total: int, stalls: Tail) -> float:
     """From which of ``amounts``, in order, on there are more of them than stalls make in ``total``."""
-    once = share_beyond(stalls, amounts)
+    once = stalls.share_beyond(amounts)
     chance = _chance(len(amounts) - np.arange(len(amounts)), total, 1 - (1 - once) ** HAND_OVERS)
     sure = np.flatnonzero(chance < BEYOND)
     return float(amounts[sure[0]]) if len(sure) else float("inf")

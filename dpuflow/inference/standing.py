@@ -7,9 +7,8 @@ of how long work takes or scatters: of ranks that are alike each place is as lik
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import erfc, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass
-class Standing:
+class Standing(NamedTuple):
     """Per row of Entries; of ranks that are alike ``place`` is 0 on average."""
 
     place: NDArray[np.float64]  # -1/2: worked shortest of its collective's ranks, 1/2: longest

@@ -8,9 +8,8 @@ distances tells the steps apart (a token's work between the last layer and the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp, lgamma
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,8 +40,7 @@ SAMPLE = 8192
 """Repetitions that are looked at for longer pauses; later ones continue the pattern."""
 
 
-@dataclass
-class Steps:
+class Steps(NamedTuple):
     """The steps of one job; ``ends`` are rows of Entries: ``reference``'s last collective of each step."""
 
     endpoints: list[int]

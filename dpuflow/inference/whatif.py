@@ -9,9 +9,8 @@ A sender need not wait for its transfer to arrive.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,7 @@ REPRODUCED = 0.02
 """How far the replay with nothing changed may be off from the steps as they were."""
 
 
-@dataclass
-class Saving:
+class Saving(NamedTuple):
     """The typical step as it was, and without the late rank's excess."""
 
     step_ns: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     Ints = np.typing.NDArray[np.int64]
 
 
-@dataclass
-class Samples:
+class Samples(NamedTuple):
     """Packets seen by captures ``x`` and ``y``: stamps of each on its own clock, and the way they went."""
 
     x: int

@@ -6,8 +6,8 @@ Clock a capture and the map from its times to the reference's (``clockgraph`` es
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ MODES: Final = ("auto", "trust", "estimate")
 EARLY_SHARE: Final = 0.01  # of packets may arrive before they were sent on a clock that is trusted
 
 
-@dataclass
-class Check:
+class Check(NamedTuple):
     """How two clocks taken as one stand up: delays of packets either way on the raw stamps."""
 
     early: int  # packets that arrived before they were sent

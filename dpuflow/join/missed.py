@@ -35,7 +35,9 @@ def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
     loses AT_SENDER. Where the receiver's missed it, its arrival is its sending and the connection's usual
     way, between what arrived before and after.
     """
-    missed = np.isin(transfers["wire"], _WRITES) & ((transfers["flags"] & MessageFlag.GAP) != 0)
+    missed = (transfers["flags"] & MessageFlag.GAP) != 0
+    if missed.any():
+        missed &= np.isin(transfers["wire"], _WRITES)
     if not missed.any():
         return transfers
     _unstamped(captures, transfers)

@@ -7,9 +7,8 @@ volume 1, 9.7.2; TCP: 32 bits, RFC 9293), which come round again: time and order
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ REPEAT_BITS: Final = 8
 SAMPLE: Final = 256  # messages by which rounds are told apart
 
 
-@dataclass
-class Sightings:
+class Sightings(NamedTuple):
     """The messages of all captures in one row of columns; ``starts[c]`` is where capture c begins."""
 
     starts: Ints
@@ -119,8 +117,7 @@ def find_copies(captures: Sequence[CaptureTables]) -> dict[int, int]:
     return copies
 
 
-@dataclass
-class Ties:
+class Ties(NamedTuple):
     """Pairs of sightings of one message: rows of Sightings, ``a`` in the lower-numbered capture."""
 
     a: Ints

@@ -307,6 +307,8 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
             )
     for tables in captures:
         beyond = (tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)) != 0
+        if not beyond.any():
+            continue
         sends = beyond & np.isin(tables.messages["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
         if sends.any():
             limits.append(

@@ -23,7 +23,7 @@ from dpuflow.lateness.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.lateness.tails import BEYOND, hand_overs, share_beyond
+from dpuflow.lateness.tails import BEYOND, Tail, hand_overs
 from dpuflow.lateness.upper import Bounded, bound_above
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Entries",
     "Relative",
     "Rule",
+    "Tail",
     "against_others",
     "bound_above",
     "build_entries",
@@ -46,7 +47,6 @@ __all__ = [
     "previous_leave",
     "previous_row",
     "relate",
-    "share_beyond",
     "short_of_ranks",
     "weigh",
 ]

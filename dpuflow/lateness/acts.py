@@ -9,8 +9,7 @@ likewise. A rank that never acts cannot be seen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from dpuflow.lateness.places import Places
 
 
-@dataclass
-class Acts:
+class Acts(NamedTuple):
     """By row of Entries, whose columns of the same names these are."""
 
     enter_ns: NDArray[np.int64]

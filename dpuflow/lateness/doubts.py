@@ -34,7 +34,7 @@ from dpuflow.lateness.likely import likely_entries
 from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
-from dpuflow.lateness.tails import served_alike, worst_ns
+from dpuflow.lateness.tails import served_alike, tails, worst_ns
 from dpuflow.lateness.waiting import FAR_BEYOND, settle
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
@@ -70,7 +70,8 @@ def weigh(
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     packet_ns = packet_times(entries, columns)
     sends_after = entries.rule == Rule.AFTER_INPUT
-    entries = settle(entries, usual, of_row, packet_ns, FAR_BEYOND * trip_ns(columns))
+    tail = tails(entries, of_row)
+    entries = settle(entries, usual, of_row, tail, packet_ns, FAR_BEYOND * trip_ns(columns))
     late = late_to_inputs(entries, columns, instances)
     entries = replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
     entries = entries.marked(held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
@@ -110,7 +111,7 @@ def weigh(
     entries = replace(
         entries,
         spread_ns=spreads(exchanges, instances, entries, usual, of_row),
-        tail_ns=worst_ns(entries, exchanges, instances, of_row),
+        tail_ns=worst_ns(tail, entries, exchanges, instances),
     )
     entries = date_by_slots(entries, columns, instances)
     entries = replace(

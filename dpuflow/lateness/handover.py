@@ -11,19 +11,18 @@ made late scatter by it, and by how unevenly they compute.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.exchanges import there_ns
 from dpuflow.lateness.needs import started_ns
 from dpuflow.lateness.relative import against_others
-from dpuflow.ordering import Picked, lower_medians, order_within
+from dpuflow.ordering import Picked, classes, lower_medians, order_within, percentile, percentiles
 from dpuflow.schema import NEVER, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -160,8 +159,7 @@ def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDA
     return out
 
 
-@dataclass
-class Usual:
+class Usual(NamedTuple):
     """Per row of Entries what its group's hosts usually need from an input to the send that waited for it.
 
     NaN where nothing was measured in the whole capture.
@@ -182,7 +180,7 @@ def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
     out = np.full((3, len(entries.endpoint)), np.nan)
     by_sends = np.full(len(entries.endpoint), len(entries.waited) > 0)
     if len(entries.waited):
-        out[:] = np.percentile(entries.waited_ns, _LEVELS)[:, None]  # their ranks run on the same hosts
+        out[:] = _column(entries.waited_ns)  # their ranks run on the same hosts
     taken = middle_ranks(entries, of_row, entries.taken)
     streams = ~np.isnan(taken[0])
     out[:, streams], by_sends[streams] = taken[:, streams], False
@@ -190,7 +188,7 @@ def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
     for each in np.unique(group):
         values = entries.waited_ns[group == each]
         if len(values) >= FEWEST:
-            out[:, of_row == each] = np.percentile(values, _LEVELS)[:, None]
+            out[:, of_row == each] = _column(values)
             by_sends[of_row == each] = True
     return Usual(out[0], out[1], out[2], by_sends)
 
@@ -198,15 +196,28 @@ def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
 def middle_ranks(entries: Entries, of_row: NDArray[np.int64], times: Times) -> NDArray[np.float64]:
     """Per row the 50, 90, 95 % of ``times`` of the middle rank of its group, NaN without: (3, rows)."""
     out = np.full((3, len(entries.endpoint)), np.nan)
-    rows, ns = times
-    group, ends = of_row[rows], entries.endpoint[rows]
-    for each in np.unique(group):
-        ranks = [ns[(group == each) & (ends == end)] for end in np.unique(ends[group == each])]
-        found = [np.percentile(own, _LEVELS) for own in ranks if len(own) >= FEWEST]
-        if found:
-            found.sort(key=lambda own: float(own[0]))
-            out[:, of_row == each] = found[(len(found) - 1) // 2][:, None]
+    ranks: dict[int, list[NDArray[np.float64]]] = {}
+    for group, own in by_rank(entries, of_row, times):
+        ranks.setdefault(group, []).append(_column(own))
+    for group, found in ranks.items():
+        found.sort(key=lambda own: float(own[0, 0]))
+        out[:, of_row == group] = found[(len(found) - 1) // 2]
     return out
+
+
+def by_rank(
+    entries: Entries, of_row: NDArray[np.int64], times: Times
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each group (``of_row``) with those of ``times`` that one of its ranks took; of ranks with enough."""
+    rows, ns = times
+    group, end = of_row[rows], entries.endpoint[rows]
+    for places in classes(group, end):
+        if len(places) >= FEWEST:
+            yield int(group[places[0]]), ns[places]
+
+
+def _column(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.array(percentiles(values, _LEVELS))[:, None]
 
 
 def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> NDArray[np.int64]:
@@ -216,6 +227,8 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> ND
     slow reactions; and where no send was seen to wait for an input: GPUs do not wait for their host then.
     """
     held = np.zeros(len(entries.endpoint), np.int64)
+    if not usual.by_sends.any():
+        return held
     known = np.flatnonzero((exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER))
     to = exchanges["dst"][known].astype(np.int64)
     order = order_within(exchanges["arrived_ns"][known], to)
@@ -256,7 +269,7 @@ def posting_ns(exchanges: Rows, instances: Sequence[Instance], entries: Entries)
             for end in instances[number].near or ():
                 own = begun[(rows["src"] == end) & (begun != NEVER)]
                 spans.append(int(own.max() - own.min()) if len(own) else 0)
-        slow = round(float(np.percentile(spans or [0], 95)))
+        slow = round(percentile(np.array(spans or [0]), 95))
         for number in numbers:
             first = int(entries.offsets[number])
             near = instances[number].near or frozenset()
@@ -362,15 +375,17 @@ def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: NDArray[np.
     where no rank has enough entries.
     """
     sigma = []
-    for endpoint in np.unique(entries.endpoint[mine]):
-        own = mine & (entries.endpoint == endpoint)
-        quiet = own & (entries.held_ns == 0)
-        own = quiet if quiet.sum() >= FEWEST else own
-        if own.sum() >= FEWEST:
-            low, middle, high = np.percentile(offset[own], (25, 50, 75))
+    rows = np.flatnonzero(mine)
+    ranks = classes(entries.endpoint[rows])
+    for places in ranks:
+        own = rows[places]
+        quiet = own[entries.held_ns[own] == 0]
+        own = quiet if len(quiet) >= FEWEST else own
+        if len(own) >= FEWEST:
+            low, middle, high = percentiles(offset[own], (25, 50, 75))
             sigma.append(min(middle - low, high - middle) / QUARTER)
     if not sigma:
         return float("nan")
     # An offset scatters by the rank's own hand-over and by that of the others' median; two ranks by two.
-    others = max(len(np.unique(entries.endpoint[mine])) - 1, 1)
+    others = max(len(ranks) - 1, 1)
     return float(NINETY_FIVE * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * np.median(sigma))

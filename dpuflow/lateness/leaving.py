@@ -10,8 +10,8 @@ would make late ranks of busy hosts. libfabric's sends end with their ACK, too: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ CREDIT_TRIPS = 3.0
 """Round trips of messages within which data may have left because its credit had come."""
 
 
-@dataclass
-class Leaves:
+class Leaves(NamedTuple):
     """By row of Entries, whose columns of the same names these are."""
 
     leave_ns: NDArray[np.int64]

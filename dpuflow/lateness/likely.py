@@ -11,9 +11,9 @@ that it was the first to stand for: the delay of others is seen once more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,7 @@ def links_to(algorithm: Algorithm, n: int, root: int) -> Mapping[tuple[Edge, int
     return found
 
 
-@dataclass
-class Pace:
+class Pace(NamedTuple):
     """What is usual in like collectives: of a link, by how much one may be slower; of posting sends."""
 
     middle_ns: float | None

@@ -7,9 +7,8 @@ message that was cut into segments needs the same segment of its input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,8 +29,7 @@ EXPLAINED = 0.9
 """A schedule that a tenth of the messages contradict is not what ran."""
 
 
-@dataclass
-class Needs:
+class Needs(NamedTuple):
     """Parallel to ``rows``, the EXCHANGE rows of all collectives one after the other."""
 
     rows: NDArray[np.int64]
@@ -59,11 +57,11 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     base = np.r_[0, np.cumsum(counts)]
     picked = Picked.exchanges(exchanges, rows)
     # Each edge's messages in the order in which they were sent; grants may come in any order.
-    turn = np.empty(len(rows), np.int64)
-    turn[np.argsort(started_ns(picked), kind="stable")] = np.arange(len(rows))
-    columns = (picked["src"], picked["dst"], picked["connection"], turn)
+    order = order_within(started_ns(picked), of)
+    columns = (picked["src"][order], picked["dst"][order], picked["connection"][order])
     edges = packed(*columns)
-    order = np.lexsort((*columns[::-1], of)) if edges is None else order_within(edges, of)
+    by_edge = np.lexsort((*columns[::-1], of)) if edges is None else order_within(edges, of)
+    order = order[by_edge]
     src, dst = picked["src"][order].astype(np.int64), picked["dst"][order].astype(np.int64)
     line = picked["connection"][order]
     split = np.zeros(len(instances), bool)  # an edge runs over several connections: their order is not known
@@ -122,8 +120,7 @@ def started_ns(exchanges: Rows | Picked) -> NDArray[np.int64]:
     return np.where(exchanges["offer_ns"] != NEVER, exchanges["offer_ns"], exchanges["data_ns"])
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """Messages of a schedule edge by edge, each edge's in order; arcs between them."""
 
     src: NDArray[np.int64]

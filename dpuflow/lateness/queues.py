@@ -12,8 +12,7 @@ they were.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,8 +34,7 @@ FAR_BEYOND = 3.0
 """Times the slowest usual reaction (95th percentile) after which a call had not queued for a free worker."""
 
 
-@dataclass
-class Queued:
+class Queued(NamedTuple):
     """Per row of Entries."""
 
     rows: NDArray[np.bool_]  # may have queued

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ FAR_BEYOND: Final = 3.0
 """Times a slow reaction (95th percentile) beyond which a host was not at it."""
 
 
-@dataclass
-class Relative:
+class Relative(NamedTuple):
     """Lateness of each row of Entries: ``lateness_ns`` (NEVER where unobservable), its bound and error.
 
     ``error_ns`` is half of a 95 % interval, NEVER where nothing in the capture tells it. Bounds are the wider

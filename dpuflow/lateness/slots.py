@@ -19,6 +19,7 @@ import numpy as np
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST
 from dpuflow.lateness.passing import SLOTS, messages_ahead
+from dpuflow.ordering import percentile
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instan
     line = _line(exchanges, rows)
     order = np.argsort(line, kind="stable")
     parts = np.split(waited[order], np.flatnonzero(np.diff(line[order])) + 1)
-    quick = [float(np.percentile(part, QUICK)) for part in parts if len(part) >= FEWEST]
+    quick = [percentile(part, QUICK) for part in parts if len(part) >= FEWEST]
     if quick:
         out = ahead & (entries.credit_ns <= FAR_BEYOND * min(quick))
     return out
@@ -156,7 +157,7 @@ def late_to_inputs(entries: Entries, exchanges: Picked, instances: Sequence[Inst
     for at in np.split(order, np.flatnonzero(new) + 1):
         if len(at) >= FEWEST:
             mine = rows[at]
-            limit = FAR_BEYOND * (np.percentile(entries.moved_ns[mine], QUICK) + worst[at])
+            limit = FAR_BEYOND * (percentile(entries.moved_ns[mine], QUICK) + worst[at])
             idle = entries.unmoved_ns[mine]
             credit = entries.credit_ns[mine]
             out[mine] = np.where(credit != NEVER, np.minimum(idle, credit), idle) > limit
@@ -251,7 +252,7 @@ def _quick(lines: Lines, sure: NDArray[np.bool_], samples: tuple[Ints, Ints]) ->
     order = np.argsort(line, kind="stable")
     for at in np.split(order, np.flatnonzero(np.diff(line[order])) + 1):
         if len(at) >= FEWEST:
-            out[lines.line == line[at[0]]] = np.percentile(waited[at], QUICK)
+            out[lines.line == line[at[0]]] = percentile(waited[at], QUICK)
     return out
 
 
@@ -302,9 +303,9 @@ def _of_hosts(endpoint: Ints, posted: tuple[Ints, Ints], level: float) -> NDArra
     out = np.full(len(endpoint), np.nan)
     whose, apart = posted
     if len(apart) >= FEWEST:
-        out[:] = np.percentile(apart, level)
+        out[:] = percentile(apart, level)
     for each in np.unique(endpoint):
         own = apart[whose == each]
         if len(own) >= FEWEST:
-            out[endpoint == each] = np.percentile(own, level)
+            out[endpoint == each] = percentile(own, level)
     return out

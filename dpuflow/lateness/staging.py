@@ -57,7 +57,8 @@ def slot_free_ns(
     many messages.
     """
     line, start = picked["connection"][rows].astype(np.int64), picked["data_ns"][rows]
-    order = np.lexsort((start, line, of[rows]))
+    order = order_within(start, of[rows])
+    order = order[order_within(np.zeros_like(order), line[order])]
     ordered, before = rows[order], order[:-slots]
     free = np.full(len(rows), NEVER)
     same = (line[order][slots:] == line[before]) & (of[ordered[slots:]] == of[rows[before]])

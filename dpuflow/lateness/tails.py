@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.lateness.handover import FEWEST
+from dpuflow.lateness.handover import FEWEST, by_rank
+from dpuflow.ordering import percentile
 from dpuflow.schema import Wire
 
 if TYPE_CHECKING:
@@ -38,25 +39,28 @@ def tail_ns(values: NDArray[np.int64]) -> float:
     """
     if len(values) < FEWEST:
         return float("nan")
-    high = float(np.percentile(values, _LEVEL))
-    excess = float((values[values > high] - high).mean()) if (values > high).any() else 0.0
+    high = percentile(values, _LEVEL)
+    beyond = values[values > high]
+    excess = float((beyond - high).mean()) if len(beyond) else 0.0
     return high + excess * float(np.log((1 - _LEVEL / 100) / BEYOND))
 
 
-def share_beyond(
-    values: NDArray[np.int64] | NDArray[np.float64], least_ns: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Which share of such values lies beyond each of ``least_ns``, by the same tail."""
-    ordered = np.sort(values)
-    high = float(np.percentile(ordered, _LEVEL))
-    beyond = ordered[ordered > high]
-    excess = float((beyond - high).mean()) if len(beyond) else 0.0
-    counted = 1 - np.searchsorted(ordered, least_ns, "right") / len(ordered)
-    if not excess:
-        return counted
-    return np.where(
-        least_ns > high, (1 - _LEVEL / 100) * np.exp(np.minimum(high - least_ns, 0) / excess), counted
-    )
+class Tail:
+    """Which share of values lies how far out: as counted, and far out by the same tail."""
+
+    def __init__(self, values: NDArray[np.int64] | NDArray[np.float64]) -> None:
+        self.ordered = np.sort(values)
+        self.high = percentile(self.ordered, _LEVEL)
+        beyond = self.ordered[self.ordered > self.high]
+        self.excess = float((beyond - self.high).mean()) if len(beyond) else 0.0
+
+    def share_beyond(self, least_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Which share of such values lies beyond each of ``least_ns``."""
+        counted = 1 - np.searchsorted(self.ordered, least_ns, "right") / len(self.ordered)
+        if not self.excess:
+            return counted
+        far = (1 - _LEVEL / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
+        return np.where(least_ns > self.high, far, counted)
 
 
 def hand_overs(
@@ -73,20 +77,18 @@ def hand_overs(
     last = ring[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
     found = [entries.waited_ns]
     for times in (entries.taken, (rows[last], ns[last])):
-        for each in np.unique(of_row[times[0]]).tolist():
-            found += [_middle_rank(entries, of_row, each, times)]
+        found += _middle_ranks(entries, of_row, times).values()
     every = np.concatenate(found)
     return every if len(every) >= FEWEST else every[:0]
 
 
-def _middle_rank(entries: Entries, of_row: NDArray[np.int64], group: int, times: Times) -> NDArray[np.int64]:
-    """Those of ``times`` that the middle one of a group's ranks took, by their tails; none with too few."""
-    rows, ns = times
-    here = of_row[rows] == group
-    ends, values = entries.endpoint[rows[here]], ns[here]
-    ranks = [values[ends == end] for end in np.unique(ends)]
-    ranks = sorted((own for own in ranks if len(own) >= FEWEST), key=tail_ns)
-    return ranks[(len(ranks) - 1) // 2] if ranks else ns[:0]
+def _middle_ranks(entries: Entries, of_row: NDArray[np.int64], times: Times) -> dict[int, NDArray[np.int64]]:
+    """For each group those of ``times`` that the middle one of its ranks took, by their tails; of ranks with
+    enough of them."""
+    ranks: dict[int, list[NDArray[np.int64]]] = {}
+    for group, own in by_rank(entries, of_row, times):
+        ranks.setdefault(group, []).append(own)
+    return {group: sorted(found, key=tail_ns)[(len(found) - 1) // 2] for group, found in ranks.items()}
 
 
 def tails(entries: Entries, of_row: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -97,23 +99,24 @@ def tails(entries: Entries, of_row: NDArray[np.int64]) -> NDArray[np.float64]:
     little has the sends of all.
     """
     out = np.full(len(entries.endpoint), np.nan)
+    middle = [_middle_ranks(entries, of_row, times) for times in (entries.taken, entries.between)]
+    group = of_row[entries.waited]
     for each in np.unique(of_row).tolist():
-        own = entries.waited_ns[of_row[entries.waited] == each]
-        samples = (own, *(_middle_rank(entries, of_row, each, t) for t in (entries.taken, entries.between)))
+        samples = [entries.waited_ns[group == each], *(found[each] for found in middle if each in found)]
         told = [sample for sample in (*samples, entries.waited_ns) if len(sample) >= FEWEST]
         out[of_row == each] = tail_ns(told[0]) if told else np.nan
     return out
 
 
 def worst_ns(
-    entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: NDArray[np.int64]
+    tail: NDArray[np.float64], entries: Entries, exchanges: Rows, instances: Sequence[Instance]
 ) -> NDArray[np.int64]:
-    """Per row what to allow for, whole ns: ``tails`` where a thread like NCCL's proxy serves all alike.
+    """Per row what to allow for, whole ns: its ``tail`` where a thread like NCCL's proxy serves all alike.
 
     In Open MPI the caller itself sends, an entry wakes nobody up, and reactions say nothing of it; Gloo wakes
     other threads for a call than for a message. 0 there.
     """
-    found = np.nan_to_num(tails(entries, of_row), nan=0.0).round().astype(np.int64)
+    found = np.nan_to_num(tail, nan=0.0).round().astype(np.int64)
     return np.where(served_alike(entries, exchanges, instances), found, 0)
 
 

@@ -11,8 +11,8 @@ was one which nobody leaves before all have entered. Nobody is judged by these b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ TYING: Final = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, 
 """Operations that no rank leaves before all have entered: each needs something of everyone."""
 
 
-@dataclass
-class Bounded:
+class Bounded(NamedTuple):
     """Entries and lateness with upper bounds; ``later_ns``: for rows that may have been the last, how much
     later than all ranks whose entries are known they, or others that they wait for, are likely to have
     entered, where that is beyond the noise; NEVER for others.
@@ -55,7 +54,7 @@ def bound_above(
     ``noise_ns``: how far entries of each row's group differ by chance.
     """
     later = np.full(len(entries.rule), NEVER)
-    relative = replace(relative, lateness_ns=cautious(entries, relative, short))
+    relative = relative._replace(lateness_ns=cautious(entries, relative, short))
     numbers = np.flatnonzero(short & entries.whole[entries.offsets[:-1]])
     if not len(numbers):
         return Bounded(entries, relative, later)

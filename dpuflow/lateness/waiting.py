@@ -14,7 +14,8 @@ import numpy as np
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST, middle_ranks
 from dpuflow.lateness.relative import medians
-from dpuflow.lateness.tails import tail_ns, tails
+from dpuflow.lateness.tails import tail_ns
+from dpuflow.ordering import classes, percentile, percentiles
 from dpuflow.schema import NEVER, NONE32
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def settle(
     entries: Entries,
     usual: Usual,
     of_row: NDArray[np.int64],
+    tail: NDArray[np.float64],
     packet_ns: NDArray[np.float64] | float = 0.0,
     trips_ns: float = float("nan"),
 ) -> Entries:
@@ -41,7 +43,7 @@ def settle(
     acts far later had not entered when the input came: its entry is exact. One that sends within that
     reaction to its credit may have waited for the credit, but only if it can have been there before: not if
     from leaving its last collective to the credit there was less time than any rank's work takes. Where no
-    reaction was ever seen, a few round trips (``trips_ns``) stand for it.
+    reaction was ever seen, a few round trips (``trips_ns``) stand for it. ``tail``: see ``tails``.
     """
     rule = entries.rule.copy()
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
@@ -59,7 +61,7 @@ def settle(
         limit = FAR_BEYOND * slowest
         limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Of hosts that stall now and then so late an act is no evidence yet.
-        worst = np.fmax(tails(entries, of_row), _worst_of_others(entries, waiting & nccl, of_row))
+        worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
         limit = np.where(nccl, np.fmax(limit, worst), limit)
         # Its input may have come long before its credit.
         idle = np.where(
@@ -116,16 +118,16 @@ def _slowest_of_others(
     """
     out, least = np.full(len(waiting), np.nan), np.full(len(waiting), np.inf)
     if len(entries.granted_data_ns) >= FEWEST:
-        out[:] = least[:] = np.percentile(entries.granted_data_ns, 95)
+        out[:] = least[:] = percentile(entries.granted_data_ns, 95)
     elif len(entries.next_send_ns) >= FEWEST:
         # That wakes nobody up, so even far more than that is usual.
-        out[:] = FAR_BEYOND * np.percentile(entries.next_send_ns, 95)
+        out[:] = FAR_BEYOND * percentile(entries.next_send_ns, 95)
     for each in np.unique(of_row[waiting]):
         mine = np.flatnonzero(waiting & (of_row == each))
         for endpoint in np.unique(entries.endpoint[mine]):
             own = entries.endpoint[mine] == endpoint
             if (~own).sum() >= FEWEST:
-                out[mine[own]] = np.percentile(entries.unmoved_ns[mine[~own]], 95)
+                out[mine[own]] = percentile(entries.unmoved_ns[mine[~own]], 95)
     return np.asarray(np.minimum(out, least), np.float64)
 
 
@@ -141,14 +143,14 @@ def _quickest_of_others(
     out = np.full(len(waiting), np.nan)
     for each in np.intersect1d(of_row[waiting], of_row[entries.between[0]]):
         mine = np.flatnonzero(waiting & (of_row == each))
-        own = {end: mine[entries.endpoint[mine] == end] for end in np.unique(entries.endpoint[mine]).tolist()}
+        own = [mine[places] for places in classes(entries.endpoint[mine])]
         usual = [
-            (*np.percentile(entries.moved_ns[rows], (50, 95)).tolist(), end)
-            for end, rows in own.items()
+            (*percentiles(entries.moved_ns[rows], (50, 95)), rank)
+            for rank, rows in enumerate(own)
             if len(rows) >= FEWEST
         ]
-        for end, rows in own.items():
-            others = [(middle, most) for middle, most, other in usual if other != end]
+        for rank, rows in enumerate(own):
+            others = [(middle, most) for middle, most, other in usual if other != rank]
             if others:
                 middle, most = min(others)
                 out[rows] = most + FAR_BEYOND * (most - middle)
@@ -165,12 +167,12 @@ def _worst_of_others(
     out = np.full(len(waiting), np.nan)
     for each in np.unique(of_row[waiting]):
         mine = np.flatnonzero(waiting & (of_row == each))
-        ends = entries.endpoint[mine]
-        worst = {end: tail_ns(entries.moved_ns[mine[ends == end]]) for end in np.unique(ends).tolist()}
-        for end in worst:
-            others = sorted(ns for other, ns in worst.items() if other != end and not np.isnan(ns))
+        own = [mine[places] for places in classes(entries.endpoint[mine])]
+        worst = [tail_ns(entries.moved_ns[rows]) for rows in own]
+        for rank, rows in enumerate(own):
+            others = sorted(ns for other, ns in enumerate(worst) if other != rank and not np.isnan(ns))
             if others:
-                out[mine[ends == end]] = others[(len(others) - 1) // 2]
+                out[rows] = others[(len(others) - 1) // 2]
     return out
 
 
@@ -198,8 +200,9 @@ def _keeps_to_input(
             rows = mine[entries.endpoint[mine] == endpoint]
             if len(rows) >= FEWEST:
                 after, work, beside = (
-                    float(np.subtract(*np.percentile(times[rows], (75, 25))))
+                    high - low
                     for times in (entries.unmoved_ns, worked, longer)
+                    for low, high in (percentiles(times[rows], (25, 75)),)
                 )
                 own = min(work, beside)
                 # Of its first collective it is not known when it had left: it is no other rank there.

@@ -10,8 +10,7 @@ Sources of the libraries' headers: ``sends``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-@dataclass
-class Said:
+class Said(NamedTuple):
     """Offers, grants and what says that an offer was read, as parallel arrays."""
 
     row: Ints  # of MESSAGE
