@@ -90,7 +90,7 @@ def open_ring(lanes: Sequence[Lane], captured: AbstractSet[int], slot: int, rank
         if fits is not None:
             found = {key: fits[key] + found[key] for key in fits.keys() & found.keys()}
         fits = found
-    if not fits or (len(arcs) > 1 and not _meet(lanes, arcs)):
+    if not fits or (len(arcs) > 1 and not meet(lanes, arcs)):
         return None
     kept = _by_content(list(fits.values()), channels, slices)
     if not kept:
@@ -193,8 +193,8 @@ def _matched(came: list[Lane], goes: list[Lane], slices: int) -> list[Lane]:
     return [goes[found[i] if i in found else left.pop(0)] for i in range(len(came))]
 
 
-def _meet(lanes: Sequence[Lane], arcs: list[list[int]]) -> bool:
-    """Whether no arc is through before all others have begun: nobody leaves before everybody has entered."""
+def meet(lanes: Sequence[Lane], arcs: list[list[int]]) -> bool:
+    """Whether no arc is through before all others have begun: nobody leaves before all have entered."""
     begins, ends = [], []
     for arc in arcs:
         mine = [lane for lane in lanes if lane.src in arc]

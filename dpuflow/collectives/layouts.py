@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.collectives.arcs import open_ring
+from dpuflow.collectives.branches import chunked, open_trees, waits, whole_trees
 from dpuflow.collectives.nccl import (
     BROADCAST_CHAIN,
     REDUCE_CHAIN,
-    double_tree,
     looped_ring,
     pat,
     pat_dimensions,
-    some_trees,
-    tree_all_reduce,
 )
 from dpuflow.collectives.protocols import LL, LL128
 from dpuflow.collectives.rails import rail_ring, rails_of
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema import Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.algorithms import Algorithm
 
-WAITS: Final = 0.9
-"""Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
-seen where captures lost packets."""
 PASSED: Final = 0.9
 """Share of messages that must agree on what ranks do with what they receive: messages that were sent again or
 lost from a capture may be told wrongly."""
@@ -124,9 +119,16 @@ def layout_of(
         ring = open_ring(lanes, near, slot, among)
         if ring is not None:
             return Layout(*ring[:4], alike=ring.alike, tails=ring.tails, among=ring.ranks)
+        if not near >= set(members):
+            trees = open_trees(lanes, members, near)
+            if trees is not None:
+                return Layout(Op.ALL_REDUCE, trees.algorithm, members, trees.size, tails=trees.channels)
     found = _by_endpoints(lanes, members, slot)
-    if found is not None and near is not None and found.algorithm.name == "chain":
-        return found if _passes_at_once(lanes, near) else None
+    if found is not None and near is not None and not near >= set(members):
+        if found.algorithm.name == "tree":
+            return None  # it takes all edges for seen
+        if found.algorithm.name == "chain":
+            return found if _passes_at_once(lanes, near) else None
     # NICs that several GPUs share: more ranks than endpoints.
     return found or _railed(lanes, members, nodes, slot)
 
@@ -170,7 +172,7 @@ def _passes_at_once(lanes: Sequence[Lane], captured: AbstractSet[int]) -> bool:
     wait for nothing, so not all of a ring's do."""
     for came in lanes:
         mine = [goes for goes in lanes if goes.src == came.dst and goes.kind == came.kind]
-        if came.dst in captured and mine and not any(_waits(goes, came) for goes in mine):
+        if came.dst in captured and mine and not any(waits(goes, came) for goes in mine):
             return False
     return True
 
@@ -313,19 +315,12 @@ def _gathered(chunks: NDArray[np.int64], slot: int) -> int | None:
 # -- chunk by chunk: chains and trees ----------------------------------------------------------
 
 
-def _chunked(lanes: Sequence[Lane]) -> bool:
-    """Whether all messages of each lane are of one size, but for a shorter last one."""
-    return all(
-        (lane.sizes[:-1] == lane.sizes[0]).all() and 0 < lane.sizes[-1] <= lane.sizes[0] for lane in lanes
-    )
-
-
 def _chain(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
     """Broadcast, or reduce the other way round: every rank but the last sends to the next one."""
     after = {lane.src: lane.dst for lane in lanes}
     pairs = {lane[:2] for lane in lanes}
     heads = [end for end in members if end not in after.values()]
-    if len(pairs) != len(after) or len(pairs) != len(members) - 1 or len(heads) != 1 or not _chunked(lanes):
+    if len(pairs) != len(after) or len(pairs) != len(members) - 1 or len(heads) != 1 or not chunked(lanes):
         return None
     order = [heads[0]]
     while order[-1] in after:
@@ -346,69 +341,10 @@ def _chain(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
 
 
 def _trees(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
-    n = len(members)
-    channels, rest = divmod(len(lanes), 2 * (n - 1))
-    if rest or not _chunked(lanes):
+    found = whole_trees(lanes, members)
+    if found is None:
         return None
-    ways: dict[tuple[int, int], list[int]] = {}
-    kinds = [lane.kind for lane in lanes]
-    for number in sorted(range(len(lanes)), key=lambda i: kinds[i]):
-        ways.setdefault(lanes[number][:2], []).append(number)
-    edges = []  # child, parent
-    for (a, b), forth in ways.items():
-        back = ways.get((b, a), [])
-        if [lanes[i].kind for i in forth] != [lanes[i].kind for i in back]:
-            return None
-        if a < b:
-            oriented = _oriented(lanes, forth, back)
-            if oriented is None:
-                return None
-            edges += oriented
-    algorithm = _known_trees(edges, channels, members) or some_trees(
-        tuple(sorted((members.index(child), members.index(parent)) for child, parent in set(edges)))
-    )
-    total = sum(int(lane.sizes.sum()) for lane in lanes)
-    if total % (2 * (n - 1)):
-        return None
-    return Layout(Op.ALL_REDUCE, algorithm, members, total // (2 * (n - 1)), tails=channels)
-
-
-def _oriented(lanes: Sequence[Lane], forth: list[int], back: list[int]) -> list[tuple[int, int]] | None:
-    """(child, parent) of each of an edge's channels, None where neither way waits for the other."""
-    edges, left = [], list(back)
-    for one in forth:
-        for other in left:
-            if lanes[one].kind != lanes[other].kind:
-                continue
-            up = next((u for u, down in ((one, other), (other, one)) if _waits(lanes[down], lanes[u])), None)
-            if up is not None:
-                left.remove(other)
-                edges.append((lanes[up].src, lanes[up].dst))
-                break
-        else:
-            return None
-    return edges
-
-
-def _waits(down: Lane, up: Lane) -> bool:
-    """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
-    known = (down.starts != NEVER) & (up.arrivals != NEVER)
-    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= WAITS)
-
-
-def _known_trees(edges: list[tuple[int, int]], channels: int, members: list[int]) -> Algorithm | None:
-    """NCCL's trees over ``members``, where they have these (child, parent): half of the channels each."""
-    first, second = double_tree(len(members))
-    for trees in ([first] * -(-channels // 2) + [second] * (channels // 2), [first] * channels):
-        wanted = [
-            (members[child], members[parent])
-            for parents in trees
-            for child, parent in enumerate(parents)
-            if parent >= 0
-        ]
-        if sorted(wanted) == sorted(edges):
-            return tree_all_reduce(tuple(dict.fromkeys(trees)))
-    return None
+    return Layout(Op.ALL_REDUCE, found.algorithm, members, found.size, tails=found.channels)
 
 
 # -- PAT -------------------------------------------------------------------------------------

@@ -96,8 +96,10 @@ class Instance:
         sends, grants = first_acts(self.algorithm, n, self.root or 0)
         # Where several send to one at once, data waits its turn in the network: its arrival dates no entry.
         alone = {seat for seat in captured if len(grants.get(seat, ())) < 2}
+        starters = self.algorithm.starters
+        free = set(seats) if starters is None else starters(n, self.root or 0)
         return (
-            [row for row in hidden if sends.get(seats[row]) not in alone],
+            [row for row in hidden if sends.get(seats[row]) not in alone or seats[row] not in free],
             [row for row in hidden if captured.isdisjoint(grants.get(seats[row], ()))],
         )
 

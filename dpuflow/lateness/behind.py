@@ -218,7 +218,9 @@ def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual
             for place, sign in shown.items():
                 at = seen.row + place
                 if open_[at] and sign.alone and sign.beyond_ns(hop) > 0:
-                    rule[at], enter[at], act[at] = Rule.BEHIND, sign.when, sign.row
+                    # What NCCL's ranks pass on streams through GPUs, proxies and slots that nobody saw.
+                    rule[at] = Rule.WAITED if seen.allowed else Rule.BEHIND
+                    enter[at], act[at] = sign.when, sign.row
                     way[at] = max(int(way[at]), 0) + round(hop * (sign.links - 1))
                     leave[at] = max(int(leave[at]), sign.when)
     return replace(entries, rule=rule, enter_ns=enter, act=act, way_ns=way, leave_ns=leave)

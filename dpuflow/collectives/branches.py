@@ -1,0 +1,178 @@
+"""NCCL's trees: lanes that pass chunks up and down again, at all nodes or at some.
+
+In: the lanes of one operation. Out: its trees and the bytes of the buffer as on the wire, or None where they
+are none. On a tree's edge what comes down waits for what went up. Which ranks are next to each other follows
+from their number (``nccl.double_tree``): half of the channels each.
+
+Where only some nodes were captured, the edges at these are seen. A captured rank passes every channel's part
+of the buffer up to its parent in that channel's tree, but for the channels of which it is the root: there
+what comes up ends, and nothing that goes up waits for it. So each one tells the bytes by itself. Who else
+there is remains open, unless the edges seen are all that NCCL's trees of the ranks seen have.
+NCCL 2.30 src/graph/trees.cc, src/device/all_reduce.h (runTreeSplit).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dpuflow.collectives.arcs import meet
+from dpuflow.collectives.nccl import double_tree, some_trees, tree_all_reduce
+from dpuflow.collectives.rails import rails_of
+from dpuflow.schema import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+
+    from dpuflow.collectives.algorithms import Algorithm
+    from dpuflow.collectives.layouts import Lane
+
+WAITS: Final = 0.9
+"""Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
+seen where captures lost packets."""
+
+
+class Trees(NamedTuple):
+    """``size``: bytes of the buffer as on the wire, None where ranks tell differently."""
+
+    algorithm: Algorithm
+    size: int | None
+    channels: int
+
+
+class _Link(NamedTuple):
+    """One channel of an edge."""
+
+    up: Lane
+    down: Lane
+
+
+def chunked(lanes: Sequence[Lane]) -> bool:
+    """Whether all messages of each lane are of one size, but for a shorter last one."""
+    return all(
+        (lane.sizes[:-1] == lane.sizes[0]).all() and 0 < lane.sizes[-1] <= lane.sizes[0] for lane in lanes
+    )
+
+
+def waits(down: Lane, up: Lane) -> bool:
+    """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
+    known = (down.starts != NEVER) & (up.arrivals != NEVER)
+    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= WAITS)
+
+
+def whole_trees(lanes: Sequence[Lane], members: list[int]) -> Trees | None:
+    """The trees that ``lanes`` make of all ``members``."""
+    n = len(members)
+    channels, rest = divmod(len(lanes), 2 * (n - 1))
+    links = None if rest else _links(lanes)
+    if links is None:
+        return None
+    edges = [(link.up.src, link.up.dst) for link in links]
+    total = sum(int(lane.sizes.sum()) for lane in lanes)
+    if total % (2 * (n - 1)):
+        return None
+    algorithm = _known(edges, channels, members) or _some(edges, members)
+    return Trees(algorithm, total // (2 * (n - 1)), channels)
+
+
+def open_trees(lanes: Sequence[Lane], members: list[int], captured: AbstractSet[int]) -> Trees | None:
+    """The trees of which ``lanes`` are the edges at the ``captured`` ones of ``members``."""
+    own = captured & set(members)
+    parts = [sorted({end for lane in part for end in lane[:2]}) for part in rails_of(lanes)]
+    links = _links(lanes) if all(captured & set(lane[:2]) for lane in lanes) else None
+    if links is None or (len(parts) > 1 and not meet(lanes, parts)):
+        return None
+    told = [_passed_up(rank, links) for rank in own]
+    if any(each is None for each in told):
+        return None
+    sizes, channels = {each[0] for each in told if each}, {each[1] for each in told if each}
+    edges = [(link.up.src, link.up.dst) for link in links]
+    count = max(channels)
+    # On one channel any inner rank looks like the root of fewer ranks.
+    known = _known(edges, count, members) if len(channels) == 1 and count > 1 else None
+    return Trees(known or _some(edges, members), sizes.pop() if len(sizes) == 1 else None, count)
+
+
+def _passed_up(rank: int, links: Sequence[_Link]) -> tuple[int, int] | None:
+    """Bytes of all channels at a captured rank, and how many channels; None where that makes no trees."""
+    up = [link.up for link in links if link.up.src == rank]
+    below: dict[int, list[Lane]] = {}
+    for link in links:
+        if link.up.dst == rank:
+            below.setdefault(link.up.src, []).append(link.up)
+    most = max(map(len, below.values()), default=0)
+    root = [
+        (child, lane)
+        for child, mine in below.items()
+        for lane in mine
+        if not any(each.kind == lane.kind and waits(each, lane) for each in up)
+    ]
+    if not root and most >= max(len(up), 2):
+        # It is late as a rule, so that all it sends comes after all it gets. But an inner rank has a parent
+        # on all channels, and children on half of them.
+        root = [(child, lane) for child, mine in below.items() if len(mine) == most for lane in mine]
+    if len({child for child, _ in root}) > 1:
+        return None  # NCCL's roots have one child
+    ends = [lane for _, lane in root]
+    return sum(int(lane.sizes.sum()) for lane in (*up, *ends)), len(up) + len(ends)
+
+
+def _links(lanes: Sequence[Lane]) -> list[_Link] | None:
+    """The channels of all edges; None where one has not as many both ways, one waiting for the other."""
+    if not chunked(lanes):
+        return None
+    ways: dict[tuple[int, int], list[Lane]] = {}
+    for lane in sorted(lanes, key=lambda lane: lane.kind):
+        ways.setdefault(lane[:2], []).append(lane)
+    links: list[_Link] = []
+    for (a, b), forth in ways.items():
+        back = ways.get((b, a), [])
+        if [lane.kind for lane in forth] != [lane.kind for lane in back]:
+            return None
+        if a < b:
+            found = _oriented(forth, back)
+            if found is None:
+                return None
+            links += found
+    return links
+
+
+def _oriented(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
+    """An edge's channels, None where neither way waits for the other."""
+    links: list[_Link] = []
+    left = list(range(len(back)))
+    for one in forth:
+        for number in left:
+            other = back[number]
+            if one.kind != other.kind:
+                continue
+            link = next((_Link(u, d) for u, d in ((one, other), (other, one)) if waits(d, u)), None)
+            if link is not None:
+                left.remove(number)
+                links.append(link)
+                break
+        else:
+            return None
+    return links
+
+
+def _known(edges: list[tuple[int, int]], channels: int, members: list[int]) -> Algorithm | None:
+    """NCCL's trees over ``members``, where they have these (child, parent): half of the channels each."""
+    first, second = double_tree(len(members))
+    for trees in ([first] * -(-channels // 2) + [second] * (channels // 2), [first] * channels):
+        wanted = [
+            (members[child], members[parent])
+            for parents in trees
+            for child, parent in enumerate(parents)
+            if parent >= 0
+        ]
+        if sorted(wanted) == sorted(edges):
+            return tree_all_reduce(tuple(dict.fromkeys(trees)))
+    return None
+
+
+def _some(edges: list[tuple[int, int]], members: list[int]) -> Algorithm:
+    """Trees with these (child, parent), of which no more is known."""
+    return some_trees(
+        tuple(sorted((members.index(child), members.index(parent)) for child, parent in set(edges)))
+    )
