@@ -44,7 +44,18 @@ class _Line:
 def striped(granted: NDArray[np.int64], written: NDArray[np.int64]) -> bool:
     """Whether queue pairs may share connections, from the entries and WRITEs of each way of each: some have
     none of the entries, and some more than they carry."""
-    return bool(((granted == 0) & (written > 0)).any() and (granted > written + AHEAD).any())
+    bare = (granted == 0) & (written > 0)
+    return bool(bare.any() and _rich(granted, written, bare).any())
+
+
+def _rich(
+    granted: NDArray[np.int64], written: NDArray[np.int64], bare: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Ways with more entries than messages: more than may be out at a capture's end, or fewer, where one of
+    those that are ``bare`` carries as many messages, or one less, for queue pairs take turns."""
+    turns = np.unique(np.concatenate([written[bare], written[bare] + 1]))
+    few = (granted > written) & (written > 0) & np.isin(written, turns)
+    return (granted > written + AHEAD) | few
 
 
 def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
@@ -107,7 +118,8 @@ def _ways(rows: Rows, tail: NDArray[np.int64]) -> Iterator[list[_Line]]:
     key = 2 * rows["connection"].astype(np.int64) + (sender == np.maximum(rows["src"], rows["dst"]))
     keys = int(key.max()) + 1
     granted, written = np.bincount(key[entry], minlength=keys), np.bincount(key[data], minlength=keys)
-    bare, rich = (granted == 0) & (written > 0), granted > written + AHEAD
+    bare = (granted == 0) & (written > 0)
+    rich = _rich(granted, written, bare)
     if not bare.any() or not rich.any():
         return
     ways: dict[tuple[int, int], list[_Line]] = {}
@@ -150,12 +162,19 @@ def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_
         fits = [
             credit
             for credit in (own or [line for line in credits_ if not len(line.data)])
-            if len(own) < 2 and _follows(rows, credit, group)
+            if len(own) < 2 and _even(credit, group) and _follows(rows, credit, group)
         ]
         # Several channels that do the same work look alike: which entries allow whose data stays open then.
         if len(fits) == 1:
             credits_.remove(fits[0])
             yield fits[0], group
+
+
+def _even(credit: _Line, group: Sequence[_Line]) -> bool:
+    """Whether the queue pairs took turns; or the entries are more than may be out without messages."""
+    counts = [len(line.data) for line in group]
+    left = len(credit.entries) - len(credit.data)
+    return left > AHEAD or (len(group) > 1 and max(counts) - min(counts) <= 1)
 
 
 def _follows(rows: Rows, credit: _Line, group: Sequence[_Line]) -> bool:

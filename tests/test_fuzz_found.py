@@ -152,6 +152,6 @@ def test_errors_of_centuries():
     entries = SimpleNamespace(
         endpoint=same, spread_ns=spread, held_ns=np.array([3, 0, 4]), clock=same, clock_ns=same
     )
-    handed, clocks = relative._errors(entries, np.array([2, 2, 2]))
+    handed, clocks = relative._errors(entries, entries.spread_ns, np.array([2, 2, 2]))
     assert handed.tolist() == [schema.NEVER, 1 << 62, 7]
     assert clocks.tolist() == [0, 0, 0]

@@ -206,6 +206,23 @@ def test_requests_to_read_out_of_order():
     assert flows["missing"].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("first", [1, 3, 5])
+def test_the_first_packets_out_of_order(first):
+    """What lies before the first packet seen is no repetition, unless it is acknowledged already."""
+    script = Script()
+    psn = exchange(script, 10)
+    moved = script.packets.pop(first)
+    script.packets.insert(0, moved)
+    messages, flows = script.run()
+    assert np.sort(messages["seq"]).tolist() == [BASE + 4 * k for k in range(10)]
+    assert (messages["packets"] == 4).all()
+    assert (messages["flags"] & ~np.uint8(MessageFlag.REORDERED) == 0).all()
+    assert flows["retransmitted"].sum() == flows["missing"].sum() == 0
+    assert flows["out_of_order"][0] == min(first, 4)
+    script.message(500_000, A, B, QB, psn - 44, 4)
+    assert len(script.run()[0]) == 10
+
+
 def test_packets_out_of_order():
     script = Script()
     exchange(script, 10)

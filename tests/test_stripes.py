@@ -66,6 +66,18 @@ def test_left_alone() -> None:
     assert bundled(whole, part)[0] is whole
 
 
+def test_few_messages() -> None:
+    """No more entries are left over than may be out at a capture's end anyway: the turns tell."""
+    rows = traffic(17)
+    granted, written = np.array([17, 0]), np.array([9, 8])
+    assert striped(granted, written)
+    joined, _ = bundled(rows, np.arange(34))
+    assert (joined["connection"] == 7).all()
+    assert not striped(granted, np.array([9, 4]))
+    uneven = rows[(rows["connection"] == 7) | (rows["bytes"] < 8)]
+    assert bundled(uneven, np.arange(len(uneven)))[0] is uneven
+
+
 def test_buffers_right_behind_each_other() -> None:
     """Two connections of two queue pairs: the second buffer begins at a queue pair with entries."""
     one, other = traffic(), traffic(base=(1 << 40) + 2 * SLOT)

@@ -173,7 +173,7 @@ def _made(exchanges: Rows, rows: Ints) -> Iterator[Bulk]:
         end_ns=int(until[-1]),
         bytes=int(exchanges["bytes"][rows].sum()),
         page_bytes=int(sizes[most]) if 2 * counts[most] >= len(rows) else None,
-        busy_ns=int(until[-1] - begin[0] - idle),
+        busy_ns=int(until[-1]) - int(begin[0]) - int(idle),  # stamps may be centuries apart
         retransmitted=int(exchanges["retransmitted"][rows].sum()),
         ecn_marked=int(exchanges["ecn_marked"][rows].sum()),
         complete=not bool((exchanges["flags"][rows] & cut).any()),

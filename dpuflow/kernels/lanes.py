@@ -14,6 +14,7 @@ from dpuflow.wire import FIRST, LAST
 
 NEVER = np.int64(-(1 << 63))
 HOLES = 7  # open holes remembered per lane; an older one can no longer be filled, only acknowledged
+FIRST_APART = HOLES  # the first packets may be as far out of order as holes are remembered
 OLDER = HOLES  # place of the older ones among the holes: PSNs, and where the last ends
 PSNS = np.int64(1 << 24)
 HALF = np.int64(1 << 23)
@@ -270,6 +271,20 @@ def fill_hole(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-
     return False
 
 
+@inner
+def begins_earlier(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-def]
+    """Whether ``psn`` lies before the first one seen, not yet acknowledged: the first packets were swapped.
+
+    What lies between is a hole then.
+    """
+    first = lanes[lane].start
+    if psn >= first or first - psn > FIRST_APART or lanes[lane].acked > psn:
+        return False
+    add_hole(lanes, lane, holes, psn + 1, first, flows, flow)
+    lanes[lane].start = psn
+    return True
+
+
 @inlined
 def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # type: ignore[no-untyped-def]
     """An ACK at ``time_ns`` covers all PSNs of the lane before ``end``."""
@@ -328,6 +343,7 @@ def add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, 
     status = np.int64(links[row].status)
     if place & FIRST:
         status |= HAS_FIRST
+        rows[row].flags = rows[row].flags & ~STARTS_BEFORE
     if place & LAST:
         status |= HAS_LAST
         if imm >= 0:

@@ -18,6 +18,7 @@ from dpuflow.kernels.lanes import (
     REORDERED,
     ROWS,
     SIZED,
+    STARTS_BEFORE,
     WIRE_SEND,
     WIRE_SEND_IMM,
     WIRE_WRITE,
@@ -247,6 +248,7 @@ def mend(  # type: ignore[no-untyped-def]
         join_open(lanes, lane, payload, ce, time_ns, frame)
         if begins and psn == lanes[lane].seq:
             lanes[lane].status |= HAS_FIRST
+            lanes[lane].flags &= ~STARTS_BEFORE
             lanes[lane].wire = wire
         if sized and psn == lanes[lane].seq:
             size_open(lanes, lane, holes, flow, length, va, sample, payload, rows, links, flows, counts)
@@ -301,6 +303,7 @@ def mend(  # type: ignore[no-untyped-def]
         join_open(lanes, lane, payload, ce, time_ns, frame)
         if begins:
             lanes[lane].status |= HAS_FIRST
+            lanes[lane].flags &= ~STARTS_BEFORE
         if sized:
             size_open(lanes, lane, holes, flow, length, va, sample, payload, rows, links, flows, counts)
         return np.int64(-1)

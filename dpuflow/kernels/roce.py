@@ -44,6 +44,7 @@ from dpuflow.kernels.lanes import (
     WIRE_WRITE,
     WIRE_WRITE_IMM,
     add_hole,
+    begins_earlier,
     close_message,
     count_rest,
     fill_hole,
@@ -379,7 +380,8 @@ def scan(  # type: ignore[no-untyped-def]
         psn = top + ahead
         began = lanes[lane].top < 0
         if ahead < 0:
-            if psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow):
+            late = psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow)
+            if late or begins_earlier(lanes, lane, holes, psn, flows, flow):
                 flows[flow].out_of_order += 1
                 sample = np.uint32(0)
                 if operation == OP_WRITE and place & FIRST and data_len[k] >= SAMPLED:
