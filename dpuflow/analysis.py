@@ -75,12 +75,13 @@ def analyze_tables(
     from dpuflow.findings import build_findings
     from dpuflow.identity import endpoint_nodes, endpoint_ranks, rank_order, seen_whole
     from dpuflow.inference import infer
-    from dpuflow.join import count_once, join
+    from dpuflow.join import count_once, join, set_aside_samples
     from dpuflow.lateness import build_entries
 
     captures, doubled = count_once(captures)
+    captures, sampled = set_aside_samples(captures)
     joined = join(captures, clock=clock)
-    joined.limits += doubled
+    joined.limits += [*doubled, *sampled]
     if release:
         for tables in captures:
             tables.messages = cited(tables.messages)

@@ -62,6 +62,7 @@ class CaptureInfo:
     warnings: list[str] = field(default_factory=list)  # one sentence each, naming file and offset
     disordered: int = 0  # records whose stamp is before the one they follow
     comments: list[str] = field(default_factory=list)
+    sampled: float | None = None  # about one of so many packets was captured (``join.sampled``); None: all
 
 
 @dataclass

@@ -121,6 +121,9 @@ def ucx_offer(ident: int, size: int, address: int) -> bytes:
 
 
 def ucx_told(kind: int, ident: int, address: int = 0, size: int = 0) -> bytes:
+    """11 has a place of its own; the others are an id, a status and a size, 18 bytes as captured."""
+    if kind != 11:
+        return bytes([kind]) + struct.pack("<QbQ", ident, 0, size)
     return bytes([kind]) + struct.pack("<QQQQ", ident, 5, address, size)
 
 

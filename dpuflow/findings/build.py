@@ -239,7 +239,8 @@ def _capture_losses(captures: Sequence[CaptureTables]) -> Iterator[Finding]:
     """What the capture file says it dropped, and what was acknowledged yet never captured."""
     for tables in captures:
         info = tables.info
-        missing = int(tables.flows["missing"].sum()) if len(tables.flows) else 0
+        # Of a sample nearly all is missing, and that is no loss.
+        missing = int(tables.flows["missing"].sum()) if len(tables.flows) and info.sampled is None else 0
         lost = info.lost_packets or 0
         if not lost and not missing:
             continue
@@ -269,7 +270,7 @@ def _capture_losses(captures: Sequence[CaptureTables]) -> Iterator[Finding]:
 def _untied(joined: Joined) -> Iterator[Finding]:
     for clock in joined.clocks:
         packets = joined.captures[clock.capture].packets
-        if clock.method == "none":
+        if clock.method == "none" and joined.captures[clock.capture].sampled is None:
             yield Finding(
                 id=0,
                 condition="clock_untied",

@@ -3,10 +3,11 @@
 ``common`` numbers endpoints and flows over all captures, ``sightings`` finds the messages that two captures
 saw, ``envelope`` fits a line to what a pair's stamps differ by, ``clockgraph`` and ``clockmap`` lay the
 pairs' lines over all clocks, ``clocks`` decides what is trusted, ``transfers`` puts it together. Before all
-that, ``doubled`` counts once what a capture holds twice.
+that, ``doubled`` counts once what a capture holds twice, ``sampled`` sets samples aside.
 """
 
 from dpuflow.join.doubled import count_once
+from dpuflow.join.sampled import set_aside_samples
 from dpuflow.join.transfers import join
 
-__all__ = ["count_once", "join"]
+__all__ = ["count_once", "join", "set_aside_samples"]

@@ -42,7 +42,11 @@ RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_LAST = 0, 1, 2, 3, 7
 UCX_WIREUP, UCX_ONLY, UCX_FIRST, UCX_MIDDLE, UCX_SYNC, UCX_SYNC_ACK = 1, 2, 3, 4, 6, 8
 UCX_OFFER, UCX_READ, UCX_GRANT, UCX_WRITTEN = 9, 10, 11, 16
 UCX_HEADER: Final = {UCX_ONLY: 9, UCX_FIRST: 25, UCX_MIDDLE: 17, UCX_SYNC: 25}
-UCX_OFFER_BYTES, UCX_GRANT_BYTES, UCX_ANSWER_BYTES = 41, 33, 10
+UCX_OFFER_BYTES, UCX_GRANT_BYTES = 41, 33
+UCX_ANSWERS: Final = (10, 18)
+"""Bytes of an answer: id and status, or these and a size (as captured from UCX 1.13)."""
+UCX_ADDRESSES: Final = 1 << 57
+"""Addresses and sizes of memory are smaller on every processor in use (five levels of pages)."""
 SYNC_ACK: Final = 2
 MOST: Final = 1 << 16
 """Ranks and contexts from here on are no MPI job's: other payload that looks alike."""
@@ -138,22 +142,18 @@ class SendHeads:
         flow = rows["flow"][sends]
         bounds = np.flatnonzero(np.r_[True, flow[1:] != flow[:-1], True]) if len(flow) else np.zeros(1, int)
         read: list[tuple[NDArray[np.int64], _Told]] = []
-        answers: list[tuple[NDArray[np.int64], _Told]] = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
             for reader in (_rxm, _ucx):
                 told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
                     told.holds = reader is _rxm
-                    (answers if told.only_answers and reader is _ucx else read).append((mine, told))
+                    read.append((mine, told))
                     break
             else:
                 cut = _cut(heads[which], lengths[which])
                 if cut.sum() >= UNDERSTOOD * len(mine):
                     rows["flags"][mine[cut]] |= np.uint8(MessageFlag.HIDDEN)
-        # One byte makes a SEND an answer of UCX's, so there must be what it could answer.
-        asked = flows["peer"][[rows["flow"][mine[0]] for mine, _ in read]]
-        read += [each for each in answers if rows["flow"][each[0][0]] in asked]
         begun = flows["pairing"] == Pairing.HANDSHAKE
         set_up = [rows["flow"][mine[0]] for mine, told in read if told.aside.any()]
         begun[set_up] = True
@@ -187,11 +187,6 @@ class _Told:
         self.address = np.zeros(len(good), np.uint64)  # where that data may be read or written; 0 if not told
         self.ident = np.zeros(len(good), np.uint64)  # of the offer that is made or answered
         self.holds = False  # the call that sends them returns when they are acknowledged
-
-    @property
-    def only_answers(self) -> bool:
-        """Whether none of them carries or offers anything."""
-        return not bool((self.good & np.isin(self.role, (Role.DATA, Role.OFFER))).any())
 
 
 def _integer(heads: NDArray[np.uint8], at: int, size: int) -> NDArray[np.uint64]:
@@ -249,8 +244,10 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     short = first & (whole != total.astype(np.int64))
     short[latest[-1:]] &= whole[latest[-1:]] > total[latest[-1:]].astype(np.int64)
     offer = sane & (kind == UCX_OFFER) & (lengths >= UCX_OFFER_BYTES)
+    # One byte makes a message an answer: its length, or what it tells, must be an answer's, too.
     grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
-    own = np.isin(kind, (UCX_READ, UCX_WRITTEN, UCX_SYNC_ACK)) & (nbytes >= UCX_ANSWER_BYTES)
+    grant &= (_integer(heads, 17, 8) < UCX_ADDRESSES) & (_integer(heads, 25, 8) < UCX_ADDRESSES)
+    own = np.isin(kind, (UCX_READ, UCX_WRITTEN, UCX_SYNC_ACK)) & np.isin(nbytes, UCX_ANSWERS)
     told = _Told(only | ((first | middle) & ~short[latest]) | offer | grant | own)
     told.aside = kind == UCX_WIREUP
     told.role[offer], told.role[grant], told.role[own] = Role.OFFER, Role.GRANT, Role.CONTROL

@@ -66,6 +66,7 @@ def _capture(info: CaptureInfo) -> dict[str, object]:
         "first_ns": info.first_ns,
         "last_ns": info.last_ns,
         "lost_packets": info.lost_packets,
+        "sampled_one_of": None if info.sampled is None else round(info.sampled, 2),
         "skipped": dict(sorted(info.skipped.items())),
         "complete": info.complete,
         "warnings": info.warnings,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, size, table, three_digits, wrap
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import naming
+from dpuflow.reports.sampled import sampled_lines
 from dpuflow.reports.verdict import verdict_lines
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ def text_lines(result: Analysis, paint: Paint | None = None) -> Iterator[str]:
     yield ""
     yield from _section("Observed", _observed(result), paint)
     yield from _section("Inferred", _inferred(result), paint)
+    sampled = list(sampled_lines(result, names, paint))
+    if sampled:
+        yield ""
+        yield from sampled
     if result.lateness:
         yield ""
         yield from _endpoint_table(result, names, paint)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dpuflow.inference.habits import is_material
 from dpuflow.inference.pauses import worked_ns
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
+from dpuflow.reports.sampled import sampled_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,12 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
             ), style
         return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network kept them {add}", style
     if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
+        one_of = sampled_one_of(result)
+        if one_of is not None:
+            return (
+                f"NO VERDICT: these captures hold about 1 of {one_of:.3g} packets, so messages are in pieces"
+                " and who was late does not show. What flowed, and where it was marked, does: see below."
+            ), "warn"
         if result.collectives:
             text = "NO VERDICT: transfers, but no collective was found, so nobody can be called late."
         else:
