@@ -98,7 +98,9 @@ def draw(number: int, profile: str | None = None) -> Scenario:
         ),
         machine=Machine(profile=profile, ack_coalesce=random.choice((1, 1, 4))),
         job=_job(op, operation, iterations, compute_us, slow * random.choice((0.5, 2.0, 5.0))),
-        faults=_faults(fault, random, nodes * gpus, gpus, late_us, iterations),
+        faults=_faults(
+            fault, random, nodes * gpus, gpus, late_us, iterations, 0.02 if profile == "host" else 5.0
+        ),
         observation=Observation(
             clocks=Clocks(jitter_ns=20.0) if one_clock
             else Clocks(offset_us=2e6, drift_ppm=20.0, jitter_ns=20.0),
@@ -122,7 +124,10 @@ def _job(op: str, operation: Operation, iterations: int, compute_us: float, jitt
     return Loop(ops=[operation], iterations=iterations, compute_us=compute_us, jitter_us=jitter_us)
 
 
-def _faults(kind: str, random: Random, ranks: int, gpus: int, us: float, iterations: int) -> list[Fault]:
+def _faults(
+    kind: str, random: Random, ranks: int, gpus: int, us: float, iterations: int, slow_gbps: float
+) -> list[Fault]:
+    """``slow_gbps``: a fifth of the slowest port that the profile has."""
     rank, third = random.randrange(ranks), iterations // 3
     node, nodes = rank // gpus, ranks // gpus
     other = (node + 1) % nodes
@@ -136,7 +141,7 @@ def _faults(kind: str, random: Random, ranks: int, gpus: int, us: float, iterati
         "slow_host": [SlowHost(rank=rank, us=us)],
         "slow_receiver": [SlowReceiver(rank=rank, us=us)],
         "loss": [Loss(src=node, dst=other, share=0.005)],
-        "slow_link": [SlowLink(node=node, gbps=0.2 if us > 2000 else 5.0)],
+        "slow_link": [SlowLink(node=node, gbps=slow_gbps)],
     }
     return made[kind]
 

@@ -19,7 +19,7 @@ from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, against_others, previous_r
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,11 +52,13 @@ def causes_of(
     charges: Charges,
     slow: NDArray[np.bool_],
     fed: Fed | None = None,
+    registered: Callable[[], NDArray[np.bool_]] | None = None,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
-    it begins when it is there.
+    it begins when it is there. ``registered`` finds rows whose credits say nothing of a
+    host (``registered_rows``).
     """
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
@@ -87,7 +89,10 @@ def causes_of(
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (since_leave > charges.noise_ns)
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
-    own = np.where(_granted_late(entries, last, excess, working, instances), HOST, COMPUTE)
+    granted_late = _granted_late(entries, last, excess, working, instances)
+    if registered is not None and granted_late.any():
+        granted_late &= ~registered()
+    own = np.where(granted_late, HOST, COMPUTE)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
     proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message

@@ -7,6 +7,7 @@ whole, so that the result, the findings and the agent draw on the same rows.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness, with_replicas
 from dpuflow.inference.pauses import Work, find_work
 from dpuflow.inference.pipelines import find_pipelines
+from dpuflow.inference.registered import registered_rows
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
@@ -85,7 +87,15 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     links = measure_links(exchanges, instances)
     bulk = find_bulk(exchanges, instances, entries)
     fed = fed_rows(bulk, entries) if bulk else None
-    causes = causes_of(instances, dated, relative, charges, slow_rows(links, entries), fed)
+    causes = causes_of(
+        instances,
+        dated,
+        relative,
+        charges,
+        slow_rows(links, entries),
+        fed,
+        partial(registered_rows, exchanges, joined.transfers, instances, entries),
+    )
     steps, step = find_steps(instances, entries, group_of)
     pipelines = find_pipelines(instances, entries, step)
     replicas = compare_replicas(instances, entries, pipelines)
