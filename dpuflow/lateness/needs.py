@@ -68,26 +68,25 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     twice = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1]) & (of[1:] == of[:-1]) & (line[1:] != line[:-1])
     split[of[1:][twice]] = True
     mapped = np.zeros(len(rows), bool)
-    alike: dict[tuple[Algorithm, int, int, int], list[tuple[int, Instance]]] = {}
+    alike: dict[tuple[Algorithm, tuple[int, ...], int, int], list[int]] = {}
     for number, instance in enumerate(instances):
         whole = not instance.blind and not instance.seats
         if instance.algorithm is not None and whole and len(instance.rows):
-            key = (instance.algorithm, len(instance.order), instance.root or 0, len(instance.rows))
-            alike.setdefault(key, []).append((number, instance))
+            key = (instance.algorithm, tuple(instance.order), instance.root or 0, len(instance.rows))
+            alike.setdefault(key, []).append(number)
     sends, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for (algorithm, n, root, size), members in alike.items():
-        plan = _plan(algorithm, n, root, size)
+    for (algorithm, ranks, root, size), members in alike.items():
+        plan = _plan(algorithm, len(ranks), root, size)
         if plan is None:
             continue
-        numbers = np.array([number for number, _ in members])
-        ranks = np.array([instance.order for _, instance in members])
+        numbers, ends = np.array(members), np.array(ranks)
         places = base[numbers][:, None] + np.arange(size)
         # Sorted by endpoint here and by position in the plan: the same messages in another order of edges.
-        seen = np.sort(ranks[:, plan.src] << 32 | ranks[:, plan.dst], axis=1)
-        fits = (seen == (src[places] << 32 | dst[places])).all(axis=1) & ~split[numbers]
-        by_endpoint = np.argsort(ranks[:, plan.src] << 32 | ranks[:, plan.dst], axis=1, kind="stable")
+        edge = ends[plan.src] << 32 | ends[plan.dst]
+        by_endpoint = np.argsort(edge, kind="stable")
+        fits = (edge[by_endpoint] == (src[places] << 32 | dst[places])).all(axis=1) & ~split[numbers]
         where = np.empty_like(by_endpoint)
-        np.put_along_axis(where, by_endpoint, np.broadcast_to(np.arange(size), where.shape), axis=1)
+        where[by_endpoint] = np.arange(size)
         where = order[base[numbers][:, None] + where][fits]
         mapped[where.ravel()] = True
         sends.append(where[:, plan.send].ravel())
