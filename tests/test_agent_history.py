@@ -26,7 +26,7 @@ from dpuflow.errors import DpuflowError
 from dpuflow.segments import list_segments
 from dpuflow.tables import Vantage
 
-STEP_NS = 50_000_000
+STEP_NS = 100_000_000
 SETTLE_NS = 100_000_000
 
 
