@@ -3,7 +3,8 @@
 A library that announces its data (Gloo's SEND_READY, ob1's RNDV) or waits for a credit (Gloo's
 RECV_READY, ob1's PUT request, NCCL's clear-to-send) spreads one transfer over several messages.
 What belongs together is told by the library's own match key where the wire shows one, else by
-order: the i-th grant of a connection pays for the i-th data message. What peers put into each other's memory
+order: the i-th grant of a connection pays for the i-th data message; of a capture that begins in mid-job
+addresses tell which data was granted before it (``kernels.turns``). What peers put into each other's memory
 unasked is one exchange up to its flag (``flagged``).
 """
 
@@ -107,31 +108,42 @@ def _sorted(exchanges: Rows) -> Rows:
 
 def _in_order(transfers: Rows, part: NDArray[np.int64], connections: int) -> Rows:
     """Exchanges of messages without keys, in order of their first sign (``kernels.turns``)."""
-    out, granted, written = _pay(transfers, part, connections)
-    if cut(granted, written):
-        joined, pieces = whole(transfers, part)
-        if joined is not transfers:
-            transfers, part = joined, pieces
-            out, granted, written = _pay(transfers, part, connections)
-    if striped(granted, written):
-        joined, turns = bundled(transfers, part)
-        if joined is not transfers:
-            out, _, _ = _pay(joined, turns, connections)
-    return joined_puts(out)
+    facts = _survey(transfers, part, connections)
+    for needed, made in ((cut, whole), (striped, bundled)):
+        if needed(facts[0], facts[1]):
+            joined, turns = made(transfers, part)
+            if joined is not transfers:
+                transfers, part, facts = joined, turns, _survey(joined, turns, connections)
+    return joined_puts(_pay(transfers, part, facts))
 
 
-def _pay(
-    transfers: Rows, part: NDArray[np.int64], connections: int
-) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
-    """The exchanges, and how many entries and how many WRITEs each direction of a connection has."""
-    from dpuflow.kernels.turns import pay
+def _survey(transfers: Rows, part: NDArray[np.int64], connections: int) -> NDArray[np.int64]:
+    """Entries and WRITEs of each direction of a connection, and the number of its first entry: three rows."""
+    from dpuflow.kernels.turns import survey
 
+    facts = np.zeros((3, 2 * connections), np.int64)
+    survey(transfers, part, np.full(2 * connections, -1), facts)
+    return facts
+
+
+def _pay(transfers: Rows, part: NDArray[np.int64], facts: NDArray[np.int64]) -> Rows:
+    """The exchanges; ``facts``: see ``_survey``."""
+    from dpuflow.kernels.turns import DATA, LOOKED, early, pay
+
+    _, written, first = facts
+    head, tail, latest = np.full((3, len(first)), -1)
+    unpaid, begun = np.zeros((2, len(first)), np.int64)
+    # Entries are counted from 1: where the first one was captured, all were.
+    doubtful = (first > 1) & (written > 0)
+    if doubtful.any():
+        line = np.where(doubtful, np.cumsum(doubtful) - 1, -1)
+        looked = np.full((int(doubtful.sum()), DATA + 1, LOOKED + 1), -1)
+        early(transfers, part, line, latest, looked, np.empty(LOOKED, np.int64), unpaid)
+        latest[:] = -1
     out = EXCHANGE.zeros(len(part))
-    head, tail, latest = np.full((3, 2 * connections), -1)
-    turns, granted, written = np.zeros((3, 2 * connections), np.int64)
     after = np.empty(len(part), np.int64)
-    count = pay(transfers, part, head, tail, latest, turns, granted, written, after, out)
-    return out[:count], granted, written
+    count = pay(transfers, part, unpaid, first, begun, head, tail, latest, unpaid.copy(), after, out)
+    return out[:count]
 
 
 def _sent_before(transfers: Rows, rows: Rows, src: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -282,7 +294,9 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     out["wire"][number[known | (says_read & (rows["wire"] == Wire.TAGGED_DONE))]] = Wire.TAGGED_DONE
     np.bitwise_or.at(out["flags"], number, rows["flags"])
     out["seen"] = 0xFF
-    np.bitwise_and.at(out["seen"], number, rows["seen"])
+    seen = rows["seen"]
+    against = src == rows["dst"]
+    np.bitwise_and.at(out["seen"], number, np.where(against, (seen & 1) << 1 | seen >> 1 & 1, seen))
     for name, mask in (("offer", offer), ("grant", grant), ("data", data)):
         out[name] = NONE32
         np.minimum.at(out[name], number[mask], where[mask].astype(np.uint32))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import Role, Wire
+from dpuflow.schema import NEVER, Role, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +91,20 @@ def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArra
         if host is not None:
             node[endpoint] = hosts.setdefault(host, endpoint)
     return node
+
+
+def seen_until(joined: Joined) -> NDArray[np.int64]:
+    """For each endpoint when the last message of a capture at its own node was, ns; NEVER without one."""
+    transfers = joined.transfers
+    until = np.full(len(joined.endpoints), NEVER)
+    for capture, local in enumerate(joined.local):
+        sent, came = transfers["capture"] == capture, transfers["arrival_capture"] == capture
+        last = max(
+            int(transfers["sent_end_ns"][sent].max(initial=NEVER)),
+            int(transfers["arrived_end_ns"][came].max(initial=NEVER)),
+        )
+        until[local] = np.maximum(until[local], last)
+    return until
 
 
 def seen_whole(joined: Joined) -> frozenset[int] | None:

@@ -377,7 +377,12 @@ MESSAGE = make_record(
     ("seq_end", "u8", "", "extended sequence just after its end (same extension)"),
     ("bytes", "u8", "B", "payload it carries, without the library's own header"),
     ("announces", "u8", "B", "OFFER and GRANT: bytes of the data they speak of"),
-    ("va", "u8", "B", "RoCE: virtual address of the RETH; ob1: the request it names"),
+    (
+        "va",
+        "u8",
+        "B",
+        "RoCE: virtual address of the RETH; NCCL's CTS: what it announces, 0: unseen; ob1: the request named",
+    ),
     ("flow", "u4", "row", "row of the FLOW table"),
     ("packets", "u4", "packets", "packets, retransmissions apart"),
     ("retransmitted", "u4", "packets", "packets of it sent again"),
@@ -469,5 +474,5 @@ EXCHANGE: Final = make_record(
     ("wire", "u1", "", "Wire of the data; without data of the offer, without both of the grant"),
     ("op", "u1", "", "Op that the library names, else UNKNOWN"),
     ("flags", "u1", "", "MessageFlag bits, of all its messages"),
-    ("seen", "u1", "", "Seen bits common to its messages"),
+    ("seen", "u1", "", "Seen bits common to its messages, of the data's sender and receiver"),
 )

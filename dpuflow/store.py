@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 MAGIC: Final = b"DPUFLOW\0"
-VERSION: Final = 1
+VERSION: Final = 2
+OLDEST: Final = 1
+"""Clear-to-send entries of this format have the address that they were written to, not what they announce."""
 _ALIGN: Final = 64
 _START: Final = struct.Struct("<8sII")
 _TABLES: Final = {
@@ -100,8 +102,10 @@ def load_tables(name: str) -> CaptureTables:
             magic, version, length = _START.unpack(start)
             if magic != MAGIC:
                 raise FormatError(name, "this is no column file of dpuflow")
-            if version != VERSION:
-                raise FormatError(name, f"a column file of format {version}; this dpuflow reads {VERSION}")
+            if not OLDEST <= version <= VERSION:
+                raise FormatError(
+                    name, f"a column file of format {version}; this dpuflow reads {OLDEST} to {VERSION}"
+                )
             body = _START.size + length
             if body > size:
                 raise CaptureError(name, size, "the column file is cut short")
@@ -111,6 +115,11 @@ def load_tables(name: str) -> CaptureTables:
                 for table, record in _TABLES.items()
             }
         _check_places(name, tables, size)
+        if version == OLDEST:
+            messages = tables["messages"]
+            messages["va"][
+                (messages["role"] == schema.Role.GRANT) & (messages["wire"] == schema.Wire.ROCE_WRITE)
+            ] = 0
         return CaptureTables(_info(header["info"]), **tables)
     except OSError as error:
         raise DpuflowError(f"{name}: {error.strerror or error}") from None

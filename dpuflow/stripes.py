@@ -3,9 +3,11 @@
 With NCCL_IB_QPS_PER_CONNECTION above 1 messages go over a connection's queue pairs in turn, while its
 clear-to-send entries use the first one only (NCCL 2.30, src/transport/net_ib/common.h
 ncclIbCommBaseGetQpForRequest, p2p.h ncclIbRecvCommGetQpForCts). So data without entries belongs to the
-entries that allowed as many messages, each before it was sent. Queue pairs of one connection write to the
-same staging buffer in turn: where they begin is at most a slot apart. With adaptive routing a message is a
-WRITE and an empty WRITE with immediate behind it; both go where the first one goes.
+entries that announce where it goes. Where no address was captured, or processes that share an adapter have
+buffers at the same ones, to those that allowed as many messages, each before it was sent. Queue pairs of one
+connection write to the same staging buffer in turn: where they begin is at most a slot apart. With
+adaptive routing a message is a WRITE and an empty WRITE with immediate behind it; both go where the first
+one goes.
 """
 
 from __future__ import annotations
@@ -39,23 +41,13 @@ class _Line:
     entries: NDArray[np.int64]
     lowest: int  # address that data was written to
     slot: int  # bytes that an entry announces
+    targets: NDArray[np.uint64]  # addresses that entries announce, as far as they were captured, in order
 
 
 def striped(granted: NDArray[np.int64], written: NDArray[np.int64]) -> bool:
     """Whether queue pairs may share connections, from the entries and WRITEs of each way of each: some have
     none of the entries, and some more than they carry."""
-    bare = (granted == 0) & (written > 0)
-    return bool(bare.any() and _rich(granted, written, bare).any())
-
-
-def _rich(
-    granted: NDArray[np.int64], written: NDArray[np.int64], bare: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Ways with more entries than messages: more than may be out at a capture's end, or fewer, where one of
-    those that are ``bare`` carries as many messages, or one less, for queue pairs take turns."""
-    turns = np.unique(np.concatenate([written[bare], written[bare] + 1]))
-    few = (granted > written) & (written > 0) & np.isin(written, turns)
-    return (granted > written + AHEAD) | few
+    return bool(((granted == 0) & (written > 0)).any() and (granted > written).any())
 
 
 def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
@@ -69,14 +61,14 @@ def bundled(transfers: Rows, part: NDArray[np.int64]) -> tuple[Rows, NDArray[np.
     joined = [
         (credit, group)
         for lines in _ways(rows, tail)
-        for credit, group in _matched(rows, lines)
+        for credit, group in _by_address(rows, lines) or _matched(rows, lines)
         if any(line is not credit for line in group)
     ]
     if not joined:
         return transfers, part
     transfers, out = transfers.copy(), part.copy()
     for credit, group in joined:
-        place = _with_tails(_in_turn([line.data for line in group]), tail)
+        place = _with_tails(_in_order(rows, credit, group), tail)
         order = part[place]
         out[np.sort(place)] = order
         transfers["connection"][order] = credit.number
@@ -118,8 +110,7 @@ def _ways(rows: Rows, tail: NDArray[np.int64]) -> Iterator[list[_Line]]:
     key = 2 * rows["connection"].astype(np.int64) + (sender == np.maximum(rows["src"], rows["dst"]))
     keys = int(key.max()) + 1
     granted, written = np.bincount(key[entry], minlength=keys), np.bincount(key[data], minlength=keys)
-    bare = (granted == 0) & (written > 0)
-    rich = _rich(granted, written, bare)
+    bare, rich = (granted == 0) & (written > 0), granted > written
     if not bare.any() or not rich.any():
         return
     ways: dict[tuple[int, int], list[_Line]] = {}
@@ -134,13 +125,48 @@ def _ways(rows: Rows, tail: NDArray[np.int64]) -> Iterator[list[_Line]]:
         ends = int(rows["src"][at]), int(rows["dst"][at])
         lowest = int(rows["va"][some].min()) if len(some) else -1
         slot = int(rows["announces"][allowed].max(initial=0))
-        line = _Line(each // 2, some, allowed, lowest, slot)
+        told = rows["va"][allowed]
+        line = _Line(each // 2, some, allowed, lowest, slot, np.unique(told[told > 0]))
         ways.setdefault(ends if len(some) else ends[::-1], []).append(line)
     yield from ways.values()
 
 
+def _by_address(rows: Rows, lines: Sequence[_Line]) -> list[tuple[_Line, list[_Line]]]:
+    """Lines with entries, each with the lines whose data goes where these announce; none if that is open.
+
+    At a capture's beginning data may go where no entry announced it within the capture.
+    """
+    credits_ = [line for line in lines if len(line.targets)]
+    groups: list[list[_Line]] = [[] for _ in credits_]
+    for line in lines:
+        if not len(line.data):
+            continue
+        va = rows["va"][line.data]
+        fits = [number for number, credit in enumerate(credits_) if 2 * _goes_to(va, credit) > len(va)]
+        if len(fits) != 1:
+            return []
+        groups[fits[0]].append(line)
+    return [(credit, group) for credit, group in zip(credits_, groups, strict=True) if group]
+
+
+def _goes_to(va: NDArray[np.uint64], credit: _Line) -> int:
+    """How many of the addresses ``va`` lie in what the entries of ``credit`` announce."""
+    at = np.searchsorted(credit.targets, va, "right") - 1
+    return int(np.count_nonzero((at >= 0) & (va - credit.targets[at] < max(credit.slot, 1))))
+
+
 def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_Line]]]:
-    """Lines with entries, each with the lines whose data these allow."""
+    """Lines with entries to spare, each with the lines whose data these allow."""
+    # More entries than may be out at a capture's end; or fewer, where one without any carries as many
+    # messages, or one less, for queue pairs take turns.
+    turns = {len(line.data) + more for line in lines if not len(line.entries) for more in (0, 1)}
+    lines = [
+        line
+        for line in lines
+        if not len(line.entries)
+        or len(line.entries) > len(line.data) + AHEAD
+        or (len(line.data) in turns and 0 < len(line.data) < len(line.entries))
+    ]
     credits_ = sorted((line for line in lines if len(line.entries)), key=lambda line: int(line.entries[0]))
     if not credits_:
         return
@@ -179,7 +205,7 @@ def _even(credit: _Line, group: Sequence[_Line]) -> bool:
 
 def _follows(rows: Rows, credit: _Line, group: Sequence[_Line]) -> bool:
     """Whether each message came after its entry, and there are as many."""
-    data = _in_turn([line.data for line in group])
+    data = _in_turn(sorted((line.data for line in group), key=lambda lane: int(lane[0])))
     if abs(len(data) - len(credit.entries)) > AHEAD:
         return False
     count = min(len(data), len(credit.entries))
@@ -187,11 +213,31 @@ def _follows(rows: Rows, credit: _Line, group: Sequence[_Line]) -> bool:
     return bool((sent >= allowed).mean() >= HELD)
 
 
+def _in_order(rows: Rows, credit: _Line, group: Sequence[_Line]) -> NDArray[np.int64]:
+    """Places of the messages of a connection's queue pairs, in turn.
+
+    Which queue pair's turn was first is told by the addresses, which follow one another as in the entries: of
+    what was under way when a capture began, the first packet seen need not be the earliest that left.
+    """
+    lanes = sorted((line.data for line in group), key=lambda lane: int(lane[0]))
+    if len(lanes) == 1 or not len(credit.targets):
+        return _in_turn(lanes)
+    steps = _steps(rows["va"][credit.entries])
+    tries = [_in_turn(lanes[k:] + lanes[:k]) for k in range(len(lanes))]
+    return max(tries, key=lambda places: int(np.isin(_steps(rows["va"][places]), steps).sum()))
+
+
+def _steps(va: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A number for each two addresses that follow one another."""
+    numbers: NDArray[np.uint64] = va[:-1] * np.uint64(0x9E3779B97F4A7C15) ^ va[1:]
+    return numbers
+
+
 def _in_turn(lanes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Places of messages that go over ``lanes`` in turn; by time where some lane lost a message."""
+    """Places of messages that go over ``lanes`` in turn, from the first on; by time where one lost some."""
     every = np.concatenate(lanes)
     if max(map(len, lanes)) - min(map(len, lanes)) > 1:
         return np.sort(every)
     turns = np.concatenate([np.arange(len(lane)) for lane in lanes])
-    begin = np.repeat([int(lane[0]) for lane in lanes], [len(lane) for lane in lanes])
+    begin = np.repeat(np.arange(len(lanes)), [len(lane) for lane in lanes])
     return every[np.lexsort((begin, turns))]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from feeding import pieces
 
+from bench.accuracy.midjob import cut
 from dpuflow.agent.config import Windows as Settings
 from dpuflow.agent.stream import Stream
 from dpuflow.agent.tracker import Tracker
@@ -18,6 +19,7 @@ from dpuflow.analysis import analyze
 from dpuflow.ingest import ingest
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
+from dpuflow.synth.observe import epoch_ns
 from dpuflow.synth.scenario import parse_scenario
 from dpuflow.tables import Vantage
 
@@ -227,3 +229,40 @@ def test_each_transfer_is_published_once(tmp_path: Path) -> None:
     whole = analyze([Vantage("x", (str(path),))], threads=1)
     assert len(whole.transfers) == 24
     assert told == [(row.start_ns, row.end_ns, row.bytes) for row in whole.transfers]
+
+
+JOINED = """
+name: joined
+cluster: {nodes: 4}
+nccl: {channels: 1}
+observation: {vantages: switch, compress: false}
+job: {kind: loop, iterations: 90, compute_us: 20000, ops: [{op: all_reduce, bytes: 256KiB}]}
+faults: [{kind: gpu_late, rank: 2, us: 2000}]
+"""
+
+
+def test_a_capture_that_begins_in_mid_job_names_the_late_rank(tmp_path: Path) -> None:
+    """As an agent's always does: from its first window with whole operations on."""
+    scenario = parse_scenario(JOINED, "joined.yaml")
+    captures = write_case(scenario, str(tmp_path))
+    begin_ns = epoch_ns(scenario)
+    cut(tmp_path, captures, begin_ns, [(begin_ns + 701_000_000, begin_ns + 10**12)])
+    stream, windows = Stream("x"), Windows(Settings(step=0.25, span=2.0))
+    told: list[Analysis] = []
+    for now, form, piece in pieces(tmp_path / captures[0].name, 250_000_000):
+        stream.feed(form, piece)
+        taken = stream.snapshot(now)
+        settled = windows.step(taken.tables(), taken.counts(), now)
+        stream.forget(settled.before_ns)
+        told.append(settled.analysis)
+    named = [
+        {end.address for end in analysis.endpoints for row in analysis.lateness
+         if row.endpoint == end.id and row.verdict == "late"}
+        for analysis in told
+    ]  # fmt: skip
+    assert len(told) >= 4
+    assert named[-1] == {"10.0.0.3"}
+    assert set().union(*named) == {"10.0.0.3"}
+    assert {(str(c.op), c.bytes, len(c.ranks)) for a in told for c in a.collectives if c.complete} == {
+        ("all_reduce", 256 << 10, 4)
+    }

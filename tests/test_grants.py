@@ -40,7 +40,7 @@ def twin(words: np.ndarray, flow: list[int], psn: np.ndarray, size: np.ndarray) 
             (i % (1 << 32), int(words[k, COLUMN[entry.tag]]) if tagged else 0)
             for i, k in zip(index, flow, strict=True)
         ]
-    return [(k + 1, 0) for k in range(len(flow))]
+    return [(int(psn[i]) % (1 << 24) + 1, 0) for i in flow]
 
 
 @pytest.mark.parametrize("seed", range(40))

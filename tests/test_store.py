@@ -12,6 +12,7 @@ from dpuflow import Vantage, analyze, store
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.ingest import ingest
 from dpuflow.reports.json import json_lines
+from dpuflow.schema import Role, Wire
 from dpuflow.tables import CaptureTables
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
@@ -79,8 +80,8 @@ def test_any_cut_is_told(saved: Path) -> None:
 
 def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
-    with pytest.raises(FormatError, match="format 2; this dpuflow reads 1"):
+    saved.write_bytes(data[:8] + struct.pack("<I", 3) + data[12:])
+    with pytest.raises(FormatError, match="format 3; this dpuflow reads 1 to 2"):
         store.load_tables(str(saved))
     saved.write_bytes(data.replace(b"dpuflow.records/1", b"dpuflow.records/0"))
     with pytest.raises(FormatError, match=r"dpuflow\.records/0"):
@@ -88,6 +89,19 @@ def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     saved.write_bytes(data.replace(b'"acked_ns", "i8"', b'"acked_ns", "i4"'))
     with pytest.raises(FormatError, match="other fields"):
         store.load_tables(str(saved))
+
+
+def test_older_files_name_no_announced_address(saved: Path) -> None:
+    """Up to format 1 an entry had the address that it was written to: it pairs with no data."""
+    data = saved.read_bytes()
+    now = store.load_tables(str(saved)).messages
+    saved.write_bytes(data[:8] + struct.pack("<I", 1) + data[12:])
+    old = store.load_tables(str(saved)).messages
+    entry = (now["role"] == Role.GRANT) & (now["wire"] == Wire.ROCE_WRITE)
+    assert entry.any()
+    assert now["va"][entry].all()
+    assert not old["va"][entry].any()
+    assert (old["va"][~entry] == now["va"][~entry]).all()
 
 
 def test_a_damaged_header_is_told(saved: Path) -> None:

@@ -16,6 +16,7 @@ import click
 import dpuflow
 from bench.accuracy.draw import draw
 from bench.accuracy.measure import Measured, handover_spread_ns, measure
+from bench.accuracy.midjob import MID_JOB
 from bench.accuracy.onesided import many
 from bench.accuracy.smallest import smallest_ns
 from bench.accuracy.sweep import sweep
@@ -38,8 +39,9 @@ so, ``of it``: share of these that are said to be."""
 
 def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
     """Figures of scenario ``number``, or the error it ended with."""
+    mid_job = number - MID_JOB if number >= MID_JOB else None
     try:
-        return number, measure(draw(number, profile))
+        return number, measure(draw(number if mid_job is None else mid_job, profile), mid_job)
     except dpuflow.DpuflowError as error:
         return number, f"{type(error).__name__}: {error}"
 
@@ -52,6 +54,7 @@ def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
 @click.option("--profile", type=click.Choice(["fabric", "host"]), help="One profile only.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--sweep", "swept", is_flag=True, help="Only the smallest lateness told, by kind: a minute.")
+@click.option("--mid-job", "mid_job", is_flag=True, help="Cut all captures to a window in mid-job.")
 @click.option("--cases", is_flag=True, help="One row for each scenario as well.")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures of each scenario."
@@ -62,6 +65,7 @@ def main(
     profile: str | None,
     jobs: int,
     swept: bool,
+    mid_job: bool,
     cases: bool,
     json_file: Path | None,
 ) -> None:
@@ -73,7 +77,8 @@ def main(
         print("\n".join(sweep(profile or "fabric")))
         return
     start = time.monotonic()
-    numbers = [*range(first, first + count), *(many(count) if first == 0 else ())]
+    start_at = first + MID_JOB if mid_job else first
+    numbers = [*range(start_at, start_at + count), *(many(count) if start_at == 0 else ())]
     run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
     found: list[Measured] = []
     failed: list[str] = []
@@ -95,6 +100,7 @@ def main(
         ("fault", lambda m: m.name.split("-")[5]),
         ("profile", lambda m: m.name.split("-")[6]),
         ("clocks", lambda m: "one clock" if not m.estimated else "clocks estimated"),
+        ("beginning", lambda m: m.begins),
     ):
         rows += [[f"by {title}", *[""] * (len(HEADER) - 1)]]
         groups: dict[str, list[Measured]] = {}

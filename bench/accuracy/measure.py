@@ -11,11 +11,13 @@ from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any, Final
 
 import dpuflow
+from bench.accuracy.midjob import as_captured, cut, windows, within
 from bench.accuracy.shown import exact_shown, shown_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import LEFT_OUT, Score, match_collectives, score_case
 from dpuflow.scoring.truth import Case, TrueCollective, place_case
 from dpuflow.synth.case import write_case
+from dpuflow.synth.observe import epoch_ns
 from dpuflow.synth.scenario import Machine
 from dpuflow.synth.timing import Timing
 
@@ -60,6 +62,7 @@ class Measured:
     dated_exact: int = 0  # of these: given as exact
     unasked: int = 0  # scenarios whose fault of ranks the packets do not show
     estimated: bool = False  # whether the clocks differed
+    begins: str = "whole"  # or how its captures begin in mid-job (``midjob.KINDS``)
     pairs: list[tuple[int, int | None]] = field(default_factory=list)  # true and told lateness of all ranks
     """The told one is None where it is no exact value."""
     told: list[tuple[int, int | None, int]] = field(default_factory=list)
@@ -78,34 +81,59 @@ class Measured:
         self.told += other.told
 
 
-def measure(scenario: Scenario) -> Measured:
-    """Write, analyse and score ``scenario``. Late means a third of what its fault puts in, at least 10 us."""
+def measure(scenario: Scenario, mid_job: int | None = None) -> Measured:
+    """Write, analyse and score ``scenario``. Late means a third of what its fault puts in, at least 10 us.
+
+    ``mid_job``: number of the window that its captures are cut to, None where they are whole.
+    """
     with tempfile.TemporaryDirectory() as folder:
         captures = write_case(scenario, folder)
+        truth, meta = (json.loads((Path(folder) / f"{name}.json").read_text()) for name in ("truth", "meta"))
+        begins, part = "whole", truth
+        if mid_job is not None:
+            begins, spans = windows(mid_job, truth, scenario.cluster.nodes)
+            cut(Path(folder), captures, epoch_ns(scenario), spans)
+            part = within(truth, spans)
         files = sorted(str(Path(folder) / capture.name) for capture in captures)
         result = dpuflow.analyze([dpuflow.Vantage(Path(file).stem, (file,)) for file in files])
         analysis = json.loads("\n".join(json_lines(result)))
-        truth, meta = (json.loads((Path(folder) / f"{name}.json").read_text()) for name in ("truth", "meta"))
-    return judge(scenario, truth, meta, analysis, sum(capture.packets for capture in captures))
+    packets = sum(capture.packets for capture in captures)
+    measured = judge(scenario, truth, meta, analysis, packets, part)
+    measured.begins = begins
+    return measured
 
 
 def judge(
-    scenario: Scenario, truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, Any], packets: int
+    scenario: Scenario,
+    truth: dict[str, Any],
+    meta: dict[str, Any],
+    analysis: dict[str, Any],
+    packets: int,
+    part: dict[str, Any] | None = None,
 ) -> Measured:
-    """Score the ``analysis`` of a scenario, given the contents of truth.json and meta.json."""
-    case = place_case(truth, meta, analysis, scenario.name)
-    _leave_out_hidden(case)
+    """Score the ``analysis`` of a scenario, given the contents of truth.json and meta.json.
+
+    ``part``: the truth of what the captures hold whole; None: all of it.
+    """
+    whole = place_case(truth, meta, analysis, scenario.name)
+    case = whole if part is None else place_case(part, meta, analysis, scenario.name)
+    asked = bool(case.collectives) and as_captured(case, len(whole.collectives))
+    whole.compute_fault = case.compute_fault
+    for each in (whole, case):
+        _leave_out_hidden(each)
     injected_ns = max((getattr(fault, "us", 0.0) * 1e3 for fault in scenario.faults), default=0.0)
     late_ns = round(max(10_000.0, injected_ns / 3))
-    measured = Measured(scenario.name, score_case(analysis, case, late_ns, late_ns))
+    # Of all of the truth: what was found of what is cut off is not invented.
+    measured = Measured(scenario.name, score_case(analysis, whole, late_ns, late_ns))
     measured.packets = packets
     measured.estimated = scenario.observation.clocks.offset_us > 0
     measured.clock_ns = list(measured.score.clock_errors_ns)
-    _collectives(measured, scenario, analysis, case, [row["protocol"] for row in truth["collectives"]])
+    rows = (truth if part is None else part)["collectives"]
+    _collectives(measured, scenario, analysis, case, [row["protocol"] for row in rows])
     # What a hand-over takes is no holding up.
     slack_ns = 2 * Timing.of(scenario.machine).handover_ns
     _shown(measured, case, analysis, late_ns, slack_ns)
-    if _shows(scenario, case, slack_ns):
+    if asked and _shows(scenario, case, slack_ns):
         _cause(measured, scenario, truth, analysis, case)
     else:
         measured.unasked = 1

@@ -29,12 +29,13 @@ def build_collectives(
     near: frozenset[int] | None = None,
     announced: NDArray[np.int64] | None = None,
     nodes: NDArray[np.int64] | None = None,
+    until: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
-    messages were captured, None for everyone. ``announced`` and ``nodes``: see
+    messages were captured, None for everyone. ``announced``, ``nodes`` and ``until``: see
     ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
@@ -76,7 +77,7 @@ def build_collectives(
     puts, rest = put_instances(exchanges, np.flatnonzero(written & ~told), position, near)
     instances.extend(puts)
     rest = without_pages(exchanges, rest)
-    instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes))
+    instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes, until))
     places = np.arange(len(position)) if nodes is None else nodes
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
     streamed, unread = socket_instances(exchanges, sent, position, near, places)
@@ -107,7 +108,9 @@ def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Inst
     over_roce = (kind >= Wire.ROCE_SEND) & (kind <= Wire.ROCE_SEND_IMM)
     rows, kind = unnamed[over_roce & ~told], kind[over_roce & ~told]
     puts = exchanges["tag"][rows]
-    left = int(np.where((kind == Wire.ROCE_WRITE) & (puts > 1), puts, 1).sum())
+    put = (kind == Wire.ROCE_WRITE) & (puts > 1)
+    put &= exchanges["grant"][rows] == NONE32  # else it is a message of NCCL without its end
+    left = int(np.where(put, puts, 1).sum())
     # One transfer of TCP may have come in several frames; they all count as told.
     frames = data & ~roce & (transfers["op"] == Op.UNKNOWN)
     return left + int(frames.sum()) - int((told & ~over_roce).sum())

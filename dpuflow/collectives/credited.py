@@ -23,7 +23,7 @@ import numpy as np
 from dpuflow.collectives.communicators import communicators, completed, without
 from dpuflow.collectives.layouts import SLOTS, Lane, layout_of
 from dpuflow.collectives.model import Instance, placed
-from dpuflow.collectives.pipes import in_lockstep, in_turn, pipes_of
+from dpuflow.collectives.pipes import begun_together, in_lockstep, in_turn, pipes_of
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -60,19 +60,20 @@ def credited_instances(
     position: NDArray[np.int64],
     near: frozenset[int] | None,
     nodes: NDArray[np.int64],
+    until: NDArray[np.int64] | None = None,
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
     """Collectives, and whether each connection is understood.
 
     ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
     ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position``,
-    ``near`` and ``nodes`` as in ``structured_instances``.
+    ``near``, ``nodes`` and ``until`` as in ``structured_instances``.
     """
     dealt, at, end = connections
     told = np.zeros(len(at), bool)
     found: list[Instance] = []
     if not announced.any():
         return found, told
-    pipes = pipes_of(exchanges, dealt, at, end, announced)
+    pipes = pipes_of(exchanges, dealt, at, end, announced, until)
     usable = [
         (number, pipe)
         for number, pipe in enumerate(pipes)
@@ -155,8 +156,10 @@ def _understood(
     """Communicators, each given by its sets, with their operations, where these explain enough."""
     found = []
     for part in filter(None, parts):
-        instances = Reading(columns, part, position, nodes, near).instances()
-        count = sum(len(pipe.rows) for each in part for pipe in each.pipes)
+        whole = begun_together(part, columns)
+        instances = Reading(columns, whole, position, nodes, near).instances()
+        # Of operations that the capture's ends cut, no more is asked.
+        count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in whole)
         if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
             found.append((part, instances))
     return found

@@ -231,7 +231,7 @@ def _passed_on(hops: Sequence[tuple[Lane, Lane]], behind: int, period: int = 1) 
     but for as many at the beginning of each ``period``, which are the rank's own.
     """
     by_length: dict[int, list[tuple[Lane, Lane]]] = {}  # those of as many messages are compared at once
-    for came, goes in hops:
+    for came, goes in _by_content(hops, behind):
         if len(goes.sizes) > behind:
             by_length.setdefault(len(goes.sizes), []).append((came, goes))
     same = seen = 0
@@ -248,6 +248,30 @@ def _passed_on(hops: Sequence[tuple[Lane, Lane]], behind: int, period: int = 1) 
     if not seen:
         return None
     return ALL if same >= PASSED * seen else NOTHING if same <= (1 - PASSED) * seen else SOME
+
+
+def _by_content(hops: Sequence[tuple[Lane, Lane]], behind: int) -> list[tuple[Lane, Lane]]:
+    """``hops`` with parallel channels of one kind put together by what they pass on.
+
+    Which of them are the same channel is not known, in a capture that begins in mid-job not even by first
+    use.
+    """
+    parallel: dict[tuple[object, ...], list[tuple[Lane, Lane]]] = {}
+    for came, goes in hops:
+        parallel.setdefault((*came[:2], *goes[:2], came.kind, goes.kind), []).append((came, goes))
+    found = []
+    for alike in parallel.values():
+        left = [goes for _, goes in alike]
+        for came, _ in alike:
+
+            def same(goes: Lane, came: Lane = came) -> int:
+                before = came.samples[:, : came.samples.shape[1] - behind]
+                after = goes.samples[:, behind:]
+                return int(np.count_nonzero((before > 0) & (before == after)))
+
+            best = max(range(len(left)), key=lambda k: same(left[k])) if len(left) > 1 else 0
+            found.append((came, left.pop(best)))
+    return found
 
 
 def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None:

@@ -55,6 +55,20 @@ class Transfers(NamedTuple):
     size: Ints
     whole: NDArray[np.bool_]  # neither end is cut off by the capture
     next_ns: Ints  # first entry for the transfer after it; NEVER where there is none
+    begun: bool  # seen from the connection's first message on
+
+    def part(self, low: int, high: int) -> Transfers:
+        """Those from number ``low`` to before ``high``."""
+        return Transfers(
+            self.edge,
+            self.rows[low:high],
+            self.start_ns[low:high],
+            self.end_ns[low:high],
+            self.size[low:high],
+            self.whole[low:high].copy(),
+            self.next_ns[low:high],
+            self.begun,
+        )
 
 
 def p2p_instances(
@@ -83,26 +97,36 @@ def p2p_instances(
             lane.mend(known)
     every = [each for lanes in by.values() for each in _transfers(lanes)]
     found: list[Instance] = []
-    for members in _cliques(every):
-        if _is_call(members, near):
-            found += [_all_to_all(members, turn, position, near) for turn in range(len(members[0].rows))]
-            continue
-        for each in members:
-            # What it sends was there when it called; unless it was another GPU's that handed it over.
-            handed = _may_hand_over(each.edge, len(by[each.edge]), nodes)
-            found += [
-                Instance(
-                    own,
-                    Op.SEND_RECV,
-                    list(each.edge),
-                    size=int(size),
-                    complete=bool(whole),
-                    free=frozenset(() if handed else (0,)),
-                    near=near,
-                    inside=handed,
-                )
-                for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
-            ]
+    calls: list[list[Transfers]] = []
+    left: list[Transfers] = []
+    for together in _connected(every):
+        members, cut = ([], together) if all(each.begun for each in together) else _in_common(together)
+        whole = bool(members) and _is_call(members, near)
+        calls += [members] if whole else []
+        left += cut if whole else together
+    for clique in _cliques(left):
+        if _is_call(clique, near):
+            calls.append(clique)
+            called = {id(each) for each in clique}
+            left = [each for each in left if id(each) not in called]
+    for members in calls:
+        found += [_all_to_all(members, turn, position, near) for turn in range(len(members[0].rows))]
+    for each in left:
+        # What it sends was there when it called; unless it was another GPU's that handed it over.
+        handed = _may_hand_over(each.edge, len(by[each.edge]), nodes)
+        found += [
+            Instance(
+                own,
+                Op.SEND_RECV,
+                list(each.edge),
+                size=int(size),
+                complete=bool(whole),
+                free=frozenset(() if handed else (0,)),
+                near=near,
+                inside=handed,
+            )
+            for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
+        ]
     taken = [lane.rows for lanes in by.values() for lane in lanes]
     return found, np.setdiff1d(rows, np.concatenate(taken), assume_unique=True) if taken else rows
 
@@ -352,6 +376,7 @@ def _overlap(lane: _Parts, base: _Parts, turn: Ints) -> Ints:
 def _whole(merged: Sequence[tuple[_Parts, Ints]]) -> Transfers:
     """Transfers of parts that go together, each with its place among the transfers."""
     base = merged[0][0]
+    begun = all(int(lane.number[0]) == 1 for lane, _ in merged)
     count = len(base.start_ns)
     start, end = base.start_ns.copy(), base.end_ns.copy()
     size, whole, following = base.size.copy(), base.whole.copy(), base.next_ns.copy()
@@ -364,7 +389,7 @@ def _whole(merged: Sequence[tuple[_Parts, Ints]]) -> Transfers:
         for number, place in enumerate(turn.tolist()):
             rows[place].append(lane.piece(number))
     together = [np.sort(np.concatenate(each)) if len(each) > 1 else each[0] for each in rows]
-    return Transfers(base.edge, together, start, end, size, whole, following)
+    return Transfers(base.edge, together, start, end, size, whole, following, begun)
 
 
 def _cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
@@ -376,22 +401,51 @@ def _cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
     classes: dict[int, list[Transfers]] = {}
     for each in every:
         classes.setdefault(len(each.rows), []).append(each)
-    found: list[list[Transfers]] = []
-    for members in classes.values():
-        parent: dict[int, int] = {}
+    return [clique for members in classes.values() for clique in _connected(members)]
 
-        def root(node: int, parent: dict[int, int] = parent) -> int:
-            while parent.setdefault(node, node) != node:
-                node = parent[node]
-            return node
 
-        for each in members:
-            parent[root(each.edge[1])] = root(each.edge[0])
-        by: dict[int, list[Transfers]] = {}
-        for each in members:
-            by.setdefault(root(each.edge[0]), []).append(each)
-        found += by.values()
-    return found
+def _connected(members: Sequence[Transfers]) -> list[list[Transfers]]:
+    """Transfers by endpoints that they connect."""
+    parent: dict[int, int] = {}
+
+    def root(node: int) -> int:
+        while parent.setdefault(node, node) != node:
+            node = parent[node]
+        return node
+
+    for each in members:
+        parent[root(each.edge[1])] = root(each.edge[0])
+    by: dict[int, list[Transfers]] = {}
+    for each in members:
+        by.setdefault(root(each.edge[0]), []).append(each)
+    return list(by.values())
+
+
+def _in_common(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
+    """Of edges seen from mid-job on the transfers of calls that are seen of all, and the others, cut off.
+
+    What belongs to one call overlaps most: told from the transfer in the middle of each edge's. Nothing where
+    more than the capture's ends would be left out.
+    """
+    base, places = members[0], []
+    for each in members:
+        middle = len(each.rows) // 2
+        over = np.minimum(base.end_ns, each.end_ns[middle]) - np.maximum(base.start_ns, each.start_ns[middle])
+        places.append(int(np.argmax(over)) - middle)  # of its first one among those of the base
+    begin = max(places)
+    end = min(place + len(each.rows) for place, each in zip(places, members, strict=True))
+    first, last = max(int(e.start_ns[0]) for e in members), min(int(e.end_ns[-1]) for e in members)
+    kept, cut = [], []
+    for place, each in zip(places, members, strict=True):
+        low, high = begin - place, max(end, begin) - place
+        ahead, behind = each.part(0, low), each.part(high, len(each.rows))
+        if low == high or (ahead.start_ns > first).any() or (behind.end_ns < last).any():
+            return [], []
+        kept.append(each.part(low, high))
+        for part in (ahead, behind):
+            part.whole[:] = False
+            cut.append(part)
+    return kept, cut
 
 
 def _is_call(members: Sequence[Transfers], near: frozenset[int] | None) -> bool:

@@ -13,7 +13,7 @@ that carries the operation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.streams import Columns
     from dpuflow.tables import Rows
 
 LIKE: Final = 0.5
 """Of the places where operations may begin on one of two pipes in lockstep, the share that the other must
 have as well. Chance gives pipes of other counts at most one in two."""
 
+_FAR: Final = np.iinfo(np.int64).max
 SIGMAS: Final = 3
 """Standard deviations beyond chance that show two pipes of equally many messages to be in lockstep."""
 
@@ -44,6 +46,8 @@ class Pipe(NamedTuple):
     first: int  # number of its first clear-to-send entry; they are counted from 1
     begins: NDArray[np.bool_]  # an operation may begin with this message
     slots: NDArray[np.int64]  # bytes that each message's entry announced
+    arrived: NDArray[np.int64] | None = None  # when each message had; None: not known
+    until: int = _FAR  # when the captures of its ends stop
 
     @property
     def stop(self) -> int:
@@ -88,30 +92,39 @@ def pipes_of(
     at: NDArray[np.int64],
     end: NDArray[np.int64],
     announced: NDArray[np.int64],
+    until: NDArray[np.int64] | None = None,
 ) -> list[Pipe | None]:
     """A pipe for each connection, whose rows are ``dealt[at:end]``; None where entries are missing.
 
-    ``announced``: bytes that the entry of each row of ``exchanges`` allowed, 0 where it was not seen.
+    Those missing at the beginning came before the capture did; a pipe begins behind them.
+
+    ``announced``: bytes that the entry of each row of ``exchanges`` allowed, 0 where it was not seen;
+    ``until``: see ``structured_instances``.
     """
     index, slots = exchanges["sub"][dealt].astype(np.int64), announced[dealt]
     granted, arrived = exchanges["grant_ns"][dealt], exchanges["arrived_end_ns"][dealt]
     known = (granted[1:] != NEVER) & (arrived[:-1] != NEVER)
     waited = (granted[1:] > arrived[:-1]) | ~known
     begins = np.r_[True, waited | (slots[1:] != slots[:-1])]
-    gap = np.r_[True, index[1:] != index[:-1] + 1]
-    gap[at] = index[at] < 1
-    holes = np.r_[0, np.cumsum(gap | (slots == 0))]
+    unseen = (slots == 0) | (index < 1)
+    holes = np.r_[0, np.cumsum(np.r_[True, index[1:] != index[:-1] + 1] | unseen)]
     ends = np.stack([exchanges["src"][dealt[at]], exchanges["dst"][dealt[at]]], axis=1).tolist()
     found: list[Pipe | None] = []
-    for (src, dst), low, high, missing in zip(
-        ends, at.tolist(), end.tolist(), (holes[end] - holes[at]).tolist(), strict=True
+    seen = np.flatnonzero(~unseen)
+    begun = np.r_[seen, len(dealt)][np.searchsorted(seen, at)]
+    for (src, dst), start, low, high in zip(
+        ends, at.tolist(), np.minimum(begun, end).tolist(), end.tolist(), strict=True
     ):
-        if missing:
+        # Entries for the first messages came before the capture began; there are none missing behind them.
+        if low == high or holes[high] > holes[low + 1]:
             found.append(None)
             continue
-        begins[low] = True
+        begins[low] = index[low] == 1 or (low > start and bool(known[low - 1] and waited[low - 1]))
         part = slice(low, high)
-        found.append(Pipe(src, dst, dealt[part], int(index[low]), begins[part], slots[part]))
+        last = _FAR if until is None else int(max(until[src], until[dst]))
+        found.append(
+            Pipe(src, dst, dealt[part], int(index[low]), begins[part], slots[part], arrived[part], last)
+        )
     return found
 
 
@@ -180,9 +193,12 @@ def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool) ->
         return None
     if one.stop != other.stop:
         # The capture's end may have cut an operation off; more than one it cannot.
-        if 2 * shared < max(lefts, rights):
+        # The numbers of a capture that begins in mid-job agree by no chance.
+        surely = min(one.first, other.first) > 1 and shared > chance + SIGMAS * chance**0.5
+        if 2 * shared < max(lefts, rights) and not surely:
             return None
-        if abs(one.stop - other.stop) > max(_longest(left), _longest(right)):
+        longest = max(_longest(left), _longest(right))
+        if abs(one.stop - other.stop) > longest and not _stopped(one, other, longest):
             return None
     both = np.zeros_like(common)
     both[mine] = begin
@@ -195,6 +211,39 @@ def _longest(begins: NDArray[np.bool_]) -> int:
     return max(int(np.diff(places).max(initial=0)), len(begins) - int(places[-1]))
 
 
+def begun_together(sets: Sequence[Lockstep], columns: Columns) -> list[Lockstep]:
+    """``sets`` of one communicator without what came before a capture that begins in mid-job shows them all.
+
+    Each then begins with the same operation, as far as it takes part: operations end everywhere at about the
+    same time, whoever was late. Where all connections are seen from their first message on nothing is left
+    out.
+    """
+    late = [each for each in sets if max(pipe.first for pipe in each.pipes) > 1]
+    if len(sets) < 2 or not late:
+        return list(sets)
+    shown = max(int(columns.starts[each.rows[:, 0]].min()) for each in late)
+    ends = [columns.arrivals[each.rows[:, each.bounds[1:] - 1]].max(axis=0) for each in sets]
+    skip = [int(np.searchsorted(np.maximum.accumulate(end), shown)) for end in ends]
+    known = [int(end[k]) for end, k in zip(ends, skip, strict=True) if k < len(end)]
+    for number, end in enumerate(ends):
+        while skip[number] + 1 < len(end) and (
+            abs(int(end[skip[number] + 1]) - max(known)) < abs(int(end[skip[number]]) - max(known))
+        ):
+            skip[number] += 1
+    kept = [
+        replace(each, bounds=each.bounds[k:], slots=each.slots[k:])
+        for each, k in zip(sets, skip, strict=True)
+    ]
+    return [each for each in kept if len(each)]
+
+
+def _stopped(one: Pipe, other: Pipe, longest: int) -> bool:
+    """Whether of two pipes the captures at the ends of the one with fewer messages stopped before the other
+    was through with the operation behind those. ``longest``: messages of the longest operation."""
+    short, long = sorted((one, other), key=lambda pipe: pipe.stop)
+    return long.arrived is not None and bool(long.arrived[short.stop + longest - long.first] >= short.until)
+
+
 def together(pipes: Sequence[Pipe]) -> Lockstep | None:
     """Pipes in lockstep, from the first number that all of them have to the last."""
     first, stop = max(pipe.first for pipe in pipes), min(pipe.stop for pipe in pipes)
@@ -204,9 +253,8 @@ def together(pipes: Sequence[Pipe]) -> Lockstep | None:
     begins = np.ones(stop - first, bool)
     for pipe in pipes:
         begins &= pipe.begins[first - pipe.first : stop - pipe.first]
-    begins[0] = first == 1  # else the capture began within an operation
     bounds = np.flatnonzero(begins)
-    if all(pipe.stop == stop for pipe in pipes):
+    if all(pipe.stop == stop or pipe.begins[stop - pipe.first] for pipe in pipes):
         bounds = np.r_[bounds, stop - first]
     if len(bounds) < 2:
         return None

@@ -46,12 +46,14 @@ def structured_instances(
     near: frozenset[int] | None = None,
     announced: NDArray[np.int64] | None = None,
     nodes: NDArray[np.int64] | None = None,
+    until: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
 
     ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``;
     ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen;
-    ``nodes`` numbers each endpoint's node, None where each is a node of its own.
+    ``nodes`` numbers each endpoint's node, None where each is a node of its own; ``until``: when each one's
+    capture ends, NEVER without one, None where nothing is known of that.
     """
     nodes = np.arange(len(position)) if nodes is None else nodes
     columns = columns_of(exchanges)
@@ -63,7 +65,9 @@ def structured_instances(
     dealt, at, end = connections_of(exchanges, rows)
     if announced is not None:
         lines = dealt, at, end
-        credited, told = credited_instances(exchanges, columns, lines, announced, position, near, nodes)
+        credited, told = credited_instances(
+            exchanges, columns, lines, announced, position, near, nodes, until
+        )
         found, at, end = found + credited, at[~told], end[~told]
     channels: list[list[Instance]] = []
     habits: Habits = {}

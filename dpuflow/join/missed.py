@@ -1,4 +1,5 @@
 """Messages of NCCL's connections that a capture missed and another one saw: their times at the missing end.
+So are those that were under way when captures began.
 
 In: TRANSFER rows in order of sent_ns. Out: the same rows, in order of what is now sent_ns.
 Without this a message that its sender's own capture missed seems to leave when it arrived, behind those that
@@ -36,24 +37,32 @@ def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
     way, between what arrived before and after.
     """
     missed = (transfers["flags"] & MessageFlag.GAP) != 0
-    if missed.any():
-        missed &= np.isin(transfers["wire"], _WRITES)
-    if not missed.any():
+    # Of several captures some saw nothing of what others saw leave.
+    under_way = (transfers["seen"] & Seen.AT_SENDER) == 0 if len(captures) > 1 else missed
+    if not missed.any() and not under_way.any():
+        return transfers
+    write = np.isin(transfers["wire"], _WRITES)
+    missed &= write
+    under_way &= write
+    if not missed.any() and not under_way.any():
         return transfers
     _unstamped(captures, transfers)
     line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
-    concerned = np.zeros(int(line.max()) + 1, bool)
-    concerned[line[missed]] = True
-    rows = np.flatnonzero(concerned[line] & np.isin(transfers["wire"], _WRITES))
+    stamped, lossy, late = (np.zeros(int(line.max()) + 1, bool) for _ in range(3))
+    stamped[line[write & ~under_way]] = True
+    lossy[line[missed]] = True
+    late[line[under_way]] = True
+    rows = np.flatnonzero((lossy | (late & stamped))[line] & write)
     rows = rows[np.argsort(line[rows], kind="stable")]
-    for mine in np.split(rows, np.flatnonzero(np.diff(line[rows])) + 1):
+    for mine in np.split(rows, np.flatnonzero(np.diff(line[rows])) + 1) if len(rows) else ():
         seq = transfers["seq"][mine].astype(np.int64)
         step = seq[1:] - seq[:-1]
         psn = np.r_[0, np.cumsum(((step + _ROUND // 2) & (_ROUND - 1)) - _ROUND // 2)]
         mine = mine[np.argsort(psn, kind="stable")]
         _date_sending(transfers, mine)
-        _date_arrival(transfers, mine)
-    return transfers[np.argsort(transfers["sent_ns"], kind="stable")]
+        if lossy[line[mine[0]]]:
+            _date_arrival(transfers, mine)
+    return transfers[np.argsort(transfers["sent_ns"], kind="stable")] if len(rows) else transfers
 
 
 def _unstamped(captures: Sequence[CaptureTables], transfers: Rows) -> None:
@@ -72,10 +81,14 @@ def _date_sending(transfers: Rows, mine: NDArray[np.int64]) -> None:
     stamped = (transfers["seen"][mine] & Seen.AT_SENDER) != 0
     if not stamped.any():
         return  # its sender was not captured: all its times are of one place
-    for k in np.flatnonzero(~stamped[:-1])[::-1].tolist():
-        row, after = transfers[mine[k]], int(transfers["sent_ns"][mine[k + 1]])
-        row["sent_ns"] = min(int(row["sent_ns"]), after - 1)
-        row["sent_end_ns"] = max(min(int(row["sent_end_ns"]), after - 1), int(row["sent_ns"]))
+    if stamped.all():
+        return
+    place = np.arange(len(mine))
+    sent, end = transfers["sent_ns"][mine], transfers["sent_end_ns"][mine]
+    least = np.minimum.accumulate((sent - place)[::-1])[::-1] + place
+    until = np.r_[least[1:] - 1, np.iinfo(np.int64).max]
+    transfers["sent_ns"][mine] = np.where(stamped, sent, least)
+    transfers["sent_end_ns"][mine] = np.where(stamped, end, np.maximum(np.minimum(end, until), least))
 
 
 def _date_arrival(transfers: Rows, mine: NDArray[np.int64]) -> None:

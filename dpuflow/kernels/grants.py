@@ -14,10 +14,10 @@ from dpuflow.schema import MESSAGE
 
 # NCCL's clear-to-send entries: 32 or 64 B each, at most eight in one WRITE (net_ib, common.h).
 CTS_UNIT, CTS_MAX = 32, 512
-WORD_PLACES = np.array([8, 16, 20, 24, 32, 36, 40, 48, 52, 56], np.int64)
-N_WORDS = 12  # the words at these places, the bytes captured, the row
-WORD_CAPACITY, WORD_LENGTH, WORD_ROW = 0, 10, 11
-CAPACITY = 8  # where the receive capacity lies in all versions
+WORD_PLACES = np.array([0, 4, 8, 16, 20, 24, 32, 36, 40, 48, 52, 56], np.int64)
+N_WORDS = 14  # the words at these places, the bytes captured, the row
+WORD_ADDRESS, WORD_CAPACITY, WORD_LENGTH, WORD_ROW = 0, 2, 12, 13
+CAPACITY = 8  # where the receive capacity lies in all versions, behind the address
 SPREAD = 0x9E3779B1  # odd: mixes words without losing any (Knuth, TAOCP 3, 6.4)
 
 
@@ -116,8 +116,8 @@ def _counts_up(words, order, low, high, psn, size, unit, word, mask):  # type: i
 def read_layouts(words, order, bounds, psn, size, layouts, found):  # type: ignore[no-untyped-def]
     """Index and tag of clear-to-send entries, flow by flow: ``order[bounds[f]:bounds[f + 1]]`` are of one.
 
-    The first of ``layouts`` that fits all of a flow's entries counts; without any, they are counted from 1
-    and have no tag. Where 16 bits of the index were captured, the PSN, which counts the same, has the rest.
+    The first of ``layouts`` that fits all of a flow's entries counts; without any, PSNs count them, and they
+    have no tag. Where 16 bits of the index were captured, the PSN, which counts the same, has the rest.
     """
     for f in range(bounds.shape[0] - 1):
         low, high = bounds[f], bounds[f + 1]
@@ -138,7 +138,7 @@ def read_layouts(words, order, bounds, psn, size, layouts, found):  # type: igno
         tagged = chosen >= 0 and shortest >= layouts[chosen, TAG_PLACE] + 4
         for k in range(low, high):
             i = order[k]
-            index = k - low + 1
+            index = (psn[i] & (PSNS - 1)) + 1  # NCCL's queue pairs begin with PSN 0
             if chosen >= 0:
                 index = np.int64(words[i, layouts[chosen, INDEX_WORD]])
                 if bits == 16:
@@ -159,5 +159,11 @@ def write_entries(rows, words, found):  # type: ignore[no-untyped-def]
         row.role = GRANT
         captured = words[i, WORD_LENGTH] >= CAPACITY + 4
         row.announces = np.uint64(words[i, WORD_CAPACITY]) if captured else np.uint64(0)
+        # The address that data is to go to, in place of the one that the entry was written to.
+        row.va = np.uint64(0)
+        if words[i, WORD_LENGTH] >= CAPACITY:
+            row.va = np.uint64(words[i, WORD_ADDRESS]) | np.uint64(words[i, WORD_ADDRESS + 1]) << np.uint64(
+                32
+            )
         row.sub = found[i, INDEX]
         row.tag = found[i, TAG]
