@@ -243,6 +243,13 @@ def test_a_little_late_every_time() -> None:
     assert others(found, 1) == {"on_time"}
 
 
+def test_a_bad_time_of_a_rank_that_is_a_little_late_anyway() -> None:
+    """Eight of 24 times it is late by 60 ms, else by 0.08: what it costs is that time, not the habit."""
+    found = judged(lambda rank, turn: (80_000 + 60 * MS * (8 <= turn < 16)) * (rank == 2), times=24)
+    assert (found[2].verdict, found[2].steadiness) == ("intermittent", "transient")
+    assert others(found, 2) == {"on_time"}
+
+
 def test_point_to_point_transfers_are_no_verdict() -> None:
     world = World("eager")
     chain = algorithm_of(Op.BROADCAST, "linear")

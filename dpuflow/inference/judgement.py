@@ -321,7 +321,8 @@ def _judge_one(
         after = mine[int((units.place[: onset or 0] == 0).sum()) :]
         if (
             float(after.mean()) >= LATE_SHARE
-            or usual
+            # Beside incidents that cost more, being a little longer as a rule makes them no habit.
+            or 2 * sum(usual.values()) > int(units.amount_ns.sum())
             or (
                 onset is not None
                 and is_material(sum(_usual(units, own, world, onset).values()), world.span_ns)
