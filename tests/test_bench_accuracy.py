@@ -8,6 +8,7 @@ from bench.accuracy.draw import FAULTS, KINDS, draw
 from bench.accuracy.measure import Measured, measure
 from bench.accuracy.onesided import KINDS as ONE_SIDED_KINDS
 from bench.accuracy.onesided import many
+from bench.accuracy.partly import HELD, some
 from dpuflow.reports.scores import transfer_lines
 
 
@@ -32,6 +33,27 @@ def test_one_sided_scenarios_cover_all_kinds_and_are_scored() -> None:
     assert moved.waits_told == moved.waits > 0
     (line,) = transfer_lines(measured.score)
     assert line.startswith(f"transfers: {moved.true} of {moved.true} found, 0 invented; bytes right 100 %")
+
+
+def test_scenarios_captured_at_some_nodes() -> None:
+    scenarios = [draw(number, "fabric") for number in some(200)]
+    assert len(scenarios) == 40
+    for held in HELD:
+        assert sum(each.name.endswith(f"-{held}") for each in scenarios) == 10
+    for each in scenarios:
+        only = each.observation.only
+        assert only is not None
+        assert 0 < len(only) < each.cluster.nodes
+    measured = measure(scenarios[0])
+    score = measured.score
+    assert (score.found, score.invented, measured.violated) == (score.true, 0, 0)
+    assert score.op_right == score.bytes_right == score.true > 0
+
+
+def test_queue_pairs_are_drawn() -> None:
+    settings = [draw(number).nccl for number in range(60)]
+    assert {each.qps_per_connection for each in settings} == {1, 2, 4, 8}
+    assert {each.split_data_on_qps for each in settings} == {None, False, True}
 
 
 def test_a_simple_ring_is_measured_right() -> None:

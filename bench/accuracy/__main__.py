@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 import dpuflow
-from bench.accuracy.draw import draw
+from bench.accuracy.draw import PARTLY, draw
 from bench.accuracy.measure import Measured, handover_spread_ns, measure
 from bench.accuracy.midjob import MID_JOB
 from bench.accuracy.onesided import many
+from bench.accuracy.partly import HELD, some
 from bench.accuracy.smallest import smallest_ns
 from bench.accuracy.sweep import sweep
 from dpuflow.reports.layout import duration, table
@@ -78,23 +79,25 @@ def main(
         return
     start = time.monotonic()
     start_at = first + MID_JOB if mid_job else first
-    numbers = [*range(start_at, start_at + count), *(many(count) if start_at == 0 else ())]
+    others = [*many(count), *some(count)] if start_at == 0 else []
+    numbers = [*range(start_at, start_at + count), *others]
     run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
     found: list[Measured] = []
+    partly: list[Measured] = []
     failed: list[str] = []
     with ProcessPoolExecutor(jobs) as pool:
         every = pool.map if jobs > 1 else map
         results: Iterable[tuple[int, Measured | str]] = every(run, numbers)
         for number, result in results:
             if isinstance(result, Measured):
-                found.append(result)
+                (partly if number >= PARTLY else found).append(result)
             else:
                 failed.append(f"{number}: {result}")
             if sys.stderr.isatty():
-                print(f"\r{len(found) + len(failed)}/{len(numbers)}", end="", file=sys.stderr)
+                print(f"\r{len(found) + len(partly) + len(failed)}/{len(numbers)}", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    rows: list[list[str]] = [_row(each.name, [each]) for each in found] if cases else []
+    rows: list[list[str]] = [_row(each.name, [each]) for each in found + partly] if cases else []
     for title, key in (
         ("operation", lambda m: "-".join(m.name.split("-")[1:4])),
         ("fault", lambda m: m.name.split("-")[5]),
@@ -108,6 +111,13 @@ def main(
             groups.setdefault(key(each), []).append(each)
         rows += [_row(f"  {name}", group) for name, group in sorted(groups.items())]
     rows.append(_row("simulated", found))
+    if partly:
+        rows += [["captured at", *[""] * (len(HEADER) - 1)]]
+        rows += [
+            _row(f"  {title}", group)
+            for held, title in HELD.items()
+            if (group := [each for each in partly if each.name.endswith(f"-{held}")])
+        ]
     rows += _real()
     print("\n".join(table(list(HEADER), rows)))
     print("\n".join(transfer_lines(_together(found).score)))
@@ -115,12 +125,12 @@ def main(
     print("\n".join(_against_handovers(found)))
     print("\n".join(_spread(found)))
     print("\n".join(_smallest(found)))
-    packets = sum(each.packets for each in found)
-    print(f"{len(found)} scenarios, {packets:,} packets, {time.monotonic() - start:.0f} s")
+    packets = sum(each.packets for each in found + partly)
+    print(f"{len(found) + len(partly)} scenarios, {packets:,} packets, {time.monotonic() - start:.0f} s")
     for line in failed:
         print(f"failed: {line}")
     if json_file is not None:
-        document = {each.name: _figures(each) for each in found}
+        document = {each.name: _figures(each) for each in found + partly}
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

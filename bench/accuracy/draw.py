@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, log
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpuflow.synth.scenario import (
     Clocks,
@@ -43,10 +43,16 @@ KINDS = (
 MOST_PACKETS = 400_000
 ONE_SIDED = 1000
 """Numbers from here on are scenarios of one-sided traffic (``onesided``)."""
+PARTLY = 3000
+"""From here on those that are captured at some nodes only (``partly``)."""
 
 
 def draw(number: int, profile: str | None = None) -> Scenario:
     """Scenario ``number``; every kind of operation and fault comes up in turn."""
+    if number >= PARTLY:
+        from bench.accuracy.partly import draw_partly
+
+        return draw_partly(number, profile)
     if number >= ONE_SIDED:
         from bench.accuracy.onesided import draw_one_sided
 
@@ -92,7 +98,7 @@ def draw(number: int, profile: str | None = None) -> Scenario:
             version=random.choice(("2.20", "2.25", "2.29", "2.30")),
             channels=random.choice((gpus, 2 * gpus)) if rails else random.choice((1, 2, 2, 4)),
             transport="socket" if socket else "ib",
-            qps_per_connection=random.choice((1, 1, 1, 2)),
+            **_queue_pairs(number, random.choice((1, 1, 1, 2))),
             adaptive_routing=random.random() < 0.1,
             timeout=14,
         ),
@@ -107,6 +113,14 @@ def draw(number: int, profile: str | None = None) -> Scenario:
             compress=False,
         ),
     )  # fmt: skip
+
+
+def _queue_pairs(number: int, usual: int) -> dict[str, Any]:
+    """Queue pairs of a connection: the ``usual`` ones, or more, with messages in turn or cut over all."""
+    random = Random(f"accuracy/{number}/queue pairs")
+    if random.random() < 0.7:
+        return {"qps_per_connection": usual}
+    return {"qps_per_connection": random.choice((2, 4, 8)), "split_data_on_qps": random.random() < 0.7}
 
 
 def _job(op: str, operation: Operation, iterations: int, compute_us: float, jitter_us: float) -> Job:

@@ -151,7 +151,7 @@ def handover_spread_ns(profile: str) -> float:
 
 
 def _leave_out_hidden(case: Case) -> None:
-    """Take ranks out whose adapter carried nothing: only NVLink knows of them (all nodes are captured)."""
+    """Take ranks out of whose adapter no packet was seen: only NVLink or other nodes know of them."""
     for collective in case.collectives:
         for key in [key for key in collective.enter_ns if key < 0]:
             if len(collective.enter_ns) > 1:
@@ -172,6 +172,9 @@ def _shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
         return False
     injected_ns = fault["ms"] * 1e6
     rank = fault.get("rank")
+    only = scenario.observation.only
+    if only is not None and (rank is None or rank // scenario.cluster.gpus_per_node not in only):
+        return False  # who has no capture is seen in part, and of many ranks some are not seen at all
     hidden = rank is not None and case.endpoint_of_rank[rank] < 0
     if hidden or (rank is not None and injected_ns < _unseen_ns(scenario, case, rank)):
         return False

@@ -62,7 +62,7 @@ def credited_instances(
     nodes: NDArray[np.int64],
     until: NDArray[np.int64] | None = None,
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
-    """Collectives, and whether each connection is understood.
+    """Collectives, and whether each connection is understood, or can be nothing else.
 
     ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
     ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position``,
@@ -81,6 +81,9 @@ def credited_instances(
     ]
     for members in _alike(joined(usable, nodes), near):
         joint = [pipe for _, pipe in members]
+        if near is not None and _in_part(joint, near, nodes):
+            told[[number for number, _ in members]] = True
+            continue
         sets = in_lockstep(joint)
         own, instances = _by_communicators(columns, sets, position, nodes, near)
         if len(own) < len(members):
@@ -91,6 +94,13 @@ def credited_instances(
         found += [placed(instance, near) for instance in instances]
         told[[number for number, pipe in members if id(pipe.rows) in own]] = True
     return found, told
+
+
+def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
+    """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
+    known then, so neither is how a ring goes on, and nothing is made of what was seen."""
+    ends = {end for pipe in pipes for end in pipe[:2]}
+    return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
 
 
 def _alike(
