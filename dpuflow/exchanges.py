@@ -73,11 +73,13 @@ def build_exchanges(transfers: Rows, columns: Rows | Picked | None = None) -> Ro
 def there_ns(exchanges: Rows | Picked) -> NDArray[np.int64]:
     """When the receiver had all the data of each exchange; NEVER where it was not seen to arrive.
 
-    What an MPI library READs is there when it says so; anything else when it arrived.
+    What an MPI library READs is there when it says so, and what ob1 PUTs when the sender's FIN says so (a FIN
+    that is lost keeps its receiver for a timeout); anything else when it arrived.
     """
-    read = (exchanges["op"] != Op.UNKNOWN) & (exchanges["wire"] == Wire.ROCE_READ)
+    told = (exchanges["op"] != Op.UNKNOWN) & (exchanges["wire"] == Wire.ROCE_READ)
+    told |= exchanges["wire"] == Wire.OB1_PUT
     there = exchanges["arrived_end_ns"]
-    return np.where(read & (there != NEVER), np.maximum(there, exchanges["taken_ns"]), there)
+    return np.where(told & (there != NEVER), np.maximum(there, exchanges["taken_ns"]), there)
 
 
 def announced(transfers: Rows, exchanges: Rows) -> NDArray[np.int64]:
@@ -254,7 +256,13 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     # A sender that says so knows that its data has come (UCX's puts).
     known = data & (rows["wire"] == Wire.TAGGED_DONE)
     latest("acked_ns", data, np.where(known, rows["sent_end_ns"], rows["acked_ns"]))
-    latest("taken_ns", data, rows["taken_ns"])
+    taken = rows["taken_ns"]
+    put = rows["wire"] == Wire.OB1_PUT
+    if put.any():  # complete for its receiver when the sender's FIN has come, not when it is acknowledged
+        taken = np.where(put, NEVER, taken)
+        puts, fins = _finished(rows)
+        taken[puts] = rows["arrived_end_ns"][fins]
+    latest("taken_ns", data, taken)
     says_read = _says_read(rows)
     if says_read.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
         # libfabric hands a message on when its own word has been acknowledged (rxm_rndv_rx_finish).
@@ -301,6 +309,25 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         out[name] = NONE32
         np.minimum.at(out[name], number[mask], where[mask].astype(np.uint32))
     return out
+
+
+def _finished(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """ob1's PUTs with the FIN that ends each: rows of both.
+
+    Keys of FINs are pointers, which are used again; what counts is that PUT and FIN take turns on their flow.
+    """
+    part = np.flatnonzero((rows["wire"] == Wire.OB1_PUT) | (rows["wire"] == Wire.OB1_FIN))
+    part = part[np.lexsort((rows["seq"][part], rows["src"][part], rows["connection"][part]))]
+    fin = rows["wire"][part] == Wire.OB1_FIN
+    same = (rows["connection"][part][1:] == rows["connection"][part][:-1]) & (
+        rows["src"][part][1:] == rows["src"][part][:-1]
+    )
+    turn = ~fin[:-1] & fin[1:] & same
+    twice = same & (fin[1:] == fin[:-1])
+    turn[1:] &= ~twice[:-1]
+    turn[:-1] &= ~twice[1:]
+    first = np.flatnonzero(turn)
+    return part[first], part[first + 1]
 
 
 def _synchronous(

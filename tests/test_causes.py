@@ -168,3 +168,14 @@ def test_held_up_by_its_own_last_send() -> None:
     exchanges["retransmitted"][first[-1]] = 1
     exchanges["acked_ns"][first[-1]] = exchanges["data_end_ns"][first[-1]]
     assert caused(world, exchanges=exchanges)[1, 1][0] == NETWORK
+
+
+@pytest.mark.parametrize(("share", "cause"), [(0.25, NONE), (4.0, COMPUTE)])
+def test_what_is_mostly_inherited_is_not_its_own(share: float, cause: int) -> None:
+    """Rank 2 left late, for its link is slow (though none is called so), and then works longer as well."""
+    world = World("gloo", packets=50, slow={(1, 2): 200.0})
+    world.play(LINEAR, 4096, dict.fromkeys(range(6), 0))
+    leave = world.played[-1].leave_ns
+    inherited = leave[2] - leave[3]
+    world.play(LINEAR, 4096, after(world, {2: round(share * inherited)}))
+    assert caused(world)[1, 2] == (cause, pytest.approx(share * inherited, rel=0.1))

@@ -410,3 +410,40 @@ def test_a_synchronous_send_without_data_is_complete() -> None:
     assert (rows["data_ns"] != NEVER).tolist() == [True, True, True, False]
     assert (rows["arrived_end_ns"][:3] == rows["offer_arrived_ns"][:3]).all()
     assert (rows["flags"] & MessageFlag.ENDS_AFTER != 0).tolist() == [False, False, False, True]
+
+
+def test_what_is_put_is_there_when_the_word_of_it_is() -> None:
+    """A FIN that the network loses keeps its receiver for a timeout, though all the data is there."""
+    wires = Wires()
+    for k, lost in enumerate((0, 200_000)):
+        at = 1_000_000 * k
+        wires.ob1(Role.OFFER, 0, 1, at + 10, sub=k, announces=900, seq=at)
+        wires.ob1(Role.GRANT, 0, 1, at + 50, sub=k, announces=900, seq=at)
+        wires.ob1(Role.DATA, 0, 1, at + 60, sub=k, bytes=900, seq=at + 60, taken_ns=at + 40_000)
+        arrived = at + 61 + HOP + lost
+        fin = {"seq": at + 960, "arrived_ns": arrived, "arrived_end_ns": arrived}
+        wires.ob1(Role.DONE, 0, 1, at + 61, sub=k, wire=Wire.OB1_FIN, **fin)
+    found = build_exchanges(wires.rows())
+    assert found["arrived_end_ns"].tolist() == [60 + HOP, 1_000_060 + HOP]
+    assert there_ns(found).tolist() == [61 + HOP, 1_200_061 + HOP]
+
+
+def test_a_fin_counts_for_the_put_before_it_whatever_its_key_says() -> None:
+    """Keys are pointers, which are used again: here each FIN names the other one's transfer."""
+    wires = Wires()
+    for k in (0, 1):
+        at = 1_000_000 * k
+        wires.ob1(Role.OFFER, 0, 1, at + 10, sub=k, announces=900, seq=at)
+        wires.ob1(Role.DATA, 0, 1, at + 60, sub=k, bytes=900, seq=at + 60)
+        wires.ob1(Role.DONE, 0, 1, at + 61 + k, sub=1 - k, wire=Wire.OB1_FIN, seq=at + 960)
+    assert there_ns(build_exchanges(wires.rows())).tolist() == [61 + HOP, 1_000_062 + HOP]
+
+
+def test_fins_of_puts_that_overlap_are_left_alone() -> None:
+    wires = Wires()
+    for k in (0, 1):
+        wires.ob1(Role.OFFER, 0, 1, 10 + k, sub=k, announces=900, seq=k)
+        wires.ob1(Role.DATA, 0, 1, 60 + k, sub=k, bytes=900, seq=100 + 900 * k)
+    for k in (0, 1):
+        wires.ob1(Role.DONE, 0, 1, 5_000 + k, sub=k, wire=Wire.OB1_FIN, seq=5_000 + k)
+    assert there_ns(build_exchanges(wires.rows())).tolist() == [60 + HOP, 61 + HOP]

@@ -236,3 +236,18 @@ def test_the_sender_hears_of_its_message_when_the_word_comes_not_when_tcp_acknow
     exchanges = build_exchanges(rows)
     assert exchanges["acked_ns"].tolist() == [350]
     assert exchanges["wire"].tolist() == [Wire.TAGGED_DONE]
+
+
+def test_a_put_beyond_what_its_grant_allowed_belongs_to_one_that_was_not_seen_whole() -> None:
+    """The memory is the same every time, and the fourth grant's header lies behind the snap length."""
+    tag, size = ompi_tag(-13, 0, 0), 50_000
+    frames = [(0, HELLO), (1, ucx(32, bytes(4)))]
+    for k in range(6):
+        frames += [(0, rts(tag, 900 + k, size)), (1, only(tag, 20))]
+        grant = rtr(900 + k, 40 + k, 0xD000, size)
+        frames += [(1, only(tag, 30) + grant)] if k == 3 else [(1, only(tag, 30)), (1, grant)]
+        frames += [(0, put(0xD000, size)), (1, ucx(34, bytes(4))), (0, atp(40 + k))]
+    rows, _, _ = run(talk(*frames), 62)
+    puts = rows[(rows["role"] == Role.DATA) & (rows["bytes"] == size)]
+    offers = rows[rows["role"] == Role.OFFER]
+    assert puts["sub"].tolist() == offers["sub"].tolist()  # each is its own transfer's

@@ -53,12 +53,15 @@ def causes_of(
     slow: NDArray[np.bool_],
     fed: Fed | None = None,
     registered: Callable[[], NDArray[np.bool_]] | None = None,
+    awaited: NDArray[np.int64] | None = None,
+    kin: NDArray[np.int64] | None = None,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
-    it begins when it is there. ``registered`` finds rows whose credits say nothing of a
-    host (``registered_rows``).
+    it begins when it is there; or when what else it may have waited for was done (``awaited``, see there).
+    ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is the row of
+    the same group's collective before.
     """
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
@@ -66,10 +69,12 @@ def causes_of(
     # Whether a call returns before its last data has left the node depends on the library: a rank is
     # blamed only if it worked longer by either reckoning.
     fed_ns = fed.ns if fed else np.full(len(last), NEVER)
+    since_ns = fed_ns if awaited is None else np.maximum(fed_ns, np.where(last >= 0, awaited, NEVER))
     # Who entered after it had left, nobody knows when, may have worked for any time.
     open_ended = (relative.bound == AT_LEAST) & ~entries.exact & (entries.rule != Rule.QUEUED)
-    since_leave = _excess(entries, last, entries.leave_ns, fed_ns, instances, ~open_ended)
-    since_idle = _excess(entries, last, entries.idle_ns, fed_ns, instances, ~open_ended)
+    left = last if kin is None else _left(entries, last, kin)
+    since_leave = _excess(entries, left, entries.leave_ns, since_ns, instances, ~open_ended)
+    since_idle = _excess(entries, left, entries.idle_ns, since_ns, instances, ~open_ended)
     excess = np.minimum(since_leave, since_idle)
     excess[staged] = NEVER
     beside = seen_from_beside(instances, entries)
@@ -78,16 +83,16 @@ def causes_of(
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
     known = excess != NEVER
     with np.errstate(invalid="ignore"):
-        left = np.where(known, excess - beside.held_ns, -np.inf)
-    proved = (left > 0) & (2 * left >= relative.lateness_ns)
+        beyond_links = np.where(known, excess - beside.held_ns, -np.inf)
+    proved = (beyond_links > 0) & (2 * beyond_links >= relative.lateness_ns)
     most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
-    # A rank that the network gave trouble is blamed only where nothing else can explain it.
-    working = known & np.where(troubled, most & beyond, most | beyond)
+    # Most of it must be its own doing; of a rank that the network gave trouble more than noise explains, too.
+    working = known & most & (beyond | ~troubled)
     working |= (last < 0) & (fed_ns == NEVER)  # nothing was there to wait for
     if fed:
         working &= ~fed.carrying
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
-    held = known & ~working & (since_leave > charges.noise_ns)
+    held = known & ~working & (troubled | ~beyond) & (since_leave > charges.noise_ns)
     held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
     granted_late = _granted_late(entries, last, excess, working, instances)
     if registered is not None and granted_late.any():
@@ -107,6 +112,18 @@ def causes_of(
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
     return Causes(causes, excess, beside.partly)
+
+
+def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row of the collective that each rank had left when its own time began.
+
+    That is ``last``, the one that it entered last. Where for some rank of a collective that one was still
+    going on beside it (buckets of gradients), all of its ranks compare by their own group's last, ``kin``.
+    """
+    seen = (last >= 0) & (entries.enter_ns != NEVER)
+    beside = np.unique(entries.collective[seen & (entries.leave_ns[last] > entries.enter_ns)])
+    usable = (kin >= 0) & (entries.leave_ns[kin] <= entries.enter_ns)
+    return np.where(np.isin(entries.collective, beside) & usable, kin, last)
 
 
 def _only_took(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.inference.awaited import group_before, left_before, unread_until
 from dpuflow.inference.beside import busy_elsewhere, never_captured
 from dpuflow.inference.bulk import fed_rows, find_bulk
 from dpuflow.inference.causes import causes_of
@@ -28,6 +29,7 @@ from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
 from dpuflow.inference.steps import find_steps
+from dpuflow.inference.troubles import waiting_rows
 from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh
 
 if TYPE_CHECKING:
@@ -87,21 +89,26 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     links = measure_links(exchanges, instances)
     bulk = find_bulk(exchanges, instances, entries)
     fed = fed_rows(bulk, entries) if bulk else None
+    slow = slow_rows(links, entries)
+    kin = group_before(dated, group_of)
     causes = causes_of(
         instances,
         dated,
         relative,
         charges,
-        slow_rows(links, entries),
+        slow,
         fed,
         partial(registered_rows, exchanges, joined.transfers, instances, entries),
+        np.maximum(unread_until(exchanges, instances, entries), left_before(dated, kin)),
+        kin,
     )
+    waiting = waiting_rows(exchanges, instances, entries, causes, slow, group_of)
     steps, step = find_steps(instances, entries, group_of)
     pipelines = find_pipelines(instances, entries, step)
     replicas = compare_replicas(instances, entries, pipelines)
     own = own_lateness(instances, dated, relative, causes, group_of)
     own, causes = with_replicas(own, causes, replicas)
-    own = without_stalls(own, instances, entries, group_of)
+    own = without_stalls(own, instances, entries, group_of, waiting)
 
     work = find_work(entries, step)
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns)]

@@ -2,7 +2,8 @@
 
 A thread that hands messages over stalls now and then, and a rank whose first message it kept looks late. How
 often hosts take how long shows wherever a message or a slot waited for them in mid-operation. Incidents of a
-rank count where it has more of that length than such stalls make it have by chance.
+rank count where it has more of that length than such stalls make it have by chance. So it is for NCCL, and
+for all others while the network is in trouble, for who waits comes back when its host finds the time.
 """
 
 from __future__ import annotations
@@ -29,25 +30,35 @@ HAND_OVERS: Final = 2
 
 
 def without_stalls(
-    own: Own, instances: Sequence[Instance], entries: Entries, group: NDArray[np.int64]
+    own: Own,
+    instances: Sequence[Instance],
+    entries: Entries,
+    group: NDArray[np.int64],
+    waiting: NDArray[np.bool_],
 ) -> Own:
     """``own`` with amounts only where stalls do not explain them; ``group`` numbers each collective's group.
 
     A rank's amounts from a length on count if the chance that its hosts stall so often, so long, is below
-    ``BEYOND``. Where the capture shows no hand-over there is nothing to explain them by.
+    ``BEYOND``; of groups that wait for the network (rows ``waiting``, see ``troubles``) also if that is so of
+    all ranks' amounts together. Where the capture shows no hand-over there is nothing to explain them by.
     """
     amount = own.amount_ns.copy()
     of_row = group[entries.collective]
-    late = (amount > 0) & (entries.tail_ns > 0)
+    waiting = waiting & (entries.tail_ns <= 0)
+    late = (amount > 0) & ((entries.tail_ns > 0) | waiting)
     stalls = hand_overs(entries, instances, of_row)
     if not len(stalls):
         return own
     beyond = Tail(stalls - np.median(stalls))
+    together = np.full(len(amount), np.inf)
+    for mine in classes(of_row) if (late & waiting).any() else []:
+        alike = mine[waiting[mine] & (own.excess_ns[mine] != NEVER)]
+        together[mine] = _least_ns(np.sort(amount[alike][amount[alike] > 0]), len(alike), beyond)
     for mine in classes(of_row, entries.endpoint):
         if late[mine].any():
             rows = mine[amount[mine] > 0]
             total = int((own.excess_ns[mine] != NEVER).sum())
-            least = _least_ns(np.sort(amount[rows]), total, beyond)
+            least = min(_least_ns(np.sort(amount[rows]), total, beyond), float(together[mine[0]]))
             amount[rows[amount[rows] < least]] = 0
     return replace(own, amount_ns=amount)
 

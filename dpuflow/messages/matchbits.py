@@ -170,6 +170,7 @@ def _inherit(rows: Rows, links: Rows, flows: Rows, tagged: Ints) -> None:
         part = data[(links[of][data] != 0) & (parent[data] < 0)]
         source = grants[links[key][grants] != 0]
         _find(rows, parent, source, peer[source], links[key][source], part, own[part], links[of][part])
+    _give_back(rows, parent, data)
     # Data that names nothing, or a grant of which that was not seen; rxm's eager data has its own number.
     eager = (flows["framing"][rows["flow"][data]] == Framing.OFI) & (links["fragment"][data] != 0)
     lone = data[(parent[data] < 0) & (rows["bytes"][data] > 0) & ~eager]
@@ -187,6 +188,22 @@ def _inherit(rows: Rows, links: Rows, flows: Rows, tagged: Ints) -> None:
     heirs = np.flatnonzero(parent >= 0)
     for name in ("op", "context", "tag", "sub"):
         rows[name][heirs] = rows[name][parent[heirs]]
+
+
+def _give_back(rows: Rows, parent: Ints, data: Ints) -> None:
+    """Take from grants, in place, data beyond what they allow: a grant that was not seen whole allowed it.
+
+    Addresses are used again. What comes after a grant was used up belongs to a later one.
+    """
+    paid = data[parent[data] >= 0]
+    paid = paid[np.lexsort((rows["first_ns"][paid], parent[paid]))]
+    grant, carried = parent[paid], np.cumsum(rows["bytes"][paid].astype(np.int64))
+    starts = np.flatnonzero(np.r_[True, grant[1:] != grant[:-1]]) if len(paid) else paid
+    before = carried - rows["bytes"][paid].astype(np.int64)
+    before -= np.repeat(before[starts], np.diff(np.r_[starts, len(paid)]))
+    allowed = rows["announces"][grant].astype(np.int64)
+    over = (allowed > 0) & (before >= allowed) & (rows["bytes"][paid] > 0)
+    parent[paid[over]] = -1
 
 
 def _acknowledged(rows: Rows, parent: Ints, links: Rows, flows: Rows, tagged: Ints, done: Ints) -> None:
