@@ -77,11 +77,13 @@ def judge(
     own: Own,
     group: NDArray[np.int64],
     step: NDArray[np.int64],
+    waiting: NDArray[np.bool_] | None = None,
 ) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective.
 
     ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
-    group, ``step`` is each row's step (-1: in none), as of ``find_steps``.
+    group, ``step`` is each row's step (-1: in none), as of ``find_steps``; ``waiting`` marks rows of groups
+    that wait for the network (``troubles``).
     """
     row_tied = tied_rows(instances, entries)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
@@ -110,6 +112,7 @@ def judge(
     world = World(span, int(blame.sum()), standing_of(entries.collective, excess), tests)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
+    trouble |= waiting is not None and bool((waiting & row_tied).any())
     if units and not trouble:
         amounts = np.concatenate([u.amount_ns for u in units.values()])
         world.among_ranks = is_habit(amounts, span)

@@ -39,25 +39,33 @@ def waiting_rows(
     """
     of_row = group[entries.collective]
     late = causes.cause == NETWORK
-    found = np.unique(of_row[late & slow])
+    found = np.unique(of_row[late & slow]).tolist()
+    part: dict[int, list[NDArray[np.int64]]] = {}
+    if troubled(exchanges).any():
+        for instance, each in zip(instances, group.tolist(), strict=True):
+            part.setdefault(each, []).append(np.asarray(instance.rows, np.int64))
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
-    for each in np.setdiff1d(np.unique(of_row[late]), found).tolist():
+    for each, rows in part.items():
         mine = seen & (of_row == each)
-        rows = [i.rows for i, g in zip(instances, group.tolist(), strict=True) if g == each]
         span = int(entries.leave_ns[mine].max()) - int(entries.enter_ns[mine].min()) if mine.any() else 0
         if is_material(held_ns(exchanges[np.concatenate(rows)]), span):
-            found = np.append(found, each)
+            found.append(each)
     return np.isin(of_row, found)
 
 
+def troubled(exchanges: Rows) -> NDArray[np.bool_]:
+    """Messages of which packets were sent again, or marked by a queue that they had to wait in."""
+    return np.asarray((exchanges["retransmitted"] > 0) | (exchanges["ecn_marked"] > 0), np.bool_)
+
+
 def held_ns(exchanges: Rows) -> int:
-    """For how long messages of which packets were sent again were under way beyond the usual time for a byte.
+    """For how long such messages (``troubled``) were under way beyond the usual time for a byte.
 
     Time that several cover counts once.
     """
     known = (exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)
     rows = exchanges[known & (exchanges["packets"] > 0)]
-    again = rows["retransmitted"] > 0
+    again = troubled(rows)
     if not again.any():
         return 0
     took = rows["arrived_end_ns"] - rows["data_ns"]
