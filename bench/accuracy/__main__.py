@@ -40,7 +40,7 @@ so, ``of it``: share of these that are said to be."""
 
 def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
     """Figures of scenario ``number``, or the error it ended with."""
-    mid_job = number - MID_JOB if number >= MID_JOB else None
+    mid_job = number - MID_JOB if MID_JOB <= number < PARTLY else None
     try:
         return number, measure(draw(number if mid_job is None else mid_job, profile), mid_job)
     except dpuflow.DpuflowError as error:
