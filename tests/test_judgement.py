@@ -184,6 +184,14 @@ def test_stalls_alone_are_nobody_s_habit(ranks: tuple[int, ...]) -> None:
     assert verdicts(judged(stalled(20, 40, ranks=ranks))) == ["on_time"] * 4
 
 
+def test_incidents_are_weighed_against_all_the_time() -> None:
+    """Beside a minute's stall three incidents cost nothing to speak of; without it they are a habit."""
+    incidents = lambda rank, turn: 8 * MS * (rank == 2 and turn in (5, 12, 30))  # noqa: E731
+    assert verdicts(judged(incidents, times=40))[2] == "intermittent"
+    both = lambda rank, turn: incidents(rank, turn) + stalled(20)(rank, turn)  # noqa: E731
+    assert verdicts(judged(both, times=40)) == ["on_time"] * 4
+
+
 def test_stalls_are_told_apart() -> None:
     for ranks, alone in (((0, 1, 2, 3), None), ((1,), 1)):
         world = World("gloo")

@@ -89,6 +89,8 @@ def judge(
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
     peers = np.diff(entries.offsets)[entries.collective] - 1
     blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
+    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    whole = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
     span = find_work(entries, step).ns
     kinds: dict[tuple[object, ...], int] = {}
     kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
@@ -109,17 +111,17 @@ def judge(
     }
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
     excess = np.where(counted, own.excess_ns, NEVER)
-    world = World(span, int(blame.sum()), standing_of(entries.collective, excess), tests)
+    world = World(whole, span, int(blame.sum()), standing_of(entries.collective, excess), tests)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     trouble |= waiting is not None and bool((waiting & row_tied).any())
     if units and not trouble:
         amounts = np.concatenate([u.amount_ns for u in units.values()])
-        world.among_ranks = is_habit(amounts, span)
+        world.among_ranks = is_habit(amounts, whole)
         world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
-    if not any(is_habit(u.amount_ns, span) for u in units.values()):
+    if not any(is_habit(u.amount_ns, world.against_ns(u)) for u in units.values()):
         # What goes round meets all ranks, or by chance most; each of them may cost little.
-        world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], span)
+        world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole)
     world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), span)
     world.late_ranks = sum(e in world.turns or _comes_again(u, world) for e, u in units.items())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
@@ -172,7 +174,8 @@ def _units(
 class World:
     """What a single endpoint is compared with."""
 
-    span_ns: int  # first entry to last leave, stalls apart
+    whole_ns: int  # first entry to last leave
+    span_ns: int  # ... stalls apart
     blame_ns: int  # waits charged to ranks for their own lateness
     standing: Standing  # of all ranks among their peers
     tests: int  # ranks compared, at each place of their steps
@@ -181,6 +184,12 @@ class World:
     turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
+
+    def against_ns(self, units: Units) -> int:
+        """What a rank's lateness is weighed against: incidents are stalls themselves, what comes as a rule is
+        not."""
+        often = len(units.amount_ns) and float((units.amount_ns > 0).mean()) >= LATE_SHARE
+        return self.span_ns if often else self.whole_ns
 
 
 def _turns(units: dict[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
@@ -229,8 +238,8 @@ def _comes_again(units: Units, world: World) -> bool:
     What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
     """
     total = int(np.minimum(units.amount_ns, world.third_ns).sum())
-    return is_habit(units.amount_ns, world.span_ns) or (
-        world.among_ranks and is_material(total * world.share, world.span_ns)
+    return is_habit(units.amount_ns, world.against_ns(units)) or (
+        world.among_ranks and is_material(total * world.share, world.whole_ns)
     )
 
 
@@ -313,7 +322,9 @@ def _judge_one(
     usual = _usual(units, own, world) if charged >= MATERIAL_SHARE * world.span_ns else {}
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
-    habit = is_habit(units.amount_ns, world.span_ns) or (_comes_again(units, world) and world.late_ranks > 1)
+    habit = is_habit(units.amount_ns, world.against_ns(units)) or (
+        _comes_again(units, world) and world.late_ranks > 1
+    )
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
@@ -337,7 +348,7 @@ def _judge_one(
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
     if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
         verdict = "unknown"
-    few = len(units.amount_ns) < FEWEST and is_material(int(units.amount_ns.sum()), world.span_ns)
+    few = len(units.amount_ns) < FEWEST and is_material(int(units.amount_ns.sum()), world.whole_ns)
     if verdict == "on_time" and few:
         verdict = "unknown"  # late of its own doing, yet too seldom seen to call that a habit
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
