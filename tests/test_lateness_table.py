@@ -26,7 +26,7 @@ from dpuflow.lateness.table import (
 from dpuflow.schema import NEVER, Wire
 
 MS = 1_000_000
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "inference.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "inference" / "lateness.md"
 STYLES = {GLOO: "gloo", EAGER: "eager", RENDEZVOUS: "rendezvous", NCCL: "eager"}
 
 

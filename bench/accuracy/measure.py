@@ -28,8 +28,7 @@ CAUSES: Final = {"compute": ("compute",), "host": ("host",)}
 NETWORK_CAUSES: Final = {"loss": "network", "slow_link": "network", "slow_receiver": "receiver"}
 MATERIAL: Final = 0.01
 SIGMAS: Final = 3.0
-"""What is late now and then must stand out from what ranks differ by anyway (docs/inference.md, section
-5)."""
+"""What is late now and then must stand out from what ranks differ by anyway (docs/inference/verdicts.md)."""
 SUMS: Final = ("op_alike", "bytes_held", "bytes_asked", "bytes_right", "protocol_asked", "protocol_right",
 "bounds", "violated", "causes",
                "causes_right", "packets", "late", "late_shown", "late_told", "dated", "dated_exact",
@@ -163,7 +162,7 @@ def _shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
 
     The guilty one is on the wire, and is late by more than NVLink hides; what packets prove of its lateness
     costs what counts, 1 % of the time and as much more as scoring leaves out; and what comes now and then
-    stands out from what ranks differ by anyway (docs/inference.md, section 5).
+    stands out from what ranks differ by anyway (docs/inference/verdicts.md).
     """
     fault = case.compute_fault
     if fault is None:

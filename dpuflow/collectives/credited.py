@@ -46,6 +46,8 @@ UNEVEN: Final = 3
 """On some sets alone, so many: few pipes may be slow at the same message by chance, twice at most."""
 MOST_UNEVEN: Final = 4
 """Sets at once of which that is tried: their combinations grow with the power of their number."""
+MOST_TRIES: Final = 10_000
+"""So many uneven turns are tried in all: where sets fit nothing there is no end of combinations."""
 _FAR = np.iinfo(np.int64).max
 
 Turn = tuple[tuple[int, int, int], ...]
@@ -223,6 +225,7 @@ class Reading:
         self._parts: dict[tuple[int, int, int], int] = {}  # the kind of each part of a turn
         self._layouts: dict[_Kinds, tuple[Turn, list[Layout] | None]] = {}  # as seen in one turn
         self._barren: set[tuple[tuple[int, int], ...]] = set()  # parts that make up no uneven turn
+        self._tries = MOST_TRIES  # uneven turns that may still be tried
         self.seen: Counter[_Kinds] = Counter()  # how often turns of these kinds came
         self.skipped = False  # whether anything fitted nothing
 
@@ -350,11 +353,12 @@ class Reading:
         }
         # What fitted nothing once does not fit when it comes again.
         alike = tuple((self._kind_of(part), part[2] - part[1]) for n in sorted(parts) for part in parts[n])
-        if alike in self._barren:
+        if alike in self._barren or self._tries <= 0:
             return None
         for chosen in choices:
             for turn in product(*(parts[number] for number in chosen)):
                 uneven = len({end - begin for _, begin, end in turn}) > 1
+                self._tries -= uneven
                 if uneven and self._layout(self._kinds_of(turn), turn):
                     return turn
         self._barren.add(alike)

@@ -3,7 +3,7 @@
 In: collectives of which only some ranks were captured, entries. Out: entries with more ranks dated.
 
 What reaches a captured rank in a later step had to wait for several ranks. When each of them but one is known
-to have entered long before, that one is what the message waited for (docs/inference.md, "One capture"). A
+to have entered long before, that one is what the message waited for (docs/inference/one-node.md). A
 message that may have waited for several ranks not heard of before names none of them.
 """
 

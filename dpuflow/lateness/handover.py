@@ -1,7 +1,7 @@
 """How quickly hosts hand messages on: sends that had waited for an input, and the scatter of entries.
 
 In: exchanges with their dependencies, entries. Out: the usual reaction of each group's hosts, and how far
-the packets of an entry may lie from the call (docs/inference.md, "Error").
+the packets of an entry may lie from the call (docs/inference/lateness.md, "Error").
 
 Between a call and its first packet lies the library's hand-over. It is common to all ranks and cancels in
 lateness; its scatter does not. Two things in a capture show that scatter. Ranks that had sent all they could

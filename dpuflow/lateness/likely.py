@@ -2,7 +2,7 @@
 
 In: collectives of which only some ranks were captured, entries. Out: for each rank heard of, captured ones
 included, the latest entry that fits all that was heard, where each link takes what is usual; and the message
-that first showed it (docs/inference.md, "One capture: who may have been the last"). No bound: links vary.
+that first showed it (docs/inference/one-node.md, "who may have been the last"). No bound: links vary.
 
 A message of step k leaves once its sender has done k steps and has its inputs; so whoever it stands for had
 entered that many links before. Where what was heard before explains a message, nothing follows of the ranks

@@ -1,6 +1,6 @@
 """First acts that came too long after their input to have waited for it, told from all those of a rank.
 
-In: entries, and what may have waited. Out: rows that had not (docs/inference.md, "Overdue").
+In: entries, and what may have waited. Out: rows that had not (docs/inference/lateness.md, "Overdue").
 
 One long delay proves little where hosts are busy: some reactions take milliseconds. But a rank that had been
 waiting mostly acts as quickly as its peers do. So each delay is given the share of known reactions that

@@ -2,7 +2,7 @@
 
 In: entries and lateness. Out: the same, with bounds for those ranks of which no lateness can be claimed, but
 of which a message came so late that they, or others that they wait for, are likely to have been the last
-(docs/inference.md, "One capture: who may have been the last").
+(docs/inference/one-node.md, "who may have been the last").
 
 Such a rank had entered when the message left. How late that is at most follows from when any rank can have
 entered at the earliest: not before the ranks that were seen had entered the collective before, if that
