@@ -217,13 +217,16 @@ def _in_order(rows: Rows, credit: _Line, group: Sequence[_Line]) -> NDArray[np.i
     """Places of the messages of a connection's queue pairs, in turn.
 
     Which queue pair's turn was first is told by the addresses, which follow one another as in the entries: of
-    what was under way when a capture began, the first packet seen need not be the earliest that left.
+    what was under way when a capture began, the first packet seen need not be the earliest that left. Then
+    the order of the queue pairs shows in the middle.
     """
-    lanes = sorted((line.data for line in group), key=lambda lane: int(lane[0]))
+    lanes = [line.data for line in group]
+    middle = min(map(len, lanes)) // 2
+    orders = [sorted(lanes, key=lambda lane: int(lane[turn])) for turn in (0, middle)]
     if len(lanes) == 1 or not len(credit.targets):
-        return _in_turn(lanes)
+        return _in_turn(orders[0])
     steps = _steps(rows["va"][credit.entries])
-    tries = [_in_turn(lanes[k:] + lanes[:k]) for k in range(len(lanes))]
+    tries = [_in_turn(order[k:] + order[:k]) for order in orders for k in range(len(lanes))]
     return max(tries, key=lambda places: int(np.isin(_steps(rows["va"][places]), steps).sum()))
 
 

@@ -108,6 +108,20 @@ def test_buffers_right_behind_each_other() -> None:
     assert (joined["connection"] == np.tile([7, 9], 48)).all()
 
 
+def test_what_was_under_way_when_a_capture_began_may_come_in_any_order() -> None:
+    rows = traffic()
+    data = np.flatnonzero(rows["role"] == Role.DATA)
+    rows["connection"][data] = 7 + np.arange(24) % 4
+    rows["va"][data] = (1 << 40) + np.arange(24) % 8 * SLOT
+    rows["va"][rows["role"] == Role.GRANT] = rows["va"][data]
+    mixed = np.arange(len(rows))
+    mixed[data[:4]] = data[[2, 0, 3, 1]]
+    joined, part = bundled(rows[mixed], np.arange(len(rows)))
+    told = part[joined["role"][part] == Role.DATA]
+    assert (joined["connection"] == 7).all()
+    assert joined["bytes"][told].tolist() == list(range(24))
+
+
 def test_whether_queue_pairs_may_share() -> None:
     some, none, more = 20, 0, 40
     assert striped(np.array([more, none]), np.array([some, some]))
