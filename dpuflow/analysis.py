@@ -73,7 +73,14 @@ def analyze_tables(
     from dpuflow.collectives.protocols import without_flags
     from dpuflow.exchanges import announced, build_exchanges
     from dpuflow.findings import build_findings
-    from dpuflow.identity import endpoint_nodes, endpoint_ranks, rank_order, seen_until, seen_whole
+    from dpuflow.identity import (
+        all_but_one,
+        endpoint_nodes,
+        endpoint_ranks,
+        rank_order,
+        seen_until,
+        seen_whole,
+    )
     from dpuflow.inference import infer
     from dpuflow.join import count_once, join, set_aside_samples
     from dpuflow.lateness import build_entries
@@ -94,6 +101,7 @@ def analyze_tables(
         announced(joined.transfers, exchanges),
         endpoint_nodes(joined, ranks),
         seen_until(joined),
+        all_but_one(joined),
     )
     instances = without_flags(instances, exchanges, joined.transfers)
     inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))

@@ -110,12 +110,26 @@ def seen_until(joined: Joined) -> NDArray[np.int64]:
 def seen_whole(joined: Joined) -> frozenset[int] | None:
     """Endpoints all of whose messages were captured; None: everyone's.
 
-    Two endpoints without a capture of their own exchange messages that nobody sees; a single one does not.
-    A capture at no endpoint (a switch, a mirror port) is taken to see all.
+    Two endpoints without a capture of their own exchange messages that nobody sees; a single one does not,
+    unless it has further peers, which no capture shows (``all_but_one``). A capture at no endpoint (a switch,
+    a mirror port) is taken to see all.
     """
+    own, others = _captured(joined)
+    return own if len(others) > 1 else None
+
+
+def all_but_one(joined: Joined) -> frozenset[int] | None:
+    """Endpoints with a capture of their own where all but one that was heard of have one; else None."""
+    own, others = _captured(joined)
+    return own if len(others) == 1 else None
+
+
+def _captured(joined: Joined) -> tuple[frozenset[int], frozenset[int]]:
+    """Endpoints with messages that have a capture of their own, and those that have none; none of these
+    where a capture was made at no endpoint."""
     present = np.zeros(len(joined.endpoints), bool)
     for column in ("src", "dst"):
         present[joined.columns[column]] = True
-    ends = set(np.flatnonzero(present).tolist())
-    own = {endpoint for rows in joined.local for endpoint in rows}
-    return frozenset(own & ends) if len(ends - own) > 1 and all(joined.local) else None
+    ends = frozenset(np.flatnonzero(present).tolist())
+    own = ends & {endpoint for rows in joined.local for endpoint in rows}
+    return own, (ends - own if all(joined.local) else frozenset())

@@ -42,6 +42,26 @@ def test_trees_from_some_nodes(nodes: int, only: list[int], tmp_path: Path) -> N
     assert "exact" not in said
 
 
+@pytest.mark.parametrize("only", [0, 1, 3])
+def test_a_leaf_blames_nobody_for_who_is_behind_its_parent(only: int, tmp_path: Path) -> None:
+    """On one channel a leaf sees one peer, which had waited for the other leaf. Together they look like
+    a tree of two ranks, and the parent was called late, with an exact entry."""
+    keys = settings(
+        cluster={"nodes": 5},
+        nccl={"channels": 1},
+        observation={"only": [only]},
+        faults=[{"kind": "gpu_late", "rank": 3, "us": 500}],
+    )
+    captures = write_case(
+        loop("op: all_reduce, bytes: 256KiB, algorithm: tree", keys, iterations=24), tmp_path
+    )
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    own = {end.id for end in result.endpoints if end.address == f"10.0.0.{only + 1}"}
+    assert len(result.collectives) == 24
+    assert "exact" not in {r.bound for c in result.collectives for r in c.ranks if r.endpoint not in own}
+    assert "late" not in {row.verdict for row in result.lateness if row.endpoint not in own}
+
+
 def edges(ranks: int, channels: int, seen: set[int], late: int = -1) -> list[Lane]:
     """The lanes of double trees at the ranks ``seen``, each rank's up-message after its children's."""
     made = []

@@ -46,7 +46,12 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     causes = causes_of(instances, entries, relative, charges, slow)
     step = find_steps(instances, entries, of)[1]
     own = own_lateness(instances, entries, relative, causes, of)
-    return instances, entries, charges, judge(instances, entries, relative, charges, causes, own, of, step)
+    return (
+        instances,
+        entries,
+        charges,
+        judge(instances, entries, relative, charges, causes, own, of, step, find_work(entries, step).ns),
+    )
 
 
 def judged(
@@ -272,7 +277,7 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
     causes = causes_of(instances, entries, relative, charges, np.zeros(len(entries.rule), bool))
     step = np.full(len(entries.rule), -1)
     own = own_lateness(instances, entries, relative, causes, group)
-    assert judge(instances, entries, relative, charges, causes, own, group, step) == []
+    assert judge(instances, entries, relative, charges, causes, own, group, step, 0) == []
 
 
 def test_a_rank_never_seen_is_unknown() -> None:

@@ -6,7 +6,7 @@ Message structure decides, never idle gaps: tags where the library counts its co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,12 +15,17 @@ from dpuflow.collectives.partial import mark_at_once
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from numpy.typing import NDArray
 
     from dpuflow.ordering import Picked
     from dpuflow.tables import Rows
 
 __all__ = ["Instance", "build_collectives", "count_untold"]
+
+FEW_RANKS: Final = 3
+"""All trees of so many ranks look alike: a path. NCCL's double tree over more has edges of its own."""
 
 
 def build_collectives(
@@ -30,13 +35,14 @@ def build_collectives(
     announced: NDArray[np.int64] | None = None,
     nodes: NDArray[np.int64] | None = None,
     until: NDArray[np.int64] | None = None,
+    but_one: frozenset[int] | None = None,
 ) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
-    messages were captured, None for everyone. ``announced``, ``nodes`` and ``until``: see
-    ``structured_instances``.
+    messages were captured, None for everyone; ``but_one``: those with a capture where all but one
+    have one. ``announced``, ``nodes`` and ``until``: see ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.credited import EXPLAINED
@@ -89,8 +95,20 @@ def build_collectives(
         for instance in instances:
             instance.near = near
         mark_at_once(exchanges, instances, near)
+    if but_one is not None:
+        for instance in instances:
+            if _may_go_on(instance, but_one):
+                instance.near = but_one
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
+
+
+def _may_go_on(instance: Instance, own: Set[int]) -> bool:
+    """Whether the tree or chain may go on behind a rank that has no capture (all but ``own``): of three ranks
+    or fewer any edges make one."""
+    known = instance.algorithm
+    tree = known is not None and (known.rooted or known.name == "tree")
+    return tree and len(instance.order) <= FEW_RANKS and not own >= set(instance.order)
 
 
 def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Instance]) -> int:

@@ -112,7 +112,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
 
     work = find_work(entries, step)
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns)]
-    judgements = judge(instances, dated, relative, charges, causes, own, group_of, step, waiting)
+    judgements = judge(instances, dated, relative, charges, causes, own, group_of, step, work.ns, waiting)
     judgements = doubt(judgements, busy_elsewhere(instances))
     judgements = doubt_incidents(judgements, never_captured(instances))
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.

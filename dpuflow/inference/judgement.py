@@ -29,7 +29,6 @@ from dpuflow.inference.habits import (
     usual_excess,
 )
 from dpuflow.inference.own import Own, tied_rows
-from dpuflow.inference.pauses import find_work
 from dpuflow.inference.rounds import going_round
 from dpuflow.inference.standing import Standing, standing_of
 from dpuflow.lateness import AT_LEAST, EXACT
@@ -77,13 +76,15 @@ def judge(
     own: Own,
     group: NDArray[np.int64],
     step: NDArray[np.int64],
+    worked_ns: int,
     waiting: NDArray[np.bool_] | None = None,
 ) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective.
 
     ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
-    group, ``step`` is each row's step (-1: in none), as of ``find_steps``; ``waiting`` marks rows of groups
-    that wait for the network (``troubles``).
+    group, ``step`` is each row's step (-1: in none), as of ``find_steps``; ``worked_ns`` how long the job
+    took without stalls (``find_work``); ``waiting`` marks rows of groups that wait for the network
+    (``troubles``).
     """
     row_tied = tied_rows(instances, entries)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
@@ -91,7 +92,6 @@ def judge(
     blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     whole = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
-    span = find_work(entries, step).ns
     kinds: dict[tuple[object, ...], int] = {}
     kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
@@ -111,7 +111,7 @@ def judge(
     }
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
     excess = np.where(counted, own.excess_ns, NEVER)
-    world = World(whole, span, int(blame.sum()), standing_of(entries.collective, excess), tests)
+    world = World(whole, worked_ns, int(blame.sum()), standing_of(entries.collective, excess), tests)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     trouble |= waiting is not None and bool((waiting & row_tied).any())
@@ -122,7 +122,7 @@ def judge(
     if not any(is_habit(u.amount_ns, world.against_ns(u)) for u in units.values()):
         # What goes round meets all ranks, or by chance most; each of them may cost little.
         world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole)
-    world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), span)
+    world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), worked_ns)
     world.late_ranks = sum(e in world.turns or _comes_again(u, world) for e, u in units.items())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.lateness.passing import SLOTS
 from dpuflow.schema import NONE32, Wire
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from dpuflow.lateness import Entries
     from dpuflow.tables import Rows
 
-SLOTS: Final = 8
-"""NCCL_STEPS."""
 MOST: Final = 0.5
 """Of a connection's messages: so many at least come where the eighth before them came, in slots."""
 
