@@ -13,7 +13,7 @@ from dpuflow.collectives import Instance
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.causes import causes_of
 from dpuflow.inference.charges import Charges, charge, scatter_of
-from dpuflow.inference.habits import MISSED, in_rhythm, onset_of
+from dpuflow.inference.habits import MISSED, comes_as_a_rule, in_rhythm, onset_of
 from dpuflow.inference.judgement import Judgement, judge, sharing_ranks
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness
@@ -261,6 +261,15 @@ def test_a_bad_time_of_a_rank_that_is_a_little_late_anyway() -> None:
     found = judged(lambda rank, turn: (80_000 + 60 * MS * (8 <= turn < 16)) * (rank == 2), times=24)
     assert (found[2].verdict, found[2].steadiness) == ("intermittent", "transient")
     assert others(found, 2) == {"on_time"}
+
+
+def test_what_costs_nobody_anything_makes_incidents_no_habit() -> None:
+    """A bad time of five units of 16, and half of a per mille as a rule ever after."""
+    bad = np.array([0] * 5 + [1000] * 5 + [11] * 6)
+    assert not comes_as_a_rule(bad[5:], 55_000)
+    assert comes_as_a_rule(bad[5:] + 100, 55_000)  # what comes as a rule is worth a verdict by itself
+    assert comes_as_a_rule(np.array([10, 0, 12, 9, 0, 11]), 55_000)  # there is nothing beside it
+    assert not comes_as_a_rule(np.array([10, 0, 0, 9, 0, 11]), 55_000)
 
 
 def test_point_to_point_transfers_are_no_verdict() -> None:

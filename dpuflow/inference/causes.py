@@ -43,6 +43,9 @@ class Causes(NamedTuple):
     cause: NDArray[np.int64]
     excess_ns: NDArray[np.int64]
     partly: NDArray[np.bool_]  # rows of collectives of which not all messages were captured
+    least: NDArray[
+        np.bool_
+    ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
 
 
 def causes_of(
@@ -111,7 +114,7 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly)
+    return Causes(causes, excess, beside.partly, _held_peers(entries))
 
 
 def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -124,6 +127,20 @@ def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> 
     beside = np.unique(entries.collective[seen & (entries.leave_ns[last] > entries.enter_ns)])
     usable = (kin >= 0) & (entries.leave_ns[kin] <= entries.enter_ns)
     return np.where(np.isin(entries.collective, beside) & usable, kin, last)
+
+
+def _held_peers(entries: Entries) -> NDArray[np.bool_]:
+    """Rows of ranks whose peers all sent by a credit or an input: of none is seen when it entered.
+
+    Where a root may run ahead of a late receiver (NCCL's slots), it works, and then waits for that one's
+    credits. From outside it takes as long as the late one.
+    """
+    credited = (
+        np.bincount(entries.collective[entries.rule == Rule.CREDIT], minlength=len(entries.offsets)) > 0
+    )
+    sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
+    others = sure[entries.collective] - entries.exact
+    return np.asarray(credited[entries.collective] & (others == 0) & (entries.rule != Rule.CREDIT), np.bool_)
 
 
 def _only_took(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.bool_]:

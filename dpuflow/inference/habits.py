@@ -44,6 +44,19 @@ def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
     return is_material(int(np.minimum(amount_ns, third).sum()), span_ns)
 
 
+def comes_as_a_rule(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether a rank was late in two of three units, and what it is late by as a rule is worth a verdict.
+
+    That is what it is late by in two of three units, and up to three times as much. Beside incidents that
+    cost far more, a little that costs nobody anything makes them no habit.
+    """
+    if not len(amount_ns) or float((amount_ns > 0).mean()) < LATE_SHARE:
+        return False
+    usual = percentile(amount_ns, 100 * (1 - LATE_SHARE))
+    ruled = float(np.minimum(amount_ns, SIGMAS * usual).sum())
+    return 2 * ruled >= int(amount_ns.sum()) or is_material(round(ruled), span_ns)
+
+
 def is_material(amount_ns: int, span_ns: int) -> bool:
     """Whether lateness of ``amount_ns`` in all costs a job of ``span_ns`` enough to speak of."""
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns

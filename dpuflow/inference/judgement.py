@@ -21,6 +21,7 @@ from dpuflow.inference.habits import (
     MISSED,
     SIGMAS,
     USUAL_SHARE,
+    comes_as_a_rule,
     in_rhythm,
     is_habit,
     is_material,
@@ -98,17 +99,19 @@ def judge(
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
     counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
-    units = {
-        e: _units(
-            np.flatnonzero(counted & (entries.endpoint == e)),
-            entries,
-            own,
-            blame,
-            step,
-            np.array(kind, np.int64),
-        )
-        for e in endpoints
-    }
+    kinds_of = np.array(kind, np.int64)
+
+    def by(step: NDArray[np.int64]) -> dict[int, Units]:
+        mine = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
+        return {e: _units(rows, entries, own, blame, step, kinds_of) for e, rows in mine.items()}
+
+    units = by(step)
+    if len(kinds) == 1 and (step >= 0).any():
+        # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
+        alone = np.full(len(step), -1)
+        singly = by(alone)
+        if _turns(singly, own, entries.collective, worked_ns):
+            units, step = singly, alone
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
     excess = np.where(counted, own.excess_ns, NEVER)
     world = World(whole, worked_ns, int(blame.sum()), standing_of(entries.collective, excess), tests)
@@ -332,16 +335,20 @@ def _judge_one(
         begin = int(units.enter_ns[onset]) if onset is not None else None
         # Among several that take turns none is the one, though each may come at even distances.
         most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE
-        after = mine[int((units.place[: onset or 0] == 0).sum()) :]
+        after = int((units.place[: onset or 0] == 0).sum())
         if (
-            float(after.mean()) >= LATE_SHARE
+            comes_as_a_rule(units.amount_ns[after:], world.span_ns)
             # Beside incidents that cost more, being a little longer as a rule makes them no habit.
             or 2 * sum(usual.values()) > int(units.amount_ns.sum())
             or (
                 onset is not None
                 and is_material(sum(_usual(units, own, world, onset).values()), world.span_ns)
             )
-            or (int(units.blame_ns.sum()) > most * world.blame_ns and is_regular(mine))
+            or (
+                endpoint not in world.turns
+                and int(units.blame_ns.sum()) > most * world.blame_ns
+                and is_regular(mine)
+            )
         ):
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:

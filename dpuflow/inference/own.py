@@ -90,4 +90,7 @@ def own_lateness(
     unproved = tied_rows(instances, entries) & (waited | entries.exact) & (causes.excess_ns != NEVER) & ~known
     excess = np.where(unproved, np.where(waited, 0, causes.excess_ns), excess)
     amount = np.where(unproved, 0, amount)
-    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved)
+    # It may have worked longer by far than its peers seem to show.
+    unknown = causes.least & (excess != NEVER) & ~mine
+    excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
+    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved & ~unknown)

@@ -47,12 +47,16 @@ def settle(
     """
     rule = entries.rule.copy()
     waiting = np.isin(rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
+    # Its input may have come long before its credit.
+    idle = np.where(
+        entries.credit_ns != NEVER, np.minimum(entries.unmoved_ns, entries.credit_ns), entries.unmoved_ns
+    )
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
         nccl = np.isin(of_row, of_row[entries.between[0]])
         instead = np.where(
             nccl,
             middle_ranks(entries, of_row, entries.between)[2],
-            _slowest_of_others(entries, waiting & ~nccl, of_row),
+            _slowest_of_others(entries, idle, waiting & ~nccl, of_row),
         )
         slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
         if len(entries.waited) < FEWEST:  # one or two tell nothing
@@ -63,10 +67,6 @@ def settle(
         # Of hosts that stall now and then so late an act is no evidence yet.
         worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
         limit = np.where(nccl, np.fmax(limit, worst), limit)
-        # Its input may have come long before its credit.
-        idle = np.where(
-            entries.credit_ns != NEVER, np.minimum(entries.unmoved_ns, entries.credit_ns), entries.unmoved_ns
-        )
         rule[waiting & (idle > limit)] = Rule.LONG_AFTER
         # Who enters late may answer what lies there before it sends its own, which needed nothing.
         own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
@@ -108,9 +108,11 @@ def _credited_late(entries: Entries, gated: NDArray[np.bool_]) -> NDArray[np.boo
 
 
 def _slowest_of_others(
-    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
+    entries: Entries, idle_ns: NDArray[np.int64], waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """For rows ``waiting`` how long the other ranks of the group take from an input to their first act, 95 %.
+    """For rows ``waiting`` how long the group's other ranks take to their first act (``idle_ns``), 95 %.
+
+    From an input, or from a credit that came after it.
 
     It stands for the usual reaction where none was measured (data streams through), but no longer than hosts
     take from a grant to the data it allows: some of these ranks were late themselves. With too few of them it
@@ -127,7 +129,7 @@ def _slowest_of_others(
         for endpoint in np.unique(entries.endpoint[mine]):
             own = entries.endpoint[mine] == endpoint
             if (~own).sum() >= FEWEST:
-                out[mine[own]] = percentile(entries.unmoved_ns[mine[~own]], 95)
+                out[mine[own]] = percentile(idle_ns[mine[~own]], 95)
     return np.asarray(np.minimum(out, least), np.float64)
 
 
