@@ -116,3 +116,16 @@ job: {kind: training, tp: 2, pp: 2, steps: 5, microbatches: 2, layers: 2, bucket
         ("all_reduce", 300_000): 5 * 2 * 2 * 2 * 4,
         ("all_reduce", 600_000): 5 * 4,
     }
+
+
+def test_channels_that_lost_packets_hold_up_are_one_transfer(tmp_path: Path) -> None:
+    """One channel waits 64 ms for the ACK that was lost, the others go on with the next operation or two:
+    its parts do not overlap with theirs, and were told as transfers of their own."""
+    keys = settings(
+        cluster={"nodes": 4, "link_gbps": 400},
+        nccl={"channels": 4, "qps_per_connection": 8, "timeout": 14},
+        faults=[{"kind": "loss", "src": 1, "dst": 2, "share": 0.005}],
+    )
+    result = analysed(loop("op: all_to_all, bytes: 5871376", keys, iterations=24), tmp_path)
+    assert told(result) == {("all_to_all", 5_871_376): 24}
+    assert not {"late", "intermittent"} & {each.verdict for each in result.lateness}

@@ -219,6 +219,7 @@ class _Parts:
         self.sizes, self.starts = columns.sizes[rows], columns.starts[rows]
         self.arrivals = columns.arrivals[rows]
         self.grants = exchanges["grant_ns"][rows]
+        self.lossy = bool(exchanges["retransmitted"][rows].any())
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
         self.begins = self._cut()
 
@@ -356,6 +357,9 @@ def _beside(lane: _Parts, base: _Parts) -> Ints | None:
     if len(lane.start_ns) == len(base.start_ns):
         turn = np.arange(len(lane.start_ns))
         over = _overlap(lane, base, turn)
+        # A channel that waits for an ACK that was lost falls behind the others by as much as slots hold.
+        if (lane.lossy or base.lossy) and 2 * (over >= 0).sum() > len(over):
+            return turn
     else:
         later = np.searchsorted(base.start_ns, lane.start_ns)
         tries = np.stack([np.clip(later + k, 0, len(base.start_ns) - 1) for k in (-1, 0)])
