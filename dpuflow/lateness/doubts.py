@@ -69,9 +69,11 @@ def weigh(
     clock, clock_ns = _clocks(entries, joined)
     entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     packet_ns = packet_times(entries, columns)
+    way, usual_way, kept = _ways(entries, joined)
     sends_after = entries.rule == Rule.AFTER_INPUT
     tail = tails(entries, of_row)
-    entries = settle(entries, usual, of_row, tail, packet_ns, FAR_BEYOND * trip_ns(columns))
+    # A credit and what it allowed, as one end saw them, are apart by the way there and back as well.
+    entries = settle(entries, usual, of_row, tail, packet_ns + way, FAR_BEYOND * trip_ns(columns))
     late = late_to_inputs(entries, columns, instances)
     entries = replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
     entries = entries.marked(held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
@@ -81,12 +83,16 @@ def weigh(
     entries = unacked(entries, columns, usual)
     queued = queued_rows(entries, exchanges, instances, usual)
     entries = entries.marked(queued.rows, Rule.QUEUED, queued.behind)
+    # Where ranks are missing lateness is a lower bound anyway, with the way taken off.
+    alone = np.repeat(np.array([i.near is None for i in instances], bool), np.diff(entries.offsets))
+    with np.errstate(invalid="ignore"):  # nothing is slow where nothing was measured
+        kept_long = alone & (kept > usual.slowest_ns)
+    entries = entries.marked(kept_long, Rule.ON_ITS_WAY, np.full(len(kept), NONE32))
     waited = entries.rule == Rule.QUEUED
     since = np.where(waited, queued.called_ns, entries.since_ns)
     # A rank cannot have been held up before it was there: not before it left its last collective.
     there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
     held = np.minimum(receiving_ns(columns, entries, usual), there)
-    way, usual_way = _ways(entries, joined, instances)
     way += posting_ns(exchanges, instances, entries)
     held = np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64)
     entries = replace(
@@ -160,33 +166,40 @@ def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
 
 
 def _ways(
-    entries: Entries, joined: Joined, instances: Sequence[Instance]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    entries: Entries, joined: Joined
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """For rows of ranks without a capture of their own: how long their first act may have been on its way.
 
     It is dated by its arrival. No longer, in 95 of 100 cases, than the way to that rank and back, from a
     message to its ACK. Over TCP receivers hold ACKs back (RFC 1122, 4.2.3.2), so there the shortest counts.
-    The second: how long it usually was, half of the median way there and back.
+    The second: how long it usually was, half of the median way there and back. The third: how much longer
+    than the quickest one the way there and back may be, at the place where the act was seen.
     """
-    out, usual = np.zeros((2, len(entries.endpoint)), np.int64)
-    near = {end for i in instances for end in i.near or ()}
-    if not near:
-        return out, usual
+    out, usual, kept = np.zeros((3, len(entries.endpoint)), np.int64)
+    own = {end for local in joined.local for end in local}
+    if not own or not all(joined.local):
+        return out, usual, kept
     transfers = joined.transfers
     held = bool(len(transfers)) and int(transfers["wire"].max()) >= Wire.GLOO_HELLO
     levels = (0, 0) if held else (95, 50)
     measured = (transfers["acked_ns"] != NEVER) & ((transfers["seen"] & Seen.AT_SENDER) != 0)
     measured &= transfers["retransmitted"] == 0
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]
-    partly = np.repeat([i.near is not None for i in instances], np.diff(entries.offsets))
-    for endpoint in np.unique(entries.endpoint[partly]):
+    by = transfers["src"][measured]
+    seen_by = np.append(transfers["dst"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
+    for endpoint in np.unique(entries.endpoint):
         mine = trips[to == endpoint]
         mine = mine if len(mine) >= FEWEST else trips
-        if endpoint not in near and len(mine):
-            slow, middle = np.maximum(np.percentile(mine, levels), 0).round().astype(np.int64).tolist()
-            rows = partly & (entries.endpoint == endpoint)
-            out[rows], usual[rows] = slow, middle // 2
-    return out, usual
+        if endpoint in own or not len(mine):
+            continue
+        rows = entries.endpoint == endpoint
+        slow, middle = np.maximum(np.percentile(mine, levels), 0).round().astype(np.int64).tolist()
+        out[rows], usual[rows] = slow, middle // 2
+        for peer in [] if held else np.unique(seen_by[rows]).tolist():
+            along = trips[(to == endpoint) & (by == peer)]
+            if len(along) >= FEWEST:
+                kept[rows & (seen_by == peer)] = round(float(np.percentile(along, 95)) - int(along.min()))
+    return out, usual, kept
 
 
 def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
