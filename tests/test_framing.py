@@ -9,6 +9,7 @@ import pytest
 from naive_tcp import Segment, cut, gloo, handshake, run
 
 from dpuflow import framing
+from dpuflow.kernels import grants
 from dpuflow.schema import Framing, MessageFlag, Op, Role, Wire
 
 JOB = 0x59A20001
@@ -233,3 +234,24 @@ def test_random_bytes_are_bursts(seed: int) -> None:
     rows, flows, _ = run(handshake() + cut(1, noise, [int(x) for x in rng.integers(1, 1448, 1000)], 100))
     assert flows["framing"][1] == Framing.NONE
     assert int(rows["bytes"].sum()) == len(noise)
+
+
+def _sampled(snap: int) -> list[int]:
+    """``sub`` of four messages of NCCL's sockets, each size in a segment by itself."""
+    made, at = handshake(), 0
+    for body in (b"one" * 9, b"two" * 9, b"one" * 9, b"short"):
+        for part in (len(body).to_bytes(4, "little"), body):
+            made.append(Segment(1000 + 100 * len(made), 0, at, part))
+            at += len(part)
+    return [int(sub) for sub in run(made, snap)[0]["sub"]]
+
+
+def test_first_bytes_of_nccls_messages() -> None:
+    """What is passed on has the same number at every hop; of too short a beginning nothing is said."""
+    one, two, again, short = _sampled(1 << 16)
+    assert one == again != two
+    word = np.frombuffer(b"oneoneoneone", "<u4").astype(np.int64)
+    spread = int(grants.SPREAD)
+    assert one == (int(word[0]) * spread + int(word[2])) % 2**32
+    assert short == 0
+    assert _sampled(11) == [0, 0, 0, 0]

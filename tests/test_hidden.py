@@ -43,7 +43,7 @@ def violated(folder: Path, op: str, iterations: int, **keys: object) -> tuple[in
 
 @pytest.mark.parametrize("us", [40, 150])
 def test_a_late_credit_blames_nobody_without_a_capture(us: int, tmp_path: Path) -> None:
-    """The host of 10.0.0.4 posts its credits late: what 10.0.0.3 sends it comes one way there and back after."""
+    """The host of 10.0.0.4 posts its credits late: 10.0.0.3's data comes a way there and back after."""
     wrong, count, late = violated(
         tmp_path,
         "op: all_reduce, bytes: 22520, protocol: ll",

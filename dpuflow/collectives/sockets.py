@@ -10,7 +10,7 @@ first message of an operation as before the later ones. NCCL 2.30, src/transport
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -69,9 +69,10 @@ def socket_instances(
         pipes.append((number, Pipe(int(first["src"]), int(first["dst"]), mine, 1, none.astype(bool), none)))
     found: list[Instance] = []
     left = []
-    for members in joined(pipes, nodes):
-        own = [pipe for _, pipe in members]
-        instances = _repeated(columns, own, position, nodes)
+    connected = [[pipe for _, pipe in members] for members in joined(pipes, nodes)]
+    seen = _Seen(columns, position, nodes, near)
+    for own in _apart(connected) if near is not None else connected:
+        instances = _repeated(seen, own)
         if instances:
             found += [placed(instance, near) for instance in instances]
         else:
@@ -79,10 +80,31 @@ def socket_instances(
     return found, np.sort(np.concatenate(left)) if left else rows[:0]
 
 
-def _repeated(
-    columns: Columns, pipes: Sequence[Pipe], position: NDArray[np.int64], nodes: NDArray[np.int64]
-) -> list[Instance]:
+class _Seen(NamedTuple):
+    """What goes with all connections; see ``structured_instances``."""
+
+    columns: Columns
+    position: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    near: frozenset[int] | None
+
+
+def _apart(connected: list[list[Pipe]]) -> list[list[Pipe]]:
+    """``connected`` pipes of some nodes; those with as many messages are one communicator's: what lies between
+    parts of a ring was not seen."""
+    groups: list[list[Pipe]] = []
+    for own in sorted(connected, key=lambda own: min(len(pipe.rows) for pipe in own)):
+        most, least = (max(len(pipe.rows) for pipe in each) for each in (own, groups[-1] if groups else own))
+        if groups and most - least <= min(AHEAD, least // 2):
+            groups[-1] += own
+        else:
+            groups.append(list(own))
+    return groups
+
+
+def _repeated(seen: _Seen, pipes: Sequence[Pipe]) -> list[Instance]:
     """The operations of connected pipes, if they repeat one; of several ways those that pauses bear out."""
+    columns = seen.columns
     sets = _alike_long(pipes)
     sizes = [columns.sizes[rows] for _, rows in sets]
     total = sum(len(pipe.rows) for pipe in pipes)
@@ -98,13 +120,13 @@ def _repeated(
         slots = [slot for slot in (RING_SLOT, STEP_SLOT, LL) if slot != LL or _in_lines(sizes)]
         few = min(count, SAMPLE)
         some = [(mine, rows[:, : few * m]) for (mine, rows), m in zip(sets, lengths, strict=True)]
-        slots = [slot for slot in slots if _read(columns, some, lengths, slot, position, nodes)]
+        slots = [slot for slot in slots if _read(seen, some, lengths, slot)]
         if slots:
-            worth = round(_contrast(columns, lengths, some), 2), count
+            worth = round(_contrast(seen, lengths, some), 2), count
             if worth > best:
                 best, chosen = worth, (lengths, slots)
     lengths, slots = chosen
-    fits = {slot: _read(columns, sets, lengths, slot, position, nodes) for slot in slots}
+    fits = {slot: _read(seen, sets, lengths, slot) for slot in slots}
     fits = {
         slot: found for slot, found in fits.items() if sum(len(i.rows) for i in found) >= EXPLAINED * total
     }
@@ -116,20 +138,13 @@ def _in_lines(sizes: Sequence[NDArray[np.int64]]) -> bool:
     return not any((size % LINES[LL]).any() for size in sizes)
 
 
-def _read(
-    columns: Columns,
-    sets: Sequence[_Set],
-    lengths: Sequence[int],
-    slot: int,
-    position: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-) -> list[Instance]:
+def _read(seen: _Seen, sets: Sequence[_Set], lengths: Sequence[int], slot: int) -> list[Instance]:
     """The operations, if each has so many messages (``lengths``, by set) in slots of that size; else none."""
     cut = []
     for (mine, rows), m in zip(sets, lengths, strict=True):
         count = rows.shape[1] // m
         cut.append(Lockstep(mine, rows, np.arange(count + 1) * m, np.full(count, slot)))
-    instances = Reading(columns, cut, position, nodes).instances()
+    instances = Reading(seen.columns, cut, seen.position, seen.nodes, seen.near).instances()
     told, total = sum(len(i.rows) for i in instances), sum(rows.size for _, rows in sets)
     return instances if told >= EXPLAINED * total else []
 
@@ -153,10 +168,10 @@ def _repeats(sizes: NDArray[np.int64], length: int) -> bool:
     return bool((sizes[:, length:] == sizes[:, :-length]).all()) if length < sizes.shape[1] else True
 
 
-def _contrast(columns: Columns, lengths: Sequence[int], sets: Sequence[_Set]) -> float:
+def _contrast(seen: _Seen, lengths: Sequence[int], sets: Sequence[_Set]) -> float:
     """Share of (first message of an operation, later one) of a rank whose first one paused twice as long."""
     won, pairs = 0.0, 0
-    for first, later in _pauses(columns, lengths, sets):
+    for first, later in _pauses(seen, lengths, sets):
         if len(first) and len(later):
             won += float(np.searchsorted(np.sort(TWICE * later), first).mean() / len(later)) * len(first)
             pairs += len(first)
@@ -164,13 +179,14 @@ def _contrast(columns: Columns, lengths: Sequence[int], sets: Sequence[_Set]) ->
 
 
 def _pauses(
-    columns: Columns, lengths: Sequence[int], sets: Sequence[_Set]
+    seen: _Seen, lengths: Sequence[int], sets: Sequence[_Set]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """For each endpoint how long it had been idle before its first message of each operation, and others.
 
     A first message's pause counts from the last event of the operation before, others' from the last one of
-    the same: what reaches a rank before it begins tells nothing of it.
+    the same: what reaches a rank before it begins tells nothing of it. Ranks without a capture are left out.
     """
+    columns = seen.columns
     every: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]] = {}
     for length, (mine, rows) in zip(lengths, sets, strict=True):
         turn = np.arange(rows.shape[1]) // length
@@ -179,8 +195,9 @@ def _pauses(
                 (pipe.src, columns.starts[row], True),
                 (pipe.dst, columns.arrivals[row], False),
             ):
-                seen = when != NEVER
-                every.setdefault(end, []).append((when[seen], turn[seen], np.full(int(seen.sum()), own)))
+                some = when != NEVER
+                if seen.near is None or end in seen.near:
+                    every.setdefault(end, []).append((when[some], turn[some], np.full(int(some.sum()), own)))
     for parts in every.values():
         times, turn = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
         order = np.lexsort((times, turn))

@@ -32,7 +32,7 @@ class Columns(NamedTuple):
     sizes: NDArray[np.int64]
     starts: NDArray[np.int64]  # the sender's first act
     arrivals: NDArray[np.int64]
-    samples: NDArray[np.uint32]  # of the data's first bytes, RoCE without framing alone; 0 without
+    samples: NDArray[np.uint32]  # of the data's first bytes, RoCE without framing and NCCL alone; 0 without
 
 
 def columns_of(exchanges: Rows) -> Columns:

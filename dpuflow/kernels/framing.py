@@ -8,6 +8,7 @@ import numpy as np
 
 from dpuflow import framing as fm
 from dpuflow.kernels._jit import inner, le16, le32, le64
+from dpuflow.kernels.grants import SAMPLED, sample_of
 from dpuflow.kernels.tagging import ofi_length, seen_all, ucx_length
 from dpuflow.kernels.tcp_state import KNOWN_ALL, KNOWN_KIND, KNOWN_LENGTH, KNOWN_MATCH
 from dpuflow.schema import Framing, MessageFlag, Op, Role, Wire
@@ -208,14 +209,16 @@ def decode_gloo(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
 
 
 @inner
-def decode_nccl(row: Any, link: Any, b: Any, at: Any) -> Any:
-    """As ``decode_gloo`` for a message of NCCL's sockets."""
+def decode_nccl(row: Any, link: Any, b: Any, at: Any, mask: Any) -> Any:
+    """As ``decode_gloo`` for a message of NCCL's sockets; ``sub`` tells what it carries, as over RoCE."""
     length = np.int64(row.seq_end) - np.int64(row.seq)
     link.known = KNOWN_ALL
     if length == fm.NCCL_HELLO and le32(b, at) == _NCCL_MAGIC & 0xFFFFFFFF:
         row.wire, row.role = _W_NCCL_HELLO, _CONTROL
         return
     row.wire, row.role, row.bytes = _W_NCCL_DATA, _DATA, length - fm.NCCL_SIZE
+    if row.bytes >= SAMPLED and seen_all(mask, fm.NCCL_SIZE, SAMPLED):
+        row.sub = sample_of(b, at + fm.NCCL_SIZE)
 
 
 @inner

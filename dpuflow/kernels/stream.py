@@ -85,7 +85,7 @@ def close_message(f: Any, st: Any, header: Any, rows: Any, links: Any, counts: A
     elif st.framing == _GLOO:
         fk.decode_gloo(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
     elif st.framing == _NCCL:
-        fk.decode_nccl(row, link, header, np.int64(f) * HEADER_BYTES)
+        fk.decode_nccl(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
     elif st.framing == _UCX:
         decode_ucx(row, link, header, np.int64(f) * HEADER_BYTES, st.mask)
         if row.role == _GRANT:

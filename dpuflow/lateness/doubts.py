@@ -165,9 +165,7 @@ def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
     return np.where(entries.retransmitted > 0, 0, out)
 
 
-def _ways(
-    entries: Entries, joined: Joined
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """For rows of ranks without a capture of their own: how long their first act may have been on its way.
 
     It is dated by its arrival. No longer, in 95 of 100 cases, than the way to that rank and back, from a

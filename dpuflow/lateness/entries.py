@@ -57,7 +57,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
-    Rule.ON_ITS_WAY: ("at_most", "first message, as it arrived: the way to there keeps messages now and then"),
+    Rule.ON_ITS_WAY: ("at_most", "first message, as it arrived; the way there keeps messages now and then"),
     Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
     Rule.WAITED: (

@@ -14,7 +14,7 @@ from dpuflow import wire
 from dpuflow.synth import checksum, segments
 from dpuflow.synth.rows import internet_sum, put, put_little
 from dpuflow.synth.seeds import columns
-from dpuflow.synth.trace import ACKS, CTS, LENGTH
+from dpuflow.synth.trace import ACKS, CTS, LENGTH, STREAM
 from dpuflow.synth.transport import LAYOUTS
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ EPHEMERAL: Final = 32768  # first of the ports that Linux gives out
 ECT0: Final = 2
 CE: Final = 3
 CNP_CLASS: Final = 48 << 2 | ECT0  # as an adapter was seen to send them
+LENGTH_BYTES: Final = 4
+"""NCCL writes a message's size over TCP by itself."""
 CONTENT_BYTES: Final = 12
 """So many first bytes of a message are its own: two words and what is between."""
 EXTENDED: Final = (
@@ -147,10 +149,15 @@ class Framer:
         headers = segments.OPTIONS_AT + self._shape(code)
         length = headers + payload
         kept = min(length, self._snaplen) if self._snaplen else length
-        head = np.zeros((len(packets["code"]), headers + (payload if payload == 4 else 0)), np.uint8)
+        row = np.maximum(packets["message"], 0)
+        begins = (self._messages["kind"][row] == STREAM) & (self._messages["target"][row] > 0)
+        begins &= (packets["psn"] == self._messages["va"][row]) & (packets["message"] >= 0)
+        own = payload if payload == LENGTH_BYTES else min(payload, CONTENT_BYTES) if begins.any() else 0
+        head = np.zeros((len(packets["code"]), headers + own), np.uint8)
+        body = np.zeros((int(begins.sum()), own), np.uint8)
+        self._contents(body, {"message": row[begins]})
         way = packets["flow"] + packets["back"] * len(self._played.ends)
         self._ethernet_ip(head, packets, way, length - IP_AT, wire.IPPROTO_TCP)
-        row = np.maximum(packets["message"], 0)
         sizes = np.where(self._messages["kind"][row] == LENGTH, self._messages["value"][row], -1)
         # Queue pair numbers stand for what TCP has in their place: ports and first sequence numbers.
         other = (way + len(self._played.ends)) % (2 * len(self._played.ends))
@@ -158,15 +165,16 @@ class Framer:
             [EPHEMERAL + self._pairs[other] % 28000, EPHEMERAL + self._pairs[way] % 28000], axis=1
         )
         ports = np.where(self._services[way] > 0, self._services[way], ports)
-        begins = np.stack([self._pairs[other], self._pairs[way]], axis=1) * 2654435761
+        starts = np.stack([self._pairs[other], self._pairs[way]], axis=1) * 2654435761
         ranges = self._ranges[packets["syndrome"]] if code > segments.ACK_CODE else self._ranges[:0]
         segments.fill(
-            head, packets, code, ports, begins, begins * 40503 >> 8, sizes, self._pool[:payload], ranges
-        )
+            head, packets, code, ports, starts, starts * 40503 >> 8, sizes, self._pool[:payload], ranges,
+            (begins, body),
+        )  # fmt: skip
         out = np.zeros((len(head), max(kept, head.shape[1])), np.uint8)
         out[:, : head.shape[1]] = head
         room = max(0, kept - head.shape[1])
-        out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[:room]
+        out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[own : own + room]
         return out[:, :kept]
 
     def _ethernet_ip(

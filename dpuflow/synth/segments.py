@@ -45,13 +45,14 @@ def option_bytes(code: int) -> int:
 
 def fill(
     head: Bytes, packets: Columns, code: int, ports: Numbers, begins: Numbers, clocks: Numbers,
-    sizes: Numbers, payload: bytes, ranges: Numbers,
+    sizes: Numbers, payload: bytes, ranges: Numbers, contents: tuple[NDArray[np.bool_], Bytes],
 ) -> None:  # fmt: skip
     """Write the TCP header, and after it the size of the next message where ``sizes`` (-1: not here) has it.
 
     Ethernet and IP are there already. ``ports``: source and destination of each packet; ``begins`` and
     ``clocks``: first sequence number and time stamp of its own direction and of the other one; ``payload``:
-    what follows ``head`` elsewhere; ``ranges``: rows of ACKS, for acknowledgments with any.
+    the segment's, of which ``head`` has room for the first bytes; ``ranges``: rows of ACKS, for
+    acknowledgments with any; ``contents``: which segments begin a message with bytes of its own, and these.
     """
     back = packets["back"] == 1
     put(head, TCP_AT, 2, ports[:, 0])
@@ -75,8 +76,10 @@ def fill(
     if body.shape[1]:
         body[:] = np.frombuffer(payload, np.uint8)[: body.shape[1]]
         sized = sizes >= 0
-        body[sized] = sizes[sized].astype("<u4").view(np.uint8).reshape(-1, 4)
-        payload = b""
+        if sized.any():
+            body[sized] = sizes[sized].astype("<u4").view(np.uint8).reshape(-1, 4)
+        body[contents[0]] = contents[1]
+        payload = payload[body.shape[1] :]
     rest = internet_sum(np.frombuffer(payload, np.uint8)[None, :])[0] if payload else 0
     size = head.shape[1] - TCP_AT + len(payload)
     total = internet_sum(head[:, 26:TCP_AT]) + internet_sum(head[:, TCP_AT:]) + wire.IPPROTO_TCP + size + rest

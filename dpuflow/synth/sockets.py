@@ -35,7 +35,7 @@ class Socket(Link):
         self.flow.window = self.window_now
         self._asked: deque[tuple[int, int]] = deque()  # operations: their last message, messages read ahead
         self._ends: deque[int] = deque()  # operations of the sender: their last message
-        self._sizes: deque[int] = deque()  # produced, not yet written
+        self._sizes: deque[tuple[int, int]] = deque()  # produced, not yet written, with what they hold
         self._under_way: deque[int] = deque()  # bytes of messages written, not yet read
         self._bytes = 0  # of those
         self._written = self._received = self._read = 0
@@ -93,7 +93,7 @@ class Socket(Link):
 
     def publish(self, size: int, content: int) -> None:
         self.produced += 1
-        self._sizes.append(size)
+        self._sizes.append((size, content))
         self._send()
 
     def _send(self) -> None:
@@ -101,21 +101,21 @@ class Socket(Link):
             self._ends.popleft()
         last = self._ends[0] if self._ends else 0
         while self._written < min(self.produced, last) and (
-            not self._under_way or self._bytes + self._sizes[0] + 4 <= WINDOW
+            not self._under_way or self._bytes + self._sizes[0][0] + 4 <= WINDOW
         ):
-            size = self._sizes.popleft()
+            size, content = self._sizes.popleft()
             self._written += 1
             self._handed(self._written, self._engine.now)
             self._under_way.append(size + 4)
             self._bytes += size + 4
             self._at = self.src.proxy.act(self._at, self.src.handover_ns())
-            self._engine.at(self._at, self._write, size)
+            self._engine.at(self._at, self._write, size, content)
 
-    def _write(self, size: int) -> None:
+    def _write(self, size: int, content: int) -> None:
         """The size by itself (Nagle's algorithm is off), then the payload."""
         self._fabric.post(self.flow, LENGTH, 4, self._stream, 0, size, counts=not size)
         if size:
-            self._fabric.post(self.flow, STREAM, size, self._stream + 4, 0, 0)
+            self._fabric.post(self.flow, STREAM, size, self._stream + 4, 0, 0, content)
         self._stream += size + 4
 
     def ignore(self, flow: Flow) -> None:
