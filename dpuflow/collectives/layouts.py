@@ -23,6 +23,7 @@ import numpy as np
 
 from dpuflow.collectives.arcs import open_ring
 from dpuflow.collectives.branches import chunked, open_trees, waits, whole_trees
+from dpuflow.collectives.distances import open_pat
 from dpuflow.collectives.nccl import (
     BROADCAST_CHAIN,
     REDUCE_CHAIN,
@@ -123,6 +124,9 @@ def layout_of(
             trees = open_trees(lanes, members, near)
             if trees is not None:
                 return Layout(Op.ALL_REDUCE, trees.algorithm, members, trees.size, tails=trees.channels)
+            told = open_pat(lanes, members, near, among) if slot == STEP_SLOT else None
+            if told is not None:
+                return Layout(*told[:4], alike=told.alike, tails=0, among=told.ranks)
     found = _by_endpoints(lanes, members, slot)
     if found is not None and near is not None and not near >= set(members):
         if found.algorithm.name == "tree":

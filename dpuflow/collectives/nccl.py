@@ -115,6 +115,28 @@ def pat(op: Op, n: int) -> Algorithm:
 
 
 @lru_cache(maxsize=256)
+def seen_pat(op: Op, edges: tuple[tuple[int, int, int], ...], captured: frozenset[int]) -> Algorithm:
+    """The part of ``pat`` that captured ranks see: (source, destination, blocks), by position.
+
+    Their first messages need no input; of the others' it is not known which is the first.
+    """
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        block = size if op == Op.ALL_GATHER else size / n
+        for src, dst, blocks in edges:
+            yield Send(0, src, dst, block * blocks)
+
+    total = sum(blocks for _, _, blocks in edges)
+    return Algorithm(
+        op,
+        "pat",
+        sends,
+        lambda n, t: t / total * (1 if op == Op.ALL_GATHER else n),
+        starters=lambda n, _: captured,
+    )
+
+
+@lru_cache(maxsize=256)
 def some_trees(edges: tuple[tuple[int, int], ...]) -> Algorithm:
     """Trees with these (child, parent) of positions together; which edge is of which tree is not known.
 

@@ -90,8 +90,8 @@ class _Seen(NamedTuple):
 
 
 def _apart(connected: list[list[Pipe]]) -> list[list[Pipe]]:
-    """``connected`` pipes of some nodes; those with as many messages are one communicator's: what lies between
-    parts of a ring was not seen."""
+    """``connected`` pipes of some nodes; those with as many messages are one communicator's: what lies
+    between parts of a ring was not seen."""
     groups: list[list[Pipe]] = []
     for own in sorted(connected, key=lambda own: min(len(pipe.rows) for pipe in own)):
         most, least = (max(len(pipe.rows) for pipe in each) for each in (own, groups[-1] if groups else own))

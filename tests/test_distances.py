@@ -1,0 +1,87 @@
+"""NCCL's PAT of which only some nodes were captured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from synth_worlds import loop, settings
+
+import dpuflow
+from dpuflow.collectives.distances import open_pat
+from dpuflow.collectives.layouts import STEP_SLOT, Lane
+from dpuflow.collectives.nccl import pat_dimensions
+from dpuflow.schema import Op
+from dpuflow.synth.case import write_case
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("nodes", "only"), [(4, [1]), (5, [0, 3]), (6, [0, 2]), (7, [2, 3, 5]), (8, [6]), (8, [0, 1, 4, 7])]
+)
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ("op: all_gather, bytes: 75000", ("all_gather", 75_000)),
+        ("op: reduce_scatter, bytes: 840000", ("reduce_scatter", 840_000)),
+    ],
+)
+@pytest.mark.parametrize("transport", ["ib", "socket"])
+def test_pat_from_some_nodes(
+    nodes: int, only: list[int], op: str, told: tuple[str, int], transport: str, tmp_path: Path
+) -> None:
+    keys = settings(
+        cluster={"nodes": nodes},
+        nccl={"channels": 2, "transport": transport},
+        observation={"only": only},
+        faults=[{"kind": "gpu_late", "rank": only[0], "us": 200}],
+    )
+    captures = write_case(loop(op + ", algorithm: pat", keys, iterations=12), tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    assert Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives) == {
+        (told[0], "pat", told[1]): 12
+    }
+    near = {f"10.0.0.{node + 1}" for node in only}
+    hidden = {end.id for end in result.endpoints if end.address not in near}
+    assert "exact" not in {r.bound for c in result.collectives for r in c.ranks if r.endpoint in hidden}
+
+
+def lanes(ranks: int, own: int, *, far_first: bool, block: int = 1000) -> list[Lane]:
+    """What one rank passes on and gets; messages of one block each, its neighbour's last or first."""
+    made = []
+    for at, (distance, blocks) in enumerate(sorted(pat_dimensions(ranks).items(), reverse=far_first)):
+        for src, dst in ((own, (own + distance) % ranks), ((own - distance) % ranks, own)):
+            starts = 100 * at + np.arange(blocks)[None]
+            sizes, none = np.full(blocks, block), np.zeros((1, blocks), np.uint32)
+            made.append(Lane(src, dst, STEP_SLOT, sizes, starts, starts + 50, none))
+    return made
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 6, 7, 8, 9, 13, 16, 31, 64])
+@pytest.mark.parametrize("far_first", [False, True])
+def test_every_rank_tells_all(ranks: int, far_first: bool) -> None:
+    made = lanes(ranks, 2, far_first=far_first)
+    members = sorted({end for lane in made for end in lane[:2]})
+    found = open_pat(made, members, {2})
+    assert found is not None
+    assert found.ranks == len(found.order) == ranks
+    if ranks == 3:
+        assert {found.op, *found.alike} == {Op.ALL_GATHER, Op.REDUCE_SCATTER}
+    else:
+        assert (found.op, found.alike) == (Op.ALL_GATHER if far_first else Op.REDUCE_SCATTER, ())
+    assert found.size == (1000 if found.op == Op.ALL_GATHER else 1000 * ranks)
+    assert open_pat(made, members, {2}, ranks + 1) is None
+    assert found.algorithm.starters is not None
+    assert found.algorithm.starters(ranks, 0) == {members.index(2)}
+
+
+def test_no_pat() -> None:
+    made = lanes(6, 2, far_first=True)
+    members = sorted({end for lane in made for end in lane[:2]})
+    assert open_pat(made, members, {members[0]}) is None  # lanes that no captured rank has
+    assert open_pat(made[1:], members, {2}) is None  # it gets what nobody passes on
+    assert open_pat([*made[2:], made[0]._replace(sizes=np.array([7]))], members, {2}) is None
