@@ -120,8 +120,8 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST)
     beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
     by log n; with at most one of three such units before the cut, and two of three after it, or longer work
     as a rule (``usual_excess``), and that half beyond the noise.
-    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. There are
-    ``least`` units before it at least: late from the start has no onset.
+    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. At
+    least ``least`` units before it show no such excess: late from the start has no onset.
     """
     n = len(excess_ns)
     if n < least + FEWEST:
@@ -138,7 +138,7 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST)
     more = values > half
     often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n)
     rises = gain > 0 and often > 0 and half > sigma_ns
-    rises &= more[:best].mean() <= 1 - LATE_SHARE
+    rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= least
     after = excess_ns[best:]
     rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after, sigma_ns) > 0
     return best if rises else None

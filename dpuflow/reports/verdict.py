@@ -335,10 +335,9 @@ def rank_seconds(wait_ns: int) -> str:
 def _without(result: Analysis, row: Lateness) -> str:
     for what_if in result.what_if:
         if what_if.endpoint == row.endpoint:
-            return (
-                f"without it a step would take {duration(what_if.step_without_ns)}"
-                f" instead of {duration(what_if.step_ns)}"
-            )
+            without, step = duration(what_if.step_without_ns), duration(what_if.step_ns)
+            # A root that runs ahead takes no step longer; its receivers wait all the same.
+            return f"without it a step would take {without} instead of {step}" if without != step else ""
     return ""
 
 
