@@ -71,6 +71,7 @@ def analyze_tables(
     from dpuflow.assemble import assemble
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.collectives.protocols import without_flags
+    from dpuflow.collectives.sharing import sharing_told_apart
     from dpuflow.exchanges import announced, build_exchanges
     from dpuflow.findings import build_findings
     from dpuflow.identity import (
@@ -103,6 +104,7 @@ def analyze_tables(
         seen_until(joined),
         all_but_one(joined),
     )
+    instances = sharing_told_apart(instances, exchanges, joined.transfers)
     instances = without_flags(instances, exchanges, joined.transfers)
     inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
     untold = count_untold(joined.columns, exchanges, instances)

@@ -315,7 +315,7 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
 def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     """What is not told of ranks that share nodes."""
     limits = []
-    hidden = [i for i in instances if i.near is None and i.ranks > len(i.order)]
+    hidden = [i for i in instances if i.near is None and i.hides_ranks]
     if hidden:
         limits.append(
             f"{len(hidden)} collective{'s' if len(hidden) > 1 else ''} had more ranks than endpoints (up to"

@@ -108,3 +108,37 @@ def test_chunks_of_a_nodes_last_gpus() -> None:
     assert _reduced(chunks, 4, 1 << 20) == 7 * 64 + 48
     chunks[1, 1, 6, 0] += 16
     assert _reduced(chunks, 4, 1 << 20) is None
+
+
+def test_gpus_that_share_an_adapter_are_told_apart_by_the_ranks_that_entries_name(tmp_path: Path) -> None:
+    """The latest of them is the adapter's entry. Records too short for the ranks hold no such thing."""
+    more = settings(cluster={"nodes": 2, "gpus_per_node": 4, "nics_per_node": 2, "link_gbps": 400},
+                    nccl={"channels": 4}, faults=[{"kind": "gpu_late", "rank": 5, "us": 150}])  # fmt: skip
+    op = "op: all_reduce, bytes: 500000, protocol: ll"
+    result, truth = analysed(loop(op, more, iterations=8), tmp_path / "whole")
+    ids = {e.address: e.id for e in result.endpoints}
+    meta = json.loads((tmp_path / "whole" / "meta.json").read_text())
+    behind: dict[int, list[int]] = {}
+    for node in meta["nodes"]:
+        behind.setdefault(ids[node["ip"]], []).append(node["rank"])
+    assert sorted(map(len, behind.values())) == [2] * 4
+    late = next(end for end, ranks in behind.items() if 5 in ranks)
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [late]
+    assert not any("share an adapter" in sentence for sentence in result.limits)
+    exact = 0
+    for collective, true in zip(result.collectives, truth["collectives"], strict=True):
+        enters = {end: max(true["enter_ns"][rank] for rank in ranks) for end, ranks in behind.items()}  # type: ignore[call-overload]
+        first = min(enters.values())
+        for row in collective.ranks:
+            if row.lateness_ns is None:
+                continue
+            lateness = enters[row.endpoint] - first
+            exact += row.bound == "exact"
+            if row.bound != "at_most":
+                assert row.lateness_ns <= lateness + 5_000
+            if row.bound != "at_least":
+                assert row.lateness_ns >= lateness - 5_000
+    assert exact
+    cut, _ = analysed(loop(op, more + settings(observation={"snaplen": 100}), iterations=8), tmp_path / "cut")
+    assert any("share an adapter" in sentence for sentence in cut.limits)
+    assert not [row for row in cut.lateness if row.verdict == "late"]

@@ -28,6 +28,8 @@ class Instance:
     they will send and receive as soon as they enter. ``nodes``: where nodes have several ranks, the node
     of each place; ``inside``: a first message may have waited for ranks of the same node, of which nothing is
     on the wire. ``alike``: other operations that have the same packets.
+    ``parts``: where adapters serve several ranks whose own messages are all seen, the rank behind each of
+    ``rows``.
     ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
     slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told.
     """
@@ -49,10 +51,16 @@ class Instance:
     at_once: bool = False
     nodes: tuple[int, ...] = ()
     inside: bool = False
+    parts: NDArray[np.int64] | None = None
     alike: tuple[Op, ...] = ()
     protocol: str | None = None
     tails: int = 0
     between: tuple[int, int] | None = None
+
+    @property
+    def hides_ranks(self) -> bool:
+        """Whether ranks took part of which no message of their own is seen."""
+        return self.ranks > len(self.order) and self.parts is None
 
     @property
     def root_endpoint(self) -> int | None:

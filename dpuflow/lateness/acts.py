@@ -58,7 +58,7 @@ def first_acts(places: Places) -> Acts:
     granted = picked["grant_ns"]
     # What an MPI library's receiver allows answers an offer; NCCL's credits do not.
     answers = (picked["op"] != Op.UNKNOWN) & ~unasked & (picked["wire"] != Wire.ROCE_WRITE_IMM)
-    send_ns, send_at = places.earliest(places.sender, offered)
+    send_ns, send_at = places.earliest_of_all(places.sender, offered)
     ready_ns, ready_at = places.earliest(places.receiver, np.where(unasked, granted, NEVER))
     answer_ns, answer_at = places.earliest(places.receiver, np.where(answers, granted, NEVER))
     input_ns, _ = places.earliest(places.receiver, there_ns(picked))

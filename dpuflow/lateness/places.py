@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.lateness.needs import build_needs
-from dpuflow.schema import Op
+from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,23 @@ class Places:
         """Exchanges of broadcasts: what is passed on keeps its bytes."""
         broadcast = (i.op == Op.BROADCAST for i in self.instances)
         return np.fromiter(broadcast, bool, len(self.instances))[self.of]
+
+    def earliest_of_all(
+        self, rows: NDArray[np.int64], times: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of sends; where an adapter serves several ranks, of the one that came last."""
+        best, where = self.earliest(rows, times)
+        base = np.r_[0, np.cumsum([len(i.rows) for i in self.instances])]
+        for number, instance in enumerate(self.instances):
+            if instance.parts is None:
+                continue
+            mine = np.arange(base[number], base[number + 1])
+            mine = mine[times[mine] != NEVER]
+            order = np.lexsort((times[mine], instance.parts[mine - base[number]]))
+            first = mine[order][np.r_[True, np.diff(instance.parts[mine - base[number]][order]) != 0]]
+            for each in first[np.argsort(times[first], kind="stable")].tolist():
+                best[rows[each]], where[rows[each]] = times[each], each
+        return best, where
 
     def __len__(self) -> int:
         return len(self.collective)

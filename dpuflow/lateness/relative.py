@@ -43,10 +43,10 @@ class Relative(NamedTuple):
 
 def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
     """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
-    short = np.array([i.near is not None or i.ranks > len(i.order) for i in instances], bool)
+    short = np.array([i.near is not None or i.hides_ranks for i in instances], bool)
     for number in np.flatnonzero(short).tolist():
         instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
-        short[number] = instance.ranks > len(instance.order) or not entries.exact[rows].all()
+        short[number] = instance.hides_ranks or not entries.exact[rows].all()
     return short
 
 
