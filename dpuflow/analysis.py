@@ -70,6 +70,7 @@ def analyze_tables(
     """
     from dpuflow.assemble import assemble
     from dpuflow.collectives import build_collectives, count_untold
+    from dpuflow.collectives.buffers import buffers_of
     from dpuflow.collectives.protocols import without_flags
     from dpuflow.collectives.sharing import sharing_told_apart
     from dpuflow.exchanges import announced, build_exchanges
@@ -95,6 +96,7 @@ def analyze_tables(
             tables.messages = cited(tables.messages)
     known = endpoint_ranks(joined, ranks)
     exchanges = build_exchanges(joined.transfers, joined.columns)
+    buffers = buffers_of(joined.transfers, exchanges)
     instances = build_collectives(
         exchanges,
         rank_order(joined, known),
@@ -103,9 +105,10 @@ def analyze_tables(
         endpoint_nodes(joined, ranks),
         seen_until(joined),
         all_but_one(joined),
+        buffers,
     )
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
-    instances = without_flags(instances, exchanges, joined.transfers)
+    instances = without_flags(instances, exchanges, joined.transfers, buffers)
     inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
     untold = count_untold(joined.columns, exchanges, instances)
     result, listed = assemble(captures, joined, known, exchanges, instances, inferred, untold, ranks)

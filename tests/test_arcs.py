@@ -11,8 +11,8 @@ from synth_worlds import loop, settings
 
 import dpuflow
 from dpuflow.collectives.arcs import Ring, open_ring
-from dpuflow.collectives.layouts import RING_SLOT, Lane, layout_of
-from dpuflow.collectives.protocols import LL
+from dpuflow.collectives.layouts import Lane, layout_of
+from dpuflow.collectives.protocols import LL, RING_SLOT
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
@@ -118,7 +118,7 @@ def lanes(
 
 
 def told(made: list[Lane], captured: set[int], ranks: int = 0) -> Ring:
-    ring = open_ring(made, captured, made[0].slot, ranks)
+    ring = open_ring(made, captured, made[0].slot, ranks, SLICES[made[0].slot])
     assert ring is not None
     return ring
 

@@ -11,10 +11,10 @@ from synth_worlds import loop, settings
 
 import dpuflow
 from dpuflow.collectives.credited import Reading
-from dpuflow.collectives.layouts import RING_SLOT, _gathered, _reduced
+from dpuflow.collectives.layouts import _gathered, _reduced
 from dpuflow.collectives.nccl import looped_ring
 from dpuflow.collectives.pipes import Lockstep, Pipe
-from dpuflow.collectives.protocols import LL
+from dpuflow.collectives.protocols import LL, RING_SLOT
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.streams import Columns
 from dpuflow.schema import Op

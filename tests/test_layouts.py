@@ -13,8 +13,9 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.layouts import ALL, NOTHING, SOME, STEP_SLOT, Lane, _passed_on, layout_of
+from dpuflow.collectives.layouts import ALL, NOTHING, SOME, Lane, _passed_on, layout_of
 from dpuflow.collectives.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
+from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.collectives.schedules import dependencies, free_ranks
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case

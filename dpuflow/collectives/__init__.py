@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.partial import mark_at_once
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Mapping, Set
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.buffers import Buffer
     from dpuflow.ordering import Picked
     from dpuflow.tables import Rows
 
@@ -36,13 +38,14 @@ def build_collectives(
     nodes: NDArray[np.int64] | None = None,
     until: NDArray[np.int64] | None = None,
     but_one: frozenset[int] | None = None,
+    buffers: Mapping[int, Buffer] = DEFAULT,
 ) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
     messages were captured, None for everyone; ``but_one``: those with a capture where all but one
-    have one. ``announced``, ``nodes`` and ``until``: see ``structured_instances``.
+    have one. ``announced``, ``nodes``, ``until`` and ``buffers``: see ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.credited import EXPLAINED
@@ -83,7 +86,7 @@ def build_collectives(
     puts, rest = put_instances(exchanges, np.flatnonzero(written & ~told), position, near)
     instances.extend(puts)
     rest = without_pages(exchanges, rest)
-    instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes, until))
+    instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes, until, buffers))
     places = np.arange(len(position)) if nodes is None else nodes
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
     streamed, unread = socket_instances(exchanges, sent, position, near, places)

@@ -25,7 +25,6 @@ import numpy as np
 
 from dpuflow.collectives.algorithms import Algorithm
 from dpuflow.collectives.nccl import looped_ring
-from dpuflow.collectives.rails import SLICES
 from dpuflow.collectives.sending import Send
 from dpuflow.schema import NEVER, Op
 
@@ -71,17 +70,20 @@ class _Fit(NamedTuple):
     size: int
 
 
-def open_ring(lanes: Sequence[Lane], captured: AbstractSet[int], slot: int, ranks: int = 0) -> Ring | None:
-    """The ring that ``lanes`` are part of; ``captured`` are the endpoints all of whose messages are there.
+def open_ring(
+    lanes: Sequence[Lane], captured: AbstractSet[int], slot: int, ranks: int = 0, slices: int = 1
+) -> Ring | None:
+    """The ring that ``lanes`` are part of; ``captured`` are the endpoints all of whose messages are there,
+    ``slices`` messages of a chunk, 0 where no ring has such slots.
 
     None where they go round, where some captured rank does not both send and receive, or where they have
     sizes that no ring (of so many ``ranks``, if given) has.
     """
     arcs = _arcs({lane[:2] for lane in lanes}, captured)
-    channels = _channels(lanes, arcs, SLICES[slot]) if arcs is not None and slot in SLICES else None
+    channels = _channels(lanes, arcs, slices) if arcs is not None and slices else None
     if arcs is None or channels is None:
         return None
-    slices, seen = SLICES[slot], sum(map(len, arcs))
+    seen = sum(map(len, arcs))
     fits: dict[tuple[Op, int], list[_Fit]] | None = None
     for channel in channels:
         if any(lane.sizes.max(initial=0) > slot for row in channel for lane in row):

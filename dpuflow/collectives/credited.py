@@ -20,17 +20,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.communicators import communicators, completed, without
-from dpuflow.collectives.layouts import SLOTS, Lane, layout_of
+from dpuflow.collectives.layouts import Lane, layout_of
 from dpuflow.collectives.model import Instance, placed
 from dpuflow.collectives.pipes import begun_together, in_lockstep, in_turn, pipes_of
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.buffers import Buffer
     from dpuflow.collectives.layouts import Layout
     from dpuflow.collectives.pipes import Lockstep, Pipe
     from dpuflow.collectives.streams import Columns
@@ -63,12 +65,13 @@ def credited_instances(
     near: frozenset[int] | None,
     nodes: NDArray[np.int64],
     until: NDArray[np.int64] | None = None,
+    buffers: Mapping[int, Buffer] = DEFAULT,
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
     """Collectives, and whether each connection is understood, or can be nothing else.
 
     ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
     ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position``,
-    ``near``, ``nodes`` and ``until`` as in ``structured_instances``.
+    ``near``, ``nodes``, ``until`` and ``buffers`` as in ``structured_instances``.
     """
     dealt, at, end = connections
     told = np.zeros(len(at), bool)
@@ -79,7 +82,7 @@ def credited_instances(
     usable = [
         (number, pipe)
         for number, pipe in enumerate(pipes)
-        if pipe is not None and set(pipe.slots.tolist()) <= SLOTS.keys()
+        if pipe is not None and set(pipe.slots.tolist()) <= buffers.keys()
     ]
     for members in _alike(joined(usable, nodes), near):
         joint = [pipe for _, pipe in members]
@@ -87,11 +90,11 @@ def credited_instances(
             told[[number for number, _ in members]] = True
             continue
         sets = in_lockstep(joint)
-        own, instances = _by_communicators(columns, sets, position, nodes, near)
+        own, instances = _by_communicators(columns, sets, position, nodes, near, buffers)
         if len(own) < len(members):
             finer = _finer(columns, joint)
             if len(finer) > len(sets):
-                more = _by_communicators(columns, finer, position, nodes, near)
+                more = _by_communicators(columns, finer, position, nodes, near, buffers)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
         told[[number for number, pipe in members if id(pipe.rows) in own]] = True
@@ -140,6 +143,7 @@ def _by_communicators(
     position: NDArray[np.int64],
     nodes: NDArray[np.int64],
     near: frozenset[int] | None,
+    buffers: Mapping[int, Buffer],
 ) -> tuple[set[int], list[Instance]]:
     """Pipes that are understood, by the identity of their rows, and what they carry."""
     own: set[int] = set()
@@ -148,11 +152,11 @@ def _by_communicators(
     for kind in (None, np.arange(len(nodes)), nodes):
         left = without(sets, own)
         parts = [left] if kind is None else communicators(left, kind)
-        for part, instances in _understood(columns, parts, position, nodes, near):
+        for part, instances in _understood(columns, parts, position, nodes, near, buffers):
             found += instances
             own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     left = without(sets, own)
-    for part, instances in _understood(columns, completed(left), position, nodes, near):
+    for part, instances in _understood(columns, completed(left), position, nodes, near, buffers):
         found += instances
         own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     return own, found
@@ -164,12 +168,13 @@ def _understood(
     position: NDArray[np.int64],
     nodes: NDArray[np.int64],
     near: frozenset[int] | None,
+    buffers: Mapping[int, Buffer],
 ) -> list[tuple[list[Lockstep], list[Instance]]]:
     """Communicators, each given by its sets, with their operations, where these explain enough."""
     found = []
     for part in filter(None, parts):
         whole = begun_together(part, columns)
-        instances = Reading(columns, whole, position, nodes, near).instances()
+        instances = Reading(columns, whole, position, nodes, near, buffers).instances()
         # Of operations that the capture's ends cut, no more is asked.
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in whole)
         if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
@@ -212,9 +217,10 @@ class Reading:
         position: NDArray[np.int64],
         nodes: NDArray[np.int64],
         near: frozenset[int] | None = None,
+        buffers: Mapping[int, Buffer] = DEFAULT,
     ) -> None:
         self.columns, self.sets, self.position, self.nodes = columns, sets, position, nodes
-        self.near, self.among = near, 0
+        self.near, self.among, self.buffers = near, 0, buffers
         self.ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
         self.sizes = [columns.sizes[each.rows] for each in sets]
         # Message by message, so that what an operation carried lies together.
@@ -419,7 +425,7 @@ class Reading:
         return self._layouts[kinds][1]
 
     def _recognise(self, lanes: list[Lane]) -> list[Layout] | None:
-        found = layout_of(lanes, self.position, self.nodes, self.ends, self.near, self.among)
+        found = layout_of(lanes, self.position, self.nodes, self.ends, self.near, self.among, self.buffers)
         return None if found is None else [found]
 
     def _lanes(self, turns: Sequence[Turn]) -> list[Lane]:

@@ -16,6 +16,7 @@ has such messages. Sources: NCCL 2.30 src/enqueue.cc (calcCollChunking), src/dev
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from dpuflow.collectives.arcs import open_ring
 from dpuflow.collectives.branches import chunked, open_trees, waits, whole_trees
+from dpuflow.collectives.buffers import DEFAULT, RING, STEP
 from dpuflow.collectives.distances import open_pat
 from dpuflow.collectives.nccl import (
     BROADCAST_CHAIN,
@@ -31,27 +33,21 @@ from dpuflow.collectives.nccl import (
     pat,
     pat_dimensions,
 )
-from dpuflow.collectives.protocols import LL, LL128
 from dpuflow.collectives.rails import rail_ring, rails_of
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from dpuflow.collectives.algorithms import Algorithm
+    from dpuflow.collectives.buffers import Buffer
 
 PASSED: Final = 0.9
 """Share of messages that must agree on what ranks do with what they receive: messages that were sent again or
 lost from a capture may be told wrongly."""
-RING_SLOT: Final = 1 << 20
-"""What an entry of a Simple ring announces: two steps, each an eighth of 4 MiB (src/init.cc)."""
-STEP_SLOT: Final = 1 << 19
-"""What an entry of Simple announces for all other collectives: one step."""
-SLOTS: Final = {RING_SLOT: "simple", STEP_SLOT: "simple", LL: "ll", LL128: "ll128"}
-"""Slots of NCCL's default buffers, by protocol. Other sizes say nothing of protocol and algorithm."""
 
 
 class Lane(NamedTuple):
@@ -100,52 +96,57 @@ def layout_of(
     ends: Sequence[int],
     near: AbstractSet[int] | None = None,
     among: int = 0,
+    buffers: Mapping[int, Buffer] = DEFAULT,
 ) -> Layout | None:
     """What the connected ``lanes`` make together.
 
     ``position``, ``near`` and ``nodes``: see ``structured_instances``; ``ends`` are all endpoints of the
-    communicator that were seen, ``among`` how many ranks it has, 0 where that is not known.
+    communicator that were seen, ``among`` how many ranks it has, 0 where that is not known;
+    ``buffers`` says what slots are.
     """
     slots = {lane.slot for lane in lanes}
-    if len(slots) > 1 or not slots <= SLOTS.keys():
+    if len(slots) > 1 or not slots <= buffers.keys():
         return None
     slot = slots.pop()
+    kind = buffers[slot]
     if any(lane.sizes.max(initial=0) > slot for lane in lanes):
         return None
     members = sorted({end for lane in lanes for end in lane[:2]}, key=lambda end: int(position[end]))
     shared = len({int(nodes[end]) for end in ends}) < len(ends)
     if shared:
-        return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot)
+        return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot, kind)
     if near is not None:
-        ring = open_ring(lanes, near, slot, among)
+        ring = open_ring(lanes, near, slot, among, kind.slices)
         if ring is not None:
             return Layout(*ring[:4], alike=ring.alike, tails=ring.tails, among=ring.ranks)
         if not near >= set(members):
             trees = open_trees(lanes, members, near)
             if trees is not None:
                 return Layout(Op.ALL_REDUCE, trees.algorithm, members, trees.size, tails=trees.channels)
-            told = open_pat(lanes, members, near, among) if slot == STEP_SLOT else None
+            told = open_pat(lanes, members, near, among) if kind == STEP else None
             if told is not None:
                 return Layout(*told[:4], alike=told.alike, tails=0, among=told.ranks)
-    found = _by_endpoints(lanes, members, slot)
+    found = _by_endpoints(lanes, members, kind)
     if found is not None and near is not None and not near >= set(members):
         if found.algorithm.name == "tree":
             return None  # it takes all edges for seen
         if found.algorithm.name == "chain":
             return found if _passes_at_once(lanes, near) else None
     # NICs that several GPUs share: more ranks than endpoints.
-    return found or _railed(lanes, members, nodes, slot)
+    return found or _railed(lanes, members, nodes, slot, kind)
 
 
-def _railed(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64], slot: int) -> Layout | None:
+def _railed(
+    lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64], slot: int, kind: Buffer
+) -> Layout | None:
     """The same over nodes of several GPUs."""
-    ring = rail_ring(lanes, nodes, slot)
+    ring = rail_ring(lanes, nodes, slot, kind.slices)
     if ring is not None:
         op, ranks, size, loops = ring
         alike = () if op == Op.ALL_REDUCE else (Op.REDUCE_SCATTER,)
         ranks = max(ranks, len(members))
         return Layout(op, looped_ring(op, loops), members, size, alike=alike, ranks=ranks, tails=0)
-    if slot == RING_SLOT:
+    if kind == RING:
         return None
     # A tree's links to other nodes are all at one GPU of each node: so each rail has trees of its own.
     rails = rails_of(lanes)
@@ -159,9 +160,12 @@ def _railed(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64],
     return trees[0]._replace(order=members, size=size, ranks=len(members), inside=True, tails=tails)
 
 
-def _by_endpoints(lanes: Sequence[Lane], members: list[int], slot: int) -> Layout | None:
-    shapes = [_ring] if slot == RING_SLOT else [_trees, _ring, _chain]
-    if slot == STEP_SLOT:
+def _by_endpoints(lanes: Sequence[Lane], members: list[int], kind: Buffer) -> Layout | None:
+    if kind == RING:
+        return _ring(lanes, members, kind.slices)
+    shapes: list[Callable[[Sequence[Lane], list[int]], Layout | None]]
+    shapes = [_trees, partial(_ring, slices=kind.slices), _chain]
+    if kind == STEP:
         # Two ranks' PAT has the messages of a tree; what comes down a tree waits.
         shapes = [_trees, _pat, _chain] if len(members) == 2 else [_pat, _trees, _chain]
     for shape in shapes:
@@ -184,12 +188,11 @@ def _passes_at_once(lanes: Sequence[Lane], captured: AbstractSet[int]) -> bool:
 # -- rings -----------------------------------------------------------------------------------
 
 
-def _ring(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
+def _ring(lanes: Sequence[Lane], members: list[int], slices: int) -> Layout | None:
     n, slot = len(members), lanes[0].slot
     cycles = _cycles(lanes, members)
     if cycles is None:
         return None
-    slices = 2 if slot == RING_SLOT else 1
     reduced, gathered, loops = [], [], 0
     for cycle in cycles:
         if len({len(lanes[i].sizes) for i in cycle}) > 1:

@@ -20,22 +20,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.collectives.algorithms import ALGORITHMS
+from dpuflow.collectives.buffers import CHUNKS, DEFAULT, RING, STEP
 from dpuflow.collectives.model import Instance
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.buffers import Buffer
     from dpuflow.collectives.streams import Columns, Edge
     from dpuflow.tables import Rows
 
     Ints = NDArray[np.int64]
 
-CHUNKS: Final = (131_072, 262_144)
-"""What entries of point-to-point buffers announce: NCCL_P2P_NET_CHUNKSIZE (src/init.cc computeBuffSizes),
-twice as much on Arm with Blackwell."""
 ALIKE: Final = 0.9
 """Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
 TWICE: Final = 2
@@ -79,12 +78,15 @@ def p2p_instances(
     position: Ints,
     near: frozenset[int] | None,
     nodes: Ints,
+    buffers: Mapping[int, Buffer] = DEFAULT,
 ) -> tuple[list[Instance], Ints]:
     """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections.
 
     Arguments as of ``structured_instances``.
     """
-    parts = [_Parts(exchanges, columns, edge, line) for edge, line in _lines(exchanges, rows, announced)]
+    parts = [
+        _Parts(exchanges, columns, edge, line) for edge, line in _lines(exchanges, rows, announced, buffers)
+    ]
     by: dict[Edge, list[_Parts]] = {}
     for part in parts:
         by.setdefault(part.edge, []).append(part)
@@ -140,14 +142,18 @@ def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
     return 1 < mates <= lanes and nodes[edge[0]] != nodes[edge[1]]
 
 
-def _lines(exchanges: Rows, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:
+def _lines(
+    exchanges: Rows, rows: Ints, announced: Ints, buffers: Mapping[int, Buffer]
+) -> list[tuple[Edge, Ints]]:
     """(sender, receiver) and rows of each way of a connection whose entries announce a chunk."""
     from dpuflow.kernels import streams
 
     key = np.empty(len(rows), np.int64)
     keys = streams.directions(exchanges, rows, key) + 1
     room = announced[rows]
-    chunk = np.isin(room, CHUNKS)
+    # Rings of Simple have such slots where NCCL_BUFFSIZE is 512 KiB or 1 MiB, others where it is 2 MiB.
+    sizes = [s for s in CHUNKS if buffers.get(s) != RING and (s == min(CHUNKS) or buffers.get(s) != STEP)]
+    chunk = np.isin(room, sizes)
     other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
     own = ((np.bincount(key[chunk], minlength=keys) > 0) & (other == 0))[key]
     mine, line = rows[own], key[own]

@@ -2,8 +2,8 @@
 
 NCCL's protocols LL and LL128 fill messages with lines of data and flags. Which one ran is told by the
 capacity that clear-to-send entries announce: an eighth of the protocol's buffer, whose default size is a
-constant of NCCL (init.cc computeBuffSizes). Where buffers were configured otherwise, sizes stay those on
-the wire.
+constant of NCCL (init.cc computeBuffSizes); where buffers were configured otherwise ``buffers`` says what it
+is. Where it cannot, sizes stay those on the wire.
 """
 
 from __future__ import annotations
@@ -13,26 +13,35 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.schema import NONE32, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from dpuflow.collectives.buffers import Buffer
     from dpuflow.collectives.model import Instance
     from dpuflow.tables import Rows
 
 LL: Final = 65_536
 LL128: Final = 614_400
 """Capacities announced: an eighth of the default buffers (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
-SIMPLE: Final = (1 << 20, 1 << 19)
-"""The same of Simple: two steps of a ring, one step of all other collectives."""
+RING_SLOT: Final = 1 << 20
+"""What an entry of a Simple ring announces by default: two steps, each an eighth of 4 MiB."""
+STEP_SLOT: Final = 1 << 19
+"""The same for all other collectives: one step."""
 LINES: Final = {LL: 16, LL128: 2048}
 """Bytes of what is sent whole: two words with a flag each, a warp's lines (prims_ll.h, prims_ll128.h)."""
 HELD: Final = {LL: 8, LL128: 1920}
 """Bytes of data in these."""
 
 
-def without_flags(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
+def without_flags(
+    instances: Sequence[Instance],
+    exchanges: Rows,
+    transfers: Rows,
+    buffers: Mapping[int, Buffer] = DEFAULT,
+) -> list[Instance]:
     """Instances with NCCL's protocol and the size of their data.
 
     It is half of LL's on the wire, if the last lines are full (8 bytes). LL128's lines hold 1920 bytes each,
@@ -46,10 +55,13 @@ def without_flags(instances: Sequence[Instance], exchanges: Rows, transfers: Row
             announced = transfers["announces"][grants[grants != NONE32]]
             slot = int(announced.max(initial=0))
             alike = bool((announced == slot).all())
-            if slot in SIMPLE and alike:
-                instance = replace(instance, protocol="simple")
-            elif slot in LINES and alike and not (exchanges["bytes"][rows] % np.uint64(LINES[slot])).any():
-                instance = _of_data(instance, slot)
+            protocol = buffers[slot].protocol if alike and slot in buffers else None
+            if protocol == "simple":
+                instance = replace(instance, protocol=protocol)
+            elif protocol is not None:
+                default = LL if protocol == "ll" else LL128
+                if not (exchanges["bytes"][rows] % np.uint64(LINES[default])).any():
+                    instance = _of_data(instance, default)
         out.append(instance)
     return out
 

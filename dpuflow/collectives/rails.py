@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.collectives.protocols import LL, LL128
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-SLICES: Final = {1 << 20: 2, LL: 1, LL128: 1}
-"""Messages of a ring's chunk, by what an entry announces: Simple cuts it in two (prims_simple.h)."""
 MOST_GPUS: Final = 16
 """GPUs of a node, at most."""
 
@@ -85,9 +82,12 @@ def node_cycles(lanes: Sequence[Lane], nodes: Ints) -> list[list[int]] | None:
     return cycles
 
 
-def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int) -> tuple[Op, int, int, int] | None:
-    """Operation, ranks, bytes as on the wire and loops of rings whose hops between nodes are ``lanes``."""
-    cycles = node_cycles(lanes, nodes) if slot in SLICES else None
+def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int, slices: int) -> tuple[Op, int, int, int] | None:
+    """Operation, ranks, bytes as on the wire and loops of rings whose hops between nodes are ``lanes``.
+
+    ``slices``: messages of a chunk (Simple cuts it in two, prims_simple.h), 0 where no ring has such slots.
+    """
+    cycles = node_cycles(lanes, nodes) if slices else None
     if cycles is None:
         return None
     hops = [np.stack([lanes[i].sizes for i in cycle]) for cycle in cycles]
@@ -102,7 +102,7 @@ def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int) -> tuple[Op, int, i
     # Where all chunks are full several numbers fit: a NIC for each GPU is the rule. Fewer ranks than
     # endpoints are several rings.
     for gpus in range(usual, MOST_GPUS + 1):
-        parts = [_parts(sizes, count, gpus, slot) for sizes in hops]
+        parts = [_parts(sizes, count, gpus, slot, slices) for sizes in hops]
         reduced = [part[0] for part in parts if part is not None and part[0] is not None]
         gathered = [part[1] for part in parts if part is not None and part[1] is not None]
         for op, found in ((Op.ALL_REDUCE, reduced), (Op.ALL_GATHER, gathered)):
@@ -112,10 +112,10 @@ def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int) -> tuple[Op, int, i
 
 
 def _parts(
-    sizes: Ints, count: int, gpus: int, slot: int
+    sizes: Ints, count: int, gpus: int, slot: int, slices: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None] | None:
     """(bytes, loops) of one channel as an all_reduce's, as an all_gather's; None for what it cannot be."""
-    n, slices = count * gpus, SLICES[slot]
+    n = count * gpus
     if n < 2:
         return None
     rounds, rest = divmod(sizes.shape[1], (n - 1) * slices)

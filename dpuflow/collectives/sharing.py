@@ -2,8 +2,8 @@
 
 In: collectives and the entries that allowed their messages. Out: the same, with the GPU behind the sender's
 adapter of each message where all ranks' own messages are seen. An entry's tag is the rank whose data it
-asks for, whichever adapter sends it (NCCL 2.30, src/transport/net.cc recvProxyProgress). It lies 94 to 126 bytes into an
-IPv4 frame, by version: shorter records do not hold it.
+asks for, whichever adapter sends it (NCCL 2.30, src/transport/net.cc recvProxyProgress). It ends 94 to 126
+bytes into an IPv4 frame, by version: shorter records do not hold it.
 """
 
 from __future__ import annotations

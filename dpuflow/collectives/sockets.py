@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.collectives.credited import EXPLAINED, Reading, joined
-from dpuflow.collectives.layouts import RING_SLOT, STEP_SLOT
 from dpuflow.collectives.model import placed
 from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
-from dpuflow.collectives.protocols import HELD, LINES, LL
+from dpuflow.collectives.protocols import HELD, LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.collectives.scoring import NO_CONTRAST
 from dpuflow.collectives.streams import columns_of
 from dpuflow.schema import NEVER

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.p2p import p2p_instances
 from dpuflow.collectives.pipes import connections_of
@@ -22,10 +23,11 @@ from dpuflow.collectives.streams import Streams, columns_of
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.buffers import Buffer
     from dpuflow.collectives.model import Instance
     from dpuflow.collectives.streams import Columns, Edge
     from dpuflow.tables import Rows
@@ -47,26 +49,27 @@ def structured_instances(
     announced: NDArray[np.int64] | None = None,
     nodes: NDArray[np.int64] | None = None,
     until: NDArray[np.int64] | None = None,
+    buffers: Mapping[int, Buffer] = DEFAULT,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
 
     ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``;
     ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen;
     ``nodes`` numbers each endpoint's node, None where each is a node of its own; ``until``: when each one's
-    capture ends, NEVER without one, None where nothing is known of that.
+    capture ends, NEVER without one, None where nothing is known of that; ``buffers``: what slots are.
     """
     nodes = np.arange(len(position)) if nodes is None else nodes
     columns = columns_of(exchanges)
     found: list[Instance] = []
     if announced is not None:
-        found, rows = p2p_instances(exchanges, columns, rows, announced, position, near, nodes)
+        found, rows = p2p_instances(exchanges, columns, rows, announced, position, near, nodes, buffers)
     if not len(rows):
         return found
     dealt, at, end = connections_of(exchanges, rows)
     if announced is not None:
         lines = dealt, at, end
         credited, told = credited_instances(
-            exchanges, columns, lines, announced, position, near, nodes, until
+            exchanges, columns, lines, announced, position, near, nodes, until, buffers
         )
         found, at, end = found + credited, at[~told], end[~told]
     channels: list[list[Instance]] = []

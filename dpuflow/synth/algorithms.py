@@ -200,7 +200,7 @@ def double_tree(n: int) -> tuple[list[int | None], list[int | None]]:
     return first, second
 
 
-def all_to_all(order: Sequence[int], size: int, channels: int) -> dict[int, list[Lane]]:
+def all_to_all(order: Sequence[int], size: int, channels: int, chunk: int) -> dict[int, list[Lane]]:
     """Every rank sends ``size`` bytes to each other one; a peer's parts go over channels of its own round.
 
     Sends and receives are separate thread groups: a rank's sends wait for nobody.
@@ -210,26 +210,32 @@ def all_to_all(order: Sequence[int], size: int, channels: int) -> dict[int, list
     for place, rank in enumerate(order):
         for delta in range(1, n):
             to, source = order[(place + delta) % n], order[(place - delta) % n]
-            lanes[rank] += _sends(to, size, channels, delta - 1)
-            lanes[rank] += _receives(source, size, channels, delta - 1)
+            lanes[rank] += _sends(to, size, channels, delta - 1, chunk)
+            lanes[rank] += _receives(source, size, channels, delta - 1, chunk)
     return lanes
 
 
-def send_recv(src: int, dst: int, size: int, channels: int) -> dict[int, list[Lane]]:
+def send_recv(src: int, dst: int, size: int, channels: int, chunk: int) -> dict[int, list[Lane]]:
     """One send and its receive."""
-    return {src: _sends(dst, size, channels, 0), dst: _receives(src, size, channels, 0)}
+    return {src: _sends(dst, size, channels, 0, chunk), dst: _receives(src, size, channels, 0, chunk)}
 
 
-def _sends(to: int, size: int, channels: int, first: int) -> list[Lane]:
+def _sends(to: int, size: int, channels: int, first: int, chunk: int) -> list[Lane]:
     """A lane for each part, on channels from ``first`` on."""
     return [
-        merged((first + i) % channels, (Stretch((), (to,), (c,)) for c in sizes.p2p_chunks(part)), True)
+        merged(
+            (first + i) % channels, (Stretch((), (to,), (c,)) for c in sizes.p2p_chunks(part, chunk)), True
+        )
         for i, part in enumerate(sizes.p2p_parts(size, channels))
     ]
 
 
-def _receives(source: int, size: int, channels: int, first: int) -> list[Lane]:
+def _receives(source: int, size: int, channels: int, first: int, chunk: int) -> list[Lane]:
     return [
-        merged((first + i) % channels, (Stretch((source,), (), (c,)) for c in sizes.p2p_chunks(part)), True)
+        merged(
+            (first + i) % channels,
+            (Stretch((source,), (), (c,)) for c in sizes.p2p_chunks(part, chunk)),
+            True,
+        )
         for i, part in enumerate(sizes.p2p_parts(size, channels))
     ]

@@ -102,23 +102,25 @@ class Communicator:
             parents[heads[node]] = None if parent is None else heads[parent]
         return parents
 
-    def plan(self, operation: Operation, protocol: Protocol) -> Plan:
-        """How the operation is carried out."""
+    def plan(self, operation: Operation, protocol: str) -> Plan:
+        """How the operation is carried out, with NCCL's ``protocol`` where it has the choice."""
         key = (
             operation.op,
             operation.bytes,
             operation.algorithm,
-            protocol.name,
+            protocol,
             operation.channels,
             operation.root,
             operation.peer,
         )
         if key not in self._plans:
-            self._plans[key] = self._make(operation, protocol)
+            self._plans[key] = self._make(operation, self._settings.protocols[protocol])
         return self._plans[key]
 
     def _make(self, operation: Operation, protocol: Protocol) -> Plan:
         n, op, size = len(self.gpus), operation.op, operation.bytes
+        simple = self._settings.protocols["simple"]
+        chunk = min(sizes.P2P_CHUNK, simple.slot)
         lanes: dict[int, list[Lane]] = {place: [] for place in range(n)}
         most = min(self._most, operation.channels or self._most)
         nvls = operation.algorithm == "nvls_tree"
@@ -126,7 +128,7 @@ class Communicator:
         name = "tree" if tree else "ring"
         pat = operation.algorithm == "pat"
         if pat or nvls:
-            protocol = sizes.PROTOCOLS["simple"]
+            protocol = simple
         # What one channel carries: all_gather counts a rank's block, reduce_scatter the whole buffer.
         own = -(-size // n) if op == "reduce_scatter" else size
         whole = own * n if op in ("all_gather", "reduce_scatter") else size
@@ -137,12 +139,12 @@ class Communicator:
         shares = sizes.deal(own, count, max(16, cell))
         if op == "all_to_all":
             name = "linear"
-            lanes = algorithms.all_to_all(range(n), size // n, most)
-            protocol = sizes.PROTOCOLS["simple"]
+            lanes = algorithms.all_to_all(range(n), size // n, most, chunk)
+            protocol = simple
         elif op == "send_recv":
             name = "linear"
-            lanes = {**lanes, **algorithms.send_recv(operation.root, operation.peer, size, most)}
-            protocol = sizes.PROTOCOLS["simple"]
+            lanes |= algorithms.send_recv(operation.root, operation.peer, size, most, chunk)
+            protocol = simple
         else:
             for channel, share in enumerate(shares):
                 if tree:
@@ -154,7 +156,7 @@ class Communicator:
                     found = algorithms.ring_all_reduce(channel, ring, share, protocol)
                 elif pat:
                     name = "pat"
-                    found = pat_lanes(channel, range(n), share, op == "reduce_scatter")
+                    found = pat_lanes(channel, range(n), share, op == "reduce_scatter", simple.slot)
                 elif op in ("all_gather", "reduce_scatter"):
                     found = algorithms.ring_blocks(channel, ring, share, protocol, op == "all_gather")
                 else:
@@ -165,7 +167,7 @@ class Communicator:
                 for place, lane in found.items():
                     lanes[place].append(lane)
         if op in ("all_to_all", "send_recv"):
-            grain = Grain(3, sizes.P2P_CHUNK, 1, sizes.STEPS)
+            grain = Grain(3, chunk, 1, sizes.STEPS)
         else:
             grain = Grain.of(
                 protocol, op in ("all_reduce", "all_gather", "reduce_scatter") and not tree and not pat

@@ -26,7 +26,6 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.synth.seeds import stream
-from dpuflow.synth.sizes import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -141,8 +140,7 @@ class Builder:
             rounds = {r: doubling(ranks, per_node, r, operation.bytes, PUT_BYTES) for r in ranks}
             name = "hierarchical" if per_node > 1 else "recursive_doubling"
             return self.put(ranks, operation, rounds, name, 1, False, **extra)
-        protocol = PROTOCOLS[operation.protocol or self.scenario.nccl.protocol]
-        plan = self._group(ranks).plan(operation, protocol)
+        plan = self._group(ranks).plan(operation, operation.protocol or self.scenario.nccl.protocol)
         work = Work(operation, plan, self.iteration, lane, dict(extra))
         self.works.append(work)
         for rank in plan.shares:

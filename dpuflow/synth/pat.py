@@ -9,7 +9,7 @@ a slot holds them. reduce_scatter is the same backwards. Source: NCCL 2.23 src/i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.synth.algorithms import Lane, Stretch, merged
 from dpuflow.synth.sizes import PROTOCOLS, STEPS
@@ -42,10 +42,13 @@ def depth_first(width: int) -> Iterator[int]:
     return below(0, width >> 1)
 
 
-def gather_messages(ranks: int, block: int) -> list[Message]:
+SLOT: Final = PROTOCOLS["simple"].slot
+
+
+def gather_messages(ranks: int, block: int, slot: int = SLOT) -> list[Message]:
     """The messages of an all_gather of ``block`` bytes a rank, in order of their sending."""
     delta = 1 << (ranks - 1).bit_length()
-    share, slot = 1, PROTOCOLS["simple"].slot
+    share = 1
     while slot // (block * share) >= 2 and share < ranks // 2:
         share, delta = 2 * share, delta // 2
     factor, depth = share, STEPS
@@ -67,14 +70,13 @@ def gather_messages(ranks: int, block: int) -> list[Message]:
     return found
 
 
-def pat(channel: int, order: Sequence[int], size: int, scatter: bool) -> dict[int, Lane]:
+def pat(channel: int, order: Sequence[int], size: int, scatter: bool, slot: int = SLOT) -> dict[int, Lane]:
     """Lanes of all ranks; ``size`` bytes a rank on this channel, in rounds of one slot."""
-    slot = PROTOCOLS["simple"].slot
     ranks = len(order)
     lanes: dict[int, list[Stretch]] = {rank: [] for rank in order}
     for at in range(0, size, slot):
         block = min(slot, size - at)
-        messages = gather_messages(ranks, block)
+        messages = gather_messages(ranks, block, slot)
         steps = list(_scatter(messages)) if scatter else list(_gather(messages))
         for place, rank in enumerate(order):
             for sends, message in steps:

@@ -46,6 +46,14 @@ PROTOCOLS: Final = {
 }
 
 
+def protocols(simple: int, ll: int, ll128: int) -> dict[str, Protocol]:
+    """Those with buffers of so many bytes (computeBuffSizes)."""
+    slots = {"simple": simple // STEPS, "ll": ll // STEPS, "ll128": ll128 // STEPS}
+    # Of LL's slot half is data, of LL128's fifteen sixteenths, in whole grains.
+    data = {"simple": slots["simple"], "ll": slots["ll"] // 2, "ll128": slots["ll128"] // 2048 * 1920}
+    return {name: each._replace(slot=slots[name], data=data[name]) for name, each in PROTOCOLS.items()}
+
+
 def round_up(value: int, unit: int) -> int:
     """The next multiple."""
     return -(-value // unit) * unit
@@ -115,7 +123,7 @@ def p2p_parts(size: int, channels: int) -> list[int]:
     return [min(part, size - at) for at in range(0, size, part)] or [0]
 
 
-def p2p_chunks(size: int) -> list[int]:
-    """The messages of one part of a send to one peer (addP2pToPlan)."""
-    unit = 32 * KIB if size < 128 * KIB else 64 * KIB if size < 1024 * KIB else P2P_CHUNK
+def p2p_chunks(size: int, most: int = P2P_CHUNK) -> list[int]:
+    """The messages of one part of a send to one peer (addP2pToPlan), of ``most`` bytes at most."""
+    unit = min(most, 32 * KIB if size < 128 * KIB else 64 * KIB if size < 1024 * KIB else P2P_CHUNK)
     return [min(unit, size - at) for at in range(0, size, unit)] or [0]

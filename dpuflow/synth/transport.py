@@ -165,6 +165,7 @@ class Settings(NamedTuple):
     sockets: bool
     pxn: bool
     by_id: bool  # immediates are numbers of requests
+    protocols: dict[str, Protocol]
 
 
 class Connection(Link):

@@ -21,6 +21,7 @@ from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
 from dpuflow.synth.scenario import Flap, Loss, Pause
 from dpuflow.synth.seeds import stream
+from dpuflow.synth.sizes import protocols
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
 from dpuflow.synth.trace import Trace
@@ -97,6 +98,7 @@ def play(scenario: Scenario) -> Played:
     settings = Settings(
         LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.splits, nccl.adaptive_routing,
         nccl.registered, nccl.transport == "socket", nccl.pxn, nccl.match_by == "id",
+        protocols(nccl.buffsize, nccl.ll_buffsize, nccl.ll128_buffsize),
     )  # fmt: skip
     gpus = [
         Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpuflow.settings import setting
+from dpuflow.settings import SIZE, setting
 
 PROTOCOLS = ("simple", "ll", "ll128")
 VERSIONS = ("2.18", "2.20", "2.25", "2.29", "2.30")
+
+
+def _eighths(value: int) -> str | None:
+    """A buffer is eight slots; a slot holds whole lines of any protocol."""
+    return "not a multiple of 16 KiB" if value % (16 << 10) else None
 
 
 @dataclass(kw_only=True)
@@ -42,6 +47,25 @@ class Nccl:
     transport: str = setting("ib", "RoCE, or sockets (TCP)", choices=("ib", "socket"))
     protocol: str = setting("simple", "where an operation does not say otherwise", choices=PROTOCOLS)
     channels: int = setting(2, "channels of each communicator, at most", low=1, high=64)
+    buffsize: int = setting(
+        4 << 20,
+        "NCCL_BUFFSIZE: Simple's buffer, eight steps of a connection",
+        low=64 << 10,
+        high=1 << 30,
+        unit=SIZE,
+        check=_eighths,
+    )
+    ll_buffsize: int = setting(
+        512 << 10, "NCCL_LL_BUFFSIZE: the same of LL", low=8 << 10, high=1 << 30, unit=SIZE, check=_eighths
+    )
+    ll128_buffsize: int = setting(
+        4_915_200,
+        "NCCL_LL128_BUFFSIZE: the same of LL128",
+        low=512 << 10,
+        high=1 << 30,
+        unit=SIZE,
+        check=_eighths,
+    )
     qps_per_connection: int = setting(1, "NCCL_IB_QPS_PER_CONNECTION", low=1, high=16)
     split_data_on_qps: bool | None = setting(
         None, "NCCL_IB_SPLIT_DATA_ON_QPS: every message over all QPs; default: as 2.18 does, later ones not"
