@@ -86,7 +86,7 @@ def ingest_source(
     from dpuflow.messages.roce import RoceMessages
     from dpuflow.messages.tcp import TcpMessages
     from dpuflow.records import read_blocks
-    from dpuflow.schema import MESSAGE, PAUSE
+    from dpuflow.schema import MEMBER, MESSAGE, PAUSE, SETUP
 
     reader = read_blocks(source, threads, progress)
     roce: RoceMessages | None = None
@@ -94,20 +94,28 @@ def ingest_source(
     pauses = [PAUSE.zeros(0)]
     for block in reader:
         flows = reader.flows
-        if len(block.tcp) < block.rows:
-            roce = roce or RoceMessages()
-            roce.feed(block, flows)
         if len(block.tcp):
             tcp = tcp or TcpMessages()
-            tcp.feed(block, flows)
+            tcp.feed(block, flows, reader.endpoints)
+        if len(block.tcp) < block.rows:
+            roce = roce or RoceMessages()
+            if tcp is not None:
+                # Before the packets of these queue pairs: they follow their exchange.
+                roce.name_pairs(tcp.setups.named(reader.endpoints), flows)
+            roce.feed(block, flows)
         if len(block.pause):
             seen = block.pause.copy()
             seen["packet"] = block.columns["frame"][seen["packet"]]
             pauses.append(seen)
     flows = reader.flows
     empty = MESSAGE.zeros(0)
+    if roce and tcp:
+        roce.name_pairs(tcp.setups.named(reader.endpoints), flows)
     messages = merge(roce.finish(flows) if roce else empty, tcp.finish(flows) if tcp else empty)
-    return CaptureTables(reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses))
+    return CaptureTables(
+        reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses),
+        tcp.told if tcp else SETUP.zeros(0), tcp.members if tcp else MEMBER.zeros(0),
+    )  # fmt: skip
 
 
 def merge(roce: Rows, tcp: Rows) -> Rows:

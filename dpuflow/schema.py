@@ -175,6 +175,7 @@ class Wire(IntEnum):
     OB1_OTHER = 38
     NCCL_HELLO = 48
     NCCL_DATA = 49
+    NCCL_SETUP = 50  # whatever NCCL's processes exchange before: bootstrap, proxies, net_ib's queue pairs
     TAGGED = 56  # UCX or libfabric over TCP: what an MPI library's tags name
     TAGGED_OTHER = 57  # the same two libraries' own traffic
     TAGGED_DONE = 58  # says that all data has come; exchanges: the sender waited to know
@@ -401,6 +402,36 @@ MESSAGE = make_record(
     ("role", "u1", "", "Role"),
     ("op", "u1", "", "Op that the library's own header names, else UNKNOWN"),
     ("flags", "u1", "", "MessageFlag bits"),
+)
+
+SETUP = make_record(
+    "setup",
+    "A queue pair of NCCL's net_ib as its two sides told each other over TCP, in order of time.",
+    ("time_ns", "i8", "ns", "when the answer was complete, on the capture's own clock"),
+    ("src_hi", "u8", "", "GID of the data's sender, upper half; where it was cut off, its socket's address"),
+    ("src_lo", "u8", "", "lower half"),
+    ("dst_hi", "u8", "", "the same of the receiver"),
+    ("dst_lo", "u8", "", "lower half"),
+    ("entries_va", "u8", "B", "where the receiver writes its clear-to-send entries; 0: cut off"),
+    ("src_qp", "u4", "", "queue pair of the data's sender"),
+    ("dst_qp", "u4", "", "queue pair of the receiver"),
+    ("entries_rkey", "u4", "", "the key for that; 0: cut off"),
+    ("connection", "u4", "", "number of the connection: its queue pairs have the same"),
+    ("place", "u2", "", "which of its connection's queue pairs it is"),
+    ("since", "u2", "", "first version of NCCL that tells it so: 230 for 2.30, 229 also for 2.29.7"),
+    ("mtu", "u2", "B", "path MTU; 0: cut off"),
+    ("addressed", "u1", "", "bits: 1 the sender's, 2 the receiver's GID was captured"),
+)
+
+MEMBER = make_record(
+    "member",
+    "A rank of an NCCL communicator as the bootstrap's sockets name it.",
+    ("magic", "u8", "", "the communicator's number on these sockets"),
+    ("addr_hi", "u8", "", "address of its sockets, upper half; 0 both: not captured"),
+    ("addr_lo", "u8", "", "lower half"),
+    ("host", "u8", "", "hash of its host, the same for all ranks there; 0: not captured"),
+    ("rank", "u4", "", "its number"),
+    ("ranks", "u4", "", "how many the communicator has"),
 )
 
 TRANSFER = make_record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -105,7 +106,11 @@ def join_segments(parts: Sequence[CaptureTables]) -> CaptureTables:
     if (np.diff(joined["last_ns"]) < 0).any():
         joined = joined[np.argsort(joined["last_ns"], kind="stable")]
     pauses = np.concatenate([part.pauses for part in parts])
-    return CaptureTables(_info([part.info for part in parts]), endpoints, flows, joined, pauses)
+    setups = np.unique(np.concatenate([part.setups for part in parts]))
+    members = np.unique(np.concatenate([part.members for part in parts]))
+    return CaptureTables(
+        _info([part.info for part in parts]), endpoints, flows, joined, pauses, setups, members
+    )
 
 
 def only_flows(tables: CaptureTables, used: NDArray[np.bool_]) -> CaptureTables:
@@ -130,7 +135,7 @@ def only_flows(tables: CaptureTables, used: NDArray[np.bool_]) -> CaptureTables:
     for name, side in (("packets_out", "src"), ("packets_in", "dst")):
         endpoints[name] = 0
         np.add.at(endpoints[name], kept[side], kept["packets"])
-    return CaptureTables(tables.info, endpoints, kept, messages, tables.pauses)
+    return replace(tables, endpoints=endpoints, flows=kept, messages=messages)
 
 
 def _endpoints(parts: Sequence[CaptureTables]) -> tuple[Rows, list[Ints]]:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 MAGIC: Final = b"DPUFLOW\0"
-VERSION: Final = 2
+VERSION: Final = 3
 OLDEST: Final = 1
 """Clear-to-send entries of this format have the address that they were written to, not what they announce."""
+_LATER: Final = ("setups", "members")
+"""Tables that files before format 3 do not have."""
 _ALIGN: Final = 64
 _START: Final = struct.Struct("<8sII")
 _TABLES: Final = {
@@ -34,6 +36,8 @@ _TABLES: Final = {
     "flows": schema.FLOW,
     "messages": schema.MESSAGE,
     "pauses": schema.PAUSE,
+    "setups": schema.SETUP,
+    "members": schema.MEMBER,
 }
 
 
@@ -113,6 +117,7 @@ def load_tables(name: str) -> CaptureTables:
             tables = {
                 table: _rows(name, record, header["tables"][table], body, size)
                 for table, record in _TABLES.items()
+                if version >= VERSION or table not in _LATER
             }
         _check_places(name, tables, size)
         if version == OLDEST:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dpuflow.schema import MEMBER, SETUP
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -74,6 +76,8 @@ class CaptureTables:
     flows: Rows  # FLOW
     messages: Rows  # MESSAGE
     pauses: Rows  # PAUSE, `packet` being the frame number
+    setups: Rows = field(default_factory=lambda: SETUP.zeros(0))
+    members: Rows = field(default_factory=lambda: MEMBER.zeros(0))
 
 
 @dataclass

@@ -32,7 +32,6 @@ from dpuflow.segments import (
     widest,
 )
 from dpuflow.store import load_tables, save_tables
-from dpuflow.tables import CaptureTables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.config import History as Settings
     from dpuflow.agent.log import Log
     from dpuflow.agent.stream import Counts
+    from dpuflow.tables import CaptureTables
 
 QUEUE: Final = 8  # segments that wait for the disk; beyond it they are lost, and counted
 MERGED: Final = 24  # so many small files become one
@@ -246,7 +246,7 @@ def cut(
         flows[name] = column.astype(flows[name].dtype)
     used: NDArray[np.bool_] = np.asarray(values.any(axis=1))
     used[messages["flow"]] = True
-    part = only_flows(CaptureTables(tables.info, tables.endpoints, flows, messages, tables.pauses[:0]), used)
+    part = only_flows(replace(tables, flows=flows, messages=messages, pauses=tables.pauses[:0]), used)
     flows = part.flows
     flows["first_ns"] = np.maximum(flows["first_ns"], from_ns + 1)
     first_ns = int(messages["first_ns"].min()) if len(messages) else until_ns

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import MESSAGE, NEVER, PAUSE
+from dpuflow.schema import MEMBER, MESSAGE, NEVER, PAUSE, SETUP
 from dpuflow.tables import CaptureInfo, CaptureTables
 
 if TYPE_CHECKING:
@@ -58,10 +58,13 @@ class Snapshot:
     def tables(self) -> CaptureTables:
         """The tables as if the capture had ended then, to be asked for once; counters are since the start."""
         from dpuflow.ingest import merge
+        from dpuflow.messages.tcp import TcpMessages
 
         parts = [builder.finish(self._flows) for builder in self._builders]
         messages = merge(parts[0], parts[1]) if len(parts) == 2 else parts[0] if parts else MESSAGE.zeros(0)
-        return CaptureTables(self.info, self._endpoints, self._flows, messages, self.pauses)
+        tcp = next((each for each in self._builders if isinstance(each, TcpMessages)), None)
+        setups, members = (SETUP.zeros(0), MEMBER.zeros(0)) if tcp is None else (tcp.told, tcp.members)
+        return CaptureTables(self.info, self._endpoints, self._flows, messages, self.pauses, setups, members)
 
     def counts(self) -> Counts:
         """The counters of all flows, after ``tables``."""
@@ -97,12 +100,14 @@ class Stream:
 
         for block in self._reader.feed(form, piece):
             flows = self._reader.flows
-            if len(block.tcp) < block.rows:
-                self._roce = self._roce or RoceMessages()
-                self._roce.feed(block, flows)
             if len(block.tcp):
                 self._tcp = self._tcp or TcpMessages()
-                self._tcp.feed(block, flows)
+                self._tcp.feed(block, flows, self._reader.endpoints)
+            if len(block.tcp) < block.rows:
+                self._roce = self._roce or RoceMessages()
+                if self._tcp is not None:
+                    self._roce.name_pairs(self._tcp.setups.named(self._reader.endpoints), flows)
+                self._roce.feed(block, flows)
             if len(block.pause):
                 seen = block.pause.copy()
                 self._pause_ns.append(block.columns["time_ns"][seen["packet"]].astype(np.int64))

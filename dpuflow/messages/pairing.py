@@ -1,10 +1,10 @@
-"""Which flow is the opposite of which, told from traffic alone or from the CM's handshake.
+"""Which flow is the opposite of which, told from traffic alone or from a handshake.
 
 Packets name their destination QP only, so the flow A to B (destination QP b) does not say which of the
-flows B to A answers it. Evidence, strongest first: CM REQ and REP name both QPs; a datagram's DETH
-names its source QP; ACKs can only name PSNs that the opposite flow has sent already, so each wrong
-candidate is contradicted sooner or later; a UDP source port that is the kernel's hash of both QPs; being
-the only candidate. Where two candidates fit alike, none is chosen.
+flows B to A answers it. Evidence, strongest first: CM REQ and REP, or NCCL's exchange over TCP (``setups``),
+name both QPs; a datagram's DETH names its source QP; ACKs can only name PSNs that the opposite flow has sent
+already, so each wrong candidate is contradicted sooner or later; a UDP source port that is the kernel's hash
+of both QPs; being the only candidate. Where two candidates fit alike, none is chosen.
 InfiniBand volume 1, 9.7.5 (ACK), 12.6 (CM messages).
 """
 
@@ -145,6 +145,11 @@ class Pairs:
             width = int(peers["candidates_end"][flow]) - int(peers["candidates"][flow])
             kept.append((int(flow), self.conflicts[at : at + width], self.echoes[at : at + width]))
         return kept
+
+    def name(self, src: int, dst: int, src_qp: int, dst_qp: int) -> None:
+        """A handshake named the queue pairs of a connection between two endpoints."""
+        self._named[src, dst, dst_qp] = src_qp
+        self._named[dst, src, src_qp] = dst_qp
 
     def named(self, flows: Rows, known: int) -> list[int]:
         """Flows from row ``known`` on whose QPs a handshake has named."""

@@ -188,6 +188,18 @@ class RoceMessages:
             counts[k.SENDS] = 0
             self._heads.feed(block)
 
+    def name_pairs(self, named: list[tuple[int, int, int, int]], flows: Rows) -> None:
+        """Queue pairs that a handshake elsewhere told: rows of two endpoints, and the number at each."""
+        for src, dst, src_qp, dst_qp in named:
+            self._pairs.name(src, dst, src_qp, dst_qp)
+        if named and len(self._peers):
+            self._welcome(flows)
+            keys = {(dst, dst_qp) for _, dst, _, dst_qp in named}
+            ends = zip(flows["dst"].tolist(), flows["dest_qp"].tolist(), strict=True)
+            for flow in [row for row, key in enumerate(ends) if key in keys]:
+                if flows["transport"][flow] == Transport.ROCE and self._peers["peer"][flow] < 0:
+                    self._pair(flows, flow)
+
     def finish(self, flows: Rows) -> Rows:
         """Close what is open, tell roles, and return the MESSAGE rows in order of completion."""
         self._welcome(flows)

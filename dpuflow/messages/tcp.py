@@ -15,8 +15,9 @@ import numpy as np
 from dpuflow.framing import HEADER_BYTES
 from dpuflow.messages.hidden import resolve
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
+from dpuflow.messages.setups import SetupStreams
 from dpuflow.messages.stretches import HiddenCounts
-from dpuflow.schema import MESSAGE, NEVER, Framing, MessageFlag, Pairing, Role, Transport, Wire
+from dpuflow.schema import MEMBER, MESSAGE, NEVER, SETUP, Framing, MessageFlag, Pairing, Role, Transport, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +29,15 @@ _TIMES = (
     "first_ns", "last_ns", "delivered_ns", "max_ack_ns", "beyond_ns", "timed_ns", "opened_ns", "seen_ns",
 )  # fmt: skip
 _FRAMES = ("first_frame", "last_frame", "delivered_frame")
+
+
+def _mark_setups(rows: Rows, setup: NDArray[np.bool_]) -> None:
+    """Messages of flows that set NCCL's connections up, whatever their bytes were taken for."""
+    mine = setup[rows["flow"]]
+    rows["wire"][mine], rows["role"][mine] = Wire.NCCL_SETUP, Role.CONTROL
+    for name in ("op", "tag", "sub", "context", "announces", "va"):
+        rows[name][mine] = 0
+    rows["flags"][mine] &= ~np.uint8(MessageFlag.HIDDEN)
 
 
 def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -47,6 +57,9 @@ class TcpMessages:
         from dpuflow.kernels import tcp, tcp_state
 
         self.hidden = HiddenCounts()
+        self.setups = SetupStreams()
+        self.members: Rows = MEMBER.zeros(0)  # after ``finish``, as are the next
+        self.told: Rows = SETUP.zeros(0)
         self._kernels, self._state = tcp, tcp_state
         self._flows = 0
         self._ends: dict[tuple[int, int, int, int], int] = {}
@@ -61,11 +74,16 @@ class TcpMessages:
         self._counts[tcp_state.FREE_SLOT] = -1
         self._more_slots(64)
 
-    def feed(self, block: Block, flows: Rows) -> None:
-        """Take a block; its column ``flow`` refers to rows of ``flows``. Pairs new flows in place."""
+    def feed(self, block: Block, flows: Rows, endpoints: Rows | None = None) -> None:
+        """Take a block; its column ``flow`` refers to rows of ``flows``, and these to ``endpoints``.
+
+        Pairs new flows in place. Without ``endpoints`` NCCL's set-up is not read.
+        """
         if len(block.tcp) == 0:
             return
         self._new_flows(flows)
+        if endpoints is not None:
+            self.setups.feed(block, flows, endpoints)
         columns = [block.columns[name][: block.rows] for name in
                    ("time_ns", "frame", "flow", "payload", "data_at", "data_len", "tos")]  # fmt: skip
         data = block.data if block.data.flags.writeable else block.data.copy()
@@ -98,6 +116,9 @@ class TcpMessages:
         kernels.settle(self._streams, self._rows, self._links)
         count = int(self._counts[state.ROWS])
         self._report(flows, self._rows[:count])
+        self.told, self.members, setup = self.setups.finish(flows)
+        flows["framing"][setup] = Framing.NCCL
+        _mark_setups(self._rows[:count], setup)
         self._mark_heads(flows, self._rows[:count])
         rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
         self._mark_openings(flows, rows)
@@ -112,6 +133,7 @@ class TcpMessages:
         other._rows, other._links = self._rows[:count].copy(), self._links[:count].copy()
         other._held, other._held_data = self._held.copy(), self._held_data.copy()
         other._counts, other._ends = self._counts.copy(), dict(self._ends)
+        other.setups = self.setups.copy()
         return other
 
     def forget(self, before_ns: NDArray[np.int64], flows: Rows) -> None:
@@ -148,6 +170,7 @@ class TcpMessages:
         kept = np.flatnonzero(place[: self._flows] >= 0)
         rows = self._rows[: self._counts[self._state.ROWS]]
         rows["flow"] = place[rows["flow"]]
+        self.setups.keep_flows(place)
         self._streams = self._streams[kept]
         self._streams["peer"] = moved(self._streams["peer"], place)
         self._header = self._header.reshape(-1, HEADER_BYTES)[kept].reshape(-1)
@@ -158,6 +181,7 @@ class TcpMessages:
 
     def shift(self, step_ns: int) -> None:
         """The clock was set: move all times that are kept."""
+        self.setups.shift(step_ns)
         shift_times(
             self._rows[: self._counts[self._state.ROWS]], ("first_ns", "last_ns", "acked_ns"), step_ns
         )
@@ -175,6 +199,7 @@ class TcpMessages:
         streams = self._streams[: self._flows]
         used: NDArray[np.bool_] = (streams["start"] >= 0) | (streams["held_count"] > 0)
         used[self._rows["flow"][: self.held()]] = True
+        used[self.setups.in_use()] = True
         return used
 
     def held(self) -> int:
