@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dpuflow import wire
+from dpuflow.synth.conversations import seen_at
 from dpuflow.synth.frames import Framer
 from dpuflow.synth.packets import packets_at
 from dpuflow.synth.seeds import columns, stream
@@ -91,11 +92,23 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
     missing, taken = (columns(scenario.seed, what, node) for what in ("missed", "sample"))
     name = ("central" if node is None else f"node{node}") + (".pcap.gz" if observed.compress else ".pcap")
     before = np.iinfo(np.int64).min
+    jitter_ns = observed.clocks.jitter_ns
     written = missed = passed = 0
     window = 200_000 if observed.snaplen and observed.snaplen <= 256 else 20_000
     with _file(folder / name, observed.compress) as file:
         snaplen = observed.snaplen or WHOLE
         file.write(struct.pack("<IHHiIII", MAGIC_NS, 2, 4, 0, 0, snaplen, wire.LINKTYPE_ETHERNET))
+        half_ns = int(scenario.cluster.latency_us * 500)
+        for true_ns, frame in seen_at(played.prelude, node, half_ns):
+            stamp = int(clock.local(np.array([true_ns]))[0]) + round(noise.standard_normal() * jitter_ns)
+            before = max(before, stamp)
+            if observed.sample > 1 and taken.random() * observed.sample >= 1:
+                passed += 1
+            elif observed.loss and missing.random() < observed.loss:
+                missed += 1
+            else:
+                written += 1
+                file.write(_record(before, frame, observed.snaplen, observed.truncate))
         for packets in packets_at(played, node, window):
             stamps = clock.local(packets["stamp_ns"])
             stamps += np.rint(noise.standard_normal(len(stamps)) * observed.clocks.jitter_ns).astype(np.int64)
@@ -120,6 +133,14 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
                 captured = np.minimum(captured, lengths)
             file.write(_records(stamps, frames, captured, lengths))
     return Capture(name, node, clock, written, missed, passed)
+
+
+def _record(stamp_ns: int, frame: bytes, snaplen: int, truncate: int) -> bytes:
+    """One pcap record of a whole frame."""
+    if truncate:
+        frame = frame[:truncate]
+    kept = frame[:snaplen] if snaplen else frame
+    return struct.pack("<IIII", stamp_ns // 10**9, stamp_ns % 10**9, len(kept), len(frame)) + kept
 
 
 def _records(

@@ -187,7 +187,7 @@ class Connection(Link):
         ]
         self.grants = fabric.connect(dst.port, self.nic.port, self._grant_arrived, self.ignore)
         self.fifo_va = self.nic.memory.take(settings.layout.stride * settings.layout.rows, 4096)
-        self._fifo_rkey = self.nic.memory.key()
+        self.fifo_rkey = self.nic.memory.key()
         self._buffers: dict[int, tuple[int, int]] = {}  # base -> address and rkey, at the receiver
         self._step = 0
         self._asked: deque[tuple[int, Grain]] = deque()  # operations: their last message, how they use slots
@@ -247,7 +247,7 @@ class Connection(Link):
             CTS,
             layout.entry,
             row,
-            self._fifo_rkey,
+            self.fifo_rkey,
             number,
             target,
             grain.slot * grain.steps,

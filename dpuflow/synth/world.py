@@ -22,18 +22,20 @@ from dpuflow.synth.requests import SERVICE, Session
 from dpuflow.synth.scenario import Flap, Loss, Pause
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.sizes import protocols
+from dpuflow.synth.setup import before_the_job
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
 from dpuflow.synth.trace import Trace
 from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from dpuflow.synth.caches import Manner, Transfer
+    from dpuflow.synth.conversations import Frame
     from dpuflow.synth.flows import Flow
     from dpuflow.synth.requests import Request
     from dpuflow.synth.scenario import Scenario
@@ -54,12 +56,18 @@ class Played:
     transfers: list[Transfer]
     requests: list[Request]
     partners: dict[int, int]  # streams that are two ways of one connection, both ways
+    communicators: list[tuple[int, ...]]  # ranks of each, that of all first
     end_ns: float
 
     @cached_property
     def identities(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
         """Of IP headers: see ``identities.identities``."""
         return identities(self)
+
+    @cached_property
+    def prelude(self) -> list[Frame]:
+        """What set the job up, before time 0."""
+        return before_the_job(self)
 
     @property
     def connections(self) -> list[Connection]:
@@ -185,8 +193,14 @@ def play(scenario: Scenario) -> Played:
     requests = sorted((r for session in sessions for r in session.requests), key=lambda r: r.sent_ns)
     return Played(
         scenario, network, trace, ends, fabric.flows, tags, links, works, builder.transfers, requests,
-        partners, engine.now,
+        partners, _communicators(scenario.ranks, groups), engine.now,
     )  # fmt: skip
+
+
+def _communicators(ranks: int, groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """All ranks' first, from which the others are split."""
+    every = tuple(range(ranks))
+    return [every, *(key for key in groups if key != every and len(key) > 1)]
 
 
 def _sessions(scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> list[Session]:

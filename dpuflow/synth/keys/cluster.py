@@ -91,6 +91,11 @@ class Nccl:
         True,
         "NCCL_P2P_PXN_LEVEL 2: sends to other nodes leave by the NIC on the receiver's rail, over its GPU",
     )
+    setup: bool = setting(
+        False,
+        "the job begins within the captures, with the TCP sockets that set it up (bootstrap, net_ib's "
+        "exchange of queue pairs); false: they are older, or on an interface without a capture",
+    )
     registered: bool = setting(
         False, "registered buffers: CTS entries wait for the receiver's kernel, data walks the buffer"
     )
