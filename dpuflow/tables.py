@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dpuflow.schema import MEMBER, SETUP
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -14,6 +12,14 @@ if TYPE_CHECKING:
     from dpuflow.ordering import Picked
 
     Rows = NDArray[np.void]
+
+
+def _none(record: str) -> Rows:
+    """No rows of a record. NumPy is loaded late."""
+    from dpuflow import schema
+
+    made: Rows = getattr(schema, record).zeros(0)
+    return made
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,8 @@ class CaptureTables:
     flows: Rows  # FLOW
     messages: Rows  # MESSAGE
     pauses: Rows  # PAUSE, `packet` being the frame number
-    setups: Rows = field(default_factory=lambda: SETUP.zeros(0))
-    members: Rows = field(default_factory=lambda: MEMBER.zeros(0))
+    setups: Rows = field(default_factory=lambda: _none("SETUP"))  # SETUP
+    members: Rows = field(default_factory=lambda: _none("MEMBER"))  # MEMBER
 
 
 @dataclass

@@ -80,8 +80,8 @@ def test_any_cut_is_told(saved: Path) -> None:
 
 def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 3) + data[12:])
-    with pytest.raises(FormatError, match="format 3; this dpuflow reads 1 to 2"):
+    saved.write_bytes(data[:8] + struct.pack("<I", 4) + data[12:])
+    with pytest.raises(FormatError, match="format 4; this dpuflow reads 1 to 3"):
         store.load_tables(str(saved))
     saved.write_bytes(data.replace(b"dpuflow.records/1", b"dpuflow.records/0"))
     with pytest.raises(FormatError, match=r"dpuflow\.records/0"):
@@ -89,6 +89,14 @@ def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     saved.write_bytes(data.replace(b'"acked_ns", "i8"', b'"acked_ns", "i4"'))
     with pytest.raises(FormatError, match="other fields"):
         store.load_tables(str(saved))
+
+
+def test_files_of_format_2_say_nothing_of_set_ups(saved: Path) -> None:
+    data = saved.read_bytes()
+    saved.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
+    tables = store.load_tables(str(saved))
+    assert len(tables.setups) == len(tables.members) == 0
+    assert len(tables.messages)
 
 
 def test_older_files_name_no_announced_address(saved: Path) -> None:

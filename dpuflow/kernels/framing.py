@@ -144,8 +144,10 @@ def header_length(framing: Any, b: Any, at: Any, n: Any, allowed: Any) -> Any:
 def recognise(b: Any, at: Any, n: Any, left: Any) -> Any:
     """Framing whose header the n bytes at b[at:] show beyond doubt enough to try it, else 0.
 
-    ``left`` bytes of the segment begin there. NCCL writes a message's size by itself.
+    ``left`` bytes of the segment begin there. NCCL writes a message's size by itself, and its magic number.
     """
+    if n >= 8 and le64(b, at) == _NCCL_MAGIC:
+        return _NCCL
     if n >= fm.NCCL_SIZE and (left == fm.NCCL_SIZE or left == fm.NCCL_HELLO) and nccl_length(b, at, n) > 0:
         return _NCCL
     if n >= 16 and gloo_length(b, at, n) > 0:
