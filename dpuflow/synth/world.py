@@ -21,8 +21,8 @@ from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
 from dpuflow.synth.scenario import Flap, Loss, Pause
 from dpuflow.synth.seeds import stream
-from dpuflow.synth.sizes import protocols
 from dpuflow.synth.setup import before_the_job
+from dpuflow.synth.sizes import protocols
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.timing import Timing
 from dpuflow.synth.trace import Trace
