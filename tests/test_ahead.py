@@ -61,3 +61,15 @@ def test_two_ranks_in_turn_are_no_steps_of_two(us: int, tmp_path: Path) -> None:
     job = f"{{kind: loop, iterations: 16, compute_us: 300, jitter_us: 0.5, ops: {ops}}}"
     result = analyzed(parse_scenario(f"name: turns\njob: {job}\n{keys}", "test.yaml"), tmp_path)
     assert {(each.verdict, each.steadiness) for each in result.lateness} == {("intermittent", "rotating")}
+
+
+def test_a_wire_that_is_still_busy_hides_no_late_gpu_over_sockets(tmp_path: Path) -> None:
+    """A rank is done when its last data is in the staging buffer. It was taken to have left when the wire
+    had sent it, 50 us after its peers each time, and to have worked no longer than they."""
+    keys = settings(
+        cluster={"nodes": 4, "link_gbps": 25},
+        nccl={"transport": "socket", "channels": 1},
+        faults=[{"kind": "gpu_late", "rank": 1, "us": 50}],
+    )
+    found = said(analyzed(loop("op: all_reduce, bytes: 3MiB", keys, iterations=20), tmp_path))
+    assert found == {"10.0.0.1": "on_time", "10.0.0.2": "late", "10.0.0.3": "on_time", "10.0.0.4": "on_time"}

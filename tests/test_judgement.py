@@ -355,6 +355,14 @@ def test_onset(late: list[int], onset: int | None) -> None:
     assert onset_of(MS * np.array(late, np.int64), 0.1 * MS) == onset
 
 
+def test_an_onset_of_one_rank_in_many_takes_more_than_three_bad_units() -> None:
+    """Two of a rank's three incidents among the last three units: of eight ranks one is so by chance."""
+    found = np.array([1] * 8 + [6] + [1] * 10 + [46] + [1] * 3 + [1, 57, 49])
+    assert onset_of(found, 1.0) is not None
+    assert onset_of(found, 1.0, ranks=8) is None
+    assert onset_of(np.array([1] * 12 + [50] * 6), 1.0, ranks=8) == 12
+
+
 def test_what_comes_in_turn_is_told_by_its_turns() -> None:
     """Late every fourth time from unit 14 on: most units are as they were before."""
     late = np.arange(40) % 4 == 2

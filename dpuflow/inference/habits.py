@@ -111,15 +111,18 @@ def in_rhythm(late: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.arange(phase, len(late), period)
 
 
-def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST) -> int | None:
+def onset_of(
+    excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST, ranks: int = 1
+) -> int | None:
     """Where a rank began to work longer: the unit that best parts little from much excess, or None.
 
     The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
     the amounts. It must hold for how often as well: the same ratio for the share of units that exceed
     their peers by more than half of what is usual after the cut (a Bernoulli sequence). The first must
     beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
-    by log n; with at most one of three such units before the cut, and two of three after it, or longer work
-    as a rule (``usual_excess``), and that half beyond the noise.
+    by log n for each of the ``ranks`` that are late now and then; with at most one of three such units before
+    the cut, and two of three after it, or longer work as a rule (``usual_excess``), and that half beyond the
+    noise.
     ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. At
     least ``least`` units before it show no such excess: late from the start has no onset.
     """
@@ -136,7 +139,7 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST)
     best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
     half = float(np.median(values[best:])) / 2
     more = values > half
-    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n)
+    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n * ranks)
     rises = gain > 0 and often > 0 and half > sigma_ns
     rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= least
     after = excess_ns[best:]

@@ -269,7 +269,7 @@ def _usual(units: Units, own: Own, world: World, since: int = 0) -> dict[int, in
     return found
 
 
-def _onset(units: Units, own: Own) -> int | None:
+def _onset(units: Units, own: Own, ranks: int) -> int | None:
     """From which of its rows on the rank worked longer, None without an onset.
 
     Told at the place of the step where it was later than anywhere else, and from collectives of a kind
@@ -285,7 +285,7 @@ def _onset(units: Units, own: Own) -> int | None:
         for at, least in ((alike, FEWEST), (alike[in_rhythm(amount[alike] > 0)], MISSED)):
             rows = units.rows[at]
             sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-            turned = onset_of(own.excess_ns[rows], sigma, least)
+            turned = onset_of(own.excess_ns[rows], sigma, least, ranks)
             if turned is not None:
                 return int(at[turned])
     return None
@@ -331,7 +331,7 @@ def _judge_one(
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
-        onset = _onset(units, own)
+        onset = _onset(units, own, max(world.late_ranks, 1))
         begin = int(units.enter_ns[onset]) if onset is not None else None
         # Among several that take turns none is the one, though each may come at even distances.
         most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE

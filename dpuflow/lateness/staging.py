@@ -39,7 +39,8 @@ def filled_ns(
     and ``sender``: collective, and row of Entries, of each of ``picked``.
     """
     depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
-    known = (depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    writes = (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    known = (depth > 0) & (writes | (picked["wire"] == Wire.NCCL_DATA))
     out = np.full(total, NEVER)
     out[sender[~known]] = _FAR
     for ahead in np.unique(depth[known]).tolist():
@@ -51,7 +52,7 @@ def filled_ns(
 def slot_free_ns(
     picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64], slots: int = SLOTS
 ) -> NDArray[np.int64]:
-    """When the slot of each message was free again, as the ACK of the one that had been in it shows.
+    """When the slot of each message was free again, as the ACK (or leaving) of the one in it before shows.
 
     NEVER where it had been free from the start: the GPU filled it some time after entering. ``slots``: of so
     many messages.
@@ -62,7 +63,10 @@ def slot_free_ns(
     ordered, before = rows[order], order[:-slots]
     free = np.full(len(rows), NEVER)
     same = (line[order][slots:] == line[before]) & (of[ordered[slots:]] == of[rows[before]])
-    free[order[slots:][same]] = picked["acked_ns"][rows[before[same]]]
+    emptied = rows[before[same]]
+    # A socket has taken a message when it leaves (src/transport/net_socket.cc): nobody waits for its ACK.
+    socket = picked["wire"][emptied] == Wire.NCCL_DATA
+    free[order[slots:][same]] = np.where(socket, picked["data_end_ns"][emptied], picked["acked_ns"][emptied])
     return free
 
 
