@@ -8,7 +8,7 @@ from bench.accuracy.draw import FAULTS, KINDS, draw
 from bench.accuracy.measure import Measured, measure
 from bench.accuracy.onesided import KINDS as ONE_SIDED_KINDS
 from bench.accuracy.onesided import many
-from bench.accuracy.partly import HELD, some
+from bench.accuracy.partly import HELD, in_sight, some
 from dpuflow.reports.scores import transfer_lines
 
 
@@ -165,3 +165,14 @@ def test_smallest_lateness() -> None:
     assert found is not None
     assert 5_000 <= found <= 20_000
     assert smallest_ns([(ns, None) for ns, _ in late]) is None
+
+
+def test_collectives_out_of_sight_are_not_asked_for() -> None:
+    """A pipeline's stages send to each other where nobody captures."""
+    scenario = draw(3010, "fabric")
+    only = set(scenario.observation.only or ())
+    rows = [{"ranks": [a, a + 1]} for a in range(scenario.cluster.nodes - 1)]
+    seen = in_sight(scenario, {"collectives": rows})["collectives"]
+    assert seen == [row for row in rows if only & set(row["ranks"])]
+    assert 0 < len(seen) < len(rows)
+    assert in_sight(draw(0), {"collectives": rows})["collectives"] == rows

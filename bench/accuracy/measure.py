@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dpuflow
 from bench.accuracy.midjob import as_captured, cut, windows, within
+from bench.accuracy.partly import in_sight
 from bench.accuracy.shown import exact_shown, shown_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import LEFT_OUT, Score, match_collectives, score_case
@@ -114,6 +115,7 @@ def judge(
 
     ``part``: the truth of what the captures hold whole; None: all of it.
     """
+    truth = in_sight(scenario, truth)
     whole = place_case(truth, meta, analysis, scenario.name)
     case = whole if part is None else place_case(part, meta, analysis, scenario.name)
     asked = bool(case.collectives) and as_captured(case, len(whole.collectives))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bench.accuracy.draw import PARTLY, draw
 
@@ -31,6 +31,15 @@ def draw_partly(number: int, profile: str | None = None) -> Scenario:
         name=f"{number}-{scenario.name.split('-', 1)[1]}-{held}",
         observation=replace(scenario.observation, only=sorted(only)),
     )
+
+
+def in_sight(scenario: Scenario, truth: dict[str, Any]) -> dict[str, Any]:
+    """``truth`` without collectives of which no packet is in any capture: none of their nodes has one."""
+    only, gpus = scenario.observation.only, scenario.cluster.gpus_per_node
+    if only is None:
+        return truth
+    seen = [row for row in truth["collectives"] if any(int(rank) // gpus in only for rank in row["ranks"])]
+    return {**truth, "collectives": seen}
 
 
 def some(count: int) -> list[int]:

@@ -61,7 +61,7 @@ class Ring(NamedTuple):
     ranks: int
 
 
-class _Fit(NamedTuple):
+class Fit(NamedTuple):
     """A way to read one channel: an operation of so many ranks, in so many loops, and the bytes it has."""
 
     op: Op
@@ -84,11 +84,11 @@ def open_ring(
     if arcs is None or channels is None:
         return None
     seen = sum(map(len, arcs))
-    fits: dict[tuple[Op, int], list[_Fit]] | None = None
+    fits: dict[tuple[Op, int], list[Fit]] | None = None
     for channel in channels:
         if any(lane.sizes.max(initial=0) > slot for row in channel for lane in row):
             return None
-        found = {fit[:2]: [fit] for fit in _fits(channel, slices, slot, seen) if ranks in (0, fit.ranks)}
+        found = {fit[:2]: [fit] for fit in fits_of(channel, slices, slot, seen) if ranks in (0, fit.ranks)}
         if fits is not None:
             found = {key: fits[key] + found[key] for key in fits.keys() & found.keys()}
         fits = found
@@ -100,7 +100,7 @@ def open_ring(
     return _told(kept, arcs, len(channels))
 
 
-def _told(kept: list[list[_Fit]], arcs: list[list[int]], channels: int) -> Ring:
+def _told(kept: list[list[Fit]], arcs: list[list[int]], channels: int) -> Ring:
     """The ring, given all ways to read it."""
     ops = sorted({fits[0].op for fits in kept})
     sizes = {sum(fit.size for fit in fits) for fits in kept}
@@ -209,7 +209,7 @@ def meet(lanes: Sequence[Lane], arcs: list[list[int]]) -> bool:
 # -- sizes -------------------------------------------------------------------------------------
 
 
-def _fits(channel: list[list[Lane]], slices: int, slot: int, seen: int) -> Iterator[_Fit]:
+def fits_of(channel: list[list[Lane]], slices: int, slot: int, seen: int) -> Iterator[Fit]:
     """All that the sizes of a channel's messages can be."""
     lanes = [lane for arc in channel for lane in arc]
     steps, rest = divmod(len(lanes[0].sizes), slices)
@@ -224,14 +224,14 @@ def _fits(channel: list[list[Lane]], slices: int, slot: int, seen: int) -> Itera
             continue
         size = _gathered(chunks.reshape(len(lanes), rounds, ranks - 1, slices), slot)
         if size is not None:
-            yield _Fit(Op.ALL_GATHER, ranks, rounds, size)
-            yield _Fit(Op.REDUCE_SCATTER, ranks, rounds, size * ranks)
+            yield Fit(Op.ALL_GATHER, ranks, rounds, size)
+            yield Fit(Op.REDUCE_SCATTER, ranks, rounds, size * ranks)
         if rounds % 2 == 0:
             at = np.cumsum([0, *map(len, channel)])
             parts = [chunks[low:high] for low, high in pairwise(at.tolist())]
             size = _reduced(parts, ranks, rounds // 2, slot)
             if size is not None:
-                yield _Fit(Op.ALL_REDUCE, ranks, rounds // 2, size)
+                yield Fit(Op.ALL_REDUCE, ranks, rounds // 2, size)
 
 
 def _gathered(chunks: NDArray[np.int64], slot: int) -> int | None:
@@ -273,7 +273,7 @@ def _reduced(arcs: Sequence[NDArray[np.int64]], ranks: int, loops: int, slot: in
 # -- content -----------------------------------------------------------------------------------
 
 
-def _by_content(fits: list[list[_Fit]], channels: list[list[list[Lane]]], slices: int) -> list[list[_Fit]]:
+def _by_content(fits: list[list[Fit]], channels: list[list[list[Lane]]], slices: int) -> list[list[Fit]]:
     """Those of ``fits`` (one of each channel) that agree best with what ranks pass on."""
     seen = []
     for channel in channels:
@@ -284,15 +284,15 @@ def _by_content(fits: list[list[_Fit]], channels: list[list[list[Lane]]], slices
         some = np.stack([each.sizes[slices:] for _, each in hops])[:, None, :] > 0
         known = (came > 0) & (goes > 0) & some
         seen.append((known.sum(axis=(0, 1)), (known & (came == goes)).sum(axis=(0, 1))))
-    best: list[list[_Fit]] = []
+    best: list[list[Fit]] = []
     most = -1
     for each in fits:
         right = 0
         agree = True
         for fit, (known, same) in zip(each, seen, strict=True):
-            passes = np.repeat(_passes(fit), slices)[slices:]
-            kept, changed = known[passes].sum(), known[~passes].sum()
-            held, reduced = same[passes].sum(), (known - same)[~passes].sum()
+            through = np.repeat(passes(fit), slices)[slices:]
+            kept, changed = known[through].sum(), known[~through].sum()
+            held, reduced = same[through].sum(), (known - same)[~through].sum()
             agree &= bool(held >= AGREE * kept and reduced >= AGREE * changed)
             right += int(held + reduced)
         if agree and right >= most:
@@ -300,7 +300,7 @@ def _by_content(fits: list[list[_Fit]], channels: list[list[list[Lane]]], slices
     return best
 
 
-def _passes(fit: _Fit) -> NDArray[np.bool_]:
+def passes(fit: Fit) -> NDArray[np.bool_]:
     """For each step of a rank, whether it passes on unchanged what came in the step before."""
     d = fit.ranks - 1
     if fit.op == Op.ALL_REDUCE:

@@ -86,9 +86,7 @@ def credited_instances(
     ]
     for members in _alike(joined(usable, nodes), near):
         joint = [pipe for _, pipe in members]
-        if near is not None and _in_part(joint, near, nodes):
-            told[[number for number, _ in members]] = True
-            continue
+        in_part = near is not None and _in_part(joint, near, nodes)
         sets = in_lockstep(joint)
         own, instances = _by_communicators(columns, sets, position, nodes, near, buffers)
         if len(own) < len(members):
@@ -97,15 +95,25 @@ def credited_instances(
                 more = _by_communicators(columns, finer, position, nodes, near, buffers)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
-        told[[number for number, pipe in members if id(pipe.rows) in own]] = True
+        told[[number for number, pipe in members if in_part or id(pipe.rows) in own]] = True
     return found, told
 
 
 def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
     """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
-    known then, so neither is how a ring goes on, and nothing is made of what was seen."""
+    known then. What is not understood here (trees) nothing else makes sense of either."""
     ends = {end for pipe in pipes for end in pipe[:2]}
     return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
+
+
+def _apart(
+    parts: list[list[Lockstep]], nodes: NDArray[np.int64], near: frozenset[int] | None
+) -> list[list[Lockstep]]:
+    """``parts`` that may be communicators: where not all nodes were captured not those with several GPUs of a
+    node. These are rather a part of what was not understood."""
+    ends = ({end for each in part for pipe in each.pipes for end in pipe[:2]} for part in parts)
+    own = (near is None or len({int(nodes[end]) for end in mine}) == len(mine) for mine in ends)
+    return [part for part, alone in zip(parts, own, strict=True) if alone]
 
 
 def _alike(
@@ -151,12 +159,13 @@ def _by_communicators(
     # One communicator; several, each with its own endpoints; or with its own nodes.
     for kind in (None, np.arange(len(nodes)), nodes):
         left = without(sets, own)
-        parts = [left] if kind is None else communicators(left, kind)
+        parts = [left] if kind is None else _apart(communicators(left, kind), nodes, near)
         for part, instances in _understood(columns, parts, position, nodes, near, buffers):
             found += instances
             own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     left = without(sets, own)
-    for part, instances in _understood(columns, completed(left), position, nodes, near, buffers):
+    rest = _apart(completed(left), nodes, near)
+    for part, instances in _understood(columns, rest, position, nodes, near, buffers):
         found += instances
         own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     return own, found

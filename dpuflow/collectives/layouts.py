@@ -26,6 +26,7 @@ from dpuflow.collectives.arcs import open_ring
 from dpuflow.collectives.branches import chunked, open_trees, waits, whole_trees
 from dpuflow.collectives.buffers import DEFAULT, RING, STEP
 from dpuflow.collectives.distances import open_pat
+from dpuflow.collectives.hops import open_node_ring
 from dpuflow.collectives.nccl import (
     BROADCAST_CHAIN,
     REDUCE_CHAIN,
@@ -113,6 +114,8 @@ def layout_of(
         return None
     members = sorted({end for lane in lanes for end in lane[:2]}, key=lambda end: int(position[end]))
     shared = len({int(nodes[end]) for end in ends}) < len(ends)
+    if shared and near is not None and not near >= set(members):
+        return _railed_in_part(lanes, members, nodes, slot, near, among, kind)
     if shared:
         return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot, kind)
     if near is not None:
@@ -134,6 +137,36 @@ def layout_of(
             return found if _passes_at_once(lanes, near) else None
     # NICs that several GPUs share: more ranks than endpoints.
     return found or _railed(lanes, members, nodes, slot, kind)
+
+
+def _railed_in_part(
+    lanes: Sequence[Lane],
+    members: list[int],
+    nodes: NDArray[np.int64],
+    slot: int,
+    near: AbstractSet[int],
+    among: int,
+    kind: Buffer,
+) -> Layout | None:
+    """The same, seen at some of the nodes."""
+    ring = open_node_ring(lanes, members, nodes, near, slot, among, kind.slices)
+    if ring is not None:
+        ranks = max(ring.ranks, len(members))
+        return Layout(
+            ring.op, ring.algorithm, members, ring.size, None, ring.alike, ranks, tails=0, among=ring.ranks
+        )
+    trees = open_trees(lanes, members, near) if kind != RING else None
+    if trees is None:
+        return None
+    rails = rails_of(lanes)
+    parts = [open_trees(rail, sorted({end for lane in rail for end in lane[:2]}), near) for rail in rails]
+    at = {frozenset(int(nodes[end]) for lane in rail for end in lane[:2] if end in near) for rail in rails}
+    if len(at) > 1 or None in parts:
+        return None
+    sizes = [part.size for part in parts if part is not None]
+    size = None if None in sizes else sum(size or 0 for size in sizes)
+    tails = sum(part.channels for part in parts if part is not None)
+    return Layout(Op.ALL_REDUCE, trees.algorithm, members, size, ranks=len(members), inside=True, tails=tails)
 
 
 def _railed(

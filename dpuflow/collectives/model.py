@@ -88,8 +88,10 @@ class Instance:
         grant where the data is of that step. Libraries that post everything at once (``at_once``) need
         no such order.
         """
+        if self.inside:
+            return list(range(len(self.order))), []
         if self.near is None:
-            return (list(range(len(self.order))) if self.inside else []), []
+            return [], []
         hidden = [row for row, end in enumerate(self.order) if end not in self.near]
         if self.algorithm is not None and self.algorithm.rooted and len(self.order) == 2 and not self.ranks:
             # One edge of a tree, of any size: who sends may have waited for others, who receives has not.
