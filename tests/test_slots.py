@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,8 +61,13 @@ def transfers(messages: int, late: dict[int, int], count: int = 20) -> NDArray[n
     return rows
 
 
-def dated(rows: NDArray[np.void], messages: int, launched_ns: int | None = None) -> Entries:
-    """Entries of the transfers, and of an all_reduce behind them all, for which rank 1 grants at a time."""
+def dated(
+    rows: NDArray[np.void], messages: int, launched_ns: int | None = None, beside: bool = False
+) -> Entries:
+    """Entries of the transfers, and of an all_reduce behind them all, for which rank 1 grants at a time.
+
+    ``beside``: the all_reduce is another group's, and an earlier one of it went on beside a transfer.
+    """
     count = len(rows) // messages
     instances = [
         Instance(
@@ -78,8 +84,14 @@ def dated(rows: NDArray[np.void], messages: int, launched_ns: int | None = None)
         both["grant_ns"] = launched_ns
         instances.append(Instance(len(rows) + np.arange(2), Op.ALL_REDUCE, [0, 1], free=frozenset((0, 1))))
         rows = np.concatenate([rows, both])
+    group = np.array([int(beside and i.op == Op.ALL_REDUCE) for i in instances])
     entries = build_entries(rows, instances)
-    return date_by_slots(entries, Picked.exchanges(rows), instances)
+    of_row = group[entries.collective]
+    if beside:  # it lasted until after the transfer behind it began
+        leave = entries.leave_ns.copy()
+        leave[0] = entries.enter_ns[-2] + 1
+        entries = replace(entries, leave_ns=leave)
+    return date_by_slots(entries, Picked.exchanges(rows), instances, of_row)
 
 
 def test_a_slot_given_back_late_dates_the_receiver() -> None:
@@ -108,6 +120,12 @@ def test_the_next_operations_grant_tells_only_where_its_host_had_launched_that()
     assert (relative.bound[1:40:2][late] == AT_LEAST).all()
     assert (told <= LATE + 300).all()
     assert (told > LATE - 3 * TAKE).all()
+
+
+def test_streams_that_go_side_by_side_are_launched_in_an_order_of_their_own() -> None:
+    """An all_reduce of gradients, of another group, had been launched: so need not be the next transfer."""
+    rows = transfers(3, {5: LATE, 9: LATE})
+    assert (dated(rows, 3, launched_ns=0, beside=True).rule[1:40:2] == Rule.UNSEEN).all()
 
 
 def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:

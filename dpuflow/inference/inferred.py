@@ -30,7 +30,7 @@ from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
 from dpuflow.inference.steps import find_steps
 from dpuflow.inference.troubles import waiting_rows
-from dpuflow.lateness import bound_above, relate, short_of_ranks, weigh
+from dpuflow.lateness import bound_above, claim, relate, short_of_ranks, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,8 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     for stage in stages:
         stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
 
-    bounded = bound_above(entries, relative, instances, short, charges.noise_ns)
+    claimed = claim(entries, relative, short)
+    bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     return Inferred(

@@ -41,6 +41,7 @@ class Acts(NamedTuple):
     credit_ns: NDArray[np.int64]
     grant: NDArray[np.int64]
     granted_ns: NDArray[np.int64]
+    posted_ns: NDArray[np.int64]
     sent: NDArray[np.bool_]
     send_at: NDArray[np.int64]
     """Which exchange's sending the first act is; -1 where it is something else."""
@@ -90,6 +91,9 @@ def first_acts(places: Places) -> Acts:
     grant[by_send] = picked["grant"][send_at[by_send]]
     credits = np.where(unoffered & ~unasked, granted, NEVER)
     granted_ns, _ = places.earliest(places.receiver, credits)
+    posted = np.full(total, NEVER)
+    ahead = (credits != NEVER) & (credits < enter[places.receiver])
+    np.maximum.at(posted, places.receiver[ahead], credits[ahead])
 
     waiting_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
     answered_at = np.where(by_answer, answer_at, -1)
@@ -108,6 +112,7 @@ def first_acts(places: Places) -> Acts:
         credit_ns=np.where(credit != NEVER, enter - credit, NEVER),
         grant=np.where(credit != NEVER, grant, NONE32),
         granted_ns=np.where(granted_ns != FAR, granted_ns, NEVER),
+        posted_ns=np.where(seen, posted, NEVER),
         sent=send_ns != FAR,
         send_at=np.where(by_send, send_at, -1),
     )

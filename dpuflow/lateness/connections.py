@@ -106,9 +106,11 @@ def behind_own_data(
     """Rows whose first message left right behind earlier data of its adapter, as packets follow each other.
 
     It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
-    was leaving: packets of both take turns. Messages sent again do not leave at a stretch.
+    was leaving: packets of both take turns. Messages sent again do not leave at a stretch. Nor is it known
+    of a put when it was posted if the one before it on its connection was not yet acknowledged: queue pairs
+    send in order.
     """
-    out = np.zeros(len(entries.rule), bool)
+    out = _before_ack(entries, exchanges)
     sent = _sent_by_gpus(exchanges)
     if not sent.any():
         return out
@@ -122,7 +124,7 @@ def behind_own_data(
         enter = entries.enter_ns[rows]
         ends = np.sort(end[mine])
         at = np.searchsorted(ends, enter, "left") - 1
-        out[rows] = (at >= 0) & (enter - ends[np.maximum(at, 0)] <= NEXT * packet_ns[rows])
+        out[rows] |= (at >= 0) & (enter - ends[np.maximum(at, 0)] <= NEXT * packet_ns[rows])
         whole = np.flatnonzero(mine & ~again)
         whole = whole[np.argsort(begin[whole], kind="stable")]
         until = np.maximum.accumulate(end[whole])  # by the messages that began before each
@@ -130,6 +132,22 @@ def behind_own_data(
         if len(whole):
             out[rows] |= (at >= 0) & (enter <= until[np.maximum(at, 0)])
     return out
+
+
+def _before_ack(entries: Entries, exchanges: Rows | Picked) -> NDArray[np.bool_]:
+    """Rows whose first message is a put that left before the ACK of the one before it on its connection."""
+    out = np.zeros(len(entries.rule), bool)
+    rows = np.flatnonzero((exchanges["wire"] == Wire.ROCE_WRITE) & (exchanges["data"] != NONE32))
+    if len(rows) < 2:
+        return out
+    line = 2 * exchanges["connection"][rows].astype(np.int64)
+    line += exchanges["src"][rows] > exchanges["dst"][rows]
+    order = np.lexsort((exchanges["order"][rows], line))
+    before = np.flatnonzero(line[order[1:]] == line[order[:-1]])
+    data = exchanges["data"][rows[order[1:][before]]].astype(np.int64)
+    acked = np.full(int(data.max(initial=0)) + 2, NEVER)
+    acked[data] = exchanges["acked_ns"][rows[order[:-1][before]]]
+    return np.asarray(entries.enter_ns < acked[np.minimum(entries.act, len(acked) - 1)], np.bool_)
 
 
 def _sent_by_gpus(exchanges: Rows | Picked) -> NDArray[np.bool_]:

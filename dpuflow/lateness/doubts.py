@@ -34,8 +34,8 @@ from dpuflow.lateness.likely import likely_entries
 from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
-from dpuflow.lateness.tails import served_alike, tails, worst_ns
-from dpuflow.lateness.waiting import FAR_BEYOND, settle
+from dpuflow.lateness.tails import room, served_alike, tails, worst_ns
+from dpuflow.lateness.waiting import FAR_BEYOND, begun, settle
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -71,7 +71,7 @@ def weigh(
     packet_ns = packet_times(entries, columns)
     way, usual_way, kept = _ways(entries, joined)
     sends_after = entries.rule == Rule.AFTER_INPUT
-    tail = tails(entries, of_row)
+    tail, left = tails(entries, of_row), entries.since_ns
     # A credit and what it allowed, as one end saw them, are apart by the way there and back as well.
     entries = settle(entries, usual, of_row, tail, packet_ns + way, FAR_BEYOND * trip_ns(columns))
     late = late_to_inputs(entries, columns, instances)
@@ -119,12 +119,13 @@ def weigh(
         spread_ns=spreads(exchanges, instances, entries, usual, of_row),
         tail_ns=worst_ns(tail, entries, exchanges, instances),
     )
-    entries = date_by_slots(entries, columns, instances)
-    entries = replace(
-        entries, wide_ns=wide_spreads(entries, served_alike(entries, exchanges, instances), of_row)
-    )
+    entries = date_by_slots(entries, columns, instances, of_row)
+    served = served_alike(entries, exchanges, instances)
+    entries = replace(entries, wide_ns=wide_spreads(entries, served, of_row))
     clock, clock_ns = _clocks(entries, joined)
-    return replace(entries, clock=clock, clock_ns=clock_ns)
+    entries = replace(entries, clock=clock, clock_ns=clock_ns)
+    room_ns = room(entries, begun(entries, left, usual, of_row), served, of_row)
+    return replace(entries, room_ns=room_ns)
 
 
 def _as_a_habit(entries: Entries, joined: Joined, of_row: NDArray[np.int64]) -> Entries:

@@ -62,6 +62,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         last=leaves.last,
         grant=acts.grant,
         granted_ns=acts.granted_ns,
+        posted_ns=acts.posted_ns,
         waited=waited,
         waited_ns=waited_ns,
         granted_data_ns=granted_data,

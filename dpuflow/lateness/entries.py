@@ -106,6 +106,7 @@ class Entries:
     last: NDArray[np.int64]  # ... and this TRANSFER row brought the last of it; NONE32 for none
     grant: NDArray[np.int64]  # TRANSFER row of the credit of credit_ns, NONE32 for none
     granted_ns: NDArray[np.int64]  # the rank's first credit for data that is not offered; NEVER without one
+    posted_ns: NDArray[np.int64]  # ... and its last one before its first act
     waited: NDArray[np.int64]  # one element a send that had waited for its input: its rank's row here ...
     waited_ns: NDArray[np.int64]  # ... and how long after that input it came
     granted_data_ns: NDArray[np.int64]  # not by rows: from grants to the data that had waited for them ...
@@ -121,6 +122,7 @@ class Entries:
     wide_ns: NDArray[np.int64]  # the same with stalls that only reactions show (``handover.wide_spreads``)
     slow_ns: NDArray[np.int64]  # its hosts' slow reactions, 95 %; NEVER where none was seen
     tail_ns: NDArray[np.int64]  # what a hand-over takes at the worst (``tails``); 0 where nothing tells
+    room_ns: NDArray[np.int64]  # so much before its first act it may have entered (``tails.room``)
     stalled_ns: NDArray[
         np.int64
     ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
@@ -193,6 +195,7 @@ def blank(collective: NDArray[np.int64], endpoint: NDArray[np.int64], offsets: N
         last=none(),
         grant=none(),
         granted_ns=never(),
+        posted_ns=never(),
         waited=empty,
         waited_ns=empty,
         granted_data_ns=empty,
@@ -208,6 +211,7 @@ def blank(collective: NDArray[np.int64], endpoint: NDArray[np.int64], offsets: N
         wide_ns=never(),
         slow_ns=never(),
         tail_ns=zero(),
+        room_ns=zero(),
         stalled_ns=zero(),
         held_ns=zero(),
         lag_ns=zero(),

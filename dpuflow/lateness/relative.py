@@ -50,7 +50,9 @@ def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[n
     return short
 
 
-def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative:
+def relate(
+    entries: Entries, short: NDArray[np.bool_] | None = None, room_ns: NDArray[np.int64] | int = 0
+) -> Relative:
     """Lateness against the earliest rank of each collective.
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
@@ -58,7 +60,8 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     than the error, with the stalls that reactions show. A rank that cannot have entered before another one
     had is late by at least what lies between, exact or not. ``short`` marks collectives with ranks that no
     capture saw: any of these may have been the earliest, so what is known of the others are lower bounds. Of
-    a collective that was seen only in part nothing follows.
+    a collective that was seen only in part nothing follows. ``room_ns``: how long before its first act a rank
+    may have entered at the worst (``tails.room``): lower bounds leave so much room.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
@@ -97,18 +100,23 @@ def relate(entries: Entries, short: NDArray[np.bool_] | None = None) -> Relative
     usual = np.minimum(entries.usual_way_ns, entries.way_ns)
     handed = np.hypot(entries.way_ns - usual, np.maximum(narrow, 0))
     off = usual + np.hypot(handed, entries.lag_ns).round().astype(np.int64)
-    least = exact & ((lead > off) | missing)
+    most_off = np.maximum(off, room_ns)
+    least = exact & ((lead > most_off) | missing)
     # From the latest possible entry of the first of the others to its own earliest possible one, where a
     # message shows that: no call returns before its data is there.
     shown = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
     shown = np.where(exact, entries.enter_ns, shown)
     ahead = np.where(shown != NEVER, shown - _least_of_others(when, starts, count), NEVER)
     ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
+    off = np.where(exact, most_off, off)
     held = ~exact & (ahead > off)
     least |= held
     seen |= held & (entries.enter_ns == NEVER) & ~missing  # but when it left what came before was
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
-    widened = np.where(most != NEVER, most + slack, NEVER)
+    # Nor need the others have entered when their first messages left.
+    roomy = np.where(exact, entries.enter_ns - np.maximum(entries.lag_ns, room_ns), entries.since_ns)
+    lowest = np.minimum(_least_of_others(roomy, starts, count), floor)
+    widened = np.where(most != NEVER, entries.enter_ns - lowest + slack, NEVER)
     lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened)
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
@@ -148,12 +156,30 @@ def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> 
     claimed = np.repeat(short, count) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
     told = np.where(claimed, relative.lateness_ns, 0)
     share = np.maximum(np.maximum(least, sure), 0) / np.maximum(told, 1)
-    # Whose claim is the largest keeps it so: all give away at least the share that it does.
+    return np.where(claimed, _given_away(entries, told, share), relative.lateness_ns)
+
+
+def claim(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> Relative:
+    """``relative`` as it is claimed to readers: lower bounds leave room for the worst hand-over.
+
+    A proxy thread that sleeps before it sends its rank's first message leaves the same packets as a rank that
+    enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``stalls``).
+    """
+    roomy = relate(entries, short, entries.room_ns)
+    claimed = (roomy.bound == AT_LEAST) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    told = np.where(claimed, relative.lateness_ns, 0)
+    share = np.where(claimed, roomy.lateness_ns, 0) / np.maximum(told, 1)
+    lateness = np.where(claimed, _given_away(entries, told, share), roomy.lateness_ns)
+    return roomy._replace(lateness_ns=lateness)
+
+
+def _given_away(entries: Entries, told: NDArray[np.int64], share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The ``share`` of what is ``told`` of each row. Whose claim is the largest of its collective keeps it
+    so: all give away at least the share that it does."""
+    starts, count = entries.offsets[:-1], np.diff(entries.offsets)
     most = np.repeat(np.maximum.reduceat(told, starts), count)
-    of_most = np.repeat(np.maximum.reduceat(np.where(claimed & (told == most), share, 0), starts), count)
-    return np.where(
-        claimed, (told * np.minimum(share, of_most)).round().astype(np.int64), relative.lateness_ns
-    )
+    of_most = np.repeat(np.maximum.reduceat(np.where((told == most) & (told > 0), share, 0), starts), count)
+    return np.asarray((told * np.minimum(share, of_most)).round(), np.int64)
 
 
 def _least_of_others(

@@ -19,7 +19,7 @@ import numpy as np
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST
 from dpuflow.lateness.passing import SLOTS, messages_ahead
-from dpuflow.ordering import percentile
+from dpuflow.ordering import classes, percentile
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -69,8 +69,13 @@ class Lines(NamedTuple):
     next_row: Ints  # the row of Entries that the grant is for
 
 
-def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> Entries:
-    """Date ranks that nothing else dates by the first slot that they gave back."""
+def date_by_slots(
+    entries: Entries, exchanges: Picked, instances: Sequence[Instance], of_row: Ints
+) -> Entries:
+    """Date ranks that nothing else dates by the first slot that they gave back.
+
+    ``of_row``: the group of each row.
+    """
     silent = (entries.rule == Rule.UNSEEN) & entries.fed & ~_may_send(instances)
     if not silent.any():
         return entries
@@ -80,7 +85,7 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
     seen = (lines.given_ns != NEVER) & (lines.given_ns >= lines.full_ns)
     latest = np.full(len(silent), _FAR)
     np.minimum.at(latest, lines.row[seen], lines.given_ns[seen])
-    sure = seen & (lines.inside | _launched(entries, lines, latest))
+    sure = seen & (lines.inside | _launched(entries, lines, latest, of_row))
     quick = _quick(lines, sure, samples)
     posted = _unsteady(exchanges, instances)
     scatter, worst = (_of_hosts(entries.endpoint[lines.row], posted, level) for level in (SLOW, 100.0))
@@ -212,33 +217,47 @@ def _rows_of(entries: Entries, of: Ints, endpoint: Ints) -> Ints:
     return np.asarray(order[np.searchsorted(key[order], of * width + endpoint)], np.int64)
 
 
-def _launched(entries: Entries, lines: Lines, latest: Ints) -> NDArray[np.bool_]:
+def _launched(entries: Entries, lines: Lines, latest: Ints, of_row: Ints) -> NDArray[np.bool_]:
     """Whether the host had launched the operation that each grant is for by then.
 
-    It had if it had granted slots for one that the rank came to after it.
+    It had if it had granted slots for one that it launched later: that the rank came to after it. Where ranks
+    are ever in operations of two groups at once (buckets of gradients beside a pipeline) they come to them in
+    another order than they launched them in; then only operations of the same group count.
     """
     enter = np.where(entries.exact, entries.enter_ns, NEVER)
     granted = np.where(enter != NEVER, entries.granted_ns, NEVER)
-    rows = np.flatnonzero(granted != NEVER)
-    rows = rows[np.lexsort((enter[rows], entries.endpoint[rows]))]
     out = np.zeros(len(lines.row), bool)
-    if not len(rows):
-        return out
-    # For each endpoint the earliest of its later grants, in order of its entries.
-    own = entries.endpoint[rows]
-    soonest = granted[rows]
-    for at in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(own)) + 1):
-        soonest[at] = np.minimum.accumulate(soonest[at][::-1])[::-1]
-        end = int(own[at[0]])
-        mine = np.flatnonzero(entries.endpoint[lines.row] == end)
+    group = of_row if _beside(entries, of_row) else np.zeros_like(of_row)
+    for at in classes(entries.endpoint, group):
+        rows = at[granted[at] != NEVER]
+        mine = np.flatnonzero(np.isin(lines.next_row, at))
+        if not len(rows) or not len(mine):
+            continue
+        rows = rows[np.argsort(enter[rows], kind="stable")]
+        # The earliest of its later grants, in order of its entries.
+        soonest = np.minimum.accumulate(granted[rows][::-1])[::-1]
         following = lines.next_row[mine]
         # When it had come to the next operation at the latest.
         by = np.where(entries.exact[following], entries.enter_ns[following], latest[following])
-        place = np.searchsorted(enter[rows[at]], by, "right")
-        there = (by != _FAR) & (place < len(at))
-        first = soonest[at[np.minimum(place, len(at) - 1)]]
-        out[mine] = there & (first < lines.given_ns[mine])
+        place = np.searchsorted(enter[rows], by, "right")
+        there = (by != _FAR) & (place < len(rows))
+        out[mine] = there & (soonest[np.minimum(place, len(rows) - 1)] < lines.given_ns[mine])
     return out
+
+
+def _beside(entries: Entries, of_row: Ints) -> bool:
+    """Whether any rank was ever in operations of two groups at once."""
+    known = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    for at in classes(entries.endpoint):
+        rows = at[known[at]]
+        rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
+        for places in classes(of_row[rows]):
+            own, others = rows[places], np.delete(rows, places)
+            left = np.maximum.accumulate(entries.leave_ns[own])
+            place = np.searchsorted(entries.enter_ns[own], entries.enter_ns[others], "right") - 1
+            if ((place >= 0) & (left[np.maximum(place, 0)] > entries.enter_ns[others])).any():
+                return True
+    return False
 
 
 def _quick(lines: Lines, sure: NDArray[np.bool_], samples: tuple[Ints, Ints]) -> NDArray[np.float64]:

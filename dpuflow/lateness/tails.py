@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.lateness.handover import FEWEST, by_rank
-from dpuflow.ordering import percentile
-from dpuflow.schema import Wire
+from dpuflow.ordering import classes, percentile
+from dpuflow.schema import NEVER, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from dpuflow.lateness.passing import Times
     from dpuflow.tables import Rows
 
+_FAR = np.iinfo(np.int64).max
+
 BEYOND: Final = 0.001
 """Share of hand-overs that may take longer than a bound allows for."""
+_BY_GPUS: Final = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
+QUICK: Final = 5.0
+"""Percent of hand-overs that are as quick as they can be."""
 _LEVEL: Final = 95
 """Percentile from which on values are the tail: where errors end."""
 
@@ -98,13 +103,31 @@ def tails(entries: Entries, of_row: NDArray[np.int64]) -> NDArray[np.float64]:
     back; and where operations fit in the slots, of first entries of the next one. A group that shows too
     little has the sends of all.
     """
-    out = np.full(len(entries.endpoint), np.nan)
+    return _by_group(_samples(entries, of_row), of_row, tail_ns)
+
+
+def _samples(entries: Entries, of_row: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+    """Hand-overs of each group that shows any."""
+    out = {}
     middle = [_middle_ranks(entries, of_row, times) for times in (entries.taken, entries.between)]
     group = of_row[entries.waited]
     for each in np.unique(of_row).tolist():
         samples = [entries.waited_ns[group == each], *(found[each] for found in middle if each in found)]
         told = [sample for sample in (*samples, entries.waited_ns) if len(sample) >= FEWEST]
-        out[of_row == each] = tail_ns(told[0]) if told else np.nan
+        if told:
+            out[each] = told[0]
+    return out
+
+
+def _by_group(
+    samples: dict[int, NDArray[np.int64]],
+    of_row: NDArray[np.int64],
+    measure: Callable[[NDArray[np.int64]], float],
+) -> NDArray[np.float64]:
+    """Per row what ``measure`` makes of its group's sample; NaN without one."""
+    out = np.full(len(of_row), np.nan)
+    for group, sample in samples.items():
+        out[of_row == group] = measure(sample)
     return out
 
 
@@ -123,7 +146,46 @@ def worst_ns(
 def served_alike(entries: Entries, exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.bool_]:
     """Rows whose first message and whose later ones are handed on by one thread, as NCCL's proxy does."""
     wires = exchanges["wire"]
-    handed = [
-        len(i.rows) > 0 and int(wires[i.rows[0]]) in (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA) for i in instances
-    ]
+    handed = [len(i.rows) > 0 and int(wires[i.rows[0]]) in _BY_GPUS for i in instances]
     return np.asarray(np.array(handed, bool)[entries.collective], bool)
+
+
+def room(
+    entries: Entries, begun: Sequence[Times], served: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Per row how long before its first act its rank may have entered at the worst, ns; 0 but for rows
+    ``served`` (``served_alike``).
+
+    As much as a hand-over takes at the worst beyond the quickest (5 %), for these all ranks need; nor more
+    than the group's work scatters by at the worst, hand-over included. And not before it can have done the
+    least that its group was ever seen to need from when it began. ``begun``: by row such a beginning, NEVER
+    without, and that least: from leaving its collective before; from posting its credits for this one.
+    """
+    if not served.any():
+        return np.zeros(len(served), np.int64)
+    reactions = _by_group(
+        _samples(entries, of_row), of_row, lambda sample: tail_ns(sample) - percentile(sample, QUICK)
+    )
+    scatter = _by_group(_longer(entries, begun[0][0], of_row), of_row, tail_ns)
+    worst = np.nan_to_num(np.fmin(reactions, scatter), nan=0.0)
+    out = np.where(served, worst, 0).round().astype(np.int64)
+    for since_ns, least_ns in begun:
+        known = (since_ns != NEVER) & (entries.enter_ns != NEVER)
+        worked = np.where(known, entries.enter_ns - np.where(known, since_ns, 0) - least_ns, _FAR)
+        out = np.clip(worked, 0, out)
+    return np.asarray(out, np.int64)
+
+
+def _longer(
+    entries: Entries, left_ns: NDArray[np.int64], of_row: NDArray[np.int64]
+) -> dict[int, NDArray[np.int64]]:
+    """By group how much longer than in the median each rank worked, where both ends are known."""
+    rows = np.flatnonzero(entries.exact & entries.whole & (left_ns != NEVER))
+    longer = (entries.enter_ns - left_ns)[rows]
+    for mine in classes(of_row[rows], entries.endpoint[rows]):
+        longer[mine] -= round(float(np.median(longer[mine])))
+    return {
+        int(of_row[rows[mine[0]]]): np.maximum(longer[mine], 0)
+        for mine in classes(of_row[rows])
+        if len(mine) >= FEWEST
+    }

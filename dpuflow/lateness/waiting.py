@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.lateness.handover import Usual
+    from dpuflow.lateness.passing import Times
 
 _FAR = np.iinfo(np.int64).max
 
@@ -243,3 +244,23 @@ def _least_work_ns(
             out[fair] = worked[rows & known].min()
             alone |= rows & ~fair
     return out, alone
+
+
+def begun(
+    entries: Entries, left_ns: NDArray[np.int64], usual: Usual, of_row: NDArray[np.int64]
+) -> list[Times]:
+    """From when on each rank can have worked for its entry, NEVER where not known, and the least that this
+    was ever seen to take in its group.
+
+    When it had left its collective before; and when its last credit before its first message left, where no
+    such message ever came within a usual reaction after that. A thread that had slept posts its credits and
+    sends what lies there at one go; of a group in which that never happened credits come before the work.
+    """
+    out = []
+    posted = np.where(left_ns != NEVER, entries.posted_ns, NEVER)
+    for since in (left_ns, posted):
+        least, _ = _least_work_ns(replace(entries, since_ns=since), entries.exact, of_row)
+        out.append((since, least))
+    known = out[1][1] > np.where(np.isnan(usual.most_ns), np.inf, usual.most_ns)
+    out[1] = (np.where(known, posted, NEVER), out[1][1])
+    return out

@@ -1,0 +1,144 @@
+"""How long before its first message a rank may have entered: what lower and upper bounds leave room for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, claim, relate
+from dpuflow.lateness.connections import behind_own_data
+from dpuflow.lateness.entries import blank
+from dpuflow.lateness.handover import usual_reactions
+from dpuflow.lateness.tails import room, tail_ns
+from dpuflow.lateness.waiting import begun
+from dpuflow.ordering import Picked
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, Seen, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.lateness import Entries
+
+COUNT, RANKS, WORK = 40, 3, 10_000
+QUICK = 100
+STALLS = np.r_[np.full(95, QUICK), np.full(5, 20_000)]
+"""Hand-overs in mid-operation: one in twenty stalls."""
+WORST = tail_ns(STALLS) - QUICK
+FAR = 200_000
+
+
+def group(late: dict[int, int], since_credit: int = 0) -> Entries:
+    """Collectives of three ranks that work alike; rank 2 enters ``late``, by number; rank 1 may have waited.
+
+    ``since_credit``: how long before their first messages their last credits left, 0 for none.
+    """
+    rows = np.arange(COUNT * RANKS)
+    number, rank = rows // RANKS, rows % RANKS
+    left = 1_000_000 * (number + 1)
+    enter = left + WORK
+    for each, ns in late.items():
+        enter[each * RANKS + 2] += ns
+    entries = blank(number, rank, np.arange(COUNT + 1) * RANKS)
+    rule = np.where(rank == 1, int(Rule.CREDIT), int(Rule.FREE_STEP))
+    return replace(
+        entries, enter_ns=enter, since_ns=left, rule=rule, whole=np.ones(len(rows), bool),
+        spread_ns=np.full(len(rows), 500), wide_ns=np.full(len(rows), 500),
+        posted_ns=enter - since_credit if since_credit else np.full(len(rows), NEVER),
+        waited=np.zeros(len(STALLS), np.int64), waited_ns=STALLS,
+    )  # fmt: skip
+
+
+def rooms(entries: Entries) -> NDArray[np.int64]:
+    """What ``weigh`` makes of it."""
+    of_row = np.zeros(len(entries.rule), np.int64)
+    times = begun(entries, entries.since_ns, usual_reactions(entries, of_row), of_row)
+    return room(entries, times, np.ones(len(of_row), bool), of_row)
+
+
+def test_a_stall_before_the_first_message_looks_like_a_late_rank() -> None:
+    """Of 15 us, less than stalls take, nothing is left to claim; of 200 us what is beyond them."""
+    entries = group({5: 15_000, 9: FAR, 20: FAR, 30: FAR})
+    entries = replace(entries, room_ns=rooms(entries))
+    likely = relate(entries)
+    claimed = claim(entries, likely, np.zeros(COUNT, bool))
+    late = np.array([5, 9]) * RANKS + 2
+    assert (likely.bound[late] == AT_LEAST).all()
+    assert claimed.bound[late].tolist() == [AT_MOST, AT_LEAST]
+    assert claimed.lateness_ns[late[1]] == pytest.approx(FAR - WORST, abs=2)
+
+
+def test_nobody_does_less_work_than_was_ever_seen() -> None:
+    """A rank that enters 3 us late after as much work as any: not all of a stall fits before its message."""
+    entries = group(dict.fromkeys(range(0, COUNT, 4), 3_000))
+    found = rooms(entries)
+    assert found[RANKS * 4 + 2] == 3_000
+    assert (found[entries.endpoint != 2] == 0).all()
+
+
+@pytest.mark.parametrize(("apart", "known"), [(9_000, True), (50, False)])
+def test_credits_before_the_work(apart: int, known: bool) -> None:
+    """Where first messages never come within a usual reaction after credits, work lies in between."""
+    entries = group({9: FAR, 20: FAR, 30: FAR}, apart)
+    of_row = np.zeros(len(entries.rule), np.int64)
+    usual = usual_reactions(entries, of_row)
+    assert apart > usual.most_ns[0] or not known
+    found = rooms(entries)
+    # Its credits left late as well: nothing but the thread's own sleep lies between them and its message.
+    assert found[9 * RANKS + 2] == (0 if known else pytest.approx(WORST, abs=2))
+
+
+def test_the_largest_claim_stays_the_largest() -> None:
+    entries = group({9: 60_000})
+    at = 9 * RANKS
+    enter = entries.enter_ns.copy()
+    enter[at] += 50_000  # rank 0 is late, too, but less
+    rooms_ns = np.zeros(len(enter), np.int64)
+    rooms_ns[at + 2] = 30_000
+    entries = replace(entries, enter_ns=enter, room_ns=rooms_ns)
+    claimed = claim(entries, relate(entries), np.zeros(COUNT, bool))
+    assert claimed.bound[at] == claimed.bound[at + 2] == AT_LEAST
+    assert claimed.lateness_ns[at] < claimed.lateness_ns[at + 2] == 30_000
+
+
+def test_an_upper_bound_leaves_room_for_the_others_hand_over() -> None:
+    entries = group({})
+    at = 9 * RANKS
+    enter = entries.enter_ns.copy()
+    enter[at : at + RANKS] += (20_000, 30_000, 25_000)
+    rooms_ns = np.zeros(len(enter), np.int64)
+    rooms_ns[at] = 20_000
+    entries = replace(
+        entries,
+        enter_ns=enter,
+        room_ns=rooms_ns,
+        since_ns=np.where(entries.endpoint == 1, enter, entries.since_ns),
+    )
+    likely = relate(entries)
+    claimed = claim(entries, likely, np.zeros(COUNT, bool))
+    assert likely.bound[at + 1] == claimed.bound[at + 1] == AT_MOST
+    assert claimed.lateness_ns[at + 1] - likely.lateness_ns[at + 1] == 20_000
+
+
+def test_nothing_to_claim() -> None:
+    none = np.zeros(0, np.int64)
+    entries = blank(none, none, np.zeros(1, np.int64))
+    assert not len(claim(entries, relate(entries), np.zeros(0, bool)).lateness_ns)
+
+
+@pytest.mark.parametrize(("acked_ns", "behind"), [(150_900, True), (150_300, False)])
+def test_a_put_behind_one_that_is_not_acknowledged(acked_ns: int, behind: bool) -> None:
+    """A queue pair sends in order: what was posted meanwhile leaves when the message before has."""
+    rows = EXCHANGE.zeros(2)
+    rows["src"], rows["dst"], rows["order"], rows["wire"] = 0, 1, np.arange(2), Wire.ROCE_WRITE
+    rows["packets"], rows["seen"], rows["data"], rows["grant"] = 100, Seen.AT_SENDER, np.arange(2), NONE32
+    rows["retransmitted"] = 1, 0
+    rows["data_ns"], rows["data_end_ns"] = (50_000, 150_500), (150_000, 250_000)
+    rows["acked_ns"] = acked_ns, 250_500
+    entries = blank(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0, 1]))
+    entries = replace(
+        entries, enter_ns=np.array([150_500]), act=np.array([1]), rule=np.array([int(Rule.FREE_STEP)])
+    )
+    assert behind_own_data(entries, Picked.exchanges(rows), np.array([200.0])).tolist() == [behind]
