@@ -14,11 +14,12 @@ from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.causes import causes_of
 from dpuflow.inference.charges import Charges, charge, scatter_of
 from dpuflow.inference.habits import MISSED, comes_as_a_rule, in_rhythm, onset_of
-from dpuflow.inference.judgement import Judgement, judge, sharing_ranks
+from dpuflow.inference.judgement import Judgement, judge
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.own import own_lateness
 from dpuflow.inference.pauses import find_work, pause_sentences, worked_ns
 from dpuflow.inference.steps import find_steps
+from dpuflow.inference.units import sharing_ranks
 from dpuflow.lateness import Entries, build_entries, relate
 from dpuflow.results import Lateness
 from dpuflow.schema import Op

@@ -8,8 +8,7 @@ noise, never against a fixed time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,20 +17,24 @@ from dpuflow.inference.habits import (
     FEWEST,
     LATE_SHARE,
     MATERIAL_SHARE,
-    MISSED,
-    SIGMAS,
-    USUAL_SHARE,
     comes_as_a_rule,
-    in_rhythm,
     is_habit,
     is_material,
     is_regular,
-    onset_of,
-    usual_excess,
 )
 from dpuflow.inference.own import Own, tied_rows
-from dpuflow.inference.rounds import going_round
-from dpuflow.inference.standing import Standing, standing_of
+from dpuflow.inference.standing import standing_of
+from dpuflow.inference.units import (
+    Units,
+    World,
+    comes_again,
+    kinds_of,
+    onset_row,
+    turns_of,
+    units_by,
+    usual_rows,
+    world_of,
+)
 from dpuflow.lateness import AT_LEAST, EXACT
 from dpuflow.ordering import percentile
 from dpuflow.schema import NEVER
@@ -93,202 +96,21 @@ def judge(
     blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     whole = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
-    kinds: dict[tuple[object, ...], int] = {}
-    kind = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
     counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
-    kinds_of = np.array(kind, np.int64)
-
-    def by(step: NDArray[np.int64]) -> dict[int, Units]:
-        mine = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
-        return {e: _units(rows, entries, own, blame, step, kinds_of) for e, rows in mine.items()}
-
-    units = by(step)
-    if len(kinds) == 1 and (step >= 0).any():
-        # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
-        alone = np.full(len(step), -1)
-        singly = by(alone)
-        if _turns(singly, own, entries.collective, worked_ns):
-            units, step = singly, alone
-    tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
-    excess = np.where(counted, own.excess_ns, NEVER)
-    world = World(whole, worked_ns, int(blame.sum()), standing_of(entries.collective, excess), tests)
+    compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
+    units, step = units_by(compared, kinds_of(instances, group), entries, own, blame, step, worked_ns)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     trouble |= waiting is not None and bool((waiting & row_tied).any())
-    if units and not trouble:
-        amounts = np.concatenate([u.amount_ns for u in units.values()])
-        world.among_ranks = is_habit(amounts, whole)
-        world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
-    if not any(is_habit(u.amount_ns, world.against_ns(u)) for u in units.values()):
-        # What goes round meets all ranks, or by chance most; each of them may cost little.
-        world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole)
-    world.turns = _turns(units, own, np.where(step >= 0, step, -1 - entries.collective), worked_ns)
-    world.late_ranks = sum(e in world.turns or _comes_again(u, world) for e, u in units.items())
+    standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
+    world = world_of(units, standing, whole, worked_ns, int(blame.sum()), bool(trouble))
+    turn = np.where(step >= 0, step, -1 - entries.collective)
+    world.turns = turns_of(units, own, turn, worked_ns)
+    world.late_ranks = sum(e in world.turns or comes_again(u, world) for e, u in units.items())
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
-
-
-class Units(NamedTuple):
-    """One endpoint's sequence of steps, or of collectives where it has no steps."""
-
-    rows: NDArray[np.int64]  # of Entries, in order of time
-    place: NDArray[np.int64]  # of each row in its unit
-    amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
-    blame_ns: NDArray[np.int64]  # of each unit: waits charged for that, rank-nanoseconds
-    enter_ns: NDArray[np.int64]  # of each row
-    kind: NDArray[np.int64]  # of each row: operation, size and group
-
-
-def _units(
-    rows: NDArray[np.int64],
-    entries: Entries,
-    own: Own,
-    blame: NDArray[np.int64],
-    step: NDArray[np.int64],
-    kind: NDArray[np.int64],
-) -> Units:
-    """Sum rows by step. Where most belong to steps, what lies outside (start-up, the end) is no habit."""
-    rows = rows[own.excess_ns[rows] != NEVER]
-    rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
-    inside = step[rows] >= 0
-    if 2 * inside.sum() > len(rows):
-        rows = rows[inside]
-        starts = np.flatnonzero(np.r_[True, np.diff(step[rows]) != 0])
-    else:
-        starts = np.arange(len(rows))
-    if not len(rows):
-        none = np.zeros(0, np.int64)
-        return Units(rows, none, none, none, none, none)
-    sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
-    amount = np.add.reduceat(own.amount_ns[rows], starts)
-    return Units(
-        rows,
-        np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
-        np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
-        np.add.reduceat(blame[rows], starts),
-        entries.enter_ns[rows],
-        kind[entries.collective[rows]],
-    )
-
-
-@dataclass
-class World:
-    """What a single endpoint is compared with."""
-
-    whole_ns: int  # first entry to last leave
-    span_ns: int  # ... stalls apart
-    blame_ns: int  # waits charged to ranks for their own lateness
-    standing: Standing  # of all ranks among their peers
-    tests: int  # ranks compared, at each place of their steps
-    share: int = 1  # of so many ranks each bears its part of what counts
-    late_ranks: int = 0  # ranks that were late of their own doing as a habit
-    turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
-    among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
-    third_ns: int = 0  # ... and by how much in the third worst unit of any of them
-
-    def against_ns(self, units: Units) -> int:
-        """What a rank's lateness is weighed against: incidents are stalls themselves, what comes as a rule is
-        not."""
-        often = len(units.amount_ns) and float((units.amount_ns > 0).mean()) >= LATE_SHARE
-        return self.span_ns if often else self.whole_ns
-
-
-def _turns(units: dict[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
-    """The endpoints that take turns in being late (``rounds``); ``of`` is the unit of each row of Entries.
-
-    Only of units that are all alike: steps, or collectives of one kind.
-    """
-    begins = {e: np.flatnonzero(u.place == 0) for e, u in units.items()}
-    if len(units) < 2 or not all(len(each) for each in begins.values()):
-        return frozenset()
-    width = {len(u.rows) // len(begins[e]) for e, u in units.items()}
-    pattern = next(iter(units.values())).kind[: max(width)]
-    for endpoint, each in units.items():
-        if len(width) > 1 or len(each.rows) != len(begins[endpoint]) * len(pattern):
-            return frozenset()
-        if (each.kind.reshape(-1, len(pattern)) != pattern).any():
-            return frozenset()
-    keys = {e: of[u.rows[begins[e]]] for e, u in units.items()}
-    common = reduce(np.intersect1d, keys.values())
-    sums = np.empty((2, len(common), len(units)), np.int64)
-    for column, (endpoint, each) in enumerate(units.items()):
-        order = np.argsort(keys[endpoint])
-        rows = each.rows.reshape(-1, len(pattern))[order[np.searchsorted(keys[endpoint][order], common)]]
-        sums[:, :, column] = own.excess_ns[rows].sum(axis=1), own.later_ns[rows].sum(axis=1)
-    found = going_round(sums[0], sums[1], span_ns)
-    return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
-
-
-def sharing_ranks(amounts_ns: Sequence[int], span_ns: int) -> int:
-    """Of how many ranks each bears its part of what counts, given each one's own lateness; 1 where none.
-
-    All of them, or at least as many as it takes for a habit.
-    """
-    ordered = sorted(amounts_ns, reverse=True)
-    for ranks in range(len(ordered), 0, -1):
-        if ranks < min(FEWEST, len(ordered)):
-            break
-        if is_material(ordered[ranks - 1] * ranks, span_ns):
-            return ranks
-    return 1
-
-
-def _comes_again(units: Units, world: World) -> bool:
-    """Whether the rank is late as a habit, or has its share in a habit of the whole group.
-
-    What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
-    """
-    total = int(np.minimum(units.amount_ns, world.third_ns).sum())
-    return is_habit(units.amount_ns, world.against_ns(units)) or (
-        world.among_ranks and is_material(total * world.share, world.whole_ns)
-    )
-
-
-def _usual(units: Units, own: Own, world: World, since: int = 0) -> dict[int, int]:
-    """Rows at whose place in the step the rank works longer than its peers as a rule, and by how much.
-
-    ``since``: from which of its rows on.
-
-    The same work comes at the same place of every step. What makes the rank no later (it left its
-    last collective sooner, say) does not count.
-    """
-    found: dict[int, int] = {}
-    for place in range(int(units.place.max(initial=-1)) + 1):
-        rows = units.rows[since:][units.place[since:] == place]
-        sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-        standing, tests = world.standing, world.tests
-        # A stretch that was chosen for its amounts (an onset) must stand the test wherever one may.
-        least = standing.least(rows, 1.0 if since else USUAL_SHARE)
-        chance = tests * standing.chance(rows), tests * least
-        usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma, chance)
-        if usual <= sigma and not is_material(usual * len(rows), world.span_ns):
-            continue  # within the noise of single ones only what costs enough by itself is worth telling
-        found.update(dict.fromkeys(rows.tolist() if usual else [], usual))
-    return found
-
-
-def _onset(units: Units, own: Own, ranks: int) -> int | None:
-    """From which of its rows on the rank worked longer, None without an onset.
-
-    Told at the place of the step where it was later than anywhere else, and from collectives of a kind
-    to which it was ever late: others are no evidence that it was on time before. Where there are too few
-    steps for that, from all of that kind; and of what it is late to in turn, from every such turn.
-    """
-    amount = own.amount_ns[units.rows]
-    if not amount.any():
-        return None
-    worst = np.argmax(np.bincount(units.place, amount))
-    kind = np.isin(units.kind, units.kind[amount > 0])
-    for alike in (np.flatnonzero(kind & (units.place == worst)), np.flatnonzero(kind)):
-        for at, least in ((alike, FEWEST), (alike[in_rhythm(amount[alike] > 0)], MISSED)):
-            rows = units.rows[at]
-            sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-            turned = onset_of(own.excess_ns[rows], sigma, least, ranks)
-            if turned is not None:
-                return int(at[turned])
-    return None
 
 
 def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
@@ -322,16 +144,16 @@ def _judge_one(
     charged = int(charges.wait_ns[rows].sum())
     mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.
-    usual = _usual(units, own, world) if charged >= MATERIAL_SHARE * world.span_ns else {}
+    usual = usual_rows(units, own, world) if charged >= MATERIAL_SHARE * world.span_ns else {}
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
     habit = is_habit(units.amount_ns, world.against_ns(units)) or (
-        _comes_again(units, world) and world.late_ranks > 1
+        comes_again(units, world) and world.late_ranks > 1
     )
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
-        onset = _onset(units, own, max(world.late_ranks, 1))
+        onset = onset_row(units, own, max(world.late_ranks, 1))
         begin = int(units.enter_ns[onset]) if onset is not None else None
         # Among several that take turns none is the one, though each may come at even distances.
         most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE
@@ -342,7 +164,7 @@ def _judge_one(
             or 2 * sum(usual.values()) > int(units.amount_ns.sum())
             or (
                 onset is not None
-                and is_material(sum(_usual(units, own, world, onset).values()), world.span_ns)
+                and is_material(sum(usual_rows(units, own, world, onset).values()), world.span_ns)
             )
             or (
                 endpoint not in world.turns
