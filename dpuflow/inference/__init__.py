@@ -5,7 +5,7 @@
 ``pages`` find transfers beside the collectives, ``charges`` says what counts as late and what it costs,
 ``own`` what a rank answers for, ``units`` lays that out step by step, ``stalls`` what of it is chance,
 ``judgement`` (doubted by ``beside``) gives a verdict a rank, ``whatif`` replays a step without its lateness,
-``kinds`` says what groups are for, ``edges`` measures neighbours on one clock, ``phases`` cuts rings in halves.
+``kinds`` says what groups are for, ``edges`` measures neighbours on one clock, ``phases`` cuts rings.
 """
 
 from dpuflow.inference.inferred import Inferred, infer
