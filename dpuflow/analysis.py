@@ -69,6 +69,7 @@ def analyze_tables(
     ``release``: of their messages only what the result cites is kept once they are joined, in place.
     """
     from dpuflow.assemble import assemble
+    from dpuflow.bunches import requested
     from dpuflow.collectives import build_collectives, count_untold
     from dpuflow.collectives.buffers import buffers_of
     from dpuflow.collectives.protocols import without_flags
@@ -106,6 +107,7 @@ def analyze_tables(
         seen_until(joined),
         all_but_one(joined),
         buffers,
+        requested(joined.transfers, exchanges),
     )
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
     instances = without_flags(instances, exchanges, joined.transfers, buffers)

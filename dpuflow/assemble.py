@@ -329,7 +329,14 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
             " any GPU of the sender's node (PXN), and be parts of one all_to_all of all: each sender's entry"
             " is a bound, and nobody is judged by that."
         )
-    inside = sum(i.inside and i.op != Op.SEND_RECV for i in instances)
+    together = sum(i.inside and i.op == Op.ALL_TO_ALL for i in instances)
+    if together:
+        limits.append(
+            f"{together} all_to_all{'s' if together > 1 else ''} went between nodes on the receivers' rails"
+            " (PXN), where all GPUs of a node send together: an entry is a bound, but where a node waited for"
+            " one of its GPUs alone. What GPUs of one node send each other shows in no packet."
+        )
+    inside = sum(i.inside and i.op not in (Op.SEND_RECV, Op.ALL_TO_ALL) for i in instances)
     if inside:
         limits.append(
             f"{inside} collective{'s' if inside > 1 else ''} went through trees over nodes of several GPUs:"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.bunches import bunched
 from dpuflow.flagged import joined_puts
 from dpuflow.ordering import Picked
 from dpuflow.pieces import cut, whole
@@ -110,6 +111,7 @@ def _sorted(exchanges: Rows) -> Rows:
 
 def _in_order(transfers: Rows, part: NDArray[np.int64], connections: int) -> Rows:
     """Exchanges of messages without keys, in order of their first sign (``kernels.turns``)."""
+    transfers, part = bunched(transfers, part)
     facts = _survey(transfers, part, connections)
     for needed, made in ((cut, whole), (striped, bundled)):
         if needed(facts[0], facts[1]):

@@ -59,9 +59,14 @@ def test_all_with_all(nodes: int, fault: str | None, tmp_path: Path) -> None:
 
 
 def test_what_other_gpus_may_have_handed_over_is_no_pipeline(tmp_path: Path) -> None:
-    """With PXN each adapter sends for all GPUs of its node, to the receiver on its rail."""
+    """With PXN each adapter sends for all GPUs of its node, to the receiver on its rail.
+
+    Where each GPU's sends have connections of their own nothing else tells whose they are.
+    """
     size = 1 << 20
-    more = settings(cluster={"nodes": 2, "gpus_per_node": 4}, nccl={"pxn": True, "channels": 2})
+    more = settings(
+        cluster={"nodes": 2, "gpus_per_node": 4}, nccl={"pxn": True, "shared_comms": False, "channels": 2}
+    )
     result = analysed(loop(f"op: all_to_all, bytes: {size}", more, iterations=12), tmp_path)
     assert {c.op for c in result.collectives} == {"send_recv"}
     assert any("PXN" in limit for limit in result.limits)

@@ -39,13 +39,14 @@ def build_collectives(
     until: NDArray[np.int64] | None = None,
     but_one: frozenset[int] | None = None,
     buffers: Mapping[int, Buffer] = DEFAULT,
+    asked: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
     messages were captured, None for everyone; ``but_one``: those with a capture where all but one
-    have one. ``announced``, ``nodes``, ``until`` and ``buffers``: see ``structured_instances``.
+    have one. ``announced``, ``nodes``, ``until``, ``buffers`` and ``asked``: see ``structured_instances``.
     """
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.credited import EXPLAINED
@@ -86,7 +87,9 @@ def build_collectives(
     puts, rest = put_instances(exchanges, np.flatnonzero(written & ~told), position, near)
     instances.extend(puts)
     rest = without_pages(exchanges, rest)
-    instances.extend(structured_instances(exchanges, rest, position, near, announced, nodes, until, buffers))
+    instances.extend(
+        structured_instances(exchanges, rest, position, near, announced, nodes, until, buffers, asked)
+    )
     places = np.arange(len(position)) if nodes is None else nodes
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
     streamed, unread = socket_instances(exchanges, sent, position, near, places)

@@ -22,6 +22,7 @@ import numpy as np
 from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.buffers import CHUNKS, DEFAULT, RING, STEP
 from dpuflow.collectives.model import Instance
+from dpuflow.collectives.pxn import calls_over_rails
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -79,13 +80,16 @@ def p2p_instances(
     near: frozenset[int] | None,
     nodes: Ints,
     buffers: Mapping[int, Buffer] = DEFAULT,
+    asked: Ints | None = None,
 ) -> tuple[list[Instance], Ints]:
     """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections.
 
     Arguments as of ``structured_instances``.
     """
+    asked = np.ones(len(exchanges), np.int64) if asked is None else np.maximum(asked, 1)
     parts = [
-        _Parts(exchanges, columns, edge, line) for edge, line in _lines(exchanges, rows, announced, buffers)
+        _Parts(exchanges, columns, edge, line, asked[line])
+        for edge, line in _lines(exchanges, rows, announced, buffers)
     ]
     by: dict[Edge, list[_Parts]] = {}
     for part in parts:
@@ -98,7 +102,7 @@ def p2p_instances(
         for lane in lanes:
             lane.mend(known)
     every = [each for lanes in by.values() for each in _transfers(lanes)]
-    found: list[Instance] = []
+    found, every = calls_over_rails(every, asked, position, nodes) if near is None else ([], every)
     calls: list[list[Transfers]] = []
     left: list[Transfers] = []
     for together in _connected(every):
@@ -220,9 +224,11 @@ def _sends_unasked(inward: Sequence[_Parts], outward: Sequence[_Parts]) -> bool:
 class _Parts:
     """The parts that one connection carries one way: ``begins[k]:begins[k + 1]`` are places in ``rows``."""
 
-    def __init__(self, exchanges: Rows, columns: Columns, edge: Edge, rows: Ints) -> None:
+    def __init__(self, exchanges: Rows, columns: Columns, edge: Edge, rows: Ints, asked: Ints) -> None:
         self.edge, self.rows = edge, rows
-        self.sizes, self.starts = columns.sizes[rows], columns.starts[rows]
+        self.bytes, self.starts = columns.sizes[rows], columns.starts[rows]
+        self.sizes = self.bytes // asked  # of several senders' messages that go together one
+        self.several = bool((asked > 1).any())
         self.arrivals = columns.arrivals[rows]
         self.grants = exchanges["grant_ns"][rows]
         self.lossy = bool(exchanges["retransmitted"][rows].any())
@@ -257,7 +263,8 @@ class _Parts:
             # A busy proxy has not posted all of them by the time the first chunk is there, but most.
             few = 2 * at_once[number] <= min(slots, len(rest)) and len(rest) > 1
             one_by_one = few or rest.max() > _chunk(int(rest.sum()))
-            if not (doubt and (one_by_one or self._goes_on(kept[-1] + slots, at))):
+            goes_on = self._goes_on(kept[-1] + slots, at) and not self._at_once(at, slots)
+            if not (doubt and (one_by_one or goes_on)):
                 kept.append(at)
         return np.array([*kept, count])
 
@@ -268,6 +275,16 @@ class _Parts:
         """
         gaps = np.diff(self.grants[begin - 1 : at + 1])
         return len(gaps) > 1 and bool(gaps[-1] <= TWICE * np.median(gaps[:-1]))
+
+    def _at_once(self, at: int, slots: int) -> bool:
+        """Whether the entries from ``at`` on come together, not one by one as those that wait for a slot.
+
+        Messages that several senders' go with share fewer slots: these are empty after one or two more.
+        """
+        if not self.several or slots < TWICE:
+            return False
+        gaps, mine = np.diff(self.grants[:at]), np.diff(self.grants[at : at + slots])
+        return len(mine) > 0 and bool(TWICE * mine.max() < np.median(gaps))
 
     def cut_by_rule(self, lanes: int) -> bool:
         """Whether chunks are as large as NCCL cuts parts of ``lanes`` that a transfer may have."""
@@ -297,7 +314,7 @@ class _Parts:
         begins = self.begins[:-1]
         self.start_ns = self.starts[begins]
         self.end_ns = self.arrivals[self.begins[1:] - 1]
-        self.size = np.add.reduceat(self.sizes, begins)
+        self.size = np.add.reduceat(self.bytes, begins)
         self.whole = np.ones(len(begins), bool)
         if self.number[0] > 1:
             self.whole[0] = (int(self.begins[1]), int(self.size[0])) in known

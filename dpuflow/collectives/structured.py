@@ -50,19 +50,23 @@ def structured_instances(
     nodes: NDArray[np.int64] | None = None,
     until: NDArray[np.int64] | None = None,
     buffers: Mapping[int, Buffer] = DEFAULT,
+    asked: NDArray[np.int64] | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out.
 
     ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` as in ``Instance``;
     ``announced`` the bytes that the clear-to-send entry of each exchange allowed, 0 where none was seen;
     ``nodes`` numbers each endpoint's node, None where each is a node of its own; ``until``: when each one's
-    capture ends, NEVER without one, None where nothing is known of that; ``buffers``: what slots are.
+    capture ends, NEVER without one, None where nothing is known of that; ``buffers``: what slots are;
+    ``asked``: for how many messages each grant was, None where each was for one.
     """
     nodes = np.arange(len(position)) if nodes is None else nodes
     columns = columns_of(exchanges)
     found: list[Instance] = []
     if announced is not None:
-        found, rows = p2p_instances(exchanges, columns, rows, announced, position, near, nodes, buffers)
+        found, rows = p2p_instances(
+            exchanges, columns, rows, announced, position, near, nodes, buffers, asked
+        )
     if not len(rows):
         return found
     dealt, at, end = connections_of(exchanges, rows)

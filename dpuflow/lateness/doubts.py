@@ -35,6 +35,7 @@ from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
 from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
 from dpuflow.lateness.tails import room, served_alike, tails, worst_ns
+from dpuflow.lateness.together import date_the_last
 from dpuflow.lateness.waiting import FAR_BEYOND, begun, settle
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
@@ -120,6 +121,7 @@ def weigh(
         tail_ns=worst_ns(tail, entries, exchanges, instances),
     )
     entries = date_by_slots(entries, columns, instances, of_row)
+    entries = date_the_last(entries, exchanges, instances)
     served = served_alike(entries, exchanges, instances)
     entries = replace(entries, wide_ns=wide_spreads(entries, served, of_row))
     clock, clock_ns = _clocks(entries, joined)

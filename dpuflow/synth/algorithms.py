@@ -200,18 +200,23 @@ def double_tree(n: int) -> tuple[list[int | None], list[int | None]]:
     return first, second
 
 
-def all_to_all(order: Sequence[int], size: int, channels: int, chunk: int) -> dict[int, list[Lane]]:
+def all_to_all(
+    order: Sequence[int], size: int, channels: int, chunk: int, per_node: int = 1
+) -> dict[int, list[Lane]]:
     """Every rank sends ``size`` bytes to each other one; a peer's parts go over channels of its own round.
 
-    Sends and receives are separate thread groups: a rank's sends wait for nobody.
+    Sends and receives are separate thread groups: a rank's sends wait for nobody. Nodes of ``per_node`` GPUs
+    make rounds of nodes, whose channels all of them use (ncclP2pChannelBaseForRound).
     """
     n = len(order)
     lanes: dict[int, list[Lane]] = {rank: [] for rank in order}
     for place, rank in enumerate(order):
         for delta in range(1, n):
             to, source = order[(place + delta) % n], order[(place - delta) % n]
-            lanes[rank] += _sends(to, size, channels, delta - 1, chunk)
-            lanes[rank] += _receives(source, size, channels, delta - 1, chunk)
+            away = ((place + delta) % n // per_node - place // per_node) % -(-n // per_node)
+            came = (place // per_node - (place - delta) % n // per_node) % -(-n // per_node)
+            lanes[rank] += _sends(to, size, channels, max(away - 1, 0), chunk)
+            lanes[rank] += _receives(source, size, channels, max(came - 1, 0), chunk)
     return lanes
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpuflow import wire
 from dpuflow.synth import checksum, segments
+from dpuflow.synth.pooled import MOST
 from dpuflow.synth.rows import internet_sum, put, put_little
 from dpuflow.synth.seeds import columns
 from dpuflow.synth.trace import ACKS, CTS, LENGTH, STREAM
@@ -75,6 +76,11 @@ class Framer:
         acks = played.trace.acks.read()
         self._ranges = np.stack([acks[name] for name in ACKS[1:]], axis=1)
         self._tags = np.array(played.tags, np.int64)
+        self._lists = played.trace.entries.read()
+        self._listed = np.full(len(self._messages["flow"]), -1)
+        rows = self._lists["message"]
+        begins = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]][: len(rows)])
+        self._listed[rows[begins]] = begins
         self._class = scenario.nccl.traffic_class & 0xFC | (ECT0 if scenario.nccl.ecn else 0)
         self._layout = LAYOUTS[scenario.nccl.version]
 
@@ -117,13 +123,17 @@ class Framer:
         extended = self._shape(code)
         pad = -payload & 3
         length = EXTENDED_AT + extended + payload + pad + wire.ICRC_BYTES
-        grants = wire.OPCODES[code].operation == wire.OP_WRITE and payload == self._layout.entry
+        entry = self._layout.entry
+        grants = (
+            wire.OPCODES[code].operation == wire.OP_WRITE and payload % entry == 0 < payload <= MOST * entry
+        )
         is_grant = np.zeros(count, bool)
         if grants:
             is_grant = self._messages["kind"][packets["message"]] == CTS
         kept = min(length, self._snaplen) if self._snaplen else length
         begins = wire.OPCODES[code].operation == wire.OP_WRITE and wire.OPCODES[code].place & wire.FIRST
-        own = payload if is_grant.any() else min(payload, CONTENT_BYTES) if begins else 0
+        sized = grants is False and begins and (self._listed[np.maximum(packets["message"], 0)] >= 0).any()
+        own = payload if is_grant.any() or sized else min(payload, CONTENT_BYTES) if begins else 0
         head = np.zeros((count, EXTENDED_AT + extended + own), np.uint8)
         way = packets["flow"] + packets["back"] * len(self._played.ends)
         self._ethernet_ip(head, packets, way, length - IP_AT)
@@ -132,6 +142,8 @@ class Framer:
             self._contents(head[:, EXTENDED_AT + extended :], packets)
         if is_grant.any():
             self._entries(head[:, EXTENDED_AT + extended :], packets, is_grant)
+        elif sized:
+            self._sizes(head[:, EXTENDED_AT + extended :], packets)
         out = np.zeros((count, max(kept, head.shape[1])), np.uint8)
         out[:, : head.shape[1]] = head
         if payload > own:
@@ -254,14 +266,32 @@ class Framer:
         """Payloads of clear-to-send entries; other messages of that length carry data."""
         layout, messages = self._layout, self._messages
         row = packets["message"]
-        entry = np.zeros_like(body)
-        put_little(entry, 0, 8, messages["target"][row])
-        put_little(entry, layout.size_at, layout.size_bytes, messages["room"][row])
-        put_little(entry, layout.rkeys_at, 4, messages["key"][row])
-        put_little(entry, layout.requests_at, 4, 1)
-        put_little(entry, layout.tag_at, 4, self._tags[packets["flow"]])
-        put_little(entry, layout.number_at, 8, messages["value"][row])
-        body[is_grant] = entry[is_grant]
+        count = body.shape[1] // layout.entry
+        first = self._listed[row]
+        for place in range(count):
+            entry = np.zeros((len(body), layout.entry), np.uint8)
+            told = {name: messages[name][row] for name in ("target", "room", "key")}
+            told["tag"] = self._tags[packets["flow"]]
+            if (first >= 0).any():
+                at = np.maximum(first, 0) + place
+                told = {name: np.where(first >= 0, self._lists[name][at], told[name]) for name in told}
+            put_little(entry, 0, 8, told["target"])
+            put_little(entry, layout.size_at, layout.size_bytes, told["room"])
+            put_little(entry, layout.rkeys_at, 4, told["key"])
+            put_little(entry, layout.requests_at, 4, count)
+            put_little(entry, layout.tag_at, 4, told["tag"])
+            put_little(entry, layout.number_at, 8, messages["value"][row])
+            part = slice(place * layout.entry, (place + 1) * layout.entry)
+            body[is_grant, part] = entry[is_grant]
+
+    def _sizes(self, body: Bytes, packets: Columns) -> None:
+        """What stands behind a group of messages: how many bytes each has."""
+        first = self._listed[packets["message"]]
+        mine = first >= 0
+        for place in range(body.shape[1] // LENGTH_BYTES):
+            word = np.zeros((int(mine.sum()), LENGTH_BYTES), np.uint8)
+            put_little(word, 0, LENGTH_BYTES, self._lists["room"][first[mine] + place])
+            body[mine, place * LENGTH_BYTES : (place + 1) * LENGTH_BYTES] = word
 
     def _icrc(self, head: Bytes, own: int, payload: int, pad: int) -> NDArray[np.uint32]:
         """Of frames with these headers and ``own`` bytes of their payload; the rest is the pool's."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpuflow.synth import algorithms, sizes
 from dpuflow.synth.gpu import Part
 from dpuflow.synth.pat import pat as pat_lanes
+from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.transport import Connection, Grain, Link, Local
 
@@ -60,6 +61,7 @@ class Communicator:
             most,
         )
         self._on_rail = on_rail  # of the first one's node the GPU on the second one's rail
+        self._pools: dict[tuple[int, int, int], Pool] = {}
         self._links: dict[tuple[int, int, int, bool, int], Link] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.nodes: dict[int, list[int]] = {}  # node -> positions of its GPUs
@@ -139,7 +141,7 @@ class Communicator:
         shares = sizes.deal(own, count, max(16, cell))
         if op == "all_to_all":
             name = "linear"
-            lanes = algorithms.all_to_all(range(n), size // n, most, chunk)
+            lanes = algorithms.all_to_all(range(n), size // n, most, chunk, self._per_node())
             protocol = simple
         elif op == "send_recv":
             name = "linear"
@@ -208,6 +210,18 @@ class Communicator:
             found.append(tuple(parts))
         return Share(tuple(found), tuple(receives.items()), tuple(sends.items()), grain)
 
+    def _per_node(self) -> int:
+        """GPUs of each node, 1 where nodes have more or less of them."""
+        counts = {len(places) for places in self.nodes.values()}
+        return counts.pop() if len(counts) == 1 else 1
+
+    def _pool(self, channel: int, via: Gpu, dst: Gpu) -> Pool:
+        """What sends through ``via``'s NIC share."""
+        key = (channel, via.rank, dst.rank)
+        if key not in self._pools:
+            self._pools[key] = Pool(via, dst, self._engine, self._fabric, self._settings)
+        return self._pools[key]
+
     def _link(self, lane: Lane, src: int, dst: int, plane: int) -> Link:
         a, b = self.gpus[src], self.gpus[dst]
         key = (lane.channel, src, dst, lane.point_to_point, plane if a.node == b.node else 0)
@@ -219,5 +233,8 @@ class Communicator:
             else:
                 # Collectives have rings and trees of their own; only sends go round by another GPU.
                 via = self._on_rail(a, b) if self._settings.pxn and lane.point_to_point else None
-                self._links[key] = Connection(a, b, self._engine, self._fabric, self._settings, via)
+                if via is not None and self._settings.shared:
+                    self._links[key] = Pooled(a, b, self._pool(lane.channel, via, b))
+                else:
+                    self._links[key] = Connection(a, b, self._engine, self._fabric, self._settings, via)
         return self._links[key]

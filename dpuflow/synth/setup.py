@@ -22,7 +22,6 @@ from dpuflow.synth.conversations import Conversation, Say, Side
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.segments import TICK_NS
 from dpuflow.synth.sockets import Socket
-from dpuflow.synth.transport import Connection
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
     from dpuflow.synth.conversations import Frame
     from dpuflow.synth.flows import Port
+    from dpuflow.synth.pooled import Pool
+    from dpuflow.synth.transport import Connection
     from dpuflow.synth.world import Played
 
 EPHEMERAL: Final = 32768
@@ -59,10 +60,10 @@ def _play(played: Played, begin_ns: float) -> list[Frame]:
     play = _Setup(played, begin_ns)
     for number, ranks in enumerate(played.communicators):
         play.bootstrap(number, ranks)
-    for number, link in enumerate(played.links):
-        if isinstance(link, Connection):
-            play.exchange(number, link)
-        elif isinstance(link, Socket):
+    for number, connection in enumerate(played.connections):
+        play.exchange(number, connection)
+    for link in played.links:
+        if isinstance(link, Socket):
             play.data_socket(link)
     return play.frames
 
@@ -248,7 +249,7 @@ class _Setup:
 
     # -- net_ib ------------------------------------------------------------------------------
 
-    def exchange(self, number: int, link: Connection) -> None:
+    def exchange(self, number: int, link: Connection | Pool) -> None:
         """Of one connection: the data's sender connects."""
         random = stream(self._seed, "exchange", number)
         layout = layout_of(self._version)
@@ -270,7 +271,7 @@ class _Setup:
         begin = max(self._now.get(src, self._begin_ns), self._now.get(dst, self._begin_ns)) + _think(random)
         self._talk((src, dst), sides, says, False, begin)
 
-    def _metadata(self, layout: nw.Exchange, link: Connection, sender: bool, random: Random) -> bytes:
+    def _metadata(self, layout: nw.Exchange, link: Connection | Pool, sender: bool, random: Random) -> bytes:
         """What one side tells of its queue pairs, its port and its memory."""
         word = bytearray(layout.size)
         ends = self._played.ends

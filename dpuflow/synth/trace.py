@@ -53,6 +53,8 @@ ACKS: Final = ("echo_ns", "left0", "right0", "left1", "right1", "left2", "right2
 """Of a SEGMENT_ACK, whose ``syndrome`` is a row here: when what it answers was sent, ranges of bytes that are
 there beyond a hole (0, 0: none).
 """
+ENTRIES: Final = ("message", "target", "room", "key", "tag")
+"""Of clear-to-send entries for several messages each, and of the sizes written behind these (``room``)."""
 PAUSES: Final = ("port", "from_ns", "until_ns")
 CTS, WRITE, WRITE_IMM, SEND, ATOMIC, READ, RESPONSE, LENGTH, STREAM = range(9)
 ACK, CNP, ATOMIC_ACK, SEGMENT_ACK = range(9, 13)
@@ -89,3 +91,4 @@ class Trace:
         self.replies = Table(REPLIES)
         self.acks = Table(ACKS)
         self.pauses = Table(PAUSES)
+        self.entries = Table(ENTRIES)

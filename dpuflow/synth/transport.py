@@ -164,8 +164,22 @@ class Settings(NamedTuple):
     registered: bool
     sockets: bool
     pxn: bool
+    shared: bool  # sends of a node's GPUs go over one connection of the NIC that sends them
     by_id: bool  # immediates are numbers of requests
     protocols: dict[str, Protocol]
+
+
+def in_order(counts: list[int], before: int, split: bool) -> int:
+    """How many more messages are whole, given those of each queue pair."""
+    pairs = len(counts)
+    if pairs == 1:
+        return counts[0] - before
+    if split:
+        return min(counts) - before
+    more = 0
+    while counts[(before + more) % pairs] > (before + more) // pairs:
+        more += 1
+    return more
 
 
 class Connection(Link):
@@ -258,23 +272,11 @@ class Connection(Link):
         """The last packet of a message is in the receiver's NIC; its proxy tells the GPU in order."""
         which = self.data.index(flow)
         self._came[which] += 1
-        for _ in range(self._in_order(self._came, self._told)):
+        for _ in range(in_order(self._came, self._told, self._settings.split)):
             self._told += 1
             self._engine.at(self.dst.proxy.act(0.0, self.dst.poll_ns()), self._bring_one)
 
     _told = 0  # messages handed to the receiver's proxy
-
-    def _in_order(self, counts: list[int], before: int) -> int:
-        """How many more messages are whole, given those of each queue pair."""
-        pairs = len(counts)
-        if pairs == 1:
-            return counts[0] - before
-        if self._settings.split:
-            return min(counts) - before
-        more = 0
-        while counts[(before + more) % pairs] > (before + more) // pairs:
-            more += 1
-        return more
 
     def _bring_one(self) -> None:
         self.arrived += 1
@@ -347,7 +349,7 @@ class Connection(Link):
     def _data_done(self, flow: Flow) -> None:
         which = self.data.index(flow)
         self._went[which] += 1
-        for _ in range(self._in_order(self._went, self._done)):
+        for _ in range(in_order(self._went, self._done, self._settings.split)):
             self._done += 1
             self._engine.at(self._engine.now + self._hop_ns + self.src.poll_ns(), self._free)
 

@@ -17,6 +17,7 @@ from dpuflow.synth.groups import Communicator
 from dpuflow.synth.identities import identities
 from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Mesh
+from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
 from dpuflow.synth.scenario import Flap, Loss, Pause
@@ -70,9 +71,15 @@ class Played:
         return before_the_job(self)
 
     @property
-    def connections(self) -> list[Connection]:
-        """Links over RoCE."""
-        return [link for link in self.links if isinstance(link, Connection)]
+    def connections(self) -> list[Connection | Pool]:
+        """Links over RoCE; what several share once."""
+        return connections_of(self.links)
+
+
+def connections_of(links: Sequence[Link]) -> list[Connection | Pool]:
+    """Those over RoCE that ``links`` go over, each once."""
+    found = (link.pool if isinstance(link, Pooled) else link for link in links)
+    return list(dict.fromkeys(each for each in found if isinstance(each, (Connection, Pool))))
 
 
 def play(scenario: Scenario) -> Played:
@@ -105,7 +112,8 @@ def play(scenario: Scenario) -> Played:
     fabric = Fabric(engine, trace, rules)
     settings = Settings(
         LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.splits, nccl.adaptive_routing,
-        nccl.registered, nccl.transport == "socket", nccl.pxn, nccl.match_by == "id",
+        nccl.registered, nccl.transport == "socket", nccl.pxn,
+        nccl.shared_comms and nccl.pxn and cluster.gpus_per_node > 1, nccl.match_by == "id",
         protocols(nccl.buffsize, nccl.ll_buffsize, nccl.ll128_buffsize),
     )  # fmt: skip
     gpus = [
@@ -167,7 +175,7 @@ def play(scenario: Scenario) -> Played:
     links = [link for each in groups.values() for link in each.links()]
     pairs: list[tuple[Flow, Flow]] = []
     tags = [0] * len(fabric.flows)
-    for connection in (link for link in links if isinstance(link, Connection)):
+    for connection in connections_of(links):
         tags[connection.grants.number] = connection.src.rank
         pairs.append((connection.data[0], connection.grants))
         for flow in connection.data[1:]:

@@ -96,6 +96,10 @@ class Nccl:
         "the job begins within the captures, with the TCP sockets that set it up (bootstrap, net_ib's "
         "exchange of queue pairs); false: they are older, or on an interface without a capture",
     )
+    shared_comms: bool = setting(
+        True,
+        "NCCL_NET_SHARED_COMMS: with PXN, sends of a node's GPUs share connections, up to eight an entry",
+    )
     registered: bool = setting(
         False, "registered buffers: CTS entries wait for the receiver's kernel, data walks the buffer"
     )
