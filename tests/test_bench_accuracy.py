@@ -9,6 +9,8 @@ from bench.accuracy.measure import Measured, measure
 from bench.accuracy.onesided import KINDS as ONE_SIDED_KINDS
 from bench.accuracy.onesided import many
 from bench.accuracy.partly import HELD, in_sight, some
+from bench.accuracy.troubles import KINDS as TROUBLED_KINDS
+from bench.accuracy.troubles import TROUBLES, faulty
 from dpuflow.reports.scores import transfer_lines
 
 
@@ -48,6 +50,36 @@ def test_scenarios_captured_at_some_nodes() -> None:
     score = measured.score
     assert (score.found, score.invented, measured.violated) == (score.true, 0, 0)
     assert score.op_right == score.bytes_right == score.true > 0
+
+
+def test_troubles_cover_all_kinds_of_jobs_and_faults() -> None:
+    scenarios = [draw(number) for number in faulty(600)]
+    assert len(scenarios) == 180
+    assert draw(4007) == scenarios[7]
+    names = [each.name.split("-") for each in scenarios]
+    assert {tuple(name[1:4]) for name in names} == set(TROUBLED_KINDS)
+    assert {name[5].split("+")[0] for name in names} == set(TROUBLES)
+    assert 60 < sum("+" in name[5] for name in names) < 120
+    for each, name in zip(scenarios, names, strict=True):
+        kinds = {type(fault).__name__ for fault in each.faults}
+        assert ("GpuLate" in kinds) == ("+" in name[5])
+        assert kinds - {"GpuLate"}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        4001,  # sharded weights: late once in a step, and in all that was launched ahead
+        4113,  # buckets, and a rank that left the step before late as its port was paused
+        4160,  # a bucket that waits for the one before, which a receiver had held up
+        4171,  # the GPU that was late, and nobody of those who waited beside it
+    ],
+)
+def test_nobody_is_blamed_for_the_network(number: int) -> None:
+    measured = measure(draw(number, "fabric"))
+    assert measured.score.verdicts_right == 1, measured.score.verdict_notes
+    assert measured.causes_right == measured.causes == 1
+    assert measured.violated == 0
 
 
 def test_queue_pairs_are_drawn() -> None:

@@ -178,3 +178,30 @@ def test_with_pxn_sends_leave_on_the_receiver_s_rail(pxn: bool) -> None:
     assert carried == set(range(8))
     for work in world.works:
         assert work.leave_ns.keys() == set(range(8))
+
+
+def test_sharded_training_gathers_ahead_and_scatters_behind() -> None:
+    """A layer's weights are gathered while the layer before computes, forward and backward."""
+    world = job(4, kind="training", sharded=True, steps=2, layers=3, bucket_bytes=400_000, jitter_us=0)
+    assert groups(world) == {("dp", (0, 1, 2, 3)): 18}
+    step = world.works[:9]
+    order = [(work.operation.op, work.extra["layer"], work.extra["phase"]) for work in step]
+    assert order == [
+        *(("all_gather", layer, "forward") for layer in (0, 1, 2)),
+        *(("all_gather", layer, "backward") for layer in (2, 1)),
+        ("reduce_scatter", 2, "backward"),
+        ("all_gather", 0, "backward"),
+        ("reduce_scatter", 1, "backward"),
+        ("reduce_scatter", 0, "backward"),
+    ]
+    assert [work.operation.bytes for work in step[5:7]] == [400_000, 100_000]
+    first, second, third = step[:3]
+    assert second.enter_ns[0] - first.leave_ns[0] < 10_000  # asked for before the first was there
+    # The third when the first layer's 300 us are over.
+    assert 300_000 <= third.enter_ns[0] - first.leave_ns[0] < 320_000
+    assert step[-1].leave_ns[0] < world.works[9].enter_ns[0]
+
+
+def test_sharded_training_is_data_parallel_alone() -> None:
+    with pytest.raises(OptionError, match="sharded training is data parallel alone"):
+        job(4, kind="training", sharded=True, tp=2)

@@ -273,3 +273,45 @@ def test_long_messages_can_be_acknowledged_on_the_way(coalesce: int) -> None:
     for flow in set(replies["flow"].tolist()):
         psns = replies["psn"][replies["flow"] == flow]
         assert (np.diff(psns) > 0).all()
+
+
+def crossed(faults: list[dict[str, object]], **cluster: object) -> Played:
+    return played("op: all_to_all, bytes: 4MiB", settings(cluster=cluster, faults=faults))
+
+
+def test_other_jobs_traffic_delays_and_marks_and_is_in_no_capture() -> None:
+    fault = {
+        "kind": "cross_traffic",
+        "node": 1,
+        "gbps": 90,
+        "at_us": 100,
+        "us": 400,
+        "times": 3,
+        "every_us": 700,
+    }
+    alone, beside = crossed([]), crossed([fault])
+    one, other = alone.trace.bursts.read(), beside.trace.bursts.read()
+    for world, bursts in ((alone, one), (beside, other)):  # all bytes arrive once, after they left
+        assert (bursts["rx_end_ns"] >= bursts["tx_end_ns"]).all()
+        sent = world.trace.messages.read()["bytes"].sum()
+        assert sent == alone.trace.messages.read()["bytes"].sum()
+    assert not one["marked"].any()
+    towards = np.array([beside.flows[flow].dst.node for flow in other["flow"]])
+    assert set(towards[other["marked"] > 0].tolist()) == {1}
+    for work, same in zip(beside.works, alone.works, strict=True):
+        assert work.enter_ns.keys() == same.enter_ns.keys()
+    assert beside.end_ns > alone.end_ns
+    assert len(beside.flows) == len(alone.flows)  # nobody of the job sends it
+
+
+def test_a_full_queue_stops_other_jobs_senders_too() -> None:
+    """Eight times the link's rate for a while: with PFC the queue keeps its bounds, and nothing is lost."""
+    fault = {"kind": "cross_traffic", "node": 1, "gbps": 800, "at_us": 100, "us": 300}
+    world = crossed([fault], queue_kib=512, ecn_kib=None)
+    bursts = world.trace.bursts.read()
+    assert (bursts["rx_end_ns"] >= 0).all()
+    waited = bursts["rx_ns"] - bursts["tx_ns"]
+    # Half of the buffer stops all senders; what was on its way by then still comes.
+    assert 10_000 < waited.max() < 512 * 1024 * 8 / 100 + 40_000
+    dropped = crossed([fault], queue_kib=512, ecn_kib=None, pfc=False)
+    assert (dropped.trace.bursts.read()["rx_end_ns"] < 0).any()

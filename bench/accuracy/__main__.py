@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 import dpuflow
-from bench.accuracy.draw import PARTLY, draw
+from bench.accuracy.draw import PARTLY, TROUBLED, draw
 from bench.accuracy.measure import Measured, handover_spread_ns, measure
 from bench.accuracy.midjob import MID_JOB
 from bench.accuracy.onesided import many
 from bench.accuracy.partly import HELD, some
 from bench.accuracy.smallest import smallest_ns
 from bench.accuracy.sweep import sweep
+from bench.accuracy.troubles import faulty
 from dpuflow.reports.layout import duration, table
 from dpuflow.reports.scores import transfer_lines
 from dpuflow.scoring.figures import percentile
@@ -79,25 +80,26 @@ def main(
         return
     start = time.monotonic()
     start_at = first + MID_JOB if mid_job else first
-    others = [*many(count), *some(count)] if start_at == 0 else []
+    others = [*many(count), *some(count), *faulty(count)] if start_at == 0 else []
     numbers = [*range(start_at, start_at + count), *others]
     run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
     found: list[Measured] = []
     partly: list[Measured] = []
+    troubled: list[Measured] = []
     failed: list[str] = []
     with ProcessPoolExecutor(jobs) as pool:
         every = pool.map if jobs > 1 else map
         results: Iterable[tuple[int, Measured | str]] = every(run, numbers)
         for number, result in results:
             if isinstance(result, Measured):
-                (partly if number >= PARTLY else found).append(result)
+                (troubled if number >= TROUBLED else partly if number >= PARTLY else found).append(result)
             else:
                 failed.append(f"{number}: {result}")
             if sys.stderr.isatty():
-                print(f"\r{len(found) + len(partly) + len(failed)}/{len(numbers)}", end="", file=sys.stderr)
+                print(f"\r{numbers.index(number) + 1}/{len(numbers)}", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    rows: list[list[str]] = [_row(each.name, [each]) for each in found + partly] if cases else []
+    rows: list[list[str]] = [_row(each.name, [each]) for each in found + partly + troubled] if cases else []
     for title, key in (
         ("operation", lambda m: "-".join(m.name.split("-")[1:4])),
         ("fault", lambda m: m.name.split("-")[5]),
@@ -105,11 +107,7 @@ def main(
         ("clocks", lambda m: "one clock" if not m.estimated else "clocks estimated"),
         ("beginning", lambda m: m.begins),
     ):
-        rows += [[f"by {title}", *[""] * (len(HEADER) - 1)]]
-        groups: dict[str, list[Measured]] = {}
-        for each in found:
-            groups.setdefault(key(each), []).append(each)
-        rows += [_row(f"  {name}", group) for name, group in sorted(groups.items())]
+        rows += [[f"by {title}", *[""] * (len(HEADER) - 1)], *_by(found, key)]
     rows.append(_row("simulated", found))
     if partly:
         rows += [["captured at", *[""] * (len(HEADER) - 1)]]
@@ -118,20 +116,48 @@ def main(
             for held, title in HELD.items()
             if (group := [each for each in partly if each.name.endswith(f"-{held}")])
         ]
+    if troubled:
+        rows += [["troubles, by kind", *[""] * (len(HEADER) - 1)]]
+        rows += _by(troubled, lambda m: m.name.split("-")[5].split("+")[0])
+        rows += [["troubles, by job", *[""] * (len(HEADER) - 1)]]
+        rows += _by(troubled, lambda m: "-".join(m.name.split("-")[1:4]))
+        rows += [["troubles, together", *[""] * (len(HEADER) - 1)]]
+        rows += _by(troubled, lambda m: "a GPU late as well" if "+" in m.name else "nobody late")
     rows += _real()
     print("\n".join(table(list(HEADER), rows)))
     print("\n".join(transfer_lines(_together(found).score)))
     print("\n".join(_asked(found)))
+    print("\n".join(_told_troubles(troubled)))
     print("\n".join(_against_handovers(found)))
     print("\n".join(_spread(found)))
     print("\n".join(_smallest(found)))
-    packets = sum(each.packets for each in found + partly)
-    print(f"{len(found) + len(partly)} scenarios, {packets:,} packets, {time.monotonic() - start:.0f} s")
+    every_one = found + partly + troubled
+    packets = sum(each.packets for each in every_one)
+    print(f"{len(every_one)} scenarios, {packets:,} packets, {time.monotonic() - start:.0f} s")
     for line in failed:
         print(f"failed: {line}")
     if json_file is not None:
-        document = {each.name: _figures(each) for each in found + partly}
+        document = {each.name: _figures(each) for each in found + partly + troubled}
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _told_troubles(troubled: list[Measured]) -> list[str]:
+    """How often a finding speaks of the network or of credits, where that is what is wrong."""
+    if not troubled:
+        return []
+    total = _together(troubled)
+    return [
+        f"troubles: of {total.troubled} {total.trouble_told} have a finding on the network or on credits; "
+        f"verdicts not asked for in {total.unasked}"
+    ]
+
+
+def _by(found: list[Measured], key: Callable[[Measured], str]) -> list[list[str]]:
+    """A row for each group."""
+    groups: dict[str, list[Measured]] = {}
+    for each in found:
+        groups.setdefault(key(each), []).append(each)
+    return [_row(f"  {name}", group) for name, group in sorted(groups.items())]
 
 
 def _against_handovers(found: list[Measured]) -> list[str]:

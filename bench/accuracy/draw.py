@@ -45,10 +45,16 @@ ONE_SIDED = 1000
 """Numbers from here on are scenarios of one-sided traffic (``onesided``)."""
 PARTLY = 3000
 """From here on those that are captured at some nodes only (``partly``)."""
+TROUBLED = 4000
+"""From here on those of faults of the network and of credits (``troubles``)."""
 
 
 def draw(number: int, profile: str | None = None) -> Scenario:
     """Scenario ``number``; every kind of operation and fault comes up in turn."""
+    if number >= TROUBLED:
+        from bench.accuracy.troubles import draw_trouble
+
+        return draw_trouble(number, profile)
     if number >= PARTLY:
         from bench.accuracy.partly import draw_partly
 

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 CAUSES: Final = {"compute": ("compute",), "host": ("host",)}
 NETWORK_CAUSES: Final = {"loss": "network", "slow_link": "network", "slow_receiver": "receiver"}
+TROUBLES_TOLD: Final = (
+    "slow_link", "packet_loss", "congestion", "credit_starvation", "kv_transfer_bottleneck",
+)  # fmt: skip
+"""Findings that speak of the network or of credits."""
 MATERIAL: Final = 0.01
 SIGMAS: Final = 3.0
 """What is late now and then must stand out from what ranks differ by anyway (docs/inference/verdicts.md)."""
 SUMS: Final = ("op_alike", "bytes_held", "bytes_asked", "bytes_right", "protocol_asked", "protocol_right",
 "bounds", "violated", "causes",
                "causes_right", "packets", "late", "late_shown", "late_told", "dated", "dated_exact",
-               "unasked")  # fmt: skip
+               "unasked", "troubled", "trouble_told")  # fmt: skip
 
 
 @dataclass
@@ -61,6 +65,8 @@ class Measured:
     dated: int = 0  # ranks of collectives in which the packets date every entry
     dated_exact: int = 0  # of these: given as exact
     unasked: int = 0  # scenarios whose fault of ranks the packets do not show
+    troubled: int = 0  # scenarios with a fault of the network or of credits
+    trouble_told: int = 0  # of these: a finding says something of that kind
     estimated: bool = False  # whether the clocks differed
     begins: str = "whole"  # or how its captures begin in mid-job (``midjob.KINDS``)
     pairs: list[tuple[int, int | None]] = field(default_factory=list)  # true and told lateness of all ranks
@@ -134,6 +140,9 @@ def judge(
     # What a hand-over takes is no holding up.
     slack_ns = 2 * Timing.of(scenario.machine).handover_ns
     _shown(measured, case, analysis, late_ns, slack_ns)
+    measured.troubled = int(case.network_fault)
+    conditions = {finding["condition"] for finding in analysis["findings"]}
+    measured.trouble_told = int(case.network_fault and not conditions.isdisjoint(TROUBLES_TOLD))
     if asked and _shows(scenario, case, slack_ns):
         _cause(measured, scenario, truth, analysis, case)
     else:
@@ -274,10 +283,18 @@ def _cause(
         row = rows.get(case.endpoint_of_rank[compute["rank"]])
         # Who receives nothing over the network has no ready-to-receive that could come late.
         fed = any(compute["rank"] in collective.get("fed", ()) for collective in truth["collectives"])
-        right = CAUSES[compute["cause"]] if fed else ("compute", "host")
+        # A GPU that is late with its data beside credits that are late as well looks as a late host does.
+        starved = any(getattr(fault, "rank", None) == compute["rank"] for fault in network)
+        right = CAUSES[compute["cause"]] if fed and not starved else ("compute", "host")
         measured.causes += 1
-        measured.causes_right += row is not None and row["cause"] in right
+        others = {key for key, each in rows.items() if _blamed(each) and each is not row}
+        measured.causes_right += row is not None and row["cause"] in right and not (network and others)
     elif network:
-        blamed = [r for r in rows.values() if r["verdict"] in ("late", "intermittent")]
+        late = {end for collective in case.collectives for end in collective.injected}
         measured.causes += 1
-        measured.causes_right += not any(row["cause"] in ("compute", "host") for row in blamed)
+        measured.causes_right += all(key in late for key, row in rows.items() if _blamed(row))
+
+
+def _blamed(row: dict[str, Any]) -> bool:
+    """Whether a row of ``lateness`` blames its endpoint."""
+    return row["verdict"] in ("late", "intermittent") and row["cause"] in ("compute", "host")

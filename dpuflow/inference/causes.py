@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.inference.awaited import left_any
 from dpuflow.inference.beside import seen_from_beside
 from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.schema import NEVER, Op
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dpuflow.collectives import Instance
     from dpuflow.inference.bulk import Fed
     from dpuflow.inference.charges import Charges
+    from dpuflow.inference.overlap import Overlap
     from dpuflow.lateness import Entries, Relative
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
@@ -58,13 +60,15 @@ def causes_of(
     registered: Callable[[], NDArray[np.bool_]] | None = None,
     awaited: NDArray[np.int64] | None = None,
     kin: NDArray[np.int64] | None = None,
+    overlap: Overlap | None = None,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
     it begins when it is there; or when what else it may have waited for was done (``awaited``, see there).
     ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is the row of
-    the same group's collective before.
+    the same group's collective before. ``overlap`` says whose work goes on beside their collectives: of these
+    it also counts how long ago they had entered the one before, and not again what they were late by before.
     """
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
@@ -79,6 +83,13 @@ def causes_of(
     since_leave = _excess(entries, left, entries.leave_ns, since_ns, instances, ~open_ended)
     since_idle = _excess(entries, left, entries.idle_ns, since_ns, instances, ~open_ended)
     excess = np.minimum(since_leave, since_idle)
+    if overlap is not None:
+        until = np.maximum(since_ns, left_any(entries))
+        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, instances, ~open_ended))
+    if overlap is not None and overlap.rows.any():
+        since_enter = _excess(entries, last, entries.enter_ns, fed_ns, instances, ~open_ended)
+        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
+        excess = overlap.less_carried(excess, entries)
     excess[staged] = NEVER
     beside = seen_from_beside(instances, entries)
     # How much longer it worked is not seen of such a rank, only how much later it entered.

@@ -21,6 +21,7 @@ from dpuflow.inference.edges import measure_edges
 from dpuflow.inference.judgement import add_stages, doubt, doubt_incidents, judge
 from dpuflow.inference.kinds import find_tokens, group_kinds
 from dpuflow.inference.links import measure_links, slow_rows
+from dpuflow.inference.overlap import find_overlap
 from dpuflow.inference.own import own_lateness, with_replicas
 from dpuflow.inference.pauses import Work, find_work
 from dpuflow.inference.pipelines import find_pipelines
@@ -30,7 +31,7 @@ from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
 from dpuflow.inference.steps import find_steps
 from dpuflow.inference.troubles import waiting_rows
-from dpuflow.lateness import bound_above, claim, relate, short_of_ranks, weigh
+from dpuflow.lateness import bound_above, claim, previous_row, relate, short_of_ranks, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +92,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     fed = fed_rows(bulk, entries) if bulk else None
     slow = slow_rows(links, entries)
     kin = group_before(dated, group_of)
+    steps, step = find_steps(instances, entries, group_of)
     causes = causes_of(
         instances,
         dated,
@@ -101,9 +103,9 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         partial(registered_rows, exchanges, joined.transfers, instances, entries),
         np.maximum(unread_until(exchanges, instances, entries), left_before(dated, kin)),
         kin,
+        find_overlap(instances, dated, previous_row(dated), group_of, step),
     )
     waiting = waiting_rows(exchanges, instances, entries, causes, slow, group_of)
-    steps, step = find_steps(instances, entries, group_of)
     pipelines = find_pipelines(instances, entries, step)
     replicas = compare_replicas(instances, entries, pipelines)
     own = own_lateness(instances, dated, relative, causes, group_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.flows import BEHIND_NS, Flow, Posted
+from dpuflow.synth.flows import BEHIND_NS, BURST, Flow, Posted
 from dpuflow.synth.receiving import Receiving
 from dpuflow.synth.stream import Stream
 from dpuflow.synth.trace import ATOMIC, READ, RESPONSE
@@ -118,6 +118,25 @@ class Fabric(Receiving):
         now = self.engine.now
         port.held_until = max(port.held_until, now) + ns
         port.free_at = max(port.free_at, now) + ns
+
+    def share(self, port: Port, ns_per_byte: float, until_ns: float) -> None:
+        """Other jobs' frames come to the switch's queue towards the port, one every so many ns a byte.
+
+        Their senders are stopped (PFC) as all others are; without it what finds the queue full is lost.
+        They do not answer to marks (assumed).
+        """
+        now, rules = self.engine.now, self.rules
+        if now >= until_ns:
+            return
+        size = rules.mtu * BURST
+        queued = (port.free_at - now - max(0.0, port.held_until - now)) / port.down_ns
+        if rules.pause is not None and queued > rules.pause[0]:
+            free = now + (queued - rules.pause[1]) * port.down_ns + max(0.0, port.held_until - now)
+            self.engine.at(free, self.share, port, ns_per_byte, until_ns)
+            return
+        if queued <= rules.queue_bytes:
+            port.free_at = max(port.free_at, now) + size * port.down_ns
+        self.engine.at(now + size * ns_per_byte, self.share, port, ns_per_byte, until_ns)
 
     def wake(self, flow: Flow) -> None:
         """The flow has something to send."""

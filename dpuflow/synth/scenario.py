@@ -16,6 +16,7 @@ from dpuflow.settings import Reader, setting
 from dpuflow.synth.keys.checks import contradiction
 from dpuflow.synth.keys.cluster import PROTOCOLS, VERSIONS, Cluster, Machine, Nccl
 from dpuflow.synth.keys.faults import (
+    CrossTraffic,
     Fault,
     Flap,
     GpuLate,
@@ -49,6 +50,7 @@ __all__ = [
     "Clients",
     "Clocks",
     "Cluster",
+    "CrossTraffic",
     "Decode",
     "Experts",
     "Fault",

@@ -54,6 +54,9 @@ class _Step:
         self.buckets: list[Work] = []
 
     def write(self) -> None:
+        if self.job.sharded and self.ranks.dp > 1:
+            self._write_sharded()
+            return
         for micro in range(self.job.microbatches):
             for stage in range(self.ranks.pp):
                 self._pass(stage, micro, forward=True)
@@ -67,6 +70,44 @@ class _Step:
         for work in self.buckets:
             self.builder.wait(work)
         self.builder.compute(range(self.builder.scenario.ranks), self.job.optimizer_us)
+
+    def _write_sharded(self) -> None:
+        """Weights are gathered one layer ahead, forward and backward; gradients follow on the same stream.
+
+        As PyTorch's FSDP does with its one communicator: gathers and scatters take turns as launched.
+        """
+        job = self.job
+        passes = [(layer, True) for layer in range(job.layers)]
+        passes += [(layer, False) for layer in reversed(range(job.layers))]
+        ahead = self._gather(*passes[0])
+        for place, (layer, forward) in enumerate(passes):
+            gathered = ahead
+            if place + 1 < len(passes):
+                ahead = self._gather(*passes[place + 1])
+            for work in gathered:
+                self.builder.wait(work)
+            us = job.forward_us if forward else 2 * job.forward_us
+            for replica in range(self.ranks.dp):
+                self.builder.compute(self.ranks.tensor(0, replica), us, job.jitter_us)
+            if not forward:
+                self.buckets += self._sharded("reduce_scatter", job.bucket_bytes, layer, "backward")
+        for work in self.buckets:
+            self.builder.wait(work)
+        self.builder.compute(range(self.builder.scenario.ranks), job.optimizer_us)
+
+    def _gather(self, layer: int, forward: bool) -> list[Work]:
+        """The weights of a layer; all ranks' shards together are as long as its gradients."""
+        size = max(1, self.job.bucket_bytes // self.ranks.dp)
+        return self._sharded("all_gather", size, layer, "forward" if forward else "backward")
+
+    def _sharded(self, op: str, size: int, layer: int, phase: str) -> list[Work]:
+        operation = Operation(op=op, bytes=size, protocol=self.job.protocol)
+        return [
+            self.builder.launch(
+                self.ranks.data(0, place), operation, GRADIENTS, group="dp", layer=layer, phase=phase
+            )
+            for place in range(self.ranks.tp)
+        ]
 
     def _pass(self, stage: int, micro: int, forward: bool) -> None:
         """One microbatch through one stage of all replicas, one way."""

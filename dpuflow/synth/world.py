@@ -20,7 +20,7 @@ from dpuflow.synth.onesided import Mesh
 from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
-from dpuflow.synth.scenario import Flap, Loss, Pause
+from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Pause
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.setup import before_the_job
 from dpuflow.synth.sizes import protocols
@@ -166,10 +166,14 @@ def play(scenario: Scenario) -> Played:
     for begin in (*(rank.start for rank in ranks), *(session.start for session in sessions)):
         engine.at(0.0, begin)
     for fault in scenario.faults:
-        if isinstance(fault, Pause):
+        if isinstance(fault, (CrossTraffic, Pause)):
             for port in (port for port in network.nics if port.node == fault.node):
                 for i in range(fault.times):
-                    engine.at((fault.at_us + i * fault.every_us) * 1e3, fabric.hold, port, fault.us * 1e3)
+                    begin_ns = (fault.at_us + i * fault.every_us) * 1e3
+                    if isinstance(fault, Pause):
+                        engine.at(begin_ns, fabric.hold, port, fault.us * 1e3)
+                    else:
+                        engine.at(begin_ns, fabric.share, port, 8.0 / fault.gbps, begin_ns + fault.us * 1e3)
     engine.run()
     assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
     links = [link for each in groups.values() for link in each.links()]

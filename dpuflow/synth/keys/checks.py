@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.keys.faults import Flap, Late, Pause
+from dpuflow.synth.keys.faults import CrossTraffic, Flap, Late, Pause
 from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, PrefillDecode
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
             node = getattr(fault, name, None)
             if node is not None and node >= cluster.nodes:
                 return f"faults[{i}].{name}", f"{node} is not one of the {cluster.nodes} nodes"
-        if isinstance(fault, (Flap, Pause)) and fault.times > 1 and fault.every_us < fault.us:
+        if isinstance(fault, (CrossTraffic, Flap, Pause)) and fault.times > 1 and fault.every_us < fault.us:
             return (
                 f"faults[{i}].every_us",
                 f"{fault.every_us:g} is less than the {fault.us:g} us that each takes",
@@ -46,6 +46,8 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
     tp, pp = getattr(job, "tp", None) or 1, getattr(job, "pp", 1)
     if scenario.ranks % (tp * pp):
         return "job.tp", f"{scenario.ranks} ranks cannot be divided by {tp * pp}"
+    if getattr(job, "sharded", False) and (tp, pp) != (1, 1):
+        return "job.sharded", "sharded training is data parallel alone: leave tp and pp at 1"
     if scenario.clients.node >= cluster.nodes:
         return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
     if isinstance(job, PrefillDecode):

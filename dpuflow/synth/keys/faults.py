@@ -93,6 +93,22 @@ class Pause(Fault):
     every_us: float = setting(0.0, "from one time to the next, us", low=0)
 
 
+@dataclass(kw_only=True)
+class CrossTraffic(Fault):
+    """Other jobs' traffic comes the same way to a node: its frames share the switch's queue towards it.
+
+    They leave the way before the node's own port, and so are in no capture. Several hosts that send at once
+    (incast) come faster than the link.
+    """
+
+    node: int = setting(MISSING, "which node", low=0)
+    gbps: float = setting(MISSING, "how fast it comes, all senders together, Gbit/s", low=0.001)
+    at_us: float = setting(MISSING, "first time, us from the start", low=0)
+    us: float = setting(MISSING, "how long it comes, us", low=0)
+    times: int = setting(1, "how often", low=1)
+    every_us: float = setting(0.0, "from one time to the next, us", low=0)
+
+
 Fault.KINDS = {
     "gpu_late": GpuLate,
     "slow_host": SlowHost,
@@ -101,4 +117,5 @@ Fault.KINDS = {
     "slow_link": SlowLink,
     "flap": Flap,
     "pause": Pause,
+    "cross_traffic": CrossTraffic,
 }

@@ -83,6 +83,11 @@ class Training(Job):
     buckets: int = setting(2, "of gradients, of each stage", low=1)
     bucket_bytes: int = setting(4 << 20, "of each", low=1)
     overlap: bool = setting(True, "buckets are reduced while the backward pass goes on")
+    sharded: bool = setting(
+        False,
+        "weights are sharded (FSDP): a layer's are gathered while the one before computes, its gradients "
+        "reduced and scattered; a bucket is a layer",
+    )
     tp_bytes: int = setting(1 << 20, "tensor parallel all_reduce of each layer and direction; 0: none", low=0)
     pp_bytes: int = setting(1 << 20, "activations between stages", low=1)
     ep_bytes: int = setting(
