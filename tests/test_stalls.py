@@ -23,6 +23,7 @@ from dpuflow.synth.scenario import (
     GpuLate,
     Job,
     Loop,
+    Loss,
     Machine,
     Nccl,
     Operation,
@@ -93,6 +94,15 @@ def test_stalls_are_nobodys_habit(tmp_path: Path) -> None:
         folder.mkdir()
         analysis, _ = played(world(decode(), seed, channels=2), folder)
         assert {row["verdict"] for row in analysis["lateness"]} == {"on_time"}
+
+
+@pytest.mark.parametrize("seed", [1, 7, 8])
+def test_stalls_beside_losses_of_an_all_to_all(seed: int, tmp_path: Path) -> None:
+    """No send waits for an input; how hosts stall shows from a pair's last message to its next entry."""
+    operation = Operation(op="all_to_all", bytes=600_000, algorithm="ring", protocol="simple")
+    job = Loop(ops=[operation], iterations=24, compute_us=30_000, jitter_us=200)
+    analysis, _ = played(world(job, seed, [Loss(src=1, dst=2, share=0.005)], nodes=5, channels=2), tmp_path)
+    assert {row["verdict"] for row in analysis["lateness"]} == {"on_time"}
 
 
 def test_late_among_stalls(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.ordering import order_within
-from dpuflow.schema import NEVER, Wire
+from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,10 @@ def consumed(
 
 
 def messages_ahead(instance: Instance) -> int:
-    """How many messages a receiver grants ahead of those its GPU has taken; 0 where that is not known."""
+    """How many messages a receiver grants ahead of those its GPU has taken; 0 where that is not known.
+
+    Of the pairs of an all_to_all a slot a message, as of single transfers: no protocol is told of these.
+    """
     if instance.protocol is None or instance.algorithm is None:
-        return 0
+        return SLOTS if instance.op == Op.ALL_TO_ALL and not instance.nodes else 0
     return SLOTS // 2 if instance.protocol == "simple" and instance.algorithm.name == "ring" else SLOTS

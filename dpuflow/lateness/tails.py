@@ -13,7 +13,7 @@ import numpy as np
 
 from dpuflow.lateness.handover import FEWEST, by_rank
 from dpuflow.ordering import classes, percentile
-from dpuflow.schema import NEVER, Wire
+from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,18 +73,23 @@ def hand_overs(
 ) -> NDArray[np.int64]:
     """What hand-overs of all hosts were seen to take in mid-operation, ns; none where too few.
 
-    Sends that had waited for an input; slots given back, and in rings, where a connection's last input is the
-    last of the operation, first entries of the next one: those of each group's middle rank, for one that
-    is slow at that is a fault of its own. ``of_row``: the group of each row.
+    Sends that had waited for an input; slots given back, and in rings and all_to_alls, where nothing more is
+    done on a connection after its last input, first entries of the next one: those of each group's middle
+    rank, for one that is slow at that is a fault of its own. ``of_row``: the group of each row.
     """
-    ring = np.array([i.algorithm is not None and i.algorithm.name == "ring" for i in instances], bool)
+    ends = np.array([_ends_with_last(i) for i in instances], bool)
     rows, ns = entries.between
-    last = ring[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
+    last = ends[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
     found = [entries.waited_ns]
     for times in (entries.taken, (rows[last], ns[last])):
         found += _middle_ranks(entries, of_row, times).values()
     every = np.concatenate(found)
     return every if len(every) >= FEWEST else every[:0]
+
+
+def _ends_with_last(instance: Instance) -> bool:
+    ring = instance.algorithm is not None and instance.algorithm.name == "ring"
+    return ring or instance.op == Op.ALL_TO_ALL
 
 
 def _middle_ranks(entries: Entries, of_row: NDArray[np.int64], times: Times) -> dict[int, NDArray[np.int64]]:
