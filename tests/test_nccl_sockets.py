@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
+from bench.accuracy.midjob import KINDS, cut, windows, within
 from dpuflow.synth.case import write_case
+from dpuflow.synth.observe import epoch_ns
+from dpuflow.synth.scenario import Scenario, parse_scenario
 
 SOCKETS = {"transport": "socket"}
 
@@ -73,3 +77,74 @@ def test_first_bytes_tell_operations_apart(tmp_path: Path) -> None:
     assert {(str(c.op), c.bytes, tuple(map(str, c.op_alternatives))) for c in result.collectives} == {
         ("reduce_scatter", 400_000, ())
     }
+
+
+PROGRAMS = {
+    "rings": (["op: all_reduce, bytes: 999996"], 3, 2),
+    "lines": (["op: all_reduce, bytes: 65536, protocol: ll"], 4, 1),
+    "trees": (["op: all_reduce, bytes: 2500000, algorithm: tree"], 6, 2),
+    "blocks": (["op: all_gather, bytes: 40000, algorithm: pat"], 5, 1),
+    "chain": (["op: broadcast, bytes: 1500000, root: 2"], 4, 2),
+    "several": (
+        [
+            "op: all_reduce, bytes: 40960, algorithm: tree",
+            "op: all_gather, bytes: 20480, gap_us: 100",
+            "op: all_reduce, bytes: 163840, gap_us: 100",
+            "op: broadcast, bytes: 81920, gap_us: 100",
+        ],
+        4,
+        2,
+    ),
+    "sharded": (["op: all_gather, bytes: 65536", "op: reduce_scatter, bytes: 524288, gap_us: 150"], 4, 1),
+}
+JOB = """
+name: test
+seed: {seed}
+job: {{kind: loop, iterations: 14, compute_us: 400, jitter_us: 5, ops: [{ops}]}}
+faults: [{{kind: gpu_late, rank: 1, us: {late}, mode: {mode}}}]
+"""
+
+
+def program(name: str, seed: int, late: int, mode: str) -> Scenario:
+    ops, nodes, channels = PROGRAMS[name]
+    job = JOB.format(seed=seed, ops=", ".join(f"{{{op}}}" for op in ops), late=late, mode=mode)
+    more = settings(
+        cluster={"nodes": nodes},
+        nccl=SOCKETS | {"channels": channels},
+        observation={"compress": False, "clocks": {"offset_us": 1e5, "drift_ppm": 10, "jitter_ns": 20}},
+    )
+    return parse_scenario(job + more, "test.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "late", "mode"),
+    [
+        (name, begins, *fault)
+        for number, name in enumerate(PROGRAMS)
+        for begins, fault in ((None, (600, "random")), (number % 4, (300 * (number % 2), "persistent")))
+    ],
+)
+def test_programs(name: str, begins: int | None, late: int, mode: str, tmp_path: Path) -> None:
+    """Whole, and captured from mid-job on: at one time, apart, from within an operation, one node later."""
+    scenario = program(name, 3, late, mode)
+    captures = write_case(scenario, tmp_path)
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    most = len(truth["collectives"])
+    if begins is not None:
+        kind, spans = windows(begins, truth, scenario.cluster.nodes)
+        assert kind == KINDS[begins]
+        cut(tmp_path, captures, epoch_ns(scenario), spans)
+        truth = within(truth, spans)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    assert len(truth["collectives"]) >= 4
+    found = [c for c in result.collectives if c.complete]
+    for true in truth["collectives"]:
+        enter = [time for time in true["enter_ns"] if time is not None]
+        leave = max(time for time in true["leave_ns"] if time is not None)
+        inside = [c for c in found if min(enter) <= c.start_ns and c.end_ns <= leave + 200_000]
+        assert any(
+            true["op"] in (str(c.op), *map(str, c.op_alternatives)) and str(c.algorithm) == true["algorithm"]
+            for c in inside
+        ), (true["seq"], [(str(c.op), str(c.algorithm), c.bytes) for c in found])
+    assert all(str(c.op) != "unknown" for c in found)
+    assert len(found) <= most

@@ -47,10 +47,16 @@ PARTLY = 3000
 """From here on those that are captured at some nodes only (``partly``)."""
 TROUBLED = 4000
 """From here on those of faults of the network and of credits (``troubles``)."""
+STREAMED = 5000
+"""From here on those of NCCL over TCP (``streamed``)."""
 
 
 def draw(number: int, profile: str | None = None) -> Scenario:
     """Scenario ``number``; every kind of operation and fault comes up in turn."""
+    if number >= STREAMED:
+        from bench.accuracy.streamed import draw_streamed
+
+        return draw_streamed(number, profile)
     if number >= TROUBLED:
         from bench.accuracy.troubles import draw_trouble
 

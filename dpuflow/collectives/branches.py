@@ -152,6 +152,27 @@ def _oriented(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
                 links.append(link)
                 break
         else:
+            return _in_order(forth, back)
+    return links
+
+
+def _in_order(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
+    """The same for channels that are up one way in one tree and down in the other: of those that look alike
+    the first ones go up, both ways, and what comes down first answers what went up first."""
+    links: list[_Link] = []
+    for kind in sorted({lane.kind for lane in forth}):
+        one, other = (
+            sorted((lane for lane in lanes if lane.kind == kind), key=lambda lane: int(lane.starts[0, 0]))
+            for lanes in (forth, back)
+        )
+        count = len(one)
+        for up in range(count + 1):
+            pairs = [*zip(one[:up], other[count - up :], strict=True)]
+            pairs += zip(other[: count - up], one[up:], strict=True)
+            if all(waits(after, before) for before, after in pairs):
+                links += [_Link(*pair) for pair in pairs]
+                break
+        else:
             return None
     return links
 

@@ -2,9 +2,10 @@
 
 A message's size stands before it (``framing``); the sizes are those of NCCL's chunks and slices as over
 RoCE, so ``layouts`` tells what an operation's messages make together. There are no clear-to-send entries, so
-where operations begin is told otherwise: the messages of every connection repeat, and of the numbers of
-repetitions whose parts make up operations the one counts in which ranks paused twice as long before their
-first message of an operation as before the later ones. NCCL 2.30, src/transport/net_socket.cc.
+where operations begin is told by pauses (``spoken``). Where only some nodes were captured, what the pauses of
+the others were is not known: there the messages of every connection repeat, and of the numbers of repetitions
+whose parts make up operations the one counts in which ranks paused twice as long before their first message
+of an operation as before the later ones. NCCL 2.30, src/transport/net_socket.cc.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dpuflow.collectives.model import placed
 from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
 from dpuflow.collectives.protocols import HELD, LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.collectives.scoring import NO_CONTRAST
+from dpuflow.collectives.spoken import spoken
 from dpuflow.collectives.streams import columns_of
 from dpuflow.schema import NEVER
 
@@ -71,7 +73,8 @@ def socket_instances(
     connected = [[pipe for _, pipe in members] for members in joined(pipes, nodes)]
     seen = _Seen(columns, position, nodes, near)
     for own in _apart(connected) if near is not None else connected:
-        instances = _repeated(seen, own)
+        instances = spoken(columns, own, position, nodes) if near is None else []
+        instances = instances or _repeated(seen, own)
         if instances:
             found += [placed(instance, near) for instance in instances]
         else:

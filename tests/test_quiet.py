@@ -1,0 +1,104 @@
+"""Cuts of what nothing announces: none parts what a rank still waited for, and what is complete is found."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from dpuflow.collectives.branches import whole_trees
+from dpuflow.collectives.layouts import STEP_SLOT, Lane
+from dpuflow.collectives.pipes import Pipe
+from dpuflow.collectives.quiet import Times, chain_cuts, counted_cuts, cuts_of
+
+NONE = np.zeros(0, np.int64)
+
+
+def world(seed: int) -> tuple[list[Pipe], list[Times]]:
+    """Messages of a few ranks at random times, in order on each pipe."""
+    random = Random(seed)
+    ranks = random.randrange(2, 5)
+    ends = [(a, b) for a in range(ranks) for b in range(ranks) if a != b and random.random() < 0.7]
+    pipes, times = [], []
+    for src, dst in ends or [(0, 1)]:
+        count = random.randrange(1, 4 if ranks > 3 else 6)
+        starts = np.sort(np.array(random.sample(range(400), count), np.int64)) * 8 + len(pipes)
+        arrivals = np.maximum.accumulate(starts + np.array([random.randrange(1, 900) for _ in range(count)]))
+        pipes.append(Pipe(src, dst, np.arange(count), 1, NONE.astype(bool), NONE))
+        times.append(Times(starts, arrivals))
+    return pipes, times
+
+
+def sound(at: tuple[int, ...], pipes: list[Pipe], times: list[Times]) -> bool:
+    """Whether every rank sent what lies behind after all it sent and got before."""
+    for rank in {end for pipe in pipes for end in pipe[:2]}:
+        before = [t.starts[:k] for p, t, k in zip(pipes, times, at, strict=True) if p.src == rank]
+        before += [t.arrivals[:k] for p, t, k in zip(pipes, times, at, strict=True) if p.dst == rank]
+        behind = [t.starts[k:] for p, t, k in zip(pipes, times, at, strict=True) if p.src == rank]
+        had, goes = np.concatenate(before), np.concatenate([*behind, NONE])
+        if len(had) and len(goes) and goes.min() < had.max():
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_cuts_are_the_most_that_was_complete_by_a_time(seed: int) -> None:
+    pipes, times = world(seed)
+    found = {tuple(row) for row in cuts_of(pipes, times).at.tolist()}
+    every = [()]
+    for each in times:
+        every = [(*cut, k) for cut in every for k in range(len(each.starts) + 1)]
+        if len(every) > 60_000:
+            pytest.skip("too many to try all")
+    allowed = [cut for cut in every if sound(cut, pipes, times)]
+    wanted = set()
+    for when in {int(t) for each in times for t in each.starts} | {-1}:
+        most = [np.searchsorted(each.starts, when, "right") for each in times]
+        inside = [cut for cut in allowed if all(k <= m for k, m in zip(cut, most, strict=True))]
+        wanted.add(max(inside, key=sum))
+    assert found == wanted
+
+
+def test_who_runs_ahead_along_a_chain_is_held_against_the_same_operation() -> None:
+    """The first rank sends three operations before the second one passes on the first."""
+    rows = np.arange(10)
+    pipes = [Pipe(0, 1, rows[:9], 1, NONE.astype(bool), NONE), Pipe(1, 2, rows, 1, NONE.astype(bool), NONE)]
+    head = Times(np.arange(9) * 1000, np.arange(9) * 1000 + 50)
+    # One message of an earlier operation, whose copy from rank 0 came before the capture.
+    tail = Times(np.arange(10) * 1000 - 500, np.arange(10) * 1000 - 400)
+    cuts = chain_cuts(pipes, [head, tail])
+    assert cuts is not None
+    assert [1, 2] in cuts.at.tolist()
+    assert all(b == a + 1 for a, b in cuts.at.tolist()[1:])
+    ring = [*pipes, Pipe(2, 0, rows, 1, NONE.astype(bool), NONE)]
+    assert chain_cuts(ring, [head, tail, tail]) is None
+
+
+def test_counted_cuts_leave_out_what_the_end_cut_off() -> None:
+    pipes = [
+        Pipe(0, 1, np.arange(40), 1, NONE.astype(bool), NONE),
+        Pipe(1, 0, np.arange(21), 1, NONE.astype(bool), NONE),
+    ]
+    times = [
+        Times(np.arange(40) * 10, np.arange(40) * 10 + 1),
+        Times(np.arange(21) * 20, np.arange(21) * 20 + 1),
+    ]
+    at = counted_cuts(pipes, times).at
+    assert at[0].tolist() == [0, 0]
+    assert at[-1].tolist() == [40, 21]
+
+
+def test_channels_of_both_trees_are_told_apart_in_a_single_operation() -> None:
+    """Two ranks next to each other in both trees: what goes up in one comes down in the other."""
+
+    def lane(src: int, dst: int, start: int) -> Lane:
+        times = np.array([[start]])
+        return Lane(src, dst, STEP_SLOT, np.array([4096]), times, times + 5, np.zeros((1, 1), np.uint32))
+
+    # The first tree's answer (at 20) may be taken for what the second tree's message (at 26) waited for.
+    forth = [lane(0, 1, 0), lane(0, 1, 40), lane(0, 1, 1), lane(0, 1, 26)]
+    back = [lane(1, 0, 20), lane(1, 0, 2), lane(1, 0, 33), lane(1, 0, 3)]
+    found = whole_trees([*forth, *back], [0, 1])
+    assert found is not None
+    assert found.channels == 4
