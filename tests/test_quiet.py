@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dpuflow.collectives.branches import whole_trees
-from dpuflow.collectives.layouts import STEP_SLOT, Lane
+from dpuflow.collectives.layouts import Lane
 from dpuflow.collectives.pipes import Pipe
+from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.collectives.quiet import Times, chain_cuts, counted_cuts, cuts_of
 
 NONE = np.zeros(0, np.int64)
