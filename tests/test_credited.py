@@ -10,14 +10,15 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.credited import Reading
+from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.layouts import _gathered, _reduced
 from dpuflow.collectives.nccl import looped_ring
-from dpuflow.collectives.pipes import Lockstep, Pipe
+from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
 from dpuflow.collectives.protocols import LL, RING_SLOT
+from dpuflow.collectives.reading import Reading
 from dpuflow.collectives.schedules import dependencies
-from dpuflow.collectives.streams import Columns
-from dpuflow.schema import Op
+from dpuflow.collectives.streams import Columns, columns_of
+from dpuflow.schema import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 
@@ -84,6 +85,18 @@ def test_two_operations_that_take_turns_are_not_one(
     collectives = _analysed(tmp_path).collectives
     told = Counter((str(c.op), c.bytes, len(c.ranks)) for c in collectives)
     assert told == {("all_gather", block, nodes): 6, ("reduce_scatter", block * nodes, nodes): 6}
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "block"), [(4, 1, 307_200), (3, 2, 307_200), (4, 1, 4 << 20)])
+def test_rings_that_gather_and_scatter_in_turns(nodes: int, gpus: int, block: int, tmp_path: Path) -> None:
+    """As in sharded training: the same messages on the same connections, told apart by what is passed on."""
+    n = nodes * gpus
+    ops = f"op: all_gather, bytes: {block}}}, {{op: reduce_scatter, bytes: {block * n}, gap_us: 200"
+    more = settings(cluster={"nodes": nodes, "gpus_per_node": gpus}, nccl={"channels": 2 * gpus})
+    write_case(loop(ops, more, iterations=6), tmp_path)
+    collectives = _analysed(tmp_path).collectives
+    told = Counter((str(c.op), c.bytes, tuple(map(str, c.op_alternatives))) for c in collectives)
+    assert told == {("all_gather", block, ()): 6, ("reduce_scatter", block * n, ()): 6}
 
 
 PARALLEL = """
@@ -168,3 +181,80 @@ def test_a_small_operation_on_one_channel_between_large_ones_on_two() -> None:
     told = sorted((int(start[i.rows].min()), i.size) for i in found)
     large, small = 2 * n * 2 * 4096, n * 2 * 64  # channels, chunks, slices
     assert told == [(0, large), (10_000, large), (20_000, small), (30_000, large)]
+
+
+def test_few_connections_whose_receivers_are_slow() -> None:
+    """Four connections, one message in six looks like the first one of an operation: pairs of them share by
+    chance as many places as there are operations, and only all together show these."""
+    n, operations, messages = 4, 17, 60  # five loops of 2 (n - 1) chunks of two slices
+    random = np.random.default_rng(0)
+    count = operations * messages
+    size = np.full(messages, RING_SLOT)
+    size[-2 * 2 * (n - 1) :] = 4096
+    begins = random.random((n, count)) < 1 / 6
+    begins[:, ::messages] = True
+    exchanges = EXCHANGE.zeros(n * count)
+    rows = exchanges.reshape(count, n)
+    rows["src"], rows["dst"] = np.arange(n), (np.arange(n) + 1) % n
+    rows["connection"] = np.arange(n)
+    rows["order"] = np.arange(count)[:, None]
+    rows["sub"] = 1 + np.arange(count)[:, None]
+    rows["bytes"] = np.tile(size, operations)[:, None]
+    start = 1_000_000 + 1000 * np.arange(count)[:, None]
+    rows["data_ns"] = rows["data_end_ns"] = start
+    rows["arrived_ns"] = rows["arrived_end_ns"] = start + 100
+    rows["grant_ns"] = rows["grant_arrived_ns"] = np.where(begins.T, start - 800, start - 1000)
+    rows["offer_ns"] = rows["acked_ns"] = rows["taken_ns"] = NEVER
+    every = np.arange(n * count)
+    found, told = credited_instances(
+        exchanges, columns_of(exchanges), connections_of(exchanges, every),
+        np.full(len(exchanges), RING_SLOT), np.arange(n), None, np.arange(n),
+    )  # fmt: skip
+    assert told.all()
+    assert Counter((i.op, i.size, len(i.rows)) for i in found) == {
+        (Op.ALL_REDUCE, 8 * (4 * RING_SLOT + 4096), n * messages): operations
+    }
+
+
+def _sets(
+    ops: list[list[tuple[int, int, int]]], ends: list[list[tuple[int, int]]], more: dict[int, list[int]]
+) -> tuple[Columns, list[Lockstep]]:
+    """Sets in lockstep: for each its operations as (begin, messages, size) and the pairs of its connections.
+
+    ``more``: for a set further messages with which an operation seems to begin. A message each 100 ns.
+    """
+    sizes: list[int] = []
+    starts: list[int] = []
+    sets = []
+    for number, (mine, pairs) in enumerate(zip(ops, ends, strict=True)):
+        total = sum(messages for _, messages, _ in mine)
+        pipes = []
+        for src, dst in pairs:
+            rows = np.arange(len(sizes), len(sizes) + total)
+            for begin, messages, size in mine:
+                sizes.extend([size] * messages)
+                starts.extend(range(begin + src, begin + src + 100 * messages, 100))
+            slots = np.full(total, RING_SLOT)
+            pipes.append(Pipe(src, dst, rows, 1, np.ones(total, bool), slots))
+        true = np.cumsum([0, *(messages for _, messages, _ in mine)]).tolist()
+        bounds = np.unique([*true, *more.get(number, [])])
+        every = np.stack([pipe.rows for pipe in pipes])
+        sets.append(Lockstep(pipes, every, bounds, np.full(len(bounds) - 1, RING_SLOT)))
+    start = np.array([*starts, 0])
+    return Columns(np.array([*sizes, -1]), start, start + 20, np.zeros(len(start), np.uint32)), sets
+
+
+def test_what_begins_within_an_operation_is_a_part_of_it() -> None:
+    """Two nodes of two GPUs, a channel at each: what seems to begin within one leaves none of it out."""
+    ops = [(begin, 12, 4096) for begin in (0, 10_000, 20_000)]
+    columns, sets = _sets([ops, ops], [[(0, 2), (2, 0)], [(1, 3), (3, 1)]], {1: [16, 20, 29]})
+    found = Reading(columns, sets, np.arange(4), np.array([0, 0, 2, 2])).instances()
+    assert [(i.op, i.size, len(i.rows)) for i in found] == [(Op.ALL_REDUCE, 2 * 4 * 2 * 4096, 48)] * 3
+
+
+def test_a_part_of_an_operation_is_none_of_fewer_ranks() -> None:
+    """30 messages of an all_gather of 16 ranks; three times ten are as many as three of six ranks have."""
+    ops = [(10_000 * k, 30, 4096) for k in range(6)]
+    columns, sets = _sets([ops], [[(0, 1), (1, 0)]], {0: [70, 80]})
+    found = Reading(columns, sets, np.arange(2), np.arange(2)).instances()
+    assert Counter((i.op, i.size, i.ranks, len(i.rows)) for i in found) == {(Op.ALL_GATHER, 8192, 16, 60): 6}

@@ -13,7 +13,8 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.layouts import ALL, NOTHING, SOME, Lane, _passed_on, layout_of
+from dpuflow.collectives.contents import ALL, NOTHING, SOME, passed_on
+from dpuflow.collectives.layouts import Lane, layout_of
 from dpuflow.collectives.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
 from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.collectives.schedules import dependencies, free_ranks
@@ -143,12 +144,12 @@ def lane(src: int, dst: int, samples: list[list[int]], first_ns: int = 0) -> Lan
 
 def test_what_ranks_pass_on() -> None:
     came = lane(0, 1, [[5, 6, 7]])
-    assert _passed_on([(came, lane(1, 2, [[5, 6, 7]]))], 0) == ALL
-    assert _passed_on([(came, lane(1, 2, [[15, 16, 17]]))], 0) == NOTHING
-    assert _passed_on([(came, lane(1, 2, [[5, 16, 17]]))], 0) == SOME
-    assert _passed_on([(came, lane(1, 2, [[0, 0, 0]]))], 0) is None
+    assert passed_on([(came, lane(1, 2, [[5, 6, 7]]))], 0) == ALL
+    assert passed_on([(came, lane(1, 2, [[15, 16, 17]]))], 0) == NOTHING
+    assert passed_on([(came, lane(1, 2, [[5, 16, 17]]))], 0) == SOME
+    assert passed_on([(came, lane(1, 2, [[0, 0, 0]]))], 0) is None
     # In a ring the first one of each round is the rank's own.
-    assert _passed_on([(came, lane(1, 2, [[9, 5, 6]]))], 1, 3) == ALL
+    assert passed_on([(came, lane(1, 2, [[9, 5, 6]]))], 1, 3) == ALL
 
 
 def test_a_chain_that_nothing_tells_from_a_reduce() -> None:

@@ -34,6 +34,8 @@ def told(result: Analysis) -> Counter[tuple[str, str, int | None]]:
         ("op: all_reduce, bytes: 1999984", 3, 2, 4),
         ("op: all_reduce, bytes: 60000, protocol: ll", 3, 2, 2),
         ("op: all_gather, bytes: 600000", 4, 2, 2),
+        ("op: reduce_scatter, bytes: 4800000", 4, 4, 4),
+        ("op: reduce_scatter, bytes: 60000000", 2, 2, 2),
         ("op: all_reduce, bytes: 90000000", 2, 2, 2),  # several loops
     ],
 )
@@ -57,6 +59,33 @@ def test_rings(op: str, nodes: int, gpus: int, channels: int, tmp_path: Path) ->
             assert lateness is not None
             assert abs(lateness - (enter - first)) < 5_000
     assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [ids[1]]
+
+
+def test_bytes_that_lines_leave_open(tmp_path: Path) -> None:
+    """LL128's last lines need not be full: the bytes lie between two numbers."""
+    more = settings(cluster={"nodes": 3, "gpus_per_node": 4}, nccl={"channels": 4})
+    result, _ = analysed(loop("op: all_reduce, bytes: 81920, protocol: ll128", more, iterations=4), tmp_path)
+    assert told(result) == {("all_reduce", "ring", None): 4}
+    for collective in result.collectives:
+        assert collective.bytes_between is not None
+        least, most = collective.bytes_between
+        assert least <= 81920 <= most
+
+
+def test_one_node_of_several_gpus_whose_peers_are_behind_a_router(tmp_path: Path) -> None:
+    """All of them show the router's MAC. What others of their nodes do is not seen: nothing is told."""
+    more = settings(cluster={"nodes": 3, "gpus_per_node": 2, "nodes_per_leaf": 1},
+                    nccl={"channels": 4}, observation={"only": [0]})  # fmt: skip
+    result, _ = analysed(
+        loop("op: all_reduce, algorithm: tree, bytes: 4000000", more, iterations=6), tmp_path
+    )
+    assert not result.collectives
+    own = {node["ip"] for node in json.loads((tmp_path / "meta.json").read_text())["nodes"][:2]}
+    (sentence,) = [limit for limit in result.limits if limit.startswith("Not captured at their own nodes")]
+    others = {endpoint.address for endpoint in result.endpoints} - own
+    assert len(others) == 4
+    assert all(address in sentence for address in others)
+    assert not any(f"{address}," in sentence for address in own)
 
 
 def test_gpus_that_no_channel_leaves_at_make_bounds(tmp_path: Path) -> None:

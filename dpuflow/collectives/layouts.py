@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.collectives.arcs import open_ring
 from dpuflow.collectives.branches import chunked, open_trees, waits, whole_trees
 from dpuflow.collectives.buffers import DEFAULT, RING, STEP
+from dpuflow.collectives.contents import ALL, NOTHING, passed_between, passed_on
 from dpuflow.collectives.distances import open_pat
 from dpuflow.collectives.hops import open_node_ring
 from dpuflow.collectives.nccl import (
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.buffers import Buffer
-
-PASSED: Final = 0.9
-"""Share of messages that must agree on what ranks do with what they receive: messages that were sent again or
-lost from a capture may be told wrongly."""
 
 
 class Lane(NamedTuple):
@@ -89,6 +86,11 @@ class Layout(NamedTuple):
     tails: int = 1
     among: int = 0
 
+    @property
+    def named(self) -> tuple[Op, tuple[Op, ...]]:
+        """What it is said to be, with what it may be as well."""
+        return self.op, self.alike
+
 
 def layout_of(
     lanes: Sequence[Lane],
@@ -117,7 +119,7 @@ def layout_of(
     if shared and near is not None and not near >= set(members):
         return _railed_in_part(lanes, members, nodes, slot, near, among, kind)
     if shared:
-        return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot, kind)
+        return _railed(lanes, sorted(ends, key=lambda end: int(position[end])), nodes, slot, among, kind)
     if near is not None:
         ring = open_ring(lanes, near, slot, among, kind.slices)
         if ring is not None:
@@ -136,7 +138,7 @@ def layout_of(
         if found.algorithm.name == "chain":
             return found if _passes_at_once(lanes, near) else None
     # NICs that several GPUs share: more ranks than endpoints.
-    return found or _railed(lanes, members, nodes, slot, kind)
+    return found or _railed(lanes, members, nodes, slot, among, kind)
 
 
 def _railed_in_part(
@@ -170,15 +172,28 @@ def _railed_in_part(
 
 
 def _railed(
-    lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64], slot: int, kind: Buffer
+    lanes: Sequence[Lane],
+    members: list[int],
+    nodes: NDArray[np.int64],
+    slot: int,
+    among: int,
+    kind: Buffer,
 ) -> Layout | None:
     """The same over nodes of several GPUs."""
-    ring = rail_ring(lanes, nodes, slot, kind.slices)
+    ring = rail_ring(lanes, nodes, slot, kind.slices, among)
     if ring is not None:
-        op, ranks, size, loops = ring
-        alike = () if op == Op.ALL_REDUCE else (Op.REDUCE_SCATTER,)
-        ranks = max(ranks, len(members))
-        return Layout(op, looped_ring(op, loops), members, size, alike=alike, ranks=ranks, tails=0)
+        op, ranks, size = ring.op, max(ring.ranks, len(members)), ring.size
+        alike: tuple[Op, ...] = ()
+        if op == Op.ALL_GATHER:
+            passed = passed_between(lanes, nodes, ring.behind, ring.period)
+            alike = () if passed == ALL else (Op.REDUCE_SCATTER,)
+            if passed == NOTHING:
+                op, alike, size = Op.REDUCE_SCATTER, (), ring.ranks * size
+        tails = ring.channels * (1 if op == Op.ALL_GATHER else ring.ranks)
+        return Layout(
+            op, looped_ring(op, ring.loops), members, size,
+            alike=alike, ranks=ranks, tails=tails, among=ring.ranks,
+        )  # fmt: skip
     if kind == RING:
         return None
     # A tree's links to other nodes are all at one GPU of each node: so each rail has trees of its own.
@@ -243,7 +258,7 @@ def _ring(lanes: Sequence[Lane], members: list[int], slices: int) -> Layout | No
         loops = max(loops, rounds)
     order = [lanes[i].src for i in cycles[0]]
     hops = [(lanes[a], lanes[b]) for c in cycles for a, b in zip(c, c[1:] + c[:1], strict=True)]
-    passed = _passed_on(hops, slices, (n - 1) * slices)
+    passed = passed_on(hops, slices, (n - 1) * slices)
     whole = None if None in gathered else sum(part for part in gathered if part is not None)
     if None not in reduced and (whole is None or passed not in (NOTHING, ALL)):
         others = (Op.ALL_GATHER, Op.REDUCE_SCATTER) if whole is not None and passed is None else ()
@@ -259,59 +274,6 @@ def _ring(lanes: Sequence[Lane], members: list[int], slices: int) -> Layout | No
     return Layout(
         Op.ALL_GATHER, looped_ring(Op.ALL_GATHER, loops), order, whole, alike=alike, tails=len(cycles)
     )
-
-
-NOTHING, SOME, ALL = range(3)
-
-
-def _passed_on(hops: Sequence[tuple[Lane, Lane]], behind: int, period: int = 1) -> int | None:
-    """How much ranks pass on unchanged of what they receive: NOTHING, SOME, ALL, or None if that is not seen.
-
-    ``hops`` are lanes into and out of a rank; out of it goes a message so many ``behind`` the one that came,
-    but for as many at the beginning of each ``period``, which are the rank's own.
-    """
-    by_length: dict[int, list[tuple[Lane, Lane]]] = {}  # those of as many messages are compared at once
-    for came, goes in _by_content(hops, behind):
-        if len(goes.sizes) > behind:
-            by_length.setdefault(len(goes.sizes), []).append((came, goes))
-    same = seen = 0
-    for length, alike in by_length.items():
-        before = np.concatenate([came.samples[:, : length - behind] for came, _ in alike])
-        after = np.concatenate([goes.samples[:, behind:] for _, goes in alike])
-        sizes = np.concatenate([goes.sizes[behind:] for _, goes in alike]).reshape(len(alike), -1)
-        whose = np.repeat(sizes > 0, len(after) // len(alike), axis=0)
-        if behind:
-            whose &= np.arange(behind, length) % period >= behind
-        known = (before > 0) & (after > 0) & whose
-        seen += int(known.sum())
-        same += int((known & (before == after)).sum())
-    if not seen:
-        return None
-    return ALL if same >= PASSED * seen else NOTHING if same <= (1 - PASSED) * seen else SOME
-
-
-def _by_content(hops: Sequence[tuple[Lane, Lane]], behind: int) -> list[tuple[Lane, Lane]]:
-    """``hops`` with parallel channels of one kind put together by what they pass on.
-
-    Which of them are the same channel is not known, in a capture that begins in mid-job not even by first
-    use.
-    """
-    parallel: dict[tuple[object, ...], list[tuple[Lane, Lane]]] = {}
-    for came, goes in hops:
-        parallel.setdefault((*came[:2], *goes[:2], came.kind, goes.kind), []).append((came, goes))
-    found = []
-    for alike in parallel.values():
-        left = [goes for _, goes in alike]
-        for came, _ in alike:
-
-            def same(goes: Lane, came: Lane = came) -> int:
-                before = came.samples[:, : came.samples.shape[1] - behind]
-                after = goes.samples[:, behind:]
-                return int(np.count_nonzero((before > 0) & (before == after)))
-
-            best = max(range(len(left)), key=lambda k: same(left[k])) if len(left) > 1 else 0
-            found.append((came, left.pop(best)))
-    return found
 
 
 def _cycles(lanes: Sequence[Lane], members: list[int]) -> list[list[int]] | None:
@@ -397,7 +359,7 @@ def _chain(lanes: Sequence[Lane], members: list[int]) -> Layout | None:
         end: [lane for lane in sorted(lanes, key=lambda lane: lane.kind) if lane.src == end] for end in order
     }
     hops = [hop for a, b in pairwise(order[:-1]) for hop in zip(by[a], by[b], strict=True)]
-    passed = _passed_on(hops, 0)
+    passed = passed_on(hops, 0)
     if passed == NOTHING:
         return Layout(Op.REDUCE, REDUCE_CHAIN, order[::-1], size, 0, tails=len(kinds[0]))
     alike = () if passed == ALL else (Op.REDUCE,)

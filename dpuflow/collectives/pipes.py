@@ -145,7 +145,31 @@ def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
                 break
         else:
             sets.append(([pipe], pipe.begins))
+    if not strict:
+        sets = _put_together(sets)
     return [each for members, _ in sets if (each := together(members)) is not None]
+
+
+def _put_together(
+    sets: Sequence[tuple[list[Pipe], NDArray[np.bool_]]],
+) -> list[tuple[list[Pipe], NDArray[np.bool_]]]:
+    """``sets`` of pipes, with what all of a set's have in common, those in lockstep as one.
+
+    Where receivers were slow two pipes share hardly more places than chance gives them. What many pipes have
+    in common is nothing but beginnings, and shows which others have all of these, too.
+    """
+    kept: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
+    for members, common in sorted(sets, key=lambda each: (each[0][0].stop, -len(each[0]))):
+        for number, (others, theirs) in enumerate(kept):
+            if others[0].stop != members[0].stop:
+                continue
+            both = _in_both(others[0], theirs, members[0]._replace(begins=common), surely=True)
+            if both is not None:
+                kept[number] = [*others, *members], both
+                break
+        else:
+            kept.append((members, common))
+    return kept
 
 
 def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
@@ -173,10 +197,13 @@ def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
     return [each] if None in parts else [part for part in parts if part is not None]
 
 
-def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool) -> NDArray[np.bool_] | None:
+def _in_both(
+    one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool = False, surely: bool = False
+) -> NDArray[np.bool_] | None:
     """With which messages of ``one`` operations may begin on both pipes; None if they are not in lockstep.
 
-    ``common``: with which of them they may begin on all pipes that are known to be like it.
+    ``common``: with which of them they may begin on all pipes that are known to be like it. ``surely``: more
+    than chance gives, whatever else speaks for it.
     """
     first = max(one.first, other.first)
     stop = max(min(one.stop, other.stop), first)
@@ -187,7 +214,7 @@ def _in_both(one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool) ->
     # Of many places that only look like beginnings chance gives both pipes as many as this.
     chance = lefts * rights / max(stop - first, 1)
     beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
-    if shared < max(1, LIKE * min(lefts, rights)) and not beyond:
+    if not beyond and (surely or shared < max(1, LIKE * min(lefts, rights))):
         return None
     if strict and (shared < lefts or shared <= LIKE * max(lefts, rights)):
         return None

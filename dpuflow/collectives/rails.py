@@ -11,7 +11,7 @@ first of the next one. NCCL 2.30 src/graph/connect.cc (connectRings), src/device
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -82,8 +82,20 @@ def node_cycles(lanes: Sequence[Lane], nodes: Ints) -> list[list[int]] | None:
     return cycles
 
 
-def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int, slices: int) -> tuple[Op, int, int, int] | None:
-    """Operation, ranks, bytes as on the wire and loops of rings whose hops between nodes are ``lanes``.
+class RailRing(NamedTuple):
+    """A ring over nodes of several GPUs: an all_reduce, or what may be a reduce_scatter as well."""
+
+    op: Op  # ALL_GATHER stands for both
+    ranks: int
+    size: int  # bytes as on the wire; of an ALL_GATHER one rank's block
+    loops: int
+    channels: int
+    behind: int  # what came to a node leaves it so many messages later, if it is passed on
+    period: int  # messages of a loop's round through all ranks
+
+
+def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int, slices: int, among: int = 0) -> RailRing | None:
+    """The ring whose hops between nodes are ``lanes``; ``among``: how many ranks it has, 0: not known.
 
     ``slices``: messages of a chunk (Simple cuts it in two, prims_simple.h), 0 where no ring has such slots.
     """
@@ -102,12 +114,16 @@ def rail_ring(lanes: Sequence[Lane], nodes: Ints, slot: int, slices: int) -> tup
     # Where all chunks are full several numbers fit: a NIC for each GPU is the rule. Fewer ranks than
     # endpoints are several rings.
     for gpus in range(usual, MOST_GPUS + 1):
+        if among not in (0, count * gpus):
+            continue
         parts = [_parts(sizes, count, gpus, slot, slices) for sizes in hops]
         reduced = [part[0] for part in parts if part is not None and part[0] is not None]
         gathered = [part[1] for part in parts if part is not None and part[1] is not None]
         for op, found in ((Op.ALL_REDUCE, reduced), (Op.ALL_GATHER, gathered)):
             if len(found) == len(hops):
-                return op, count * gpus, sum(size for size, _ in found), max(loops for _, loops in found)
+                size, loops = sum(size for size, _ in found), max(loops for _, loops in found)
+                ranks = count * gpus
+                return RailRing(op, ranks, size, loops, len(hops), gpus * slices, (ranks - 1) * slices)
     return None
 
 

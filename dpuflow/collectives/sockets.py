@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.credited import EXPLAINED, Reading, joined
+from dpuflow.collectives.credited import EXPLAINED, joined
 from dpuflow.collectives.model import placed
 from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
 from dpuflow.collectives.protocols import HELD, LINES, LL, RING_SLOT, STEP_SLOT
+from dpuflow.collectives.reading import Reading
 from dpuflow.collectives.scoring import NO_CONTRAST
 from dpuflow.collectives.spoken import spoken
 from dpuflow.collectives.streams import columns_of
@@ -146,7 +147,8 @@ def _read(seen: _Seen, sets: Sequence[_Set], lengths: Sequence[int], slot: int) 
     for (mine, rows), m in zip(sets, lengths, strict=True):
         count = rows.shape[1] // m
         cut.append(Lockstep(mine, rows, np.arange(count + 1) * m, np.full(count, slot)))
-    instances = Reading(seen.columns, cut, seen.position, seen.nodes, seen.near).instances()
+    reading = Reading(seen.columns, cut, seen.position, seen.nodes, seen.near, longest=1)
+    instances = reading.instances()
     told, total = sum(len(i.rows) for i in instances), sum(rows.size for _, rows in sets)
     return instances if told >= EXPLAINED * total else []
 

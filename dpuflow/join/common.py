@@ -164,7 +164,8 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
     """The sets of endpoint rows that may be local: one set: told; several: one of them; none: a switch.
 
     An address that takes part in nearly all packets is local; failing that a port (the addresses of
-    one MAC); failing that the middles of several stars, one for each interface of the node.
+    one MAC); failing that the middles of several stars, one for each interface of the node. All that lies
+    beyond a router shows its MAC, too, and is no port: addresses then make the stars.
     """
     flows = tables.flows
     src, dst = flows["src"].astype(np.int64), flows["dst"].astype(np.int64)
@@ -178,8 +179,10 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
             port[rows] = number
         covering = [sets[n] for n in np.flatnonzero(np.bincount(port, ends, len(sets)) >= NEARLY_ALL * total)]
         if covering and total:
-            return covering
-    return _stars(tables, sets, port[src], port[dst], packets)
+            beyond = any(len(rows) > 1 for rows in covering)
+            middles = _stars(tables, single, src, dst, packets) if beyond else []
+            return covering + [rows for rows in middles if sorted(rows) not in map(sorted, covering)]
+    return _stars(tables, sets, port[src], port[dst], packets) or _stars(tables, single, src, dst, packets)
 
 
 def _stars(
