@@ -71,7 +71,7 @@ class Layout(NamedTuple):
     ``ranks`` is how many took part where nodes have several GPUs, else 0; ``inside`` says that a first
     message may have waited for others of its node. ``size`` is None where the packets leave it open, and
     ``order`` has negative numbers for ranks that no capture saw; ``among``: how many ranks a ring
-    has that was not seen whole.
+    has that was not seen whole: at some nodes, or as nodes have several GPUs.
     ``tails``: so many parts of the buffer may end within a slot; all others fill theirs. 0: not known.
     """
 

@@ -34,7 +34,10 @@ class Kinds(NamedTuple):
 
 
 class Operations:
-    """The operations of one communicator's sets. ``position``, ``nodes``, ``near``, ``buffers``: see ``layout_of``."""
+    """The operations of one communicator's sets.
+
+    ``position``, ``nodes``, ``near`` and ``buffers``: see ``layout_of``.
+    """
 
     def __init__(
         self,
