@@ -73,13 +73,13 @@ def test_bytes_that_lines_leave_open(tmp_path: Path) -> None:
 
 
 def test_one_node_of_several_gpus_whose_peers_are_behind_a_router(tmp_path: Path) -> None:
-    """All of them show the router's MAC. What others of their nodes do is not seen: nothing is told."""
+    """All of them show the router's MAC, and are no port of the node."""
     more = settings(cluster={"nodes": 3, "gpus_per_node": 2, "nodes_per_leaf": 1},
                     nccl={"channels": 4}, observation={"only": [0]})  # fmt: skip
     result, _ = analysed(
         loop("op: all_reduce, algorithm: tree, bytes: 4000000", more, iterations=6), tmp_path
     )
-    assert not result.collectives
+    assert told(result) == {("all_reduce", "tree", 4000000): 6}
     own = {node["ip"] for node in json.loads((tmp_path / "meta.json").read_text())["nodes"][:2]}
     (sentence,) = [limit for limit in result.limits if limit.startswith("Not captured at their own nodes")]
     others = {endpoint.address for endpoint in result.endpoints} - own
