@@ -84,11 +84,11 @@ def weigh(
     entries = unacked(entries, columns, usual)
     queued = queued_rows(entries, exchanges, instances, usual)
     entries = entries.marked(queued.rows, Rule.QUEUED, queued.behind)
-    # Where ranks are missing lateness is a lower bound anyway, with the way taken off.
-    alone = np.repeat(np.array([i.near is None for i in instances], bool), np.diff(entries.offsets))
-    with np.errstate(invalid="ignore"):  # nothing is slow where nothing was measured
-        kept_long = alone & (kept > usual.slowest_ns)
-    entries = entries.marked(kept_long, Rule.ON_ITS_WAY, np.full(len(kept), NONE32))
+    entries = entries.marked(
+        _kept_long(entries, instances, np.where(_by_gpus(entries, joined), kept, 0), usual),
+        Rule.ON_ITS_WAY,
+        np.full(len(kept), NONE32),
+    )
     waited = entries.rule == Rule.QUEUED
     since = np.where(waited, queued.called_ns, entries.since_ns)
     # A rank cannot have been held up before it was there: not before it left its last collective.
@@ -135,12 +135,17 @@ def _as_a_habit(entries: Entries, joined: Joined, of_row: NDArray[np.int64]) -> 
 
     Not those of GPUs (NCCL), whose data streams: they wait for slots, and for the wire, as well.
     """
-    wire = np.append(joined.columns["wire"], 0)
-    mine = ~np.isin(wire[np.where(entries.act == NONE32, -1, entries.act)], _BY_GPUS)
+    mine = ~_by_gpus(entries, joined)
     mine &= (entries.unmoved_ns != NEVER) & entries.whole
     answers, sends = (mine & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
     late = overdue(entries, answers, sends, of_row) | at_own_pace(entries, answers | sends, of_row)
     return replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
+
+
+def _by_gpus(entries: Entries, joined: Joined) -> NDArray[np.bool_]:
+    """Rows whose first act is a GPU's message."""
+    wire = np.append(joined.columns["wire"], 0)
+    return np.isin(wire[np.where(entries.act == NONE32, -1, entries.act)], _BY_GPUS)
 
 
 def _taking_up_ns(entries: Entries, usual: Usual, there: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -201,6 +206,19 @@ def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[
             if len(along) >= FEWEST:
                 kept[rows & (seen_by == peer)] = round(float(np.percentile(along, 95)) - int(along.min()))
     return out, usual, kept
+
+
+def _kept_long(
+    entries: Entries, instances: Sequence[Instance], kept: NDArray[np.int64], usual: Usual
+) -> NDArray[np.bool_]:
+    """Rows dated by arrival that the way may have ``kept`` for longer than hosts react.
+
+    Where ranks are missing lateness is a lower bound anyway, with the way taken off. 0 but for GPUs: they
+    stream, so that first messages queue behind data of the operation before; nor is it seen when they left.
+    """
+    alone = np.repeat(np.array([i.near is None for i in instances], bool), np.diff(entries.offsets))
+    with np.errstate(invalid="ignore"):  # nothing is slow where nothing was measured
+        return np.asarray(alone & (kept > usual.slowest_ns), np.bool_)
 
 
 def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
