@@ -40,6 +40,17 @@ def test_a_root_that_waits_for_credits_hides_no_late_receiver(size: str, late: i
     assert "late" not in {v for k, v in found.items() if k != f"10.0.0.{late + 1}"}
 
 
+@pytest.mark.parametrize(("root", "late"), [(2, 3), (0, 1)])
+def test_a_root_that_is_held_from_the_second_operation_on(root: int, late: int, tmp_path: Path) -> None:
+    """It shows its own pace once only, and the late rank was unknown: late in too few collectives."""
+    keys = settings(
+        cluster={"nodes": 4}, nccl={"channels": 2}, faults=[{"kind": "gpu_late", "rank": late, "us": 1000}]
+    )
+    found = said(analyzed(loop(f"op: broadcast, bytes: 92928, root: {root}", keys, iterations=24), tmp_path))
+    assert found[f"10.0.0.{late + 1}"] == "late"
+    assert "late" not in {v for k, v in found.items() if k != f"10.0.0.{late + 1}"}
+
+
 def test_a_peer_that_waits_for_credits_is_no_measure_of_hosts(tmp_path: Path) -> None:
     """The rank before the late one waits for its credits, its data long there. How long it takes to send was
     taken for what a host needs, and the late rank for one that might have waited as well."""

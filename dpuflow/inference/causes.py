@@ -17,6 +17,7 @@ import numpy as np
 from dpuflow.inference.awaited import left_any
 from dpuflow.inference.beside import seen_from_beside
 from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, against_others, previous_row
+from dpuflow.ordering import classes
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def causes_of(
         excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
         excess = overlap.less_carried(excess, entries)
     excess[staged] = NEVER
+    least = _held_peers(entries)
+    excess = _beyond_free(entries, left, excess, least, instances)
     beside = seen_from_beside(instances, entries)
     # How much longer it worked is not seen of such a rank, only how much later it entered.
     excess = np.where(beside.rows & ~staged & (last >= 0), beside.lead_ns, excess)
@@ -125,7 +128,7 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly, _held_peers(entries))
+    return Causes(causes, excess, beside.partly, least)
 
 
 def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -152,6 +155,39 @@ def _held_peers(entries: Entries) -> NDArray[np.bool_]:
     sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
     others = sure[entries.collective] - entries.exact
     return np.asarray(credited[entries.collective] & (others == 0) & (entries.rule != Rule.CREDIT), np.bool_)
+
+
+def _beyond_free(
+    entries: Entries,
+    left: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    least: NDArray[np.bool_],
+    instances: Sequence[Instance],
+) -> NDArray[np.int64]:
+    """``excess``, of rows ``least`` against what peers work in collectives of the same kind.
+
+    A root works at its own pace until its slots are used up: by the median of the collectives that nothing
+    held. Where it never was free it needed no longer than in the quickest.
+    """
+    if not least.any():
+        return excess
+    out = excess.copy()
+    known = (left >= 0) & (entries.enter_ns != NEVER) & (entries.leave_ns[left] != NEVER)
+    own = np.where(known, entries.enter_ns - entries.leave_ns[left], 0)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = [kinds.setdefault((i.op, i.size, tuple(i.order)), len(kinds)) for i in instances]
+    of_row = np.array(kind, np.int64)[entries.collective]
+    free = known & entries.exact & ~least & (entries.rule != Rule.CREDIT)
+    rows = np.flatnonzero(least & known & (excess != NEVER))
+    for places in classes(of_row[rows], entries.endpoint[rows]):
+        mine = rows[places]
+        peers = (of_row == of_row[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
+        alone, held = own[free & peers], own[known & peers & (entries.rule == Rule.CREDIT)]
+        if len(alone):
+            out[mine] = np.maximum(excess[mine], own[mine] - round(float(np.median(alone))))
+        elif len(held):
+            out[mine] = np.maximum(excess[mine], own[mine] - int(held.min()))
+    return out
 
 
 def _only_took(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.bool_]:
