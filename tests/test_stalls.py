@@ -28,6 +28,7 @@ from dpuflow.synth.scenario import (
     Nccl,
     Operation,
     Scenario,
+    SlowLink,
     Training,
 )
 from dpuflow.synth.timing import Timing
@@ -103,6 +104,17 @@ def test_stalls_beside_losses_of_an_all_to_all(seed: int, tmp_path: Path) -> Non
     job = Loop(ops=[operation], iterations=24, compute_us=30_000, jitter_us=200)
     analysis, _ = played(world(job, seed, [Loss(src=1, dst=2, share=0.005)], nodes=5, channels=2), tmp_path)
     assert {row["verdict"] for row in analysis["lateness"]} == {"on_time"}
+
+
+@pytest.mark.parametrize("seed", [2, 6])
+def test_stalls_beside_a_slow_link_of_a_tree(seed: int, tmp_path: Path) -> None:
+    """In trees a rank's last input of an operation waits for no other: until its slot is granted again it
+    shows how hosts stall."""
+    operation = Operation(op="all_reduce", bytes=16_384, algorithm="tree", protocol="ll")
+    job = Loop(ops=[operation], iterations=24, compute_us=30_000, jitter_us=200)
+    slow: list[Fault] = [SlowLink(node=1, gbps=0.02)]
+    analysis, _ = played(world(job, seed, slow, nodes=5, channels=2), tmp_path)
+    assert {row["verdict"] for row in analysis["lateness"]} <= {"on_time", "unknown"}
 
 
 def test_late_among_stalls(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     leaves = last_acts(places, acts)
     waited, waited_ns = waited_sends(picked, places.needs, sender, receiver, acts.enter_ns)
     granted_data, next_send = handled_ns(picked, sender, receiver)
-    taken, between = consumed(picked, instances, places.of, receiver, acts.enter_ns)
+    taken, between, ended = consumed(picked, instances, places.of, receiver, acts.enter_ns)
     entries = replace(
         blank(places.collective, places.endpoint, places.offsets),
         enter_ns=acts.enter_ns,
@@ -69,6 +69,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         next_send_ns=next_send,
         taken=taken,
         between=between,
+        ended=ended,
         acked_ns=leaves.acked_ns,
         early_ns=_early_ns(places),
     )

@@ -112,7 +112,8 @@ class Entries:
     granted_data_ns: NDArray[np.int64]  # not by rows: from grants to the data that had waited for them ...
     next_send_ns: NDArray[np.int64]  # ... and from send to send (``handled_ns``)
     taken: Times  # the same of inputs whose slot it granted again (NCCL)
-    between: Times  # ... and of an operation's last input, at the most (``passing.consumed``)
+    between: Times  # ... and of an operation's last input, at the most (``passing.consumed``) ...
+    ended: Times  # ... and of the last one of its rank
     since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so ...
     since_act: NDArray[np.int64]  # ... and the TRANSFER row that shows it; NONE32 where none does
     lead_ns: NDArray[np.int64]  # at least so much later than a peer, by calls before (``queues``); else NEVER
@@ -202,6 +203,7 @@ def blank(collective: NDArray[np.int64], endpoint: NDArray[np.int64], offsets: N
         next_send_ns=empty,
         taken=(empty, empty),
         between=(empty, empty),
+        ended=(empty, empty),
         since_ns=never(),
         since_act=none(),
         lead_ns=never(),

@@ -74,14 +74,16 @@ def hand_overs(
     """What hand-overs of all hosts were seen to take in mid-operation, ns; none where too few.
 
     Sends that had waited for an input; slots given back, and in rings and all_to_alls, where nothing more is
-    done on a connection after its last input, first entries of the next one: those of each group's middle
-    rank, for one that is slow at that is a fault of its own. ``of_row``: the group of each row.
+    done on a connection after its last input, first entries of the next one; elsewhere those that follow a
+    rank's last input of all: of each group's middle rank, for one that is slow at that is a fault of its own. ``of_row``: the group of each row.
     """
     ends = np.array([_ends_with_last(i) for i in instances], bool)
     rows, ns = entries.between
     last = ends[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
+    whole = entries.ended
+    other = ~ends[entries.collective[whole[0]]] if len(whole[0]) else np.zeros(0, bool)
     found = [entries.waited_ns]
-    for times in (entries.taken, (rows[last], ns[last])):
+    for times in (entries.taken, (rows[last], ns[last]), (whole[0][other], whole[1][other])):
         found += _middle_ranks(entries, of_row, times).values()
     every = np.concatenate(found)
     return every if len(every) >= FEWEST else every[:0]
