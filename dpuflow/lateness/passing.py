@@ -90,9 +90,9 @@ def consumed(
     The GPU has then taken it, and the proxy thread has seen that: as much as a send that waits for its input
     takes, on ranks that were in the operation (``enter``, by row of Entries) when it came. The second of both
     is from an operation's last input to the first entry of the next one, which its host may have held up:
-    at the most, then, and so much more as other inputs are larger. The third is that of the last of all inputs
-    of its rank, which waits for no other. ``of`` and ``receiver``: collective, and row of Entries, of each of
-    ``picked``.
+    at the most, then, and so much more as other inputs are larger. The third is that of the last of all
+    inputs of its rank, which waits for no other. ``of`` and ``receiver``: collective, and row of Entries, of
+    each of ``picked``.
     """
     depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
     rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth

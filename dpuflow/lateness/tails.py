@@ -75,7 +75,8 @@ def hand_overs(
 
     Sends that had waited for an input; slots given back, and in rings and all_to_alls, where nothing more is
     done on a connection after its last input, first entries of the next one; elsewhere those that follow a
-    rank's last input of all: of each group's middle rank, for one that is slow at that is a fault of its own. ``of_row``: the group of each row.
+    rank's last input of all: of each group's middle rank, for one that is slow at that is a fault of its
+    own. ``of_row``: the group of each row.
     """
     ends = np.array([_ends_with_last(i) for i in instances], bool)
     rows, ns = entries.between
