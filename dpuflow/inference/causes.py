@@ -171,7 +171,7 @@ def _beyond_free(
     """
     if not least.any():
         return excess
-    out = excess.copy()
+    out: NDArray[np.int64] = excess.copy()
     known = (left >= 0) & (entries.enter_ns != NEVER) & (entries.leave_ns[left] != NEVER)
     own = np.where(known, entries.enter_ns - entries.leave_ns[left], 0)
     kinds: dict[tuple[object, ...], int] = {}
