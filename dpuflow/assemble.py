@@ -339,8 +339,8 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     inside = sum(i.inside and i.op not in (Op.SEND_RECV, Op.ALL_TO_ALL) for i in instances)
     if inside:
         limits.append(
-            f"{inside} collective{'s' if inside > 1 else ''} went through trees over nodes of several GPUs:"
-            " what leaves a node may have waited for any of them, so each entry is a bound."
+            f"{inside} collective{'s' if inside > 1 else ''} went through trees or chains over nodes of"
+            " several GPUs: what leaves a node may have waited for any of them, so each entry is a bound."
         )
     return limits
 

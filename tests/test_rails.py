@@ -171,3 +171,34 @@ def test_gpus_that_share_an_adapter_are_told_apart_by_the_ranks_that_entries_nam
     cut, _ = analysed(loop(op, more + settings(observation={"snaplen": 100}), iterations=8), tmp_path / "cut")
     assert any("share an adapter" in sentence for sentence in cut.limits)
     assert not [row for row in cut.lateness if row.verdict == "late"]
+
+
+@pytest.mark.parametrize(
+    ("op", "nodes", "gpus", "told_as"),
+    [
+        # The root is not the first of its node on every channel: these paths end in its node again.
+        ("op: broadcast, bytes: 1MiB, root: 0", 3, 2, ("broadcast", "chain", 1 << 20)),
+        ("op: broadcast, bytes: 1MiB, root: 5", 4, 2, ("broadcast", "chain", 1 << 20)),
+        ("op: reduce, bytes: 700000, root: 3", 3, 2, ("reduce", "chain", 700_000)),
+        ("op: reduce_scatter, bytes: 1152000", 3, 2, ("reduce_scatter", "ring", 1_152_000)),
+    ],
+)
+def test_what_nodes_pass_on_tells_operations(
+    op: str, nodes: int, gpus: int, told_as: tuple[str, str, int], tmp_path: Path
+) -> None:
+    """Chains over nodes of several GPUs make bounds, and accuse nobody whom another had kept."""
+    more = settings(cluster={"nodes": nodes, "gpus_per_node": gpus}, nccl={"channels": 4},
+                    faults=[{"kind": "gpu_late", "rank": 2, "us": 400}])  # fmt: skip
+    result, truth = analysed(loop(op, more, iterations=8), tmp_path)
+    assert told(result) == {told_as: 8}
+    ids = {e.address: e.id for e in result.endpoints}
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    rank_of = {ids[node["ip"]]: node["rank"] for node in meta["nodes"]}
+    assert {rank_of[row.endpoint] for row in result.lateness if row.verdict == "late"} <= {2}
+    for collective, true in zip(result.collectives, truth["collectives"], strict=True):
+        first = min(true["enter_ns"])
+        for row in collective.ranks:
+            late = true["enter_ns"][rank_of[row.endpoint]] - first
+            if row.bound == "at_most":
+                assert row.lateness_ns is not None
+                assert row.lateness_ns >= late - 5_000

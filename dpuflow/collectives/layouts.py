@@ -16,6 +16,7 @@ has such messages. Sources: NCCL 2.30 src/enqueue.cc (calcCollChunking), src/dev
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +26,7 @@ import numpy as np
 from dpuflow.collectives.arcs import open_ring
 from dpuflow.collectives.branches import chunked, open_trees, waits, whole_trees
 from dpuflow.collectives.buffers import DEFAULT, RING, STEP
-from dpuflow.collectives.contents import ALL, NOTHING, passed_between, passed_on
+from dpuflow.collectives.contents import ALL, NOTHING, PASSED, passed_between, passed_on
 from dpuflow.collectives.distances import open_pat
 from dpuflow.collectives.hops import open_node_ring
 from dpuflow.collectives.nccl import (
@@ -196,6 +197,10 @@ def _railed(
         )  # fmt: skip
     if kind == RING:
         return None
+    several = len({int(nodes[end]) for end in members}) < len(members)
+    chain = _node_chain(lanes, members, nodes) if several else None
+    if chain is not None:
+        return chain
     # A tree's links to other nodes are all at one GPU of each node: so each rail has trees of its own.
     rails = rails_of(lanes)
     ends = [sorted({end for lane in rail for end in lane[:2]}) for rail in rails]
@@ -206,6 +211,55 @@ def _railed(
         return None
     size, tails = sum(tree.size or 0 for tree in trees), sum(tree.tails for tree in trees)
     return trees[0]._replace(order=members, size=size, ranks=len(members), inside=True, tails=tails)
+
+
+def _of_nodes(hops: Sequence[tuple[Lane, Lane]], nodes: NDArray[np.int64]) -> list[tuple[Lane, Lane]]:
+    """``hops`` with nodes for endpoints: which channel goes on at which GPU only the content tells."""
+
+    def of(lane: Lane) -> Lane:
+        return lane._replace(src=int(nodes[lane.src]), dst=int(nodes[lane.dst]))
+
+    return [(of(came), of(goes)) for came, goes in hops]
+
+
+def _node_chain(lanes: Sequence[Lane], members: list[int], nodes: NDArray[np.int64]) -> Layout | None:
+    """Broadcast or reduce along a path of nodes; each channel reaches and leaves them at GPUs of its own.
+
+    Where the root is not the first of its node that a channel comes to, the path ends in its node again.
+    """
+    by: dict[int, list[Lane]] = {}
+    for lane in sorted(lanes, key=lambda lane: lane.kind):
+        by.setdefault(int(nodes[lane.src]), []).append(lane)
+    after = {node: int(nodes[own[0].dst]) for node, own in by.items()}
+    if len({(int(nodes[lane.src]), int(nodes[lane.dst])) for lane in lanes}) > len(by) or not chunked(lanes):
+        return None
+    heads = sorted(set(after) - set(after.values())) or [
+        min(by, key=lambda node: int(np.median([lane.starts[:, 0].min() for lane in by[node]])))
+    ]
+    order = heads[:1]
+    while order[-1] in after and after[order[-1]] not in order:
+        order.append(after[order[-1]])
+    kinds = [lane.kind for lane in by[order[0]]]
+    back = Counter(lane.kind for lane in by.get(order[-1], ()))
+    if len(order) != len(set(after) | set(after.values())) or not back <= Counter(kinds):
+        return None
+    if any([lane.kind for lane in by[node]] != kinds for node in order[:-1]) or len(order) < 2:
+        return None
+    hops = [hop for a, b in pairwise(order[:-1]) for hop in zip(by[a], by[b], strict=True)]
+    # A ring's first messages wait for nothing. Which channels are the same is not known.
+    first = {node: np.min([lane.starts[:, 0] for lane in own], axis=0) for node, own in by.items()}
+    came = {node: np.min([lane.arrivals[:, 0] for lane in own], axis=0) for node, own in by.items()}
+    if any((first[b] > came[a]).mean() < PASSED for a, b in pairwise(order[:-1])):
+        return None
+    passed = passed_on(_of_nodes(hops, nodes), 0)
+    place = {node: number for number, node in enumerate(order)}
+    reduces = passed == NOTHING
+    ends = sorted(members, key=lambda end: place[int(nodes[end])], reverse=reduces)
+    size = sum(size for _, size in kinds)
+    op, algorithm = (Op.REDUCE, REDUCE_CHAIN) if reduces else (Op.BROADCAST, BROADCAST_CHAIN)
+    alike = () if passed in (ALL, NOTHING) else (Op.REDUCE,)
+    # Which of its node's GPUs is the root shows in no packet.
+    return Layout(op, algorithm, ends, size, None, alike, len(members), inside=True, tails=len(kinds))
 
 
 def _by_endpoints(lanes: Sequence[Lane], members: list[int], kind: Buffer) -> Layout | None:
