@@ -87,6 +87,7 @@ def analyze_tables(
     from dpuflow.inference import infer
     from dpuflow.join import count_once, join, set_aside_samples
     from dpuflow.lateness import build_entries
+    from dpuflow.told import communicators
 
     captures, doubled = count_once(captures)
     captures, sampled = set_aside_samples(captures)
@@ -95,17 +96,18 @@ def analyze_tables(
     if release:
         for tables in captures:
             tables.messages = cited(tables.messages)
-    known = endpoint_ranks(joined, ranks)
+    told = communicators(captures, joined)
+    known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
     buffers = buffers_of(joined.transfers, exchanges)
     instances = build_collectives(
         exchanges,
         rank_order(joined, known),
-        seen_whole(joined),
+        seen_whole(joined, told),
         announced(joined.transfers, exchanges),
         endpoint_nodes(joined, ranks),
         seen_until(joined),
-        all_but_one(joined),
+        all_but_one(joined, told),
         buffers,
         requested(joined.transfers, exchanges),
     )

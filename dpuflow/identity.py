@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.schema import NEVER, Role, Wire
+from dpuflow.told import told_ranks, unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.rankmap import Place
     from dpuflow.tables import Joined, Rows
+    from dpuflow.told import Communicator
 
 _IPV4 = 0xFFFF << 32
 
@@ -33,8 +35,10 @@ def mac_text(mac: int) -> str | None:
     return ":".join(f"{mac >> shift & 0xFF:02x}" for shift in range(40, -8, -8)) if mac else None
 
 
-def endpoint_ranks(joined: Joined, places: Mapping[str, Place] | None) -> dict[int, int]:
-    """Endpoint -> rank, from the rank map, else from the hello that Open MPI's processes exchange.
+def endpoint_ranks(
+    joined: Joined, places: Mapping[str, Place] | None, told: Sequence[Communicator] = ()
+) -> dict[int, int]:
+    """Endpoint -> rank, from the rank map, else from the hello that Open MPI's processes exchange, or NCCL's.
 
     Gloo's hello names a rank within one process group only, so it is not used. An endpoint whose
     processes claim several ranks has none.
@@ -48,6 +52,8 @@ def endpoint_ranks(joined: Joined, places: Mapping[str, Place] | None) -> dict[i
             found[endpoint] = claimed[0]
     if len(set(found.values())) < len(found):
         found = {}  # several jobs, or ranks that mean something else
+    if not found:
+        found = dict(told_ranks(joined, told))
     if places:
         for endpoint, rows in enumerate(_addresses(joined)):
             for address in rows:
@@ -107,29 +113,38 @@ def seen_until(joined: Joined) -> NDArray[np.int64]:
     return until
 
 
-def seen_whole(joined: Joined) -> frozenset[int] | None:
+def seen_whole(joined: Joined, told: Sequence[Communicator] = ()) -> frozenset[int] | None:
     """Endpoints all of whose messages were captured; None: everyone's.
 
     Two endpoints without a capture of their own exchange messages that nobody sees; a single one does not,
     unless it has further peers, which no capture shows (``all_but_one``). A capture at no endpoint (a switch,
-    a mirror port) is taken to see all.
+    a mirror port) is taken to see all. Ranks that the bootstrap ``told`` of and of which nothing was heard
+    count as well.
     """
-    own, others = _captured(joined)
-    return own if len(others) > 1 else None
+    own, others = _captured(joined, told)
+    more = unseen(told) or 0 if all(joined.local) else 0
+    return own if len(others) + more > 1 else None
 
 
-def all_but_one(joined: Joined) -> frozenset[int] | None:
-    """Endpoints with a capture of their own where all but one that was heard of have one; else None."""
-    own, others = _captured(joined)
-    return own if len(others) == 1 else None
+def all_but_one(joined: Joined, told: Sequence[Communicator] = ()) -> frozenset[int] | None:
+    """Endpoints with a capture of their own where all but one that was heard of have one; else None.
+
+    Where the bootstrap ``told`` of all ranks there are no further ones that this one could hide.
+    """
+    own, others = _captured(joined, told)
+    return own if len(others) == 1 and unseen(told) is None else None
 
 
-def _captured(joined: Joined) -> tuple[frozenset[int], frozenset[int]]:
-    """Endpoints with messages that have a capture of their own, and those that have none; none of these
-    where a capture was made at no endpoint."""
+def _captured(joined: Joined, told: Sequence[Communicator]) -> tuple[frozenset[int], frozenset[int]]:
+    """Endpoints with messages, or that are a rank, with a capture of their own, and those that have none;
+    none of these where a capture was made at no endpoint."""
     present = np.zeros(len(joined.endpoints), bool)
+    # What sets a job up may have interfaces of its own.
+    job = joined.columns["wire"] != Wire.NCCL_SETUP
     for column in ("src", "dst"):
-        present[joined.columns[column]] = True
+        present[joined.columns[column][job]] = True
+    for communicator in told if unseen(told) is not None else ():
+        present[list(communicator.seen)] = True
     ends = frozenset(np.flatnonzero(present).tolist())
     own = ends & {endpoint for rows in joined.local for endpoint in rows}
     return own, (ends - own if all(joined.local) else frozenset())

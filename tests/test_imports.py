@@ -18,7 +18,7 @@ ORDER = [
     *("framing", "tables", "rankmap", "results"),
     *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records"),
     *("messages", "store", "segments", "ingest", "live"),
-    *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "identity"),
+    *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity"),
     *("collectives", "lateness", "inference"),
     *("outline", "assemble", "findings", "analysis"),
     "scoring",

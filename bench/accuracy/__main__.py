@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,13 +40,16 @@ HEADER = (
 so, ``of it``: share of these that are said to be."""
 
 
-def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
-    """Figures of scenario ``number``, or the error it ended with."""
+def one(number: int, profile: str | None, setup: bool = False) -> tuple[int, Measured | str]:
+    """Figures of scenario ``number``, or the error it ended with; ``setup``: with what set the job up."""
     # Numbers from MID_JOB on are those without it, cut; of NCCL over TCP the same behind STREAMED.
     cut = MID_JOB <= number % STREAMED < PARTLY
     mid_job = number - MID_JOB if cut else None
+    scenario = draw(number if mid_job is None else mid_job, profile)
+    if setup:
+        scenario = replace(scenario, nccl=replace(scenario.nccl, setup=True))
     try:
-        return number, measure(draw(number if mid_job is None else mid_job, profile), mid_job)
+        return number, measure(scenario, mid_job)
     except dpuflow.DpuflowError as error:
         return number, f"{type(error).__name__}: {error}"
 
@@ -59,6 +63,7 @@ def one(number: int, profile: str | None) -> tuple[int, Measured | str]:
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--sweep", "swept", is_flag=True, help="Only the smallest lateness told, by kind: a minute.")
 @click.option("--mid-job", "mid_job", is_flag=True, help="Cut all captures to a window in mid-job.")
+@click.option("--setup", is_flag=True, help="The captures hold NCCL's set-up exchange, too.")
 @click.option("--cases", is_flag=True, help="One row for each scenario as well.")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures of each scenario."
@@ -70,6 +75,7 @@ def main(
     jobs: int,
     swept: bool,
     mid_job: bool,
+    setup: bool,
     cases: bool,
     json_file: Path | None,
 ) -> None:
@@ -84,7 +90,7 @@ def main(
     start_at = first + MID_JOB if mid_job else first
     others = [*many(count), *some(count), *faulty(count)] if start_at == 0 else []
     numbers = [*range(start_at, start_at + count), *others]
-    run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile)
+    run: Callable[[int], tuple[int, Measured | str]] = partial(one, profile=profile, setup=setup)
     found: list[Measured] = []
     partly: list[Measured] = []
     troubled: list[Measured] = []

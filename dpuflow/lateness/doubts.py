@@ -185,14 +185,16 @@ def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[
     own = {end for local in joined.local for end in local}
     if not own or not all(joined.local):
         return out, usual, kept
-    transfers = joined.transfers
+    # What set a job up over TCP says nothing of how long its own messages take.
+    job = joined.columns["wire"] != Wire.NCCL_SETUP
+    transfers = joined.transfers if job.all() else joined.transfers[job]
     held = bool(len(transfers)) and int(transfers["wire"].max()) >= Wire.GLOO_HELLO
     levels = (0, 0) if held else (95, 50)
     measured = (transfers["acked_ns"] != NEVER) & ((transfers["seen"] & Seen.AT_SENDER) != 0)
     measured &= transfers["retransmitted"] == 0
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]
     by = transfers["src"][measured]
-    seen_by = np.append(transfers["dst"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
+    seen_by = np.append(joined.transfers["dst"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
     for endpoint in np.unique(entries.endpoint):
         mine = trips[to == endpoint]
         mine = mine if len(mine) >= FEWEST else trips

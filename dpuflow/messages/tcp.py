@@ -117,7 +117,8 @@ class TcpMessages:
         count = int(self._counts[state.ROWS])
         self._report(flows, self._rows[:count])
         self.told, self.members, setup = self.setups.finish(flows)
-        flows["framing"][setup] = Framing.NCCL
+        # Its round trips are hosts', not the job's.
+        flows["framing"][setup], flows["rtt_min_ns"][setup] = Framing.NCCL, NEVER
         _mark_setups(self._rows[:count], setup)
         self._mark_heads(flows, self._rows[:count])
         rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
