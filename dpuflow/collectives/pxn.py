@@ -15,6 +15,7 @@ import numpy as np
 
 from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
+from dpuflow.collectives.parts import ALIKE
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -22,12 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.p2p import Transfers
+    from dpuflow.collectives.transfers import Transfers
 
     Ints = NDArray[np.int64]
 
-ALIKE: Final = 0.9
-"""Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
 
 

@@ -1,0 +1,132 @@
+"""Which of NCCL's transfers are calls of all with all.
+
+In: transfers. Out: those that belong to communicators whose ranks all send to each other in one call, and the
+all_to_all of each call. The sends and receives of one call run in one kernel: who has not sent its own has
+consumed nothing either (NCCL 2.30, src/enqueue.cc addP2pToPlan, src/device/sendrecv.h).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.collectives.algorithms import ALGORITHMS
+from dpuflow.collectives.model import Instance
+from dpuflow.collectives.parts import ALIKE
+from dpuflow.schema import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.collectives.transfers import Transfers
+
+    Ints = NDArray[np.int64]
+
+_LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
+
+
+def cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
+    """Transfers by endpoints that they connect, those of as many calls and bytes apart from others.
+
+    Communicators that exchange all with all do so equally often on all their edges; a pipeline's edges that
+    touch them need not.
+    """
+    classes: dict[int, list[Transfers]] = {}
+    for each in every:
+        classes.setdefault(len(each.rows), []).append(each)
+    return [clique for members in classes.values() for clique in connected(members)]
+
+
+def connected(members: Sequence[Transfers]) -> list[list[Transfers]]:
+    """Transfers by endpoints that they connect."""
+    parent: dict[int, int] = {}
+
+    def root(node: int) -> int:
+        while parent.setdefault(node, node) != node:
+            node = parent[node]
+        return node
+
+    for each in members:
+        parent[root(each.edge[1])] = root(each.edge[0])
+    by: dict[int, list[Transfers]] = {}
+    for each in members:
+        by.setdefault(root(each.edge[0]), []).append(each)
+    return list(by.values())
+
+
+def in_common(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
+    """Of edges seen from mid-job on the transfers of calls that are seen of all, and the others, cut off.
+
+    What belongs to one call overlaps most: told from the transfer in the middle of each edge's. Nothing where
+    more than the capture's ends would be left out.
+    """
+    base, places = members[0], []
+    for each in members:
+        middle = len(each.rows) // 2
+        over = np.minimum(base.end_ns, each.end_ns[middle]) - np.maximum(base.start_ns, each.start_ns[middle])
+        places.append(int(np.argmax(over)) - middle)  # of its first one among those of the base
+    begin = max(places)
+    end = min(place + len(each.rows) for place, each in zip(places, members, strict=True))
+    first, last = max(int(e.start_ns[0]) for e in members), min(int(e.end_ns[-1]) for e in members)
+    kept, cut = [], []
+    for place, each in zip(places, members, strict=True):
+        low, high = begin - place, max(end, begin) - place
+        ahead, behind = each.part(0, low), each.part(high, len(each.rows))
+        if low == high or (ahead.start_ns > first).any() or (behind.end_ns < last).any():
+            return [], []
+        kept.append(each.part(low, high))
+        for part in (ahead, behind):
+            part.whole[:] = False
+            cut.append(part)
+    return kept, cut
+
+
+def is_call(members: Sequence[Transfers], near: frozenset[int] | None) -> bool:
+    """Whether the k-th transfers of all edges are one call of all with all, for every k."""
+    edges = {each.edge for each in members}
+    ends = sorted({end for edge in edges for end in edge})
+    asked = {(a, b) for a in ends for b in ends if a != b and (near is None or a in near or b in near)}
+    if edges != asked or len(members) != len(edges):
+        return False
+    start = {each.edge: each.start_ns for each in members}
+    end = {each.edge: each.end_ns for each in members}
+    if len(members[0].rows) > 1:
+        # Nobody makes a call before it has all of the one before.
+        for own in ends:
+            sent = np.min([start[edge][1:] for edge in edges if edge[0] == own], axis=0)
+            came = np.max([end[edge][:-1] for edge in edges if edge[1] == own], axis=0)
+            if (sent >= came).mean() < ALIKE:
+                return False
+    return len(ends) > 2 or not _answers(members[0], members[1])
+
+
+def _answers(one: Transfers, other: Transfers) -> bool:
+    """Whether of two endpoints one mostly answers the other: it sends when it has consumed what came.
+
+    In one call nothing is consumed before the own kernel runs, however late that is: the next entry for the
+    other's data then comes with the own first message, not with the arrival.
+    """
+    for asks, answers in ((one, other), (other, one)):
+        after = answers.start_ns > asks.end_ns
+        if after.mean() < ALIKE:
+            continue
+        known = after & (asks.next_ns != NEVER)
+        waited, ahead = (asks.next_ns - asks.end_ns)[known], (answers.start_ns - asks.next_ns)[known]
+        if not known.any() or (waited < ahead).mean() >= 0.5:
+            return True
+    return False
+
+
+def all_to_all(
+    members: Sequence[Transfers], turn: int, position: Ints, near: frozenset[int] | None
+) -> Instance:
+    rows = np.sort(np.concatenate([each.rows[turn] for each in members]))
+    ends = sorted({end for each in members for end in each.edge}, key=lambda end: int(position[end]))
+    sizes = {int(each.size[turn]) for each in members}
+    size = sizes.pop() * len(ends) if len(sizes) == 1 else None
+    whole = all(bool(each.whole[turn]) for each in members)
+    names = ["pairwise"] if len(ends) == 2 else []
+    return Instance(rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, near=near)
