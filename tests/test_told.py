@@ -87,3 +87,16 @@ def test_entries_name_ranks_where_nothing_was_told(tmp_path: Path) -> None:
     """An entry's tag is the rank that it asks; a rank that nobody asks has none."""
     _, joined = captured(tmp_path, [0, 1, 2], False, cluster={"nodes": 3})
     assert sorted(told_ranks(joined, []).values()) == [0, 1, 2]
+
+
+def test_set_up_sockets_hide_no_node_of_several_adapters(tmp_path: Path) -> None:
+    """They go by one interface of each node, and tie what each of its adapters talks to into one star
+    without a middle: none of the node's own was known then, and 293 collectives were told for 16."""
+    keys = settings(
+        cluster={"nodes": 3, "gpus_per_node": 4},
+        nccl={"channels": 4, "setup": True},
+        observation={"only": [0, 1]},
+    )
+    captures = write_case(loop("op: all_reduce, bytes: 400KiB", keys, iterations=12), tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    assert [(str(c.op), c.bytes) for c in result.collectives] == [("all_reduce", 400 << 10)] * 12

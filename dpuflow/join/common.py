@@ -182,7 +182,15 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
             beyond = any(len(rows) > 1 for rows in covering)
             middles = _stars(tables, single, src, dst, packets) if beyond else []
             return covering + [rows for rows in middles if sorted(rows) not in map(sorted, covering)]
-    return _stars(tables, sets, port[src], port[dst], packets) or _stars(tables, single, src, dst, packets)
+    roce = flows["transport"] == Transport.ROCE
+    # Sockets of a job go by one interface of a node, to those of the others: they tie its adapters' stars.
+    for kept in (np.ones(len(flows), bool), roce):
+        a, b, weight = src[kept], dst[kept], packets[kept]
+        for parts, number_of in ((sets, port), (single, np.arange(len(single)))):
+            stars = _stars(tables, parts, number_of[a], number_of[b], weight)
+            if stars:
+                return stars
+    return []
 
 
 def _stars(
