@@ -2,9 +2,9 @@
 
 In: pipes (NCCL's sockets). Out: collectives. Pauses within an operation may be as long as those before one
 (all wait for a rank that is late), so no length of a pause is a boundary by itself: for one least length
-after the other the cuts with such pauses are tried. Of these as many are left out as it takes for the parts
-to make up operations that are possible, with their inputs before what needs them; what explains most counts,
-and of equals where first messages paused longest against later ones.
+after the other the cuts with such pauses (``quiet``) are tried. Of these as many are left out as it takes for
+the parts to make up operations that are possible (``meanings``); what explains most counts, and of equals
+where first messages paused longest against later ones (``contrasts``).
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.contrasts import contrast_of
 from dpuflow.collectives.credited import EXPLAINED
-from dpuflow.collectives.layouts import Lane, layout_of
-from dpuflow.collectives.model import Instance
-from dpuflow.collectives.protocols import HELD, LINES, LL, RING_SLOT, STEP_SLOT
+from dpuflow.collectives.meanings import MOST_KINDS, Meanings, Part
 from dpuflow.collectives.quiet import Cuts, chain_cuts, counted_cuts, cuts_of, reactions, times_of
-from dpuflow.collectives.schedules import free_ranks
 from dpuflow.collectives.scoring import NO_CONTRAST
-from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.layouts import Layout
+    from dpuflow.collectives.model import Instance
     from dpuflow.collectives.pipes import Pipe
     from dpuflow.collectives.streams import Columns
 
     Ints = NDArray[np.int64]
 
-TWICE: Final = 2
-"""Times that a pause before an operation is longer than one within."""
 STEP: Final = 2**0.5
 """From one least pause that is tried to the next."""
 MERGED: Final = 8
@@ -43,23 +38,8 @@ INNER: Final = 16
 """Cuts within what makes up no operation that are tried."""
 GRAIN: Final = 0.02
 """What makes no difference between shares of messages that are explained."""
-SAMPLE: Final = 16
-"""Operations that show whether they make sense."""
-MOST_KINDS: Final = 4000
-"""Kinds of parts that are looked at, at most."""
-RARE: Final = 0.1
-"""Share of messages that may seem to leave before what they need has come: packets that came twice, late or
-out of order."""
 _FAR = np.iinfo(np.int64).max
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
-class _Part(NamedTuple):
-    """Messages between two cuts."""
-
-    begin: int
-    end: int
-    kind: int
 
 
 class _Choice(NamedTuple):
@@ -69,7 +49,7 @@ class _Choice(NamedTuple):
     ordered: bool  # trees are those of NCCL over the default numbering
     contrast: float
     finer: bool  # more parts are better than fewer, if both explain as much
-    parts: list[_Part]
+    parts: list[Part]
 
 
 def spoken(
@@ -93,16 +73,14 @@ class _Reader:
         position: Ints,
         nodes: Ints,
     ) -> None:
-        self.columns, self.pipes, self.position, self.nodes = columns, pipes, position, nodes
+        self.pipes = pipes
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
-        self.sizes = [columns.sizes[pipe.rows] for pipe in pipes]
-        self.total = sum(map(len, self.sizes))
+        self.total = sum(len(pipe.rows) for pipe in pipes)
         self.times = times_of(columns, pipes)
         self.cuts = cuts_of(pipes, self.times)
+        self.meanings = Meanings(columns, pipes, position, nodes, self.cuts)
         self._reactions = reactions(pipes, self.times)
-        self._hashes = [_prefixes(sizes) for sizes in self.sizes]
-        self._layouts: dict[int, dict[int, Layout]] = {}  # by kind: by slot
-        self._limit = MOST_KINDS
+        self._hashes = [_prefixes(columns.sizes[pipe.rows]) for pipe in pipes]
 
     def instances(self) -> list[Instance]:
         """Of several ways to cut the one that reads best."""
@@ -114,21 +92,21 @@ class _Reader:
         if best is not None:
             best = self._or_by(cuts_of(self.pipes, self.times, self._behind(best.parts)), best)
         if best is None or best.explained < EXPLAINED:
-            self._limit = 2 * MOST_KINDS
+            self.meanings.limit = 2 * MOST_KINDS
             best = self._best(INNER) or best
-        return self._made(best.parts) if best is not None and best.explained >= EXPLAINED else []
+        return self.meanings.made(best.parts) if best is not None and best.explained >= EXPLAINED else []
 
     def _or_by(self, cuts: Cuts, best: _Choice | None) -> _Choice | None:
         """``best``, or what ``cuts`` lead to, if that is better; then they are the cuts from here on."""
-        before, known = self.cuts, self._layouts
-        self.cuts, self._layouts = cuts, {}
+        before, known = self.cuts, self.meanings
+        self.cuts, self.meanings = cuts, known.over(cuts)
         other = self._best()
         if other is not None and (best is None or _better(other, best)):
             return other
-        self.cuts, self._layouts = before, known
+        self.cuts, self.meanings = before, known
         return best
 
-    def _behind(self, parts: list[_Part]) -> dict[int, int]:
+    def _behind(self, parts: list[Part]) -> dict[int, int]:
         """By how much each rank is usually later than the first one in an operation, ns."""
         begins = self.cuts.at[[part.begin for part in parts]]
         ends = self.cuts.at[[part.end for part in parts]]
@@ -151,7 +129,7 @@ class _Reader:
         if not len(known):
             return None
         least = float(known.max())
-        while least >= known.min() / STEP and len(self._layouts) < self._limit:
+        while least >= known.min() / STEP and not self.meanings.full:
             chosen = np.flatnonzero(np.r_[True, gaps >= least, True])
             least /= STEP
             if chosen.tobytes() in tried:
@@ -172,18 +150,18 @@ class _Reader:
         parts = self._inner(parts)
         if not parts:
             return None
-        contrast = self._contrast(parts)
+        contrast = contrast_of(parts, self.pipes, self.times, self._reactions, self.meanings)
         told = NO_CONTRAST if contrast is None else round(contrast, 2)
         # A chain's chunks each look like an operation, and a tree's if ranks send once in each.
-        finer = contrast is not None and not any(self._is_chain(part.kind) for part in parts)
-        ordered = sum(self._is_ordered(part.kind) for part in parts) > len(parts) / 2
+        finer = contrast is not None and not any(self.meanings.is_chain(part.kind) for part in parts)
+        ordered = sum(self.meanings.is_ordered(part.kind) for part in parts) > len(parts) / 2
         return _Choice(round(self._explained(parts), 2), ordered, told, finer, parts)
 
-    def _with_inner(self, chosen: Ints, parts: list[_Part], inner: int) -> list[_Part]:
+    def _with_inner(self, chosen: Ints, parts: list[Part], inner: int) -> list[Part]:
         """``parts``, and what others of the cuts make of what lies between these."""
-        found: list[_Part] = []
+        found: list[Part] = []
         place = 0
-        for part in [*parts, _Part(int(chosen[-1]), int(chosen[-1]), 0)]:
+        for part in [*parts, Part(int(chosen[-1]), int(chosen[-1]), 0)]:
             while chosen[place] < part.begin:
                 found += self._parts(self._within(int(chosen[place]), int(chosen[place + 1]), inner), inner)
                 place += 1
@@ -196,7 +174,7 @@ class _Reader:
         longest = begin + 1 + np.argsort(-self.cuts.gaps[begin + 1 : end], kind="stable")[:inner]
         return np.concatenate([[begin], np.sort(longest), [end]])
 
-    def _parts(self, chosen: Ints, most: int) -> list[_Part]:
+    def _parts(self, chosen: Ints, most: int) -> list[Part]:
         """Operations between the cuts numbered ``chosen``, with ``most`` - 1 of these within at most."""
         at = self.cuts.at[chosen]
         count = len(chosen)
@@ -214,14 +192,14 @@ class _Reader:
                 i = j - length
                 kind = table[i][length]
                 told = values[i][0] + weights[i][length], values[i][1] + 1
-                if told > values[j] and self._reads(kind, chosen[i], chosen[j]):
+                if told > values[j] and self.meanings.reads(kind, chosen[i], chosen[j]):
                     values[j], taken[j] = told, length
         parts = []
         j = count - 1
         while j > 0:
             i = j - max(taken[j], 1)
             if taken[j]:
-                parts.append(_Part(int(chosen[i]), int(chosen[j]), table[i][taken[j]]))
+                parts.append(Part(int(chosen[i]), int(chosen[j]), table[i][taken[j]]))
             j = i
         return parts[::-1]
 
@@ -236,12 +214,12 @@ class _Reader:
                 kinds += (own + (b - a).astype(np.uint64)) * _MULTIPLIER ** np.uint64(number + 1)
         return kinds, (high - low).sum(axis=1)
 
-    def _inner(self, parts: list[_Part]) -> list[_Part]:
+    def _inner(self, parts: list[Part]) -> list[Part]:
         """``parts`` without those at the ends that may be what the captures cut, unlike any within."""
         inside = {part.kind for part in parts[1:-1]}
         return [part for part in parts if part.kind in inside]
 
-    def _explained(self, parts: list[_Part]) -> float:
+    def _explained(self, parts: list[Part]) -> float:
         """The share of messages in ``parts``, of those that captures need not have cut."""
         own = [int((self.cuts.at[p.end] - self.cuts.at[p.begin]).sum()) for p in parts]
         longest, first, last = max(own), parts[0].begin, parts[-1].end
@@ -249,144 +227,6 @@ class _Reader:
         behind = self.total - int(self.cuts.at[last].sum())
         asked = self.total - min(before, longest) - min(behind, longest)
         return sum(own) / max(asked, 1)
-
-    def _contrast(self, parts: list[_Part]) -> float | None:
-        """Share of (first message of an operation, later one) of a rank whose first one paused twice as long;
-        of ranks that need no input in it. None where these send but once.
-
-        A first message's pause counts from the last event before its cut: what reaches a rank before it
-        begins tells nothing of it.
-        """
-        won, pairs = 0.0, 0
-        free = {kind: self._free(kind) for kind in {part.kind for part in parts}}
-        for place, rank in enumerate(self.cuts.ranks):
-            mine = [part for part in parts if rank in free[part.kind]]
-            if not mine:
-                continue
-            begins = self.cuts.at[[part.begin for part in mine]]
-            ends = self.cuts.at[[part.end for part in mine]]
-            first = self.cuts.pauses[[part.begin for part in mine], place]
-            first = first[first != _FAR]
-            sent = self._sent(rank, begins, ends)
-            turn, start, pause = (np.concatenate([each[k] for each in sent]) for k in range(3))
-            order = np.lexsort((start, turn))
-            turn, pause = turn[order], np.minimum(pause[order], _FAR // TWICE)
-            inside = np.r_[False, turn[1:] == turn[:-1]] & (turn >= 0)
-            # Who begins a chain waits for nobody within, but copies: that may take as long as it likes.
-            times = np.array([1 if self._is_chain(part.kind) else TWICE for part in mine])
-            later = np.sort((times[turn] * pause)[inside])
-            if len(first) and len(later):
-                won += float(np.searchsorted(later, first).mean() / len(later)) * len(first)
-                pairs += len(first)
-        return won / pairs if pairs else None
-
-    def _is_chain(self, kind: int) -> bool:
-        return next(iter(self._layouts[kind].values())).algorithm.name == "chain"
-
-    def _is_ordered(self, kind: int) -> bool:
-        """Whether it is known which ranks' first messages need no input."""
-        layout = next(iter(self._layouts[kind].values()))
-        return bool(free_ranks(layout.algorithm, len(layout.order), layout.root or 0))
-
-    def _free(self, kind: int) -> frozenset[int]:
-        """The endpoints whose first message in parts of that kind needs no input, else all."""
-        layout = next(iter(self._layouts[kind].values()))
-        places = free_ranks(layout.algorithm, len(layout.order), layout.root or 0)
-        return frozenset(layout.order[place] for place in places) or frozenset(layout.order)
-
-    def _sent(self, rank: int, begins: Ints, ends: Ints) -> list[tuple[Ints, Ints, Ints]]:
-        """Of each pipe out of ``rank``: the part of its messages, -1 without, when they left, after what
-        pause."""
-        found = [(np.zeros(0, np.int64),) * 3]
-        for number, pipe in enumerate(self.pipes):
-            if pipe.src == rank:
-                at = np.arange(len(self.sizes[number]))
-                part = np.searchsorted(begins[:, number], at, "right") - 1
-                within = (part >= 0) & (at < ends[part, number])
-                starts = self.times[number].starts
-                found.append((np.where(within, part, -1), starts, self._reactions[number]))
-        return found
-
-    # -- what they are -----------------------------------------------------------------------
-
-    def _reads(self, kind: int, begin: int, end: int) -> bool:
-        if kind not in self._layouts:
-            if len(self._layouts) >= self._limit:
-                return False
-            self._layouts[kind] = self._read([_Part(int(begin), int(end), kind)])
-        return bool(self._layouts[kind])
-
-    def _read(self, parts: Sequence[_Part]) -> dict[int, Layout]:
-        """What ``parts`` of one kind are, by the slot that it takes for that."""
-        lanes = self._lanes(parts)
-        if {end for lane in lanes for end in lane[:2]} != set(self.ends):
-            return {}  # all ranks take part in every operation
-        slots = [RING_SLOT, STEP_SLOT]
-        if not any((lane.sizes % LINES[LL]).any() for lane in lanes):
-            slots.append(LL)
-        found = {}
-        for slot in slots:
-            mine = [lane._replace(slot=slot) for lane in lanes]
-            layout = layout_of(mine, self.position, self.nodes, self.ends)
-            if layout is not None and _is_causal(layout, mine):
-                found[slot] = layout
-        return found
-
-    def _lanes(self, parts: Sequence[_Part]) -> list[Lane]:
-        lanes = []
-        begins = self.cuts.at[[part.begin for part in parts]]
-        ends = self.cuts.at[[part.end for part in parts]]
-        for number, pipe in enumerate(self.pipes):
-            length = int(ends[0, number] - begins[0, number])
-            if not length:
-                continue
-            places = begins[:, number, None] + np.arange(length)
-            rows = pipe.rows[places]
-            lanes.append(
-                Lane(
-                    pipe.src, pipe.dst, 0, self.sizes[number][places[0]], self.columns.starts[rows],
-                    self.columns.arrivals[rows], self.columns.samples[rows],
-                )
-            )  # fmt: skip
-        return lanes
-
-    def _made(self, parts: list[_Part]) -> list[Instance]:
-        """The collectives of ``parts``."""
-        alike: dict[int, list[_Part]] = {}
-        for part in parts:
-            alike.setdefault(part.kind, []).append(part)
-        found: list[Instance] = []
-        for kind, mine in alike.items():
-            fits = self._read(mine) or self._layouts[kind]
-            lanes = self._lanes(mine)
-            layout, protocol, between = _of_protocol(fits, lanes)
-            for part in mine:
-                rows = np.concatenate(
-                    [
-                        pipe.rows[self.cuts.at[part.begin, n] : self.cuts.at[part.end, n]]
-                        for n, pipe in enumerate(self.pipes)
-                    ]
-                )
-                rows = rows[np.argsort(self.columns.starts[rows], kind="stable")]
-                found.append(
-                    Instance(
-                        rows,
-                        layout.op,
-                        list(layout.order),
-                        layout.algorithm,
-                        root=layout.root,
-                        size=layout.size,
-                        ranks=layout.ranks,
-                        seats=tuple(range(len(layout.order))) if layout.ranks else (),
-                        nodes=tuple(self.nodes[layout.order].tolist()) if layout.ranks else (),
-                        inside=layout.inside,
-                        alike=layout.alike,
-                        tails=layout.tails,
-                        protocol=protocol,
-                        between=between,
-                    )
-                )
-        return found
 
 
 def _better(one: _Choice, other: _Choice) -> bool:
@@ -415,80 +255,3 @@ def _prefixes(sizes: Ints) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         factor = factor * base & mask
         prefix[place + 1], power[place + 1] = total, factor
     return prefix, power
-
-
-def _is_causal(layout: Layout, lanes: Sequence[Lane]) -> bool:
-    """Whether what the operation's messages need had come before they left."""
-    name = layout.algorithm.name
-    if name == "chain":
-        return _pass_on(lanes, 0)
-    if name == "tree":
-        return not _in_turns(lanes)
-    if name != "ring" or layout.ranks:
-        return True
-    return _pass_on(lanes, 2 if lanes[0].slot == RING_SLOT else 1)
-
-
-def _in_turns(lanes: Sequence[Lane]) -> bool:
-    """Whether all ranks wait somewhere for all that comes before they send more: as if it were several
-    operations. A tree's ranks go on with the next chunk while the one before is on its way."""
-    (count, *others) = {len(lane.sizes) for lane in lanes}
-    if others:
-        return False
-    ends = {end for lane in lanes for end in lane[:2]}
-    waited = np.ones(count - 1, bool)
-    for end in ends:
-        came = np.max([lane.arrivals[0] for lane in lanes if lane.dst == end], axis=0)
-        goes = [np.where(lane.starts[0] == NEVER, _FAR, lane.starts[0]) for lane in lanes if lane.src == end]
-        waited &= np.min(goes, axis=0)[1:] > came[:-1]
-    return bool(waited.any())
-
-
-def _pass_on(lanes: Sequence[Lane], behind: int) -> bool:
-    """Whether every rank sends message i + ``behind`` after message i has come.
-
-    Which of several channels with as many bytes goes on as which is not known, so the first of them that
-    leaves is held against the first that came, and so on.
-    """
-    into: dict[tuple[int, tuple[int, int]], list[Lane]] = {}
-    for lane in lanes:
-        into.setdefault((lane.dst, lane.kind), []).append(lane)
-    out: dict[tuple[int, tuple[int, int]], list[Lane]] = {}
-    for lane in lanes:
-        out.setdefault((lane.src, lane.kind), []).append(lane)
-    early = seen = 0
-    for key, came in into.items():
-        goes = out.get(key, [])
-        if len(goes) != len(came):
-            continue  # of a chain
-        count = came[0].arrivals.shape[1] - behind
-        before = np.sort([lane.arrivals[:SAMPLE, :count] for lane in came], axis=0)
-        then = np.sort([lane.starts[:SAMPLE, behind:] for lane in goes], axis=0)
-        known = (before[0] != NEVER) & (then[0] != NEVER)
-        seen += len(came) * int(known.sum())
-        early += int(((then < before) & known).sum())
-    return early <= RARE * seen
-
-
-def _of_protocol(
-    fits: dict[int, Layout], lanes: Sequence[Lane]
-) -> tuple[Layout, str | None, tuple[int, int] | None]:
-    """The operation with its protocol and bytes, from how it reads with each slot that fits.
-
-    With LL each message of a ring waits for the one before; with Simple two slices go together. A small
-    operation of one message a rank tells nothing of its protocol, so its bytes are one or the other number.
-    """
-    simple = next((fits[slot] for slot in (RING_SLOT, STEP_SLOT) if slot in fits), None)
-    lines = fits.get(LL)
-    if lines is not None:
-        size = None if lines.size is None else lines.size // LINES[LL] * HELD[LL]
-        lines = lines._replace(size=size)
-    if lines is None:
-        assert simple is not None
-        return simple, "simple", None
-    if simple is None:
-        return lines, "ll", None
-    if lines.algorithm.name == "ring":
-        return (lines, "ll", None) if _pass_on(lanes, 1) else (simple, "simple", None)
-    between = (lines.size, simple.size) if simple.size and lines.size else None
-    return simple._replace(size=None), None, between
