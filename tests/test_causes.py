@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
@@ -25,12 +27,15 @@ def caused(
     op: Op | None = None,
     exchanges: np.ndarray | None = None,
     weigh_entries: bool = False,
+    nodes: tuple[int, ...] = (),
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """(collective, rank) -> (cause, excess in ns)."""
     exchanges = build_exchanges(world.transfers()) if exchanges is None else exchanges
     instances: list[Instance] = world.instances(exchanges)
     if op is not None:
         instances[0].op = op
+    for instance in instances:
+        instance.nodes = nodes
     entries = build_entries(exchanges, instances)
     if weigh_entries:
         _, joined = captured(world.transfers(), 8)
@@ -179,3 +184,33 @@ def test_what_is_mostly_inherited_is_not_its_own(share: float, cause: int) -> No
     inherited = leave[2] - leave[3]
     world.play(LINEAR, 4096, after(world, {2: round(share * inherited)}))
     assert caused(world)[1, 2] == (cause, pytest.approx(share * inherited, rel=0.1))
+
+
+# -- nodes of several GPUs --------------------------------------------------------------------
+
+
+def test_gpus_of_a_node_may_have_left_as_late_as_its_last() -> None:
+    """Three nodes of three GPUs; the last data of each node's first GPU comes 20 ms after the others'.
+
+    Rank 1 left when NVLink had handed it that, its peers 4, 5, 7 and 8 with their own last packets: all
+    worked equally long, though rank 1 seems to have worked longer by either end.
+    """
+    world = World("eager")
+    world.play(LINEAR, 4096, dict.fromkeys(range(9), 0))
+    for add, cause in (({1: 20 * MS}, NONE), ({1: 60 * MS}, COMPUTE)):
+        again = deepcopy(world)
+        again.play(LINEAR, 4096, after(world, dict.fromkeys((0, 3, 6), 20 * MS) | add))
+        found = caused(again, exchanges=nodes_of_three(again), nodes=tuple(r // 3 for r in range(9)))
+        assert found[1, 1][0] == cause
+        assert {found[1, rank][0] for rank in range(9) if rank != 1} == {NONE}
+
+
+def nodes_of_three(world: World) -> np.ndarray:
+    """Exchanges, with what came last of all to ranks 0, 3 and 6 in the first collective 20 ms later still."""
+    exchanges = build_exchanges(world.transfers())
+    first = np.array([row["play"] for row in world.rows])[world.in_order][exchanges["data"]] == 0
+    for rank in (0, 3, 6):
+        to = np.flatnonzero(first & (exchanges["dst"] == rank))
+        last = to[np.argmax(exchanges["arrived_end_ns"][to])]
+        exchanges["arrived_end_ns"][last] += 20 * MS
+    return exchanges

@@ -110,7 +110,11 @@ def causes_of(
         working &= ~fed.carrying
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (troubled | ~beyond) & (since_leave > charges.noise_ns)
-    held &= 2 * (since_leave - since_idle) >= relative.lateness_ns
+    since_gone = since_idle
+    if any(i.nodes for i in instances):  # what the rest of its node still had to do was not its own data
+        gone = np.maximum(entries.leave_ns, entries.gone_ns)
+        since_gone = _excess(entries, left, gone, since_ns, instances, ~open_ended, alike=True)
+    held &= 2 * (since_leave - since_gone) >= relative.lateness_ns
     granted_late = _granted_late(entries, last, excess, working, instances)
     if registered is not None and granted_late.any():
         granted_late &= ~registered()
@@ -236,6 +240,21 @@ def _granted_late(
     return late
 
 
+def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.int64]:
+    """Since when each rank may have worked at the earliest, where that is not one moment; else NEVER.
+
+    Who sent what needed nothing of its peers may have left as soon as it had entered. A GPU that shares its
+    node with others may have left with its own last packet, or as late as with the last one of its node.
+    """
+    before = np.maximum(last, 0)
+    earliest = np.full(len(last), NEVER)
+    if any(i.nodes for i in instances):
+        shared = np.array([bool(i.nodes) for i in instances], bool)[entries.collective[before]]
+        earliest[shared] = entries.leave_ns[before][shared]
+    earliest = np.where(entries.buffered[before], entries.enter_ns[before], earliest)
+    return np.where(last >= 0, earliest, NEVER)
+
+
 def _excess(
     entries: Entries,
     last: NDArray[np.int64],
@@ -243,13 +262,14 @@ def _excess(
     fed_ns: NDArray[np.int64],
     instances: Sequence[Instance],
     dated: NDArray[np.bool_],
+    alike: bool = False,
 ) -> NDArray[np.int64]:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
     From leaving the one before, or from when data that it had waited for was there. Of a rank that may have
     waited before its first message it is not known how long it worked: where any other's entry is exact, only
     those count (NCCL, and where all wait for a root; elsewhere hosts may have been busy with what others sent
-    them).
+    them). ``alike``: GPUs that share a node are compared as if each had left at ``left_ns``.
     """
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
     # Of a rank that nothing was seen of only a lower bound of its entry is known.
@@ -261,10 +281,9 @@ def _excess(
     sure = known & entries.exact & ((credited[entries.collective] > 0) | from_root[entries.collective])
     several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
     sure &= several
-    # Who may have left as soon as it had entered may have worked since then: that is what peers compare with.
-    most = np.where(
-        known & entries.buffered[last] & (last >= 0), entries.enter_ns - entries.enter_ns[last], own
-    )
+    # Who may have left sooner may have worked since then: that is what peers compare with.
+    earliest = _earliest(entries, last, [] if alike else instances)
+    most = np.where(known & (earliest != NEVER), entries.enter_ns - np.maximum(earliest, fed_ns), own)
     most = np.maximum(own, most)
     excess = np.where(sure, against_others(entries, most, sure), against_others(entries, most, known))
     excess -= most - own

@@ -45,6 +45,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         enter_ns=acts.enter_ns,
         leave_ns=leaves.leave_ns,
         idle_ns=leaves.idle_ns,
+        gone_ns=leaves.gone_ns,
         rule=acts.rule,
         act=acts.act,
         after=acts.after,

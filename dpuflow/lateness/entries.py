@@ -87,7 +87,8 @@ class Entries:
     enter_ns: NDArray[np.int64]
     leave_ns: NDArray[np.int64]  # all it needed was there; without input: all was sent (NCCL: can have been)
     idle_ns: NDArray[np.int64]  # besides, its last data had left the node (if sent again: was acknowledged),
-    # of NCCL's its last slot was free to be filled
+    # of NCCL's its last slot was free to be filled; where GPUs share a node, the last of them was done
+    gone_ns: NDArray[np.int64]  # the same of its own last data alone; NEVER where it sent none
     rule: NDArray[np.int64]
     act: NDArray[np.int64]
     after: NDArray[np.int64]
@@ -179,6 +180,7 @@ def blank(collective: NDArray[np.int64], endpoint: NDArray[np.int64], offsets: N
         enter_ns=never(),
         leave_ns=never(),
         idle_ns=never(),
+        gone_ns=never(),
         rule=np.full(total, int(Rule.UNSEEN), np.int64),
         act=none(),
         after=none(),

@@ -40,6 +40,7 @@ class Leaves(NamedTuple):
 
     leave_ns: NDArray[np.int64]
     idle_ns: NDArray[np.int64]
+    gone_ns: NDArray[np.int64]
     fed: NDArray[np.bool_]
     last: NDArray[np.int64]
     acked_ns: NDArray[np.int64]
@@ -79,11 +80,13 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
         staged[sender[rows]] = acts.send_at[sender[rows]] >= 0
     # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
     filled = filled_ns(picked, places.instances, places.of, sender, total)
+    own = np.minimum(sent, filled)
     acked = np.full(total, NEVER, np.int64)
     np.maximum.at(acked, sender, picked["acked_ns"])
     return Leaves(
         leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), acts.enter_ns),
-        idle_ns=np.maximum(np.maximum(done, np.minimum(sent, filled)), acts.enter_ns),
+        idle_ns=np.maximum(np.maximum(done, own), acts.enter_ns),
+        gone_ns=own,
         fed=fed,
         last=last,
         acked_ns=acked,
