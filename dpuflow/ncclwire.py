@@ -1,4 +1,4 @@
-"""NCCL's TCP sockets as tables: the handshake, what net_ib's two sides tell each other, and the bootstrap.
+"""NCCL's slots, and its TCP sockets as tables: the handshake, what net_ib's sides tell each other, bootstrap.
 
 Who connects sends twelve bytes first: a magic number and the kind of socket. Over the sockets of net_ib each
 side then tells its queue pairs, addresses and keys in one structure, whose layout changes with NCCL's
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+NCCL_STEPS: Final = 8
+"""Slots of a staging buffer (src/include/device.h): what a rank's sends may be ahead of the network by."""
 MAGIC: Final = 0x564AB9F2FC4B9D6C
 """First eight bytes on sockets of net_socket, net_ib and RAS; a communicator's bootstrap and proxies have
 one of their own, drawn at random."""

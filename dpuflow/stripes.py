@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import Role, Wire
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from dpuflow.tables import Rows
 
-AHEAD = 8
-"""NCCL_STEPS (src/include/device.h): entries that may be out before their data, at a capture's end too."""
+AHEAD = NCCL_STEPS
+"""Entries that may be out before their data, at a capture's end too."""
 HELD = 0.99
 """Share of messages that must follow their entries: clocks of two nodes may be a little off."""
 

@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth import algorithms
 from dpuflow.synth.algorithms import Lane, double_tree
 from dpuflow.synth.pat import _gather, _scatter, depth_first, gather_messages
-from dpuflow.synth.sizes import PROTOCOLS, STEPS, channels_for, deal, p2p_chunks, p2p_parts
+from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks, p2p_parts
 
 KIB, MIB = 1024, 1 << 20
 
@@ -157,9 +158,9 @@ def test_parts_of_a_send(size: int, channels: int, parts: list[int]) -> None:
 @pytest.mark.parametrize("ranks", [8, 48, 64])
 @pytest.mark.parametrize("order", [_gather, _scatter])
 def test_pat_never_waits_for_a_slot_that_only_a_later_receive_gives_back(ranks, order):
-    """All ranks run one program: more than STEPS messages of a dimension not received stopped 64 ranks."""
+    """All ranks run one program: more than eight messages of a dimension not received stopped 64 ranks."""
     waiting: dict[int, int] = {}
     for sends, message in order(gather_messages(ranks, 1 << 18)):
         waiting[message.dimension] = waiting.get(message.dimension, 0) + (1 if sends else -1)
-        assert 0 <= waiting[message.dimension] <= STEPS
+        assert 0 <= waiting[message.dimension] <= NCCL_STEPS
     assert not any(waiting.values())

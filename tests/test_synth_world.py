@@ -11,8 +11,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from synth_worlds import Row, messages_of, played, settings
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth.congestion import CNP_NS
-from dpuflow.synth.sizes import STEPS
 from dpuflow.synth.trace import CNP, CTS, WRITE_IMM
 from dpuflow.synth.world import Played
 
@@ -88,7 +88,7 @@ def test_credits_are_never_exceeded(world: Played) -> None:
         whole = [row for row in data if row.kind == WRITE_IMM][::pairs]
         for i, row in enumerate(grants):
             done = sum(1 for other in whole if 0 <= other.came_ns <= row.sent_ns)
-            assert i + 1 - done <= STEPS
+            assert i + 1 - done <= NCCL_STEPS
 
 
 def test_all_bytes_arrive_once(world: Played) -> None:
@@ -119,7 +119,7 @@ def test_the_slots_are_nccl_s(world: Played) -> None:
         rows = messages["va"][mine] - link.fifo_va
         assert (rows == (messages["value"][mine] - 1) % 256 * 512).all()
         assert (messages["kind"][mine] == CTS).all()
-        slots = 256 if world.scenario.nccl.registered else STEPS
+        slots = 256 if world.scenario.nccl.registered else NCCL_STEPS
         assert len(set(messages["target"][mine].tolist())) <= slots
 
 

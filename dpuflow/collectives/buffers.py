@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import NONE32, Wire
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
     from dpuflow.tables import Rows
 
-STEPS: Final = 8
-"""NCCL_STEPS (src/include/device.h)."""
-LOOKED: Final = 4 * STEPS
+LOOKED: Final = 4 * NCCL_STEPS
 """Entries of a connection that are looked at."""
 
 
@@ -94,8 +93,8 @@ def _rounds(
     ends = np.r_[begins[1:], len(line)]
     count, places = ends - begins, np.add.reduceat(other, begins)
     in_row = va[ends - 1] - va[begins] == ((places - 1) * room[begins]).astype(np.uint64)
-    half = (count > STEPS // 2) & (places == STEPS // 2) & in_row
-    whole = (count > STEPS) & (places == STEPS) & in_row
+    half = (count > NCCL_STEPS // 2) & (places == NCCL_STEPS // 2) & in_row
+    whole = (count > NCCL_STEPS) & (places == NCCL_STEPS) & in_row
     four, eight = set(), set()
     for size in np.unique(room[begins]).tolist():
         mine = room[begins] == size

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.collectives.buffers import CHUNKS, RING, STEP
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ ALIKE: Final = 0.9
 """Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
 TWICE: Final = 2
 """Times the usual time for one slot that is no more than one; a part's end takes as many as there are."""
-PIECES: Final = 8
+PIECES: Final = NCCL_STEPS
 """A receiver that comes late frees as many slots one by one, and no more."""
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from dpuflow.collectives.pipes import Pipe
     from dpuflow.collectives.streams import Columns
 
-SLOTS: Final = 8
-"""Messages that a rank may be ahead of the next one: NCCL_STEPS, its slots."""
+SLOTS: Final = NCCL_STEPS
+"""Messages that a rank may be ahead of the next one: its slots."""
 MOST: Final = 4_000_000
 """Cuts times pipes that are kept, at most: 32 bytes each on their way."""
 RARE: Final = 0.1

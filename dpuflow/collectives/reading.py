@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.operations import Operations
-from dpuflow.collectives.turns import STEPS, Sends
+from dpuflow.collectives.turns import Sends
+from dpuflow.ncclwire import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_SETS: Final = 6
 """Sets in lockstep whose combinations are tried."""
-LONGEST: Final = STEPS
+LONGEST: Final = NCCL_STEPS
 """So many places where an operation may begin are skipped at most: what uses up the slots."""
 UNEVEN: Final = 3
 """On some sets alone, with other numbers of messages, so many: few pipes may be slow at the same message by

@@ -23,6 +23,7 @@ from dpuflow.collectives.reading import Reading
 from dpuflow.collectives.scoring import NO_CONTRAST
 from dpuflow.collectives.spoken import spoken
 from dpuflow.collectives.streams import columns_of
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from dpuflow.collectives.streams import Columns
     from dpuflow.tables import Rows
 
-AHEAD: Final = 8
-"""Messages by which connections in lockstep may be apart where the capture ends: NCCL_STEPS, their slots."""
+AHEAD: Final = NCCL_STEPS
+"""Messages by which connections in lockstep may be apart where the capture ends: their slots."""
 TWICE: Final = 2
 """What happened once does not repeat. Times that a pause before an operation is longer than one within."""
 

@@ -20,6 +20,7 @@ from dpuflow.collectives.recognise import ELEMENT_BYTES
 from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
 from dpuflow.collectives.streams import Streams, columns_of
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ EXPLAINED = 0.9
 """An algorithm that leaves more than a tenth of a channel's messages over has not understood it."""
 UNEVEN = 2 * ELEMENT_BYTES
 """By how many bytes a channel's messages may differ in the mean: blocks are rounded up to so much."""
-AHEAD = 8
-"""Messages by which connections of one channel may be apart: NCCL_STEPS, its slots (src/include/device.h)."""
+AHEAD = NCCL_STEPS
+"""Messages by which connections of one channel may be apart: its slots."""
 
 
 def structured_instances(

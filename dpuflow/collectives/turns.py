@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.pipes import Lockstep
 
-STEPS: Final = 8
-"""NCCL_STEPS: messages of a connection that may leave when their rank is through with the operation."""
+STAGED: Final = NCCL_STEPS
+"""Messages of a connection that may leave when their rank is through with the operation."""
 _FAR: Final = np.iinfo(np.int64).max
 
 Part = tuple[int, int, int]
@@ -51,7 +52,7 @@ class Sends:
             begin, end = each.bounds[:-1], each.bounds[1:]
             first, last, filled, half = (
                 starts[each.rows[:, at]]
-                for at in (begin, end - 1, np.maximum(end - 1 - STEPS, begin), (begin + end) // 2)
+                for at in (begin, end - 1, np.maximum(end - 1 - STAGED, begin), (begin + end) // 2)
             )
             first = np.where(first == NEVER, _FAR, first)
             self._half.append(half.min(axis=0))

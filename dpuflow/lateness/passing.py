@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.ordering import order_within
 from dpuflow.schema import NEVER, Op, Wire
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from dpuflow.ordering import Picked
 
 _FAR = np.iinfo(np.int64).max
-SLOTS: Final = 8
-"""NCCL_STEPS (src/include/device.h): slots of a staging buffer. A message takes one, of Simple's rings
+SLOTS: Final = NCCL_STEPS
+"""Slots of a staging buffer. A message takes one, of Simple's rings
 two."""
 
 

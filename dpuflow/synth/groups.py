@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth import algorithms, sizes
 from dpuflow.synth.gpu import Part
 from dpuflow.synth.pat import pat as pat_lanes
@@ -169,7 +170,7 @@ class Communicator:
                 for place, lane in found.items():
                     lanes[place].append(lane)
         if op in ("all_to_all", "send_recv"):
-            grain = Grain(3, chunk, 1, sizes.STEPS)
+            grain = Grain(3, chunk, 1, NCCL_STEPS)
         else:
             grain = Grain.of(
                 protocol, op in ("all_reduce", "all_gather", "reduce_scatter") and not tree and not pat

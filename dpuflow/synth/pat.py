@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth.algorithms import Lane, Stretch, merged
-from dpuflow.synth.sizes import PROTOCOLS, STEPS
+from dpuflow.synth.sizes import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ def gather_messages(ranks: int, block: int, slot: int = SLOT) -> list[Message]:
     share = 1
     while slot // (block * share) >= 2 and share < ranks // 2:
         share, delta = 2 * share, delta // 2
-    factor, depth = share, STEPS
+    factor, depth = share, NCCL_STEPS
     while depth > 1 and factor < ranks // 2:
         factor, delta, depth = 2 * factor, delta // 2, depth // 2
     found: list[Message] = []
@@ -117,14 +118,14 @@ def _scatter(messages: list[Message]) -> Iterator[tuple[bool, Message]]:
 def _in_turn(messages: list[Message], needs: list[list[int]]) -> Iterator[tuple[bool, Message]]:
     """Sends in order, each after what it needs, and after what would else leave its peer without a slot.
 
-    All ranks run the same program, so a rank that never has more than STEPS messages of a dimension waiting
-    for it never makes the rank beyond wait for a slot without end.
+    All ranks run the same program, so a rank that never has more than NCCL_STEPS messages of a dimension
+    waiting for it never makes the rank beyond wait for a slot without end.
     """
     taken: set[int] = set()
     sent: dict[int, list[int]] = {}
     for i, message in enumerate(messages):
         before = sent.setdefault(message.dimension, [])
-        oldest = before[-STEPS:][:1] if len(before) >= STEPS else []
+        oldest = before[-NCCL_STEPS:][:1] if len(before) >= NCCL_STEPS else []
         for needed in needs[i] + oldest:
             if needed not in taken:
                 yield from _take(messages, needed, taken)

@@ -14,7 +14,8 @@ from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.synth.sizes import STEPS, round_up
+from dpuflow.ncclwire import NCCL_STEPS
+from dpuflow.synth.sizes import round_up
 from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 from dpuflow.synth.transport import NVLINK_NS, Grain, Link, in_order
 
@@ -104,7 +105,7 @@ class _Call:
     @property
     def depth(self) -> int:
         """Messages of each that are granted ahead."""
-        return max(1, min(STEPS, SHARED_STEPS // len(self.spans)))
+        return max(1, min(NCCL_STEPS, SHARED_STEPS // len(self.spans)))
 
     def group(self) -> list[Pooled]:
         """Whose messages are granted together next."""

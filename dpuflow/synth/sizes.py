@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from dpuflow.ncclwire import NCCL_STEPS
+
 ELEMENT: Final = 4
 """Bytes of the data type: float."""
-STEPS: Final = 8
-"""NCCL_STEPS: slots of a staging buffer."""
 KIB: Final = 1024
 P2P_CHUNK: Final = 128 * KIB
 
@@ -48,7 +48,7 @@ PROTOCOLS: Final = {
 
 def protocols(simple: int, ll: int, ll128: int) -> dict[str, Protocol]:
     """Those with buffers of so many bytes (computeBuffSizes)."""
-    slots = {"simple": simple // STEPS, "ll": ll // STEPS, "ll128": ll128 // STEPS}
+    slots = {"simple": simple // NCCL_STEPS, "ll": ll // NCCL_STEPS, "ll128": ll128 // NCCL_STEPS}
     # Of LL's slot half is data, of LL128's fifteen sixteenths, in whole grains.
     data = {"simple": slots["simple"], "ll": slots["ll"] // 2, "ll128": slots["ll128"] // 2048 * 1920}
     return {name: each._replace(slot=slots[name], data=data[name]) for name, each in PROTOCOLS.items()}

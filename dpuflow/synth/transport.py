@@ -12,7 +12,8 @@ from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow.synth.sizes import STEPS, round_up
+from dpuflow.ncclwire import NCCL_STEPS
+from dpuflow.synth.sizes import round_up
 from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Grain(NamedTuple):
     def of(cls, protocol: Protocol, ring: bool) -> Grain:
         """Of a collective: rings with Simple take two slots a message where they cut chunks in slices."""
         steps = protocol.slice_steps if ring else 1
-        return cls(protocol.number, protocol.slot, steps, STEPS // steps)
+        return cls(protocol.number, protocol.slot, steps, NCCL_STEPS // steps)
 
 
 class Link:
@@ -78,7 +79,7 @@ class Link:
 
     def __init__(self, src: Gpu, dst: Gpu) -> None:
         self.src, self.dst = src, dst
-        self.window = STEPS  # messages the sender's GPU may be ahead of what is done
+        self.window = NCCL_STEPS  # messages the sender's GPU may be ahead of what is done
         self.produced = 0  # by the sending GPU
         self.freed = 0  # slots given back to it
         self.arrived = 0  # at the receiving GPU
@@ -247,11 +248,11 @@ class Connection(Link):
     def _post_grant(self, number: int, grain: Grain) -> None:
         layout = self._settings.layout
         if grain.base not in self._buffers:
-            size = grain.slot * (layout.rows if self._settings.registered else STEPS)
+            size = grain.slot * (layout.rows if self._settings.registered else NCCL_STEPS)
             self._buffers[grain.base] = self.dst.memory.take(size, 4096), self.dst.memory.key()
         base, rkey = self._buffers[grain.base]
         # A registered buffer is the user's: data goes on and on in it, not round the slots.
-        slots = layout.rows if self._settings.registered else STEPS
+        slots = layout.rows if self._settings.registered else NCCL_STEPS
         target = base + self._step % slots * grain.slot
         self._step += grain.steps
         self._targets.append((target, rkey))
