@@ -159,3 +159,16 @@ def test_a_root_that_is_now_and_then_late_shows_itself(late_us: int, rule: Rule,
     entries = analyze_tables(tables).inferred.entries
     assert set(entries.rule[0::2][5:8].tolist()) == {rule}
     assert set(np.delete(entries.rule[0::2], [5, 6, 7]).tolist()) == {Rule.AFTER_INPUT}
+
+
+def test_transfers_that_may_have_been_launched_as_one_say_nothing_of_each_other() -> None:
+    rows = transfers(2, {}, count=2)
+    instances = [
+        Instance(np.arange(2 * k, 2 * k + 2), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,)))
+        for k in range(2)
+    ]
+    apart = build_entries(rows, instances)
+    assert apart.since_ns[3] == apart.leave_ns[1]
+    for name in ("data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns", "acked_ns"):
+        rows[name][2:] += rows[name][0] - rows[name][2] + EVERY // 2  # message by message, in turns
+    assert build_entries(rows, instances).since_ns[3] == NEVER

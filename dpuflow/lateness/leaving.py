@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.exchanges import there_ns
+from dpuflow.lateness.beside import not_beside
 from dpuflow.lateness.entries import Rule
 from dpuflow.lateness.passing import SLOTS
 from dpuflow.lateness.places import FAR
@@ -145,9 +146,9 @@ def left_before(entries: Entries, places: Places, leaves: Leaves, send_at: NDArr
     ``send_at``: of each row which exchange's sending its first act is.
     """
     held, gone_ns = _gone(entries, places, np.where(leaves.staged, send_at, -1))
-    before = _left_before(entries, held, gone_ns, leaves.freed_ns)
+    at = not_beside(entries, places, previous_row(entries))
+    before = _left_before(at, held, gone_ns, leaves.freed_ns)
     entered = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)  # it had by then
-    at = previous_row(entries)
     shown = np.where((at >= 0) & leaves.fed[at], leaves.last[at], NONE32)
     return replace(entries, since_ns=np.where(before <= entered, before, NEVER), since_act=shown)
 
@@ -176,14 +177,13 @@ def _gone(
 
 
 def _left_before(
-    entries: Entries, held: NDArray[np.bool_], left_ns: NDArray[np.int64], freed: NDArray[np.int64]
+    last: NDArray[np.int64], held: NDArray[np.bool_], left_ns: NDArray[np.int64], freed: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """When each rank had left what it did before, at the earliest (``left_ns``).
+    """When each rank had left what it did before (``last``, -1 for nothing), at the earliest (``left_ns``).
 
     Of rows ``held`` something else kept the first message than the rank: it had left when the slots were free
     and its input was there (``freed``), and not before it left what came before that.
     """
-    last = previous_row(entries)
     left = np.where(held, freed, np.maximum(left_ns, freed))
     rows = np.flatnonzero(held & (last >= 0))
     for _ in range(SLOTS):  # several in a row

@@ -86,11 +86,14 @@ def kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]
     same = line[order[1:]] == line[order[:-1]]
     before[data[order[1:][same]]] = picked["acked_ns"][data[order[:-1][same]]]
     out = np.maximum(out, before[sends])
-    # Messages of an adapter leave side by side, so what ended last need not have begun last.
+    # Messages of an adapter leave side by side, so what ended last need not have begun last. One that was
+    # sent again keeps it until it is acknowledged.
     src = picked["src"][data].astype(np.int64)
     order = order_within(picked["data_ns"][data], src)
     starts = np.flatnonzero(np.r_[True, np.diff(src[order]) != 0])
     ended = picked["data_end_ns"][data[order]]
+    again = picked["retransmitted"][data[order]] > 0
+    ended = np.where(again, np.maximum(ended, picked["acked_ns"][data[order]]), ended)
     until = np.concatenate([np.maximum.accumulate(each) for each in np.split(ended, starts[1:])])
     first = np.zeros(len(order), bool)
     first[starts] = True
