@@ -14,6 +14,7 @@ from dpuflow.collectives.model import Instance
 from dpuflow.ingest import ingest
 from dpuflow.lateness import AT_LEAST, EXACT, Rule, build_entries, relate
 from dpuflow.lateness.slots import date_by_slots, held_senders
+from dpuflow.lateness.staging import kept_until_ns
 from dpuflow.ordering import Picked
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
 from dpuflow.synth.case import write_case
@@ -172,3 +173,37 @@ def test_transfers_that_may_have_been_launched_as_one_say_nothing_of_each_other(
     for name in ("data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns", "acked_ns"):
         rows[name][2:] += rows[name][0] - rows[name][2] + EVERY // 2  # message by message, in turns
     assert build_entries(rows, instances).since_ns[3] == NEVER
+
+
+def test_streams_that_ever_overlap_say_nothing_of_each_other() -> None:
+    """Rank 0 exchanges data with 1 and with 2 in turn, and once begins with 2 before it has that of 1."""
+    rows = transfers(2, {}, count=4)
+    peer, own = np.array([1, 2, 1, 2]), slice(0, None, 2)
+    rows["src"][own], rows["dst"][own], rows["connection"][own] = 0, peer, peer
+    rows["src"][1::2], rows["dst"][1::2], rows["connection"][1::2] = peer, 0, 2 + peer
+    instances = [
+        Instance(
+            np.array([2 * k, 2 * k + 1]),
+            Op.ALL_REDUCE,
+            [0, int(peer[k])],
+            size=int(peer[k]),
+            free=frozenset((0, 1)),
+        )
+        for k in range(4)
+    ]
+    apart = build_entries(rows, instances)
+    assert apart.since_ns[[2, 4, 6]].tolist() == apart.leave_ns[[0, 2, 4]].tolist()  # rank 0's
+    rows["arrived_end_ns"][5] = rows["data_ns"][6] + EVERY  # the fourth begins while the third goes on
+    beside = build_entries(rows, instances)
+    assert beside.since_ns[[2, 6]].tolist() == [NEVER, NEVER]
+    assert beside.since_ns[4] == beside.leave_ns[2]  # the other way round nothing says so
+
+
+def test_an_adapter_that_sends_again_keeps_what_comes_after() -> None:
+    rows = transfers(1, {}, count=2)
+    rows["connection"], rows["acked_ns"][0] = [0, 1], rows["data_ns"][1] + EVERY
+    ended = int(rows["data_end_ns"][0])
+    rows["grant_arrived_ns"] = NEVER
+    assert kept_until_ns(Picked(rows), np.array([1])).tolist() == [ended]
+    rows["retransmitted"][0] = 1
+    assert kept_until_ns(Picked(rows), np.array([1])).tolist() == [int(rows["data_ns"][1])]
