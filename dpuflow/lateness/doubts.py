@@ -127,7 +127,9 @@ def weigh(
     clock, clock_ns = _clocks(entries, joined)
     entries = replace(entries, clock=clock, clock_ns=clock_ns)
     room_ns = room(entries, begun(entries, left, usual, of_row), served, of_row)
-    return replace(entries, room_ns=room_ns)
+    # One captured rank is compared with what came to it: bounds hold without, and with it most tell nothing.
+    alone = np.array([i.near is not None and len(i.near) == 1 for i in instances], bool)[entries.collective]
+    return replace(entries, room_ns=np.where(alone, 0, room_ns))
 
 
 def _as_a_habit(entries: Entries, joined: Joined, of_row: NDArray[np.int64]) -> Entries:
