@@ -159,7 +159,7 @@ def test_what_a_rank_beside_received_was_not_seen(shared: Path) -> None:
 
 
 def test_what_one_node_tells_leaves_no_room_for_the_hosts_of_others(shared: Path) -> None:
-    """``at_least`` leaves room for threads that slept. With it the late rank's neighbour told nothing of it."""
+    """``at_least`` leaves room for threads that slept. With it the late rank's neighbour told nothing."""
     result = analysed(shared, "nccl-ar-n4-256k-late2-10ms", 2)
     (late,) = (end.id for end in result.endpoints if end.address == "192.168.50.10")
     mine = [rank for each in result.collectives for rank in each.ranks if rank.endpoint == late]
