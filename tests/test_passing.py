@@ -44,19 +44,19 @@ def test_slots_given_back_tell_how_fast_a_rank_takes_its_inputs() -> None:
     rows = stream(20, 500, 300)
     picked = Picked(rows, np.arange(20))
     receiver = np.ones(20, np.int64)
-    (where, taken), (_, between) = consumed(
+    (where, taken), (_, between), _ = consumed(
         picked, [chain(rows)], np.zeros(20, np.int64), receiver, np.array([0, 0])
     )
     assert taken.tolist() == [300] * 12
     assert set(where.tolist()) == {1}
     assert not len(between)
     # What came before the rank had entered waited for the rank.
-    (_, late), _ = consumed(
+    (_, late), _, _ = consumed(
         picked, [chain(rows)], np.zeros(20, np.int64), receiver, np.array([0, 1_000 + 500 * 5])
     )
     assert len(late) == 7
     ring = replace(chain(rows), algorithm=looped_ring(Op.ALL_REDUCE, 1))
-    (_, slots), _ = consumed(picked, [ring], np.zeros(20, np.int64), receiver, np.array([0, 0]))
+    (_, slots), _, _ = consumed(picked, [ring], np.zeros(20, np.int64), receiver, np.array([0, 0]))
     assert not len(slots)  # a ring of Simple grants four ahead: these would come before their inputs
 
 
@@ -67,7 +67,7 @@ def test_the_next_operations_first_entry_is_no_sooner_than_the_last_input() -> N
     two["arrived_end_ns"] += 10_000
     rows = np.concatenate([one, two])
     of = np.repeat([0, 1], 4)
-    _, (where, between) = consumed(
+    _, (where, between), _ = consumed(
         Picked(rows, np.arange(8)), [chain(one), chain(two)], of, 2 * of + 1, np.zeros(4, np.int64)
     )
     assert where.tolist() == [1]

@@ -106,7 +106,9 @@ def units_by(
         # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
         alone = np.full(len(step), -1)
         singly = {e: _units_of(mine, entries, own, blame, alone, kind) for e, mine in rows.items()}
-        if turns_of(singly, own, entries.collective, worked_ns):
+        turning = turns_of(singly, own, entries.collective, worked_ns)
+        # What is told by its turns alone may be one rank, late once in steps of as many collectives as ranks.
+        if sum(int((singly[e].amount_ns > 0).sum()) >= FEWEST for e in turning) > 1:
             return singly, alone
     return units, step
 
