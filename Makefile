@@ -1,8 +1,10 @@
 # Each chore is one command; `make help` lists them. All but `setup` and `clean` set up first.
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
-READY := .venv/.ready
+READY := .venv/.ready-test
+RUN := .venv/.ready-run
 ARGS ?=
+JOBS ?= auto
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
 
@@ -10,7 +12,7 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: help setup demo test check lint types format bench bench-accuracy score help-text headers bpf dist deb \
+.PHONY: help setup setup-run setup-live demo test check lint types format bench bench-accuracy score help-text headers bpf dist deb \
 	deb-check clean
 
 help: ## list these commands
@@ -18,19 +20,28 @@ help: ## list these commands
 		printf '  make %-15s %s\n' "$$name" "$$what"; done
 
 $(READY): setup.cfg pyproject.toml tools/setup.sh
-	@sh tools/setup.sh
+	@sh tools/setup.sh test
+
+$(RUN): setup.cfg pyproject.toml tools/setup.sh
+	@sh tools/setup.sh run
 
 setup: ## make .venv with dpuflow in it, install what tests and bench need, compile the kernels
-	@sh tools/setup.sh
+	@sh tools/setup.sh test
 
-demo: $(READY) ## analyse a bundled capture of a job with one late rank and print the verdict
+setup-run: ## make .venv with just what `dpuflow analyze` needs: no root, no packages of the distribution
+	@sh tools/setup.sh run
+
+setup-live: ## the same, and what live capture needs (as root: clang, libbpf, bcc)
+	@sh tools/setup.sh live
+
+demo: $(RUN) ## analyse a bundled capture of a job with one late rank and print the verdict
 	@mkdir -p build
 	$(PYTHON) -m dpuflow analyze traces/gloo-allreduce-n4/node*.pcap.gz --json build/demo.json
 	@echo
 	@echo "The whole result is in $(CURDIR)/build/demo.json"
 
 test: $(READY) ## run the tests (ARGS="-k name" picks some)
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: lint types test ## all that a change must pass: lint, format, types, tests
 

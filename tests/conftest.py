@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 
+CHECKOUT = Path(__file__).resolve().parents[1]
+# Programs that tests start themselves, from packages that were unpacked, not installed (tools/setup.sh).
+_UNPACKED = [str(folder) for folder in (CHECKOUT / ".cache/tools").glob("*/usr/*bin")]
+os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *_UNPACKED])
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with more captures: DPUFLOW_SHARED, or ``shared`` beside the checkout."""
     named = os.environ.get("DPUFLOW_SHARED")
-    path = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
+    path = Path(named) if named else CHECKOUT.parent / "shared"
     if not (path / "captures").is_dir():
         pytest.skip(f"no captures in {path}: set DPUFLOW_SHARED to the folder that has captures/")
     return path

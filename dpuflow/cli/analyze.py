@@ -24,6 +24,8 @@ Examples:
 Snap length 128 is enough. The exit status is 0 when the analysis ran, whoever
 was late; 1 when a capture or the environment is at fault; 2 for wrong usage."""
 
+COMPILING = "dpuflow: compiling the packet parsers for this processor, once; about half a minute ..."
+
 
 @click.command(epilog=EPILOG)
 @click.argument("captures", metavar="CAPTURE...", nargs=-1)
@@ -80,7 +82,10 @@ def analyze(
 
     import dpuflow
     from dpuflow.cli.progress import ProgressLine
+    from dpuflow.kernels import _ready
 
+    if not quiet:
+        _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
     with ProgressLine(enabled=not quiet) as progress:
         result = dpuflow.analyze(vantages, clock=clock, ranks=ranks, threads=threads, progress=progress)

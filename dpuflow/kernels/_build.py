@@ -105,9 +105,9 @@ def build(target: Path | None = None) -> Path | None:
         place.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as name:
             objects = []
-            for number, dispatcher in enumerate(_numba.KERNELS):
+            for number, kernel in enumerate(_numba.KERNELS):
                 path = Path(name, f"{number}.o")
-                path.write_bytes(_object_code(dispatcher))
+                path.write_bytes(_object_code(kernel.dispatcher))
                 objects.append(str(path))
             library = Path(name, place.name)
             nothing_else = [] if linker.endswith("ld") else ["-nostdlib"]

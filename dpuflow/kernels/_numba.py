@@ -7,6 +7,7 @@ array as one unsigned number, without bounds or wrap-around checks: the caller h
 
 from __future__ import annotations
 
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, Final
 
 import numba
@@ -33,27 +34,67 @@ i4, i8, f8 = types.int32, types.int64, types.float64
 void = types.void
 
 
-KERNELS: list[Any] = []
-"""All kernels so far, for ``_build``."""
+class Compiled:
+    """A kernel for exactly one signature, which Numba compiles, or loads from its cache, at the first call.
 
+    So a capture of TCP does not wait for what only RoCE needs: the three parsers take ten seconds each.
+    """
 
-def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that Python calls, for exactly this signature; releases the GIL."""
+    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+        self.function, self.signature = function, signature
+        self.ready: Any = None
+        self.lock = Lock()
 
-    def compile_now(function: Callable[..., Any]) -> Callable[..., Any]:
-        dispatcher = numba.njit(**FLAGS)(function)
+    @property
+    def dispatcher(self) -> Any:
+        """Numba's own object, compiled."""
+        with self.lock:  # several threads read
+            if self.ready is None:
+                self.ready = self._compile()
+        return self.ready
+
+    def _compile(self) -> Any:
+        dispatcher = numba.njit(**FLAGS)(self.function)
         try:
             dispatcher.enable_caching()
             # Numba looks at the kernel's own file; what it takes from others would go stale unnoticed.
             dispatcher._cache._cache_file._source_stamp = (_ready.source_stamp(),)
         except RuntimeError:
             pass  # no folder to write to: it is compiled anew in each process
-        dispatcher.compile(signature)
+        slow = Timer(SLOW_S, waiting)
+        slow.daemon = True
+        slow.start()
+        try:
+            dispatcher.compile(self.signature)
+        finally:
+            slow.cancel()
         dispatcher.disable_compile()
-        KERNELS.append(dispatcher)
-        return dispatcher  # type: ignore[no-any-return]
+        return dispatcher
 
-    return compile_now
+    def __call__(self, *arguments: Any) -> Any:
+        return (self.ready or self.dispatcher)(*arguments)
+
+
+KERNELS: list[Compiled] = []
+"""All kernels so far, for ``_build``."""
+SLOW_S: Final = 1.0
+"""A kernel that takes longer is not in the cache: whoever waits is told so. Loading one takes 20 ms."""
+
+
+def waiting() -> None:
+    """Tell those who want to know (``_ready.when_compiling``) that kernels are being compiled."""
+    if _ready.when_compiling:
+        _ready.when_compiling.pop()()
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that Python calls, for exactly this signature; releases the GIL."""
+
+    def named(function: Callable[..., Any]) -> Callable[..., Any]:
+        KERNELS.append(Compiled(function, signature))
+        return KERNELS[-1]
+
+    return named
 
 
 inner = numba.njit(**FLAGS)

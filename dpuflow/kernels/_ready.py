@@ -77,6 +77,9 @@ def _open() -> ctypes.CDLL | None:
 
 LIBRARY: Final = _open()
 
+when_compiling: list[Callable[[], None]] = []
+"""What to call, once, when Numba compiles kernels and somebody waits for it."""
+
 
 class _Type:
     """A type in a signature: a number, or an array where it is indexed; called, it makes a signature."""

@@ -204,7 +204,7 @@ class Switch:
         names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR")
         self.environment = ENVIRONMENT | dict.fromkeys(names, str(folder)) | {"DPUFLOW_RUN": f"{folder}/run"}
         schema, database, socket = (
-            "/usr/share/openvswitch/vswitch.ovsschema",
+            str(Path(shutil.which("ovs-vswitchd") or "").parents[1] / "share/openvswitch/vswitch.ovsschema"),
             f"{folder}/db",
             f"{folder}/db.sock",
         )
