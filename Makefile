@@ -41,7 +41,8 @@ demo: $(RUN) ## analyse a bundled capture of a job with one late rank and print 
 	@echo "The whole result is in $(CURDIR)/build/demo.json"
 
 test: $(READY) ## run the tests (ARGS="-k name" picks some)
-	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
+	$(PYTHON) -m pytest --durations=10 tests/root $(ARGS) || [ $$? = 5 ]  # 5: -k named none of these
 
 check: lint types test ## all that a change must pass: lint, format, types, tests
 

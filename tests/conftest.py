@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Programs that tests start themselves, from packages that were unpacked, not installed (tools/setup.sh).
 _UNPACKED = [str(folder) for folder in (CHECKOUT / ".cache/tools").glob("*/usr/*bin")]

@@ -95,6 +95,7 @@ if [ "$want" = test ]; then
     need /usr/include/pcap/pcap.h libpcap-dev
     need openssl openssl
     need tcpdump tcpdump
+    need bpftool bpftool
     need ovsdb-tool openvswitch-common
 fi
 # shellcheck disable=SC2086 # one word a package
