@@ -13,6 +13,8 @@ ROCE_V2_PORT: Final = 4791
 VXLAN_PORT: Final = 4789
 GENEVE_PORT: Final = 6081
 
+MAX_OFFLOADED: Final = 8 * 0xFFFF
+"""Bytes of the largest packet that segmentation offload shows: BIG TCP (Linux netdevice.h, GSO_MAX_SIZE)."""
 ETHERTYPE_IPV4: Final = 0x0800
 ETHERTYPE_IPV6: Final = 0x86DD
 ETHERTYPE_ARP: Final = 0x0806

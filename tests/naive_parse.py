@@ -310,7 +310,7 @@ class _Packet:
         raw = self.take(20, Kind.CUT_IP)
         version, header, total = raw[0] >> 4, (raw[0] & 15) * 4, be(raw[2:4])
         self.end = start + total if total else self.wire_end
-        if version != 4 or header < 20 or self.end < start + header:
+        if version != 4 or header < 20 or not header <= self.end - start <= wire.MAX_OFFLOADED:
             raise Stop(Kind.MALFORMED_IP)
         self.take(header - 20, Kind.CUT_IP)
         self.row.tos = raw[1]
@@ -327,6 +327,8 @@ class _Packet:
             raise Stop(Kind.MALFORMED_IP)
         length, following = be(raw[4:6]), raw[6]
         self.end = start + 40 + length if length else self.wire_end
+        if self.end - start > max(wire.MAX_OFFLOADED, length + 40):
+            raise Stop(Kind.MALFORMED_IP)
         self.row.tos = be(raw[:2]) >> 4 & 255
         self.row.src, self.row.dst = be(raw[8:24]), be(raw[24:40])
         self.first_fragment = False

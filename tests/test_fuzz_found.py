@@ -6,11 +6,13 @@ import gzip
 import resource
 import struct
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 from readings import read_bytes, read_file
 
+import dpuflow
 from dpuflow import schema
 from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.sequenced import sequenced_instances
@@ -155,3 +157,27 @@ def test_errors_of_centuries():
     handed, clocks = relative._errors(entries, entries.spread_ns, np.array([2, 2, 2]))
     assert handed.tolist() == [schema.NEVER, 1 << 62, 7]
     assert clocks.tolist() == [0, 0, 0]
+
+
+def tcp_frame(seq: int, claimed: int) -> bytes:
+    """A record of an IPv4 TCP segment whose total length is 0, as offload leaves it, with Gloo's preamble."""
+    body = struct.pack("<QQ", 32, 0) + bytes(24)
+    tcp = struct.pack(">HHIIBBHHH", 1000, 2000, seq, 0, 5 << 4, 0x18, 1000, 0, 0)
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 0, 0, 0, 64, 6, 0, b"\n\0\0\1", b"\n\0\0\2")
+    frame = bytes(12) + b"\x08\0" + ip + tcp + body
+    return struct.pack("<4I", 1, 0, len(frame), claimed) + frame
+
+
+def test_what_a_header_claims_takes_no_memory(tmp_path):
+    """Records that claim 4 GiB, and segments far ahead of a hole: 22 GB of rows for one packet, before."""
+    head = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, 1)
+    far = b"".join(tcp_frame(1000 + k * 600_000, 500_000) for k in range(2000))
+    path = tmp_path / "claims.pcap"
+    path.write_bytes(head + tcp_frame(0, 94) + far + tcp_frame(96, 0xFFFFFFFF))
+    limit = 64 * path.stat().st_size + (64 << 20)
+    tracemalloc.start()
+    result = dpuflow.analyze([dpuflow.Vantage("a", (str(path),))])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.captures[0].skipped == {"malformed_ip": 1}
+    assert peak < limit

@@ -223,7 +223,7 @@ def _ipv4(data, at, captured, p):  # type: ignore[no-untyped-def]
     end = at + total
     if total == 0:  # segmentation offload: the kernel had not filled it in yet
         end = p[P_WIRE_END]
-    if end < at + header:
+    if end < at + header or end - at > wire.MAX_OFFLOADED:
         return _BAD_IP
     if at + header > captured:
         return _CUT_IP
@@ -256,6 +256,8 @@ def _ipv6(data, at, captured, p):  # type: ignore[no-untyped-def]
     end = at + 40 + length
     if length == 0:  # jumbogram or segmentation offload
         end = p[P_WIRE_END]
+        if end - at > wire.MAX_OFFLOADED:
+            return _BAD_IP
     p[P_FAMILY] = 6
     p[P_TOS] = (first >> 4) & 255
     p[P_SRC_HI] = be64(data, at + 8)

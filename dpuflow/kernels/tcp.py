@@ -100,7 +100,7 @@ def hold(
     if h.next < 0:
         st.held_tail = slot
     st.held_count += 1
-    st.held_bytes += end - seq
+    st.held_seen += h.seen
 
 
 @inner
@@ -174,7 +174,7 @@ def drain(
         if st.held < 0:
             st.held_tail = -1
         st.held_count -= 1
-        st.held_bytes -= h.end - h.seq
+        st.held_seen -= h.seen
         h.next = counts[FREE_SLOT]
         counts[FREE_SLOT] = slot
         counts[SLOTS_USED] -= 1
@@ -259,9 +259,9 @@ def follow(
         at, seen = np.int64(data_at[p]), min(np.int64(data_len[p]), length)
         tcp_flags = np.int64(t.flags)
         frame = np.int64(frames[p])
-        need = (length + st.held_bytes) // MIN_MESSAGE + st.held_count + 16
+        need = (seen + st.held_seen) // MIN_MESSAGE + st.held_count + 16
         if st.peer >= 0:
-            need += streams[st.peer].held_bytes // MIN_MESSAGE + streams[st.peer].held_count
+            need += streams[st.peer].held_seen // MIN_MESSAGE + streams[st.peer].held_count
         if len(rows) - counts[ROWS] < need:
             counts[WANT] = MORE_ROWS
             return i

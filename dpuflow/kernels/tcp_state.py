@@ -23,7 +23,7 @@ STREAM = np.dtype(
         ("timed_ns", "i8"),
         ("srtt", "i8"),
         ("rttvar", "i8"),
-        ("held_bytes", "i8"),
+        ("held_seen", "i8"),  # captured bytes of the segments held
         ("fin", "i8"),  # sequence number of the FIN, 0: none yet
         ("granted", "i8"),  # bytes that this flow last allowed the opposite one to send (UCX), 0: none
         ("allowed", "i8"),  # the opposite flow's ``granted``
@@ -121,6 +121,8 @@ MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up
 MAX_HELD_ALONE = 64  # the same where the opposite direction was never seen
 MAX_WIDTH = 9216  # captured bytes of a held segment that are kept: a jumbo frame's
 MAX_PIECES = 1024  # rows kept of a stretch whose framing is lost
-MIN_MESSAGE = 8  # bytes of the shortest message of any number: what a segment can complete is bounded by it
+MIN_MESSAGE = (
+    8  # bytes of the shortest header: a segment completes no more messages than its captured bytes can begin
+)
 CHAIN = 3  # plausible headers, one at the end of the other, that settle a framing
 FIRST_RTO_NS = 1_000_000_000  # RFC 6298 section 2.1

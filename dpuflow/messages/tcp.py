@@ -107,7 +107,7 @@ class TcpMessages:
         """End the capture: MESSAGE rows in order of completion; ``flows`` gets its counters."""
         kernels, state = self._kernels, self._state
         self._new_flows(flows)
-        room = int(self._streams["held_bytes"].sum()) // state.MIN_MESSAGE
+        room = int(self._streams["held_seen"].sum()) // state.MIN_MESSAGE
         self._more_rows(room + 2 * len(self._held) + 2 * len(self._streams))
         kernels.end_all(
             self._streams, self._header, self._rows, self._links, self._held, self._held_data,
