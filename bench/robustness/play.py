@@ -22,7 +22,7 @@ from dpuflow.reports.text import text_lines
 from dpuflow.scoring.truth import Case, place_case
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bench.robustness.cases import Capture, Subject
 
@@ -32,13 +32,16 @@ MEMORY = "/dev/shm"
 def play(case: str, twins: Sequence[str], seed: int = 0) -> list[Outcome]:
     """The outcomes of these twins of ``case``; a twin that leaves its captures as they are has none."""
     subject = read_subject(case)
+    return [_play(subject, name, captures) for name, captures in twins_of(subject, twins, seed)]
+
+
+def twins_of(subject: Subject, twins: Sequence[str], seed: int = 0) -> Iterator[tuple[str, Captures]]:
+    """The captures of those of ``twins`` that change any."""
     late = late_nodes(subject)
-    found = []
     for name in twins:
         captures = make_twin(subject, twin_named(name), late, seed)
         if name == "whole" or captures != subject.captures:
-            found.append(_play(subject, name, captures))
-    return found
+            yield name, captures
 
 
 def late_nodes(subject: Subject) -> set[int]:
@@ -56,24 +59,28 @@ def late_nodes(subject: Subject) -> set[int]:
 
 
 def _play(subject: Subject, name: str, captures: Captures) -> Outcome:
-    twin = twin_named(name)
-    outcome = Outcome(subject.name, name)
-    asked = _asked(subject.name)
+    asked(subject.name)  # not on this twin's account
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as folder:
-        vantages = _written(subject, captures, Path(folder))
+        points = vantages(subject, captures, Path(folder))
         begin = time.process_time()
         try:
-            result = dpuflow.analyze(vantages)
+            result = dpuflow.analyze(points)
         except Exception as error:  # any error is an outcome here, of the program's own making or not
-            outcome.said = f"{type(error).__name__}: {error}"
-            return outcome
-        outcome.cpu_s = time.process_time() - begin
-    outcome.said = _headline(list(text_lines(result)))
+            return Outcome(subject.name, name, said=f"{type(error).__name__}: {error}")
+        cpu_s = time.process_time() - begin
+    return judged(subject, name, captures, result, cpu_s)
+
+
+def judged(
+    subject: Subject, name: str, captures: Captures, result: dpuflow.Analysis, cpu_s: float = 0.0
+) -> Outcome:
+    """What the ``result`` of twin ``name`` is worth."""
+    outcome = Outcome(subject.name, name, cpu_s=cpu_s, said=_headline(list(text_lines(result))))
     analysis: dict[str, Any] = json.loads("\n".join(json_lines(result)))
     case = place_case(subject.truth, subject.meta, analysis, subject.name)
     _set_back(case, analysis, step_of(subject.captures, captures))
-    slack_ns = subject.slack_ns + twin.scatter_ns
-    truth = replace(_truth(subject, case), asked=asked)
+    slack_ns = subject.slack_ns + twin_named(name).scatter_ns
+    truth = replace(_truth(subject, case), asked=asked(subject.name))
     return judge(outcome, analysis, _in_sight(subject, captures, case), truth, slack_ns)
 
 
@@ -82,11 +89,11 @@ def _truth(subject: Subject, case: Case) -> Truth:
 
 
 @lru_cache(maxsize=1)
-def _asked(name: str) -> bool:
+def asked(name: str) -> bool:
     """Whether its lateness has to be told, by the whole case: a twin that hides it excuses no all-clear."""
     subject = read_subject(name)
     with tempfile.TemporaryDirectory() as folder:
-        result = dpuflow.analyze(_written(subject, subject.captures, Path(folder)))
+        result = dpuflow.analyze(vantages(subject, subject.captures, Path(folder)))
     analysis = json.loads("\n".join(json_lines(result)))
     return _truth(subject, place_case(subject.truth, subject.meta, analysis, name)).asked
 
@@ -138,7 +145,7 @@ def _set_back(case: Case, analysis: dict[str, Any], step: Step | None) -> None:
     ]
 
 
-def _written(subject: Subject, captures: Captures, folder: Path) -> list[dpuflow.Vantage]:
+def vantages(subject: Subject, captures: Captures, folder: Path) -> list[dpuflow.Vantage]:
     """One vantage point a clock; captures that a twin left alone are written once a case."""
     files: dict[str, list[str]] = {}
     for capture in captures:
