@@ -12,8 +12,8 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: help setup setup-run setup-live demo test check lint types format bench bench-accuracy score help-text headers bpf dist deb \
-	deb-check clean
+.PHONY: help setup setup-run setup-live demo test check lint types format bench bench-accuracy bench-robustness \
+	score help-text headers bpf doca dist deb deb-check clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -62,6 +62,9 @@ bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
 
 bench-accuracy: $(READY) ## accuracy on 200 scripted jobs drawn at random, and on the real captures (minutes)
 	$(PYTHON) -m bench.accuracy --count 200 $(ARGS)
+
+bench-robustness: $(READY) ## verdicts on twins of captures: late stamps, lost packets, missing nodes (minutes)
+	$(PYTHON) -m bench.robustness --jobs 2 $(ARGS)
 
 score: $(READY) ## analyse the captures with known truth (CASES="folders") and score the results
 	$(PYTHON) tools/score_cases.py $(CASES) $(ARGS)

@@ -362,6 +362,29 @@ def test_truth_is_moved_to_the_reference_clock() -> None:
     assert (found["found"], found["enter_error_p90_ns"], found["clock_error_max_ns"]) == (10, 0, 0)
 
 
+def test_clocks_may_name_captures_without_suffix_and_hold_at_the_references_first_packet() -> None:
+    """Node 1 is the reference of the analysis, the truth is on node 0's clock, each first packet is at T0."""
+    result = job(late_ms=10)
+    truth = truth_of(result)
+    for row in truth["collectives"]:
+        for key in ("enter_ns", "leave_ns"):
+            row[key] = [time - 500 * MS for time in row[key]]
+    result.clocks = [Clock(i, i == 1, "reference" if i == 1 else "estimated", 0, 0, 0) for i in range(4)]
+    result.clocks[0].offset_ns = -500 * MS
+    for capture in result.captures:
+        capture.first_ns = T0 - 500 * MS if capture.id == 0 else T0
+    clocks = [
+        {"capture": f"node{i}", "offset_ns": 500 * MS if i else 0, "drift_ppb": 10_000 if i == 2 else 0}
+        for i in range(4)
+    ]
+    found = figures(result, truth, clocks=clocks, reference="node0")
+    assert (found["found"], found["enter_error_p90_ns"]) == (10, 0)
+    span_ns = result.captures[1].last_ns - T0
+    assert found["clock_error_max_ns"] == pytest.approx(span_ns * 1e-5, abs=1)
+    without = figures(result, truth, clocks=clocks[1:], reference="node0")
+    assert (without["found"], without["enter_error_p90_ns"]) == (10, 0)
+
+
 def test_a_switch_as_reference_uses_the_times_on_its_clock() -> None:
     truth = truth_of(job(late_ms=10))
     truth["calls"] = [
@@ -499,20 +522,25 @@ def test_every_shared_case_can_be_read_and_its_own_truth_is_perfect(shared: Path
         )
         assert (score.invented, score.late_false, score.late_missed) == (0, 0, 0)
         assert (score.last_right, score.exact) == (score.last_asked, score.ranks)
-        assert score.op_right == score.bytes_right == score.found
+        assert (score.op_right, score.bytes_right) == (score.found, score.bytes_asked)
         assert max(score.lateness_errors_ns, default=0) == 0
         # Clocks are told to the nanosecond at the first packet and without drift rounded to whole ppb.
         assert max(score.clock_errors_ns, default=0) <= 1000, folder.name
 
 
 def told_outright(truth: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-    """An analysis in which every row says what the truth says, node 0's clock being the reference."""
-    clocks = {clock["capture"]: clock for clock in meta.get("clocks") or []}
+    """An analysis in which every row says what the truth says, on the clock that the truth is on."""
+    clocks = {clock["capture"].partition(".")[0]: clock for clock in meta.get("clocks") or []}
     nodes = sorted(meta["nodes"], key=lambda node: node["rank"])
+    addresses = list(dict.fromkeys(tuple(node.get("ips") or [node["ip"]]) for node in nodes))
+    endpoint_of = [addresses.index(tuple(node.get("ips") or [node["ip"]])) for node in nodes]
     collectives = []
     for k, row in enumerate(truth.get("collectives", [])):
-        known = [(r, t) for r, t in enumerate(row["enter_ns"]) if t is not None]
-        first = min(time for _, time in known)
+        entered: dict[int, int] = {}
+        for rank, time in enumerate(row["enter_ns"]):
+            if time is not None:
+                entered[endpoint_of[rank]] = max(time, entered.get(endpoint_of[rank], time))
+        first = min(entered.values())
         collectives.append(
             {
                 "id": k,
@@ -524,8 +552,8 @@ def told_outright(truth: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]
                 "end_ns": max(t for t in row["leave_ns"] if t is not None),
                 "complete": True,
                 "ranks": [
-                    {"endpoint": r, "enter_ns": t, "lateness_ns": t - first, "bound": "exact"}
-                    for r, t in known
+                    {"endpoint": end, "enter_ns": t, "lateness_ns": t - first, "bound": "exact"}
+                    for end, t in entered.items()
                 ],
             }
         )
@@ -533,25 +561,27 @@ def told_outright(truth: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]
         min((c["start_ns"] for c in collectives), default=0),
         max((c["end_ns"] for c in collectives), default=0),
     )
+    files = list(dict.fromkeys(node["capture"] for node in nodes))
     captures = [
-        {"id": i, "file": node["capture"], "first_ns": span[0], "last_ns": span[1]}
-        for i, node in enumerate(nodes)
+        {"id": i, "file": file, "first_ns": span[0], "last_ns": span[1]} for i, file in enumerate(files)
     ]
+    named = meta.get("reference", "node0")
     rows = []
-    for i, node in enumerate(nodes):
-        clock = clocks.get(node["capture"], {"offset_ns": 0, "drift_ppb": 0, "at_node0_ns": 0})
-        offset_ns = clock["offset_ns"] + clock["drift_ppb"] * 1e-9 * (span[0] - clock["at_node0_ns"])
-        reference = node["capture"] == "node0.pcap.gz"
+    for i, file in enumerate(files):
+        clock = clocks.get(file.partition(".")[0], {"offset_ns": 0, "drift_ppb": 0})
+        at_ns = clock.get("at_node0_ns", span[0])
+        reference = file.partition(".")[0] == named
         rows.append(
             {
                 "capture": i,
                 "reference": reference,
-                "offset_ns": 0 if reference else round(offset_ns),
+                "offset_ns": 0
+                if reference
+                else round(clock["offset_ns"] + clock["drift_ppb"] * 1e-9 * (span[0] - at_ns)),
                 "drift_ppb": 0 if reference else clock["drift_ppb"],
             }
         )
-    own = next((clocks[n["capture"]] for n in nodes if n["capture"] == "node0.pcap.gz" and clocks), None)
-    move = own["offset_ns"] if own else 0
+    move = clocks[named]["offset_ns"] if clocks else 0
     for c in collectives:
         c["start_ns"], c["end_ns"] = c["start_ns"] + move, c["end_ns"] + move
         for entry in c["ranks"]:
@@ -562,12 +592,7 @@ def told_outright(truth: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]
         "captures": captures,
         "clocks": rows,
         "endpoints": [
-            {
-                "id": i,
-                "address": (node.get("ips") or [node["ip"]])[0],
-                "addresses": node.get("ips") or [node["ip"]],
-            }
-            for i, node in enumerate(nodes)
+            {"id": i, "address": each[0], "addresses": list(each)} for i, each in enumerate(addresses)
         ],
         "collectives": collectives,
         "lateness": [],

@@ -143,7 +143,7 @@ def judge(
     measured.troubled = int(case.network_fault)
     conditions = {finding["condition"] for finding in analysis["findings"]}
     measured.trouble_told = int(case.network_fault and not conditions.isdisjoint(TROUBLES_TOLD))
-    if asked and _shows(scenario, case, slack_ns):
+    if asked and shows(scenario, case, slack_ns):
         _cause(measured, scenario, truth, analysis, case)
     else:
         measured.unasked = 1
@@ -168,7 +168,7 @@ def _leave_out_hidden(case: Case) -> None:
                 del collective.enter_ns[key], collective.leave_ns[key]
 
 
-def _shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
+def shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
     """Whether a fault of ranks can be asked for: the packets show it, and it is what verdicts speak of.
 
     The guilty one is on the wire, and is late by more than NVLink hides; what packets prove of its lateness

@@ -190,7 +190,7 @@ def _collective(
     return TrueCollective(
         op=row["op"],
         bytes=row["bytes"],
-        algorithm=row.get("algorithm") or meta.get("algorithm"),
+        algorithm=_algorithm(row.get("algorithm") or meta.get("algorithm")),
         warm_up=row["iter"] == WARM_UP,
         iteration=row["iter"],
         enter_ns=enter_ns,
@@ -199,6 +199,11 @@ def _collective(
         root=None if root is None else ranks[root],
         held_ns=held or None,
     )
+
+
+def _algorithm(name: str | None) -> str | None:
+    """Grouped sends are no algorithm that could be asked for."""
+    return None if name == "p2p" else name
 
 
 def _transfer(row: dict[str, Any], ranks: dict[int, int], own: Callable[[int], float] | None) -> TrueTransfer:
@@ -225,20 +230,37 @@ def _reference(analysis: dict[str, Any]) -> int:
 
 
 def _true_clocks(meta: dict[str, Any], analysis: dict[str, Any]) -> dict[int, Callable[[int], float]]:
-    """For each capture that meta.json has a clock for: its clock minus node 0's at a time on node 0's."""
-    known = {PurePath(clock["capture"]).name: clock for clock in meta.get("clocks") or []}
-    clocks = {}
-    for capture in analysis["captures"]:
-        clock = known.get(PurePath(capture["file"]).name)
-        if clock is not None:
-            clocks[capture["id"]] = _line(clock)
-        elif not known:
-            clocks[capture["id"]] = _line({"offset_ns": 0, "drift_ppb": 0, "at_node0_ns": 0})
-    return clocks
+    """For each capture that meta.json has a clock for: its clock minus the truth's, at a time on the truth's.
+
+    Captures are named with or without their suffix. Without ``at_node0_ns`` an offset holds at the first
+    packet of ``meta.reference``, whose clock the truth is on.
+    """
+    known = {_stem(clock["capture"]): clock for clock in meta.get("clocks") or []}
+    if not known:
+        return {capture["id"]: _line(0, 0, 0) for capture in analysis["captures"]}
+    rows = [(row, known[_stem(row["file"])]) for row in analysis["captures"] if _stem(row["file"]) in known]
+    at_ns = _first_ns(rows, _stem(str(meta.get("reference", ""))))
+    return {
+        row["id"]: _line(clock["offset_ns"], clock["drift_ppb"], clock.get("at_node0_ns", at_ns))
+        for row, clock in rows
+    }
 
 
-def _line(clock: dict[str, Any]) -> Callable[[int], float]:
-    offset_ns, slope, at_ns = clock["offset_ns"], clock["drift_ppb"] * 1e-9, clock["at_node0_ns"]
+def _stem(file: str) -> str:
+    return PurePath(file).name.partition(".")[0]
+
+
+def _first_ns(rows: list[tuple[dict[str, Any], dict[str, Any]]], reference: str) -> int:
+    """The first packet of the ``reference`` capture; of the first capture, on the truth's clock, where that
+    one was not read."""
+    seen = [(row, clock) for row, clock in rows if row["first_ns"] is not None]
+    named = [row["first_ns"] for row, _ in seen if _stem(row["file"]) == reference]
+    others = [row["first_ns"] - clock["offset_ns"] for row, clock in seen]
+    return int((named or others or [0])[0])
+
+
+def _line(offset_ns: int, drift_ppb: float, at_ns: int) -> Callable[[int], float]:
+    slope = drift_ppb * 1e-9
     return lambda time_ns: offset_ns + slope * (time_ns - at_ns)
 
 

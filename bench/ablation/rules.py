@@ -1,0 +1,170 @@
+"""The rules that can be switched off: functions that change collectives, entries, causes or verdicts.
+
+A rule stands for its function with nothing to say: a mask that marks no row, a table that is handed on as it
+came, a time that is not known. A name that is no function any more fails a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from bench.ablation.switch import Rule
+from dpuflow.schema import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Neutral = Callable[[Any, tuple[Any, ...]], Any]
+
+
+def _no(result: Any, args: tuple[Any, ...]) -> Any:
+    """Marks no row; adds nothing."""
+    return (
+        tuple(np.zeros_like(each) for each in result) if isinstance(result, tuple) else np.zeros_like(result)
+    )
+
+
+def _never(result: Any, args: tuple[Any, ...]) -> Any:
+    return np.full_like(result, NEVER)
+
+
+def _unknown(result: Any, args: tuple[Any, ...]) -> Any:
+    return np.full_like(result, np.nan)
+
+
+def _given(place: int = 0) -> Neutral:
+    """Hands on its argument number ``place``."""
+    return lambda result, args: args[place]
+
+
+def _says(value: Any) -> Neutral:
+    return lambda result, args: value
+
+
+def _none_of(place: int) -> Neutral:
+    """Finds nothing, and leaves all of its argument number ``place`` over."""
+    return lambda result, args: ([], args[place])
+
+
+def _but(**columns: Callable[[Any], Any]) -> Neutral:
+    """The same with some columns blank."""
+
+    def made(result: Any, args: tuple[Any, ...]) -> Any:
+        new = {name: blank(getattr(result, name)) for name, blank in columns.items()}
+        return replace(result, **new) if is_dataclass(result) else result._replace(**new)
+
+    return made
+
+
+def _of(room: str, table: list[tuple[str, Neutral, str]]) -> list[Rule]:
+    return [
+        Rule(f"{room}.{module}:{name}", neutral) for module, neutral, names in table for name in names.split()
+    ]
+
+
+LATENESS: Final = _of("lateness", [
+    ("connections", _given(), "first_on_connection repeated unacked"),
+    ("connections", _no, "behind_own_data"),
+    ("doubts", _given(), "_as_a_habit _undated"),
+    ("doubts", _no, "_stalled _taking_up_ns _kept_long _ways"),
+    ("handover", _no, "posting_ns receiving_ns"),
+    ("handover", _says((np.zeros(0, np.int64), np.zeros(0, np.int64))), "handled_ns"),
+    ("handover", lambda result, args: result[:0], "_behind_own_data"),
+    ("handover", lambda result, args: args[0].spread_ns, "wide_spreads"),
+    ("slots", _given(), "date_by_slots"),
+    ("slots", _no, "held_senders late_to_inputs _launched"),
+    ("queues", _but(rows=np.zeros_like), "queued_rows"),
+    ("waiting", _given(), "settle"),
+    ("waiting", _no, "_credited_late _keeps_to_input _least_work_ns"),
+    ("waiting", _unknown, "_slowest_of_others _quickest_of_others _worst_of_others"),
+    ("behind", _given(), "date_behind"),
+    ("likely", _given(), "likely_entries"),
+    ("together", _given(), "date_the_last"),
+    ("tails", _no, "worst_ns room served_alike"),
+    ("tails", _unknown, "tails"),
+    ("overdue", _no, "overdue at_own_pace"),
+    ("leaving", _given(), "left_before as_acknowledged"),
+    ("leaving", _given(1), "_of_nodes"),
+    ("entering", _no, "_early_ns _held_up _sent_again"),
+    ("beside", _given(2), "not_beside"),
+    ("reached", _never, "resumed_before"),
+    ("relative", _given(1), "claim _latest_before"),
+])  # fmt: skip
+
+INFERENCE: Final = _of("inference", [
+    ("awaited", _never, "unread_until left_before left_any"),
+    ("beside", _says(frozenset()), "busy_elsewhere never_captured"),
+    ("beside", _but(rows=np.zeros_like, partly=np.zeros_like), "seen_from_beside"),
+    ("bulk", _says([]), "find_bulk"),
+    ("bulk", _given(), "_awaited _by_waits _slow _named"),
+    ("bulk", _given(1), "_by_siblings"),
+    ("causes", _given(1), "_left"),
+    ("causes", _no, "_held_peers _only_took _granted_late"),
+    ("causes", _given(2), "_beyond_free"),
+    ("causes", _never, "_earliest"),
+    ("links", _no, "slow_rows _held_back"),
+    ("overlap", _says(None), "find_overlap"),
+    ("overlap", _no, "_same_before"),
+    ("own", lambda result, args: args[:2], "with_replicas"),
+    ("pipelines", _says([]), "find_pipelines"),
+    ("stages", _says([]), "compare_stages"),
+    ("judgement", _given(), "add_stages doubt doubt_incidents"),
+    ("registered", _no, "registered_rows"),
+    ("stalls", _given(), "without_stalls"),
+    ("rounds", _no, "going_round"),
+    ("units", _says(frozenset()), "turns_of"),
+    ("units", _says(False), "comes_again"),
+    ("units", _says({}), "usual_rows"),
+    ("units", _says(None), "onset_row"),
+    ("habits", _says(False), "comes_as_a_rule is_regular"),
+    ("habits", _no, "in_rhythm"),
+    ("habits", _says(None), "onset_of"),
+    ("troubles", _no, "waiting_rows"),
+    ("steps", lambda result, args: ([], np.full_like(result[1], -1)), "find_steps"),
+])  # fmt: skip
+
+COLLECTIVES: Final = _of("collectives", [
+    ("sharing", _given(), "sharing_told_apart"),
+    ("protocols", _given(), "without_flags"),
+    ("pages", _given(1), "without_pages"),
+    ("composed", lambda result, args: list(args[1]), "composed"),
+    ("puts", _none_of(1), "put_instances"),
+    ("repeated", _says([]), "repeated_instances"),
+    ("sockets", _none_of(1), "socket_instances"),
+    ("p2p", _none_of(2), "p2p_instances"),
+    ("p2p", _given(), "_without_rings"),
+    ("p2p", _says(False), "_in_turn _sends_unasked"),
+    ("pxn", lambda result, args: ([], list(args[0])), "calls_over_rails"),
+    ("pipes", _given(), "_put_together begun_together"),
+    ("pipes", lambda result, args: [args[0]], "in_turn"),
+    ("spoken", _says([]), "spoken"),
+    ("credited", _given(), "_apart"),
+    ("layouts", _says(None), "_railed _railed_in_part _node_chain _ring _chain _trees _pat"),
+    ("layouts", _given(), "_of_nodes"),
+    ("arcs", _says(None), "open_ring"),
+    ("arcs", _given(), "_by_content"),
+    ("arcs", _says(True), "meet"),
+    ("hops", _says(None), "open_node_ring"),
+    ("rails", _says(None), "rail_ring"),
+    ("branches", _says(None), "open_trees whole_trees _passed_up"),
+    ("distances", _says(None), "open_pat"),
+    ("causal", _says(True), "is_causal"),
+    ("contents", _says(None), "passed_on passed_between"),
+    ("contents", _given(), "_by_content"),
+    ("quiet", _says(None), "chain_cuts"),
+    ("contrasts", _says(None), "contrast_of"),
+    ("structured", _says([]), "_one_after_the_other"),
+])  # fmt: skip
+
+RULES: Final = [
+    *LATENESS,
+    *INFERENCE,
+    *COLLECTIVES,
+    Rule("lateness.passing:reached_by_first", lambda result, args: args[5].copy(), changes_arguments=True),
+    Rule("collectives:_may_go_on", _says(False)),
+    Rule("collectives.partial:mark_at_once", _says(None), changes_arguments=True),
+    Rule("collectives.tagged:_agree_on_sizes", _says(None), changes_arguments=True),
+]

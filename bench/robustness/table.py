@@ -1,0 +1,85 @@
+"""Outcomes as a table: by twin, by fault, by kind of case, and in all; and confidence against truth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from bench.robustness.twins import SINGLE, TWINS
+from dpuflow.reports.layout import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.robustness.judge import Outcome
+
+HEADER: Final = (
+    "", "twins", "asked", "right", "untold", "cleared", "accused", "failed", "found", "invent", "op", "last",
+    "exact", "bounds violated", "CPU s",
+)  # fmt: skip
+BINS: Final = 10
+
+
+def lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """The table, and what stands below it."""
+    names = [twin.name for twin in TWINS]
+    rows = _by(outcomes, _twin, lambda name: names.index(name) if name in names else len(names))
+    for title, key in (("fault", lambda o: o.fault or "-"), ("case", lambda o: o.case.partition("/")[0])):
+        rows += [[f"by {title}", *[""] * (len(HEADER) - 1)], *_by(outcomes, key)]
+    rows.append(_row("all", outcomes))
+    sometimes = sum(outcome.sometimes for outcome in outcomes)
+    cleared = sum(outcome.sometimes_cleared for outcome in outcomes)
+    return [
+        *table(list(HEADER), rows),
+        f"ranks late in 10 to 50 % of their collectives: {cleared} of {sometimes} called on time",
+        *_sure(outcomes),
+    ]
+
+
+def _twin(outcome: Outcome) -> str:
+    return SINGLE if outcome.twin.startswith(f"{SINGLE}-") else outcome.twin
+
+
+def _by(
+    outcomes: Sequence[Outcome], key: Callable[[Outcome], str], order: Callable[[str], int] = lambda name: 0
+) -> list[list[str]]:
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome)
+    return [_row(f"  {name}", groups[name]) for name in sorted(groups, key=lambda name: (order(name), name))]
+
+
+def _row(name: str, group: Sequence[Outcome]) -> list[str]:
+    verdicts = Counter(outcome.verdict for outcome in group)
+    asked = len(group) - verdicts["unasked"]
+
+    def total(field: str) -> int:
+        return sum(getattr(outcome, field) for outcome in group)
+
+    def share(part: int, of: int) -> str:
+        return f"{100 * part / of:.1f}" if of else "-"
+
+    found = total("found")
+    return [
+        name, str(len(group)), str(asked), share(verdicts["right"], asked), share(verdicts["untold"], asked),
+        str(verdicts["cleared"]), str(verdicts["accused"]), str(verdicts["failed"]),
+        share(found, total("true")), share(total("invented"), found + total("invented")),
+        share(total("op_right"), found), share(total("last_right"), total("last_asked")),
+        share(total("held"), total("exact")), f"{total('violated')}/{total('bounds')}",
+        f"{sum(outcome.cpu_s for outcome in group):.0f}",
+    ]  # fmt: skip
+
+
+def _sure(outcomes: Sequence[Outcome]) -> list[str]:
+    """Of verdicts given with a confidence in each bin: how many are right."""
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for outcome in outcomes:
+        for confidence, right in outcome.sure:
+            bins.setdefault(min(int(confidence * BINS), BINS - 1), []).append((confidence, right))
+    rows = []
+    for number, each in sorted(bins.items()):
+        said = sum(confidence for confidence, _ in each) / len(each)
+        held = sum(right for _, right in each) / len(each)
+        between = f"{100 * number // BINS} to {100 * (number + 1) // BINS} %"
+        rows.append([between, str(len(each)), f"{100 * said:.1f}", f"{100 * held:.1f}"])
+    return ["", *table(["confidence", "verdicts", "said", "right"], rows)] if rows else []

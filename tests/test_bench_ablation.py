@@ -1,0 +1,62 @@
+"""Every rule of the ablation is a function that is there; it is switched off where it is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.ablation.measure import measure
+from bench.ablation.rules import RULES
+from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
+from dpuflow.lateness import doubts, waiting
+
+SETTLE = next(rule for rule in RULES if rule.name == "lateness.waiting:settle")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_is_a_function_that_is_there(rule: Rule) -> None:
+    assert callable(rule.function)
+    assert lines_of(rule) > 2
+
+
+def test_names_are_not_listed_twice() -> None:
+    assert max(Counter(rule.name for rule in RULES).values()) == 1
+
+
+def test_a_rule_is_switched_off_where_it_was_imported_and_back_on() -> None:
+    original = waiting.settle
+    with switched_off(SETTLE):
+        assert doubts.settle is waiting.settle
+        assert doubts.settle is not original
+    assert doubts.settle is waiting.settle is original
+
+
+def test_lines_of_a_rule_hold_those_of_its_own_helpers_only() -> None:
+    own = lines_of(SETTLE)
+    assert own > lines_of(next(rule for rule in RULES if rule.name.endswith(":_credited_late"))) > 5
+
+
+def test_results_are_compared_value_by_value() -> None:
+    one: Any = (np.array([1.0, np.nan]), [{"a": np.arange(3)}])
+    assert alike(one, (np.array([1.0, np.nan]), [{"a": np.arange(3)}]))
+    assert not alike(one, (np.array([1.0, np.nan]), [{"a": np.arange(1, 4)}]))
+    assert not alike(np.arange(3), np.arange(4))
+
+
+def test_a_late_rank_is_told_by_settling_what_it_had_waited_for() -> None:
+    """On the bundled capture of Open MPI over libfabric."""
+    case = "traces/mpi-alltoall-libfabric-n3"
+    unheard = Rule("inference.bulk:_named", lambda result, args: args[0])
+    harmless = Rule("inference.links:slow_rows", lambda result, args: result.astype(bool))
+    seen, effects = measure(case, ["whole"], [SETTLE, unheard, harmless])
+    assert seen.analyses == 1
+    assert seen.entries > 0
+    assert [effect.rule for effect in effects] == [SETTLE.name]
+    assert effects[0].changed
+    assert effects[0].entries > 0
+    with watched([SETTLE]) as spoke:
+        pass
+    assert spoke == set()
