@@ -12,12 +12,12 @@ from collective_worlds import algorithm_of
 
 import dpuflow
 from dpuflow.collectives import Instance
-from dpuflow.collectives.schedules import edge_sizes
 from dpuflow.inference.beside import _messages, _unseen, busy_elsewhere
 from dpuflow.inference.judgement import Judgement, doubt_incidents
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
+from dpuflow.schedules.graph import edge_sizes
 from dpuflow.schema import Op
 from dpuflow.scoring.score import score_case
 from dpuflow.scoring.truth import read_case

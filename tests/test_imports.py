@@ -19,7 +19,7 @@ ORDER = [
     *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records"),
     *("messages", "store", "segments", "ingest", "live"),
     *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity"),
-    *("collectives", "lateness", "inference"),
+    *("schedules", "collectives", "lateness", "inference"),
     *("outline", "assemble", "findings", "analysis"),
     "scoring",
     *("reports", "agent", "cli"),

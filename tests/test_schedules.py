@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.composed import one_after_the_other
-from dpuflow.collectives.schedules import dependencies, edge_sizes, free_ranks, schedule
-from dpuflow.collectives.trees import (
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import dependencies, edge_sizes, free_ranks, schedule
+from dpuflow.schedules.trees import (
     binary_by_level,
     binary_heap,
     binomial_in_order,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
+from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import NEVER, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE
+from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.p2p import p2p_instances
 from dpuflow.collectives.pipes import connections_of
 from dpuflow.collectives.recognise import ELEMENT_BYTES
-from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
 from dpuflow.collectives.streams import Streams, columns_of
 from dpuflow.ncclwire import NCCL_STEPS
+from dpuflow.schedules.graph import dependencies
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import schedule
 from dpuflow.lateness import against_others, previous_row
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness import Entries
+    from dpuflow.schedules.algorithms import Algorithm
 
 LONGEST_NS: Final = 1 << 62  # stamps of damaged captures may lie centuries apart
 SLOWEST: Final = 95

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import schedule
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries
+    from dpuflow.schedules.algorithms import Algorithm
 
 ROWS = 20_000
 """Entries that are replayed: whole steps in a row, as many as fit. Their median stands for all."""

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import dependencies, schedule
 from dpuflow.lateness.behind import seen_acts
 from dpuflow.lateness.handover import FEWEST
+from dpuflow.schedules.graph import dependencies, schedule
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness.behind import Edge, Seen
     from dpuflow.lateness.entries import Entries
+    from dpuflow.schedules.algorithms import Algorithm
 
 UNEXPLAINED: Final = 2.0
 """Distances from median to quartile by which a message must come later than expected: of links with a normal

@@ -11,11 +11,11 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from dpuflow.collectives.kept import kept
+from dpuflow.schedules.kept import kept
 
 if TYPE_CHECKING:
-    from dpuflow.collectives.algorithms import Algorithm
-    from dpuflow.collectives.sending import Send
+    from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schedules.sending import Send
 
 
 @kept(lambda sends: 112 * len(sends))
