@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schedules.graph import schedule
+from dpuflow.schedules.graph import reach, schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -117,18 +117,13 @@ def _needs(algorithm: Algorithm | None, n: int, root: int) -> tuple[tuple[int, .
     """For each place of a group the places on whose entry its leaving depends."""
     if algorithm is None:
         return (tuple(range(n)),) * n
-    reach = [{place} for place in range(n)]
+    found = [set(known) for known in reach(algorithm, n, root)]
     sends = schedule(algorithm, n, root)
-    for step in sorted({send.step for send in sends}):
-        before = [set(known) for known in reach]
-        for send in sends:
-            if send.step == step:
-                reach[send.dst] |= before[send.src]
     fed = {send.dst for send in sends}
     for send in sends:
         if send.src not in fed:  # it leaves when all is sent, which may wait for who takes it
-            reach[send.src].add(send.dst)
-    return tuple(tuple(sorted(known)) for known in reach)
+            found[send.src].add(send.dst)
+    return tuple(tuple(sorted(known)) for known in found)
 
 
 def _replay(
