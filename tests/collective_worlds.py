@@ -15,12 +15,12 @@ import numpy as np
 
 from dpuflow.assemble import assemble
 from dpuflow.collectives import Instance
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
-from dpuflow.collectives.schedules import schedule
 from dpuflow.findings import build_findings
 from dpuflow.inference import infer
 from dpuflow.lateness import build_entries
 from dpuflow.results import Analysis
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import ENDPOINT, FLOW, MESSAGE, NEVER, NONE32, PAUSE, TRANSFER, Op, Role, Transport, Wire
 from dpuflow.tables import CaptureInfo, CaptureTables, Clock, Joined
 

@@ -12,12 +12,12 @@ from collective_worlds import algorithm_of
 
 import dpuflow
 from dpuflow.collectives import Instance
-from dpuflow.collectives.schedules import edge_sizes
-from dpuflow.inference.beside import _messages, _unseen, busy_elsewhere
+from dpuflow.inference.beside import _unseen, busy_elsewhere
 from dpuflow.inference.judgement import Judgement, doubt_incidents
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
+from dpuflow.schedules.graph import awaited, edge_sizes
 from dpuflow.schema import Op
 from dpuflow.scoring.score import score_case
 from dpuflow.scoring.truth import read_case
@@ -29,7 +29,7 @@ RING = algorithm_of(Op.ALL_REDUCE, "ring")
 @pytest.mark.parametrize("n", [3, 4, 7])
 def test_all_reduce_over_a_ring_waits_for_every_link(n: int) -> None:
     for seat in range(n):
-        counts = _messages(RING, n, 0, seat)
+        counts = awaited(RING, n, 0, seat)
         assert counts.keys() == edge_sizes(RING, n, 0).keys()
         # The link to it carries all 2(n-1) messages that it waits for, each link before that one fewer.
         assert sorted(counts.values()) == list(range(n - 1, 2 * n - 1))

@@ -12,8 +12,8 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.collectives.branches import open_trees, whole_trees
 from dpuflow.collectives.layouts import Lane
-from dpuflow.collectives.nccl import double_tree
 from dpuflow.collectives.protocols import STEP_SLOT
+from dpuflow.schedules.nccl import double_tree
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:

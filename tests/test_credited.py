@@ -12,12 +12,12 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.layouts import _gathered, _reduced
-from dpuflow.collectives.nccl import looped_ring
 from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
 from dpuflow.collectives.protocols import LL, RING_SLOT
 from dpuflow.collectives.reading import Reading
-from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.streams import Columns, columns_of
+from dpuflow.schedules.graph import dependencies
+from dpuflow.schedules.nccl import looped_ring
 from dpuflow.schema import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario

@@ -12,8 +12,8 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.collectives.distances import open_pat
 from dpuflow.collectives.layouts import Lane
-from dpuflow.collectives.nccl import pat_dimensions
 from dpuflow.collectives.protocols import STEP_SLOT
+from dpuflow.schedules.nccl import pat_dimensions
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
 

@@ -16,10 +16,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 ORDER = [
     *("errors", "wire", "ncclwire", "settings", "synth", "schema", "schema_ring", "schema_c"),
     *("framing", "tables", "rankmap", "results"),
-    *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records"),
+    *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records", "components"),
     *("messages", "store", "segments", "ingest", "live"),
     *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity"),
-    *("collectives", "lateness", "inference"),
+    *("schedules", "collectives", "lateness", "inference"),
     *("outline", "assemble", "findings", "analysis"),
     "scoring",
     *("reports", "agent", "cli"),

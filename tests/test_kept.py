@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dpuflow.collectives.algorithms import ALGORITHMS
-from dpuflow.collectives.kept import kept
-from dpuflow.collectives.schedules import edge_sizes, schedule
+from dpuflow.schedules.algorithms import ALGORITHMS
+from dpuflow.schedules.graph import edge_sizes, schedule
+from dpuflow.schedules.kept import kept
 
 
 def test_what_is_kept_is_bounded_by_its_size() -> None:

@@ -9,7 +9,6 @@ import pytest
 from collective_worlds import REACT, TIME_0, World, algorithm_of, captured
 
 from dpuflow.collectives import Instance
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.charges import Charges, charge
 from dpuflow.lateness import (
@@ -26,6 +25,7 @@ from dpuflow.lateness import (
     relate,
     weigh,
 )
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema import NEVER, Op
 
 MS = 1_000_000

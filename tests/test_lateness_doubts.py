@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, REACT, World, algorithm_of, captured, run_job
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
-from dpuflow.collectives.schedules import dependencies
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
 from dpuflow.lateness.needs import build_needs, started_ns
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import dependencies
 from dpuflow.schema import NEVER, NONE32, Op, Wire
 from dpuflow.tables import Clock, Joined
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from collective_worlds import World, captured
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import BOUNDS, RULES, Rule, build_entries, relate, weigh
 from dpuflow.lateness.table import (
@@ -23,6 +22,7 @@ from dpuflow.lateness.table import (
     roles_of,
     rows,
 )
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema import NEVER, Wire
 
 MS = 1_000_000

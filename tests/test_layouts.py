@@ -15,9 +15,9 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.collectives.contents import ALL, NOTHING, SOME, passed_on
 from dpuflow.collectives.layouts import Lane, layout_of
-from dpuflow.collectives.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
 from dpuflow.collectives.protocols import STEP_SLOT
-from dpuflow.collectives.schedules import dependencies, free_ranks
+from dpuflow.schedules.graph import dependencies, free_ranks
+from dpuflow.schedules.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
 

@@ -12,7 +12,7 @@ from test_upper import check_bounds, pointed, row_of
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference import infer
 from dpuflow.lateness import build_entries
-from dpuflow.lateness.likely import links_to
+from dpuflow.schedules.graph import depths
 from dpuflow.schema import Op
 
 GATHER = algorithm_of(Op.ALL_GATHER, "ring")
@@ -35,13 +35,13 @@ def test_the_step_at_which_a_gathering_ring_stalls_points_to_who_was_late(guilty
 
 def test_links_of_a_ring_count_its_steps() -> None:
     """What comes in a step has as many links behind it, whosever entry it is."""
-    links = links_to(RING, 3, 0)
+    links = depths(RING, 3, 0)
     assert [dict(links[(2, 0), turn]) for turn in range(3)] == [{2: 0}, {2: 1, 1: 1}, {2: 2, 1: 2, 0: 2}]
 
 
 def test_links_of_a_doubling_count_a_ranks_own_steps() -> None:
     """A second partner sends after its own first exchange, whoever kept it."""
-    links = links_to(DOUBLING, 4, 0)
+    links = depths(DOUBLING, 4, 0)
     assert dict(links[(2, 0), 0]) == {2: 1, 3: 1}
 
 

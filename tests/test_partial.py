@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.partial import Contact, placements
-from dpuflow.collectives.plans import plan
-from dpuflow.collectives.schedules import edge_sizes, first_acts, schedule
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import edge_sizes, first_acts, schedule
+from dpuflow.schedules.plans import plan
 from dpuflow.schema import Op
 
 

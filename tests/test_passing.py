@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.model import Instance
-from dpuflow.collectives.nccl import BROADCAST_CHAIN, looped_ring
 from dpuflow.lateness.passing import consumed, reached_by_first
 from dpuflow.ordering import Picked
+from dpuflow.schedules.nccl import BROADCAST_CHAIN, looped_ring
 from dpuflow.schema import EXCHANGE, NEVER, Op, Wire
 
 if TYPE_CHECKING:

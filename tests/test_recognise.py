@@ -7,9 +7,9 @@ import random
 import pytest
 from collective_worlds import algorithm_of
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.recognise import EdgeBytes, matches, orders
-from dpuflow.collectives.schedules import schedule
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import Op
 
 IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(ALGORITHMS)]

@@ -11,7 +11,7 @@ from blinded import blind
 
 from dpuflow import analyze
 from dpuflow.collectives.model import Instance
-from dpuflow.collectives.repeated import _connected, repeated_instances
+from dpuflow.collectives.repeated import repeated_instances
 from dpuflow.schema import EXCHANGE, NEVER, Op, Wire
 from dpuflow.scoring.score import Score, read_analysis, read_case, score_case
 from dpuflow.tables import Vantage
@@ -156,25 +156,3 @@ def test_the_late_rank_of_captures_without_any_names(shared: Path, name: str, tm
     score = blinded_score(shared / "captures/tcp" / name, tmp_path)
     assert score.last_asked - score.last_right <= SHARED[name]
     assert score.found >= 0.95 * score.true
-
-
-def connected_slowly(ends: list[set[int]]) -> list[list[int]]:
-    """Numbers of sets that have members in common, directly or through others; the last joined comes last."""
-    groups: list[tuple[set[int], list[int]]] = []
-    for number, members in enumerate(ends):
-        met = [group for group in groups if group[0] & members]
-        groups = [group for group in groups if not group[0] & members]
-        groups.append((members.union(*(g[0] for g in met)), [*(n for g in met for n in g[1]), number]))
-    return [numbers for _, numbers in groups]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_clusters_that_meet_are_found_whatever_their_number(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    count, hosts = int(rng.integers(1, 60)), int(rng.integers(2, 80))
-    rows = EXCHANGE.zeros(3 * count)
-    rows["src"], rows["dst"] = rng.integers(0, hosts, (2, len(rows)))
-    clusters = np.split(np.arange(len(rows)), count)
-    ends = [{*rows["src"][c].tolist(), *rows["dst"][c].tolist()} for c in clusters]
-    groups = [[int(c[0]) // 3 for c in group] for group in _connected(rows, clusters)]
-    assert groups == connected_slowly(ends)

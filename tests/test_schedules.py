@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.composed import one_after_the_other
-from dpuflow.collectives.schedules import dependencies, edge_sizes, free_ranks, schedule
-from dpuflow.collectives.trees import (
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import awaited, dependencies, edge_sizes, free_ranks, reach, schedule
+from dpuflow.schedules.trees import (
     binary_by_level,
     binary_heap,
     binomial_in_order,
@@ -42,6 +42,10 @@ def test_everybody_learns_what_the_operation_promises(algorithm: Algorithm) -> N
             continue
         for root in {0, n - 1} if algorithm.rooted else {0}:
             known = know(algorithm, n, root)
+            assert [set(each) for each in reach(algorithm, n, root)] == known
+            for rank in range(n):  # who is awaited is who has sent something that is
+                senders = {src for src, _ in awaited(algorithm, n, root, rank)}
+                assert senders | {rank} == known[rank]
             if algorithm.op in ALL_TO_ALL_KNOWLEDGE:
                 assert all(len(k) == n for k in known)
             elif algorithm.op in (Op.BROADCAST, Op.SCATTER):

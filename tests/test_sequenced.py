@@ -9,9 +9,9 @@ import pytest
 from collective_worlds import Played, World, algorithm_of, run_job
 
 from dpuflow.collectives import Instance, build_collectives
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.streams import HOLE, edge_streams, numbered_streams
 from dpuflow.exchanges import build_exchanges
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema import EXCHANGE, Op, Wire
 
 SAME = {

@@ -10,9 +10,9 @@ import pytest
 from collective_worlds import TIME_0, World, algorithm_of, run_job
 
 from dpuflow.collectives import Instance, build_collectives
-from dpuflow.collectives.algorithms import Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.lateness import build_entries
+from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schema import Op
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

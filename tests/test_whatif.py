@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from collective_worlds import World, algorithm_of, analysed, run_job
 
-from dpuflow.collectives.algorithms import Algorithm
 from dpuflow.exchanges import build_exchanges
 from dpuflow.inference.whatif import _needs
 from dpuflow.results import Analysis
+from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schema import Op
 
 MS = 1_000_000

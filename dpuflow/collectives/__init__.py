@@ -13,6 +13,7 @@ import numpy as np
 from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.partial import mark_at_once
+from dpuflow.components import connected
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
@@ -157,15 +158,11 @@ def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.
     for context in np.unique(exchanges["context"][rows]):
         mine = rows[exchanges["context"][rows] == context]
         src, dst = exchanges["src"][mine].astype(np.int64), exchanges["dst"][mine].astype(np.int64)
-        label = np.arange(int(max(src.max(), dst.max())) + 1)
-        pairs = np.unique(np.stack([src, dst], axis=1), axis=0)
-        while True:
-            low = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
-            if (label[pairs[:, 0]] == low).all() and (label[pairs[:, 1]] == low).all():
-                break
-            np.minimum.at(label, pairs[:, 0], low)
-            np.minimum.at(label, pairs[:, 1], low)
-        found.extend(mine[label[src] == root] for root in np.unique(label[src]))
+        pairs = np.unique(np.stack([src, dst], axis=1), axis=0).tolist()
+        label = np.zeros(max(src.max(), dst.max()) + 1, np.int64)
+        for number, edges in enumerate(connected(pairs, lambda pair: pair)):
+            label[np.unique(edges)] = number
+        found.extend(mine[label[src] == number] for number in range(label.max() + 1))
     return found
 
 

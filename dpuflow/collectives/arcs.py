@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import Algorithm
-from dpuflow.collectives.nccl import looped_ring
-from dpuflow.collectives.sending import Send
+from dpuflow.schedules.algorithms import Algorithm
+from dpuflow.schedules.nccl import looped_ring
+from dpuflow.schedules.sending import Send
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:

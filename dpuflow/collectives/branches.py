@@ -16,16 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.collectives.arcs import meet
-from dpuflow.collectives.nccl import double_tree, some_trees, tree_all_reduce
 from dpuflow.collectives.rails import rails_of
+from dpuflow.schedules.nccl import double_tree, some_trees, tree_all_reduce
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.layouts import Lane
+    from dpuflow.schedules.algorithms import Algorithm
 
 WAITS: Final = 0.9
 """Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not

@@ -7,13 +7,15 @@ consumed nothing either (NCCL 2.30, src/enqueue.cc addP2pToPlan, src/device/send
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE
+from dpuflow.components import connected
+from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -37,24 +39,7 @@ def cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
     classes: dict[int, list[Transfers]] = {}
     for each in every:
         classes.setdefault(len(each.rows), []).append(each)
-    return [clique for members in classes.values() for clique in connected(members)]
-
-
-def connected(members: Sequence[Transfers]) -> list[list[Transfers]]:
-    """Transfers by endpoints that they connect."""
-    parent: dict[int, int] = {}
-
-    def root(node: int) -> int:
-        while parent.setdefault(node, node) != node:
-            node = parent[node]
-        return node
-
-    for each in members:
-        parent[root(each.edge[1])] = root(each.edge[0])
-    by: dict[int, list[Transfers]] = {}
-    for each in members:
-        by.setdefault(root(each.edge[0]), []).append(each)
-    return list(by.values())
+    return [clique for members in classes.values() for clique in connected(members, attrgetter("edge"))]
 
 
 def in_common(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:

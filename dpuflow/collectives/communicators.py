@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpuflow.collectives.pipes import together
+from dpuflow.components import connected
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -62,18 +63,5 @@ def _some(each: Lockstep, members: list[int]) -> Lockstep:
 
 def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64] | None) -> list[list[int]]:
     """Numbers of pipes that are connected by nodes (None: by endpoints)."""
-    label: dict[int, int] = {}
-
-    def root(end: int) -> int:
-        while label.setdefault(end, end) != end:
-            label[end] = label[label[end]]
-            end = label[end]
-        return end
-
     ends = [(pipe.src, pipe.dst) if nodes is None else nodes[[pipe.src, pipe.dst]].tolist() for pipe in pipes]
-    for src, dst in ends:
-        label[root(src)] = root(dst)
-    parts: dict[int, list[int]] = {}
-    for number, (src, _) in enumerate(ends):
-        parts.setdefault(root(src), []).append(number)
-    return list(parts.values())
+    return connected(range(len(pipes)), ends.__getitem__)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import Algorithm
-from dpuflow.collectives.schedules import schedule
+from dpuflow.schedules.algorithms import Algorithm
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dpuflow.collectives.model import Instance
-    from dpuflow.collectives.sending import Send
+    from dpuflow.schedules.sending import Send
     from dpuflow.tables import Rows
 
 PARTS = {

@@ -27,6 +27,7 @@ from dpuflow.collectives.communicators import communicators, completed, without
 from dpuflow.collectives.model import placed
 from dpuflow.collectives.pipes import begun_together, in_lockstep, in_turn, pipes_of, together
 from dpuflow.collectives.reading import Reading
+from dpuflow.components import connected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -186,19 +187,6 @@ def _understood(
     return found
 
 
-def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> Iterator[list[tuple[int, Pipe]]]:
+def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:
     """Pipes that are connected by endpoints, or by nodes: inside one NVLink connects them."""
-    label: dict[int, int] = {}
-
-    def root(end: int) -> int:
-        while label.setdefault(end, end) != end:
-            label[end] = label[label[end]]
-            end = label[end]
-        return end
-
-    for _, pipe in pipes:
-        label[root(int(nodes[pipe.src]))] = root(int(nodes[pipe.dst]))
-    groups: dict[int, list[tuple[int, Pipe]]] = {}
-    for number, pipe in pipes:
-        groups.setdefault(root(int(nodes[pipe.src])), []).append((number, pipe))
-    yield from groups.values()
+    return connected(pipes, lambda numbered: nodes[[numbered[1].src, numbered[1].dst]].tolist())

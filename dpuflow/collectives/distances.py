@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.nccl import pat_dimensions, seen_pat
+from dpuflow.schedules.nccl import pat_dimensions, seen_pat
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.layouts import Lane
+    from dpuflow.schedules.algorithms import Algorithm
 
 
 class Pat(NamedTuple):

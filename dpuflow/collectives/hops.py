@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.layouts import Lane
+    from dpuflow.schedules.algorithms import Algorithm
 
 
 class Hops(NamedTuple):

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
-from dpuflow.collectives.kept import kept
 from dpuflow.collectives.partial import Contact, placements
-from dpuflow.collectives.plans import Plan, plan
 from dpuflow.collectives.recognise import ELEMENT_BYTES, orders
-from dpuflow.collectives.schedules import edge_sizes
-from dpuflow.collectives.sending import Send
 from dpuflow.collectives.streams import HOLE
-from dpuflow.collectives.trees import split_binary, synced_up
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import edge_sizes
+from dpuflow.schedules.kept import kept
+from dpuflow.schedules.plans import Plan, plan
+from dpuflow.schedules.sending import Send
+from dpuflow.schedules.trees import split_binary, synced_up
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:

@@ -29,14 +29,14 @@ from dpuflow.collectives.buffers import DEFAULT, RING, STEP
 from dpuflow.collectives.contents import ALL, NOTHING, PASSED, passed_between, passed_on
 from dpuflow.collectives.distances import open_pat
 from dpuflow.collectives.hops import open_node_ring
-from dpuflow.collectives.nccl import (
+from dpuflow.collectives.rails import rail_ring, rails_of
+from dpuflow.schedules.nccl import (
     BROADCAST_CHAIN,
     REDUCE_CHAIN,
     looped_ring,
     pat,
     pat_dimensions,
 )
-from dpuflow.collectives.rails import rail_ring, rails_of
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.buffers import Buffer
+    from dpuflow.schedules.algorithms import Algorithm
 
 
 class Lane(NamedTuple):

@@ -14,7 +14,7 @@ from dpuflow.collectives.causal import is_causal, of_protocol
 from dpuflow.collectives.layouts import Lane, layout_of
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.protocols import LINES, LL, RING_SLOT, STEP_SLOT
-from dpuflow.collectives.schedules import free_ranks
+from dpuflow.schedules.graph import free_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dpuflow.collectives.schedules import first_acts, free_ranks
+from dpuflow.schedules.graph import first_acts, free_ranks
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
+    from dpuflow.schedules.algorithms import Algorithm
 
 
 @dataclass(slots=True)

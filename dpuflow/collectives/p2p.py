@@ -9,16 +9,18 @@ and ``pxn`` tell calls of all with all. Lines that behave like a collective's ar
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.collectives.buffers import DEFAULT
-from dpuflow.collectives.calls import all_to_all, cliques, connected, in_common, is_call
+from dpuflow.collectives.calls import all_to_all, cliques, in_common, is_call
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE, Parts, lines_of
 from dpuflow.collectives.pxn import calls_over_rails
 from dpuflow.collectives.transfers import transfers_of
+from dpuflow.components import connected
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def p2p_instances(
     found, every = calls_over_rails(every, asked, position, nodes) if near is None else ([], every)
     calls: list[list[Transfers]] = []
     left: list[Transfers] = []
-    for together in connected(every):
+    for together in connected(every, attrgetter("edge")):
         members, cut = ([], together) if all(each.begun for each in together) else in_common(together)
         whole = bool(members) and is_call(members, near)
         calls += [members] if whole else []

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
-from dpuflow.collectives.schedules import schedule
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dpuflow.collectives.model import Instance
-    from dpuflow.collectives.sending import Send
+    from dpuflow.schedules.sending import Send
     from dpuflow.tables import Rows
 
 MOST_RANKS: Final = 64

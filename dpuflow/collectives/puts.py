@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
+from dpuflow.components import connected
+from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import NEVER, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
@@ -61,19 +62,8 @@ def _ways(exchanges: Rows, rows: Ints) -> dict[Edge, Ints]:
 
 def _cliques(ways: dict[Edge, Ints], near: frozenset[int] | None) -> Iterator[dict[Edge, Ints]]:
     """Endpoints that are connected, where all that could be seen put to each other."""
-    label: dict[int, int] = {}
-
-    def root(end: int) -> int:
-        while label.setdefault(end, end) != end:
-            end = label[end]
-        return end
-
-    for src, dst in ways:
-        label[root(src)] = root(dst)
-    groups: dict[int, list[int]] = {}
-    for end in sorted(label):
-        groups.setdefault(root(end), []).append(end)
-    for members in groups.values():
+    for group in connected(ways, lambda edge: edge):
+        members = sorted({end for edge in group for end in edge})
         wanted = {
             (a, b) for a in members for b in members if a != b and (near is None or a in near or b in near)
         }

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE
+from dpuflow.components import connected
+from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -48,23 +49,7 @@ def calls_over_rails(
 
 def _by_nodes(every: Sequence[Transfers], nodes: Ints) -> list[list[Transfers]]:
     """Transfers by the nodes that they connect, those of as many calls."""
-    label: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def root(node: tuple[int, int]) -> tuple[int, int]:
-        while label.setdefault(node, node) != node:
-            node = label[node]
-        return node
-
-    def ends(each: Transfers) -> list[tuple[int, int]]:
-        return [(len(each.rows), int(nodes[end])) for end in each.edge]
-
-    for each in every:
-        src, dst = ends(each)
-        label[root(src)] = root(dst)
-    by: dict[tuple[int, int], list[Transfers]] = {}
-    for each in every:
-        by.setdefault(root(ends(each)[0]), []).append(each)
-    return list(by.values())
+    return connected(every, lambda each: [(len(each.rows), int(nodes[end])) for end in each.edge])
 
 
 def _senders(each: Transfers, asked: Ints) -> int:

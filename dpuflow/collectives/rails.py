@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.components import connected
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -32,19 +33,7 @@ MOST_GPUS: Final = 16
 
 def rails_of(lanes: Sequence[Lane]) -> list[list[Lane]]:
     """Lanes that are connected by endpoints."""
-    label: dict[int, int] = {}
-
-    def root(end: int) -> int:
-        while label.setdefault(end, end) != end:
-            end = label[end]
-        return end
-
-    for lane in lanes:
-        label[root(lane.src)] = root(lane.dst)
-    found: dict[int, list[Lane]] = {}
-    for lane in lanes:
-        found.setdefault(root(lane.src), []).append(lane)
-    return list(found.values())
+    return connected(lanes, lambda lane: lane[:2])
 
 
 def node_cycles(lanes: Sequence[Lane], nodes: Ints) -> list[list[int]] | None:

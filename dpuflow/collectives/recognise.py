@@ -11,9 +11,9 @@ from itertools import chain
 from math import gcd
 from typing import NamedTuple
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
 from dpuflow.collectives.partial import Contact, placements
-from dpuflow.collectives.schedules import edge_sizes, free_sends
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import edge_sizes, free_sends
 from dpuflow.schema import Op
 
 ELEMENT_BYTES = 16

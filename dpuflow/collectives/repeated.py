@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.model import Instance
+from dpuflow.components import connected
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -73,29 +74,8 @@ def repeated_instances(exchanges: Rows, rows: Ints, position: Ints) -> list[Inst
 
 def _connected(exchanges: Rows, clusters: Sequence[Ints]) -> list[list[Ints]]:
     """``clusters`` that have endpoints in common."""
-    owner: dict[int, int] = {}  # of each endpoint: a group that it was in
-    part_of: list[int] = []  # of each group: the one that took it in, or itself
-    groups: dict[int, list[Ints]] = {}
-
-    def find(group: int) -> int:
-        while part_of[group] != group:
-            part_of[group] = part_of[part_of[group]]
-            group = part_of[group]
-        return group
-
-    for number, cluster in enumerate(clusters):
-        ends = {*exchanges["src"][cluster].tolist(), *exchanges["dst"][cluster].tolist()}
-        met = sorted({find(owner[end]) for end in ends if end in owner})
-        members = groups.pop(met[0]) if met else []
-        for other in met[1:]:
-            members += groups.pop(other)
-        members.append(cluster)
-        groups[number] = members
-        part_of.append(number)
-        for other in met:
-            part_of[other] = number
-        owner.update(dict.fromkeys(ends, number))
-    return list(groups.values())
+    ends = [{*exchanges["src"][each].tolist(), *exchanges["dst"][each].tolist()} for each in clusters]
+    return [[clusters[k] for k in some] for some in connected(range(len(clusters)), ends.__getitem__)]
 
 
 def _clusters(exchanges: Rows, rows: Ints) -> list[Ints]:
@@ -103,27 +83,17 @@ def _clusters(exchanges: Rows, rows: Ints) -> list[Ints]:
     connection = exchanges["connection"][rows].astype(np.int64)
     order = np.argsort(connection, kind="stable")
     parts = np.split(rows[order], np.flatnonzero(np.diff(connection[order])) + 1) if len(rows) else []
-    parent = list(range(len(parts)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    first: dict[tuple[int, int], int] = {}
-    for number, part in enumerate(parts):
+    meets: list[list[tuple[int, int]]] = []
+    for part in parts:
         size, count = np.unique(exchanges["bytes"][part].astype(np.int64), return_counts=True)
         volume = size * count
         best = np.argsort(-volume, kind="stable")
         enough = int(np.searchsorted(np.cumsum(volume[best]), BULK * volume.sum())) + 1
-        for own in size[best[:enough]][count[best[:enough]] > 1].tolist():
-            for end in (int(exchanges["src"][part[0]]), int(exchanges["dst"][part[0]])):
-                parent[find(number)] = find(first.setdefault((own, end), number))
-    joined: dict[int, list[Ints]] = {}
-    for number, part in enumerate(parts):
-        joined.setdefault(find(number), []).append(part)
-    return [np.sort(np.concatenate(some)) for some in joined.values()]
+        sizes = size[best[:enough]][count[best[:enough]] > 1].tolist()
+        ends = int(exchanges["src"][part[0]]), int(exchanges["dst"][part[0]])
+        meets.append([(own, end) for own in sizes for end in ends])
+    joined = connected(range(len(parts)), meets.__getitem__)
+    return [np.sort(np.concatenate([parts[number] for number in some])) for some in joined]
 
 
 class _Pattern:

@@ -16,9 +16,9 @@ import numpy as np
 from dpuflow.collectives.hypotheses import SAMPLE, Proposer
 from dpuflow.collectives.model import Instance, placed
 from dpuflow.collectives.recognise import whole_size
-from dpuflow.collectives.schedules import schedule
 from dpuflow.collectives.scoring import NO_CONTRAST, Scorer
 from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
+from dpuflow.schedules.graph import schedule
 from dpuflow.schema import MessageFlag, Op
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.hypotheses import Hypothesis
     from dpuflow.collectives.streams import Columns, Streams
+    from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
 
 ALIGNMENTS = 512

@@ -17,10 +17,11 @@ from dpuflow.collectives.credited import credited_instances
 from dpuflow.collectives.p2p import p2p_instances
 from dpuflow.collectives.pipes import connections_of
 from dpuflow.collectives.recognise import ELEMENT_BYTES
-from dpuflow.collectives.schedules import dependencies
 from dpuflow.collectives.sequenced import Habits, cut_streams
 from dpuflow.collectives.streams import Streams, columns_of
+from dpuflow.components import connected
 from dpuflow.ncclwire import NCCL_STEPS
+from dpuflow.schedules.graph import dependencies
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:
@@ -137,20 +138,11 @@ def _channels(
     first = dealt[at]
     pairs = list(zip(exchanges["src"][first].tolist(), exchanges["dst"][first].tolist(), strict=True))
     level = _levels(pairs, *_kinds(exchanges, dealt, at, end))
-    label: dict[tuple[int, int], tuple[int, int]] = {}
-    for number, pair in zip(level, pairs, strict=True):
-        for end_point in pair:
-            label.setdefault((number, end_point), (number, end_point))
-        low, high = sorted(_root(label, (number, end_point)) for end_point in pair)
-        label[high] = low
-    channels: dict[tuple[int, int], list[tuple[Edge, int]]] = {}
-    for direction, (number, pair) in enumerate(zip(level, pairs, strict=True)):
-        channels.setdefault(_root(label, (number, pair[0])), []).append((pair, direction))
+    joined = connected(range(len(pairs)), lambda number: [(level[number], end) for end in pairs[number]])
     found = []
-    for members in channels.values():
-        members.sort()
-        which = np.array([direction for _, direction in members])
-        found.append(Streams([edge for edge, _ in members], dealt, at[which], end[which]))
+    for members in joined:
+        which = np.array(sorted(members, key=lambda number: (pairs[number], number)))
+        found.append(Streams([pairs[number] for number in which.tolist()], dealt, at[which], end[which]))
     return found
 
 
@@ -198,13 +190,6 @@ def _levels(pairs: Sequence[Edge], *kinds: Sequence[int]) -> list[int]:
         for number, place in enumerate(sorted(mine, key=lambda p: kind[p])):
             level[place] = number
     return level
-
-
-def _root(label: dict[tuple[int, int], tuple[int, int]], end: tuple[int, int]) -> tuple[int, int]:
-    while label[end] != end:
-        label[end] = label[label[end]]
-        end = label[end]
-    return end
 
 
 def _merged(channels: Sequence[list[Instance]], exchanges: Rows, columns: Columns) -> list[Instance]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpuflow.collectives.model import Instance, placed
 from dpuflow.collectives.recognise import ELEMENT_BYTES, matches, whole_size
+from dpuflow.components import connected
 from dpuflow.schema import NEVER, MessageFlag, Op
 
 if TYPE_CHECKING:
@@ -149,30 +150,20 @@ def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _components(cells: list[Cell], starts: dict[int, list[int]]) -> list[list[Cell]]:
     """Cells of one tag (in order of time), joined where they meet in an endpoint and in time."""
-    parent = list(range(len(cells)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
+    meets = [[number] for number in range(len(cells))]
     latest: dict[int, int] = {}  # endpoint -> its cell that ends last so far
     for i, cell in enumerate(cells):
         for end in cell.ends:
             before = latest.get(end)
             if before is not None and _adjacent(cells[before], cell, starts):
-                parent[find(i)] = find(before)
+                meets[i].append(before)
             if (
                 before is None
                 or cells[before].end_ns < cell.end_ns
                 or not _adjacent(cells[before], cell, starts)
             ):
                 latest[end] = i
-    groups: dict[int, list[Cell]] = {}
-    for i, cell in enumerate(cells):
-        groups.setdefault(find(i), []).append(cell)
-    return list(groups.values())
+    return [[cells[i] for i in some] for some in connected(range(len(cells)), meets.__getitem__)]
 
 
 def _adjacent(a: Cell, b: Cell, starts: dict[int, list[int]]) -> bool:

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import schedule
 from dpuflow.lateness import against_others, previous_row
+from dpuflow.schedules.graph import awaited, schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness import Entries
+    from dpuflow.schedules.algorithms import Algorithm
 
 LONGEST_NS: Final = 1 << 62  # stamps of damaged captures may lie centuries apart
 SLOWEST: Final = 95
@@ -114,25 +114,11 @@ def _unseen(algorithm: Algorithm, n: int, root: int, seat: int, mine: int) -> fl
     A slow link costs a rank as much for each message that the rank's leaving depends on. That goes for links
     from ``mine``, too: what leaves a host at full pace may wait behind it.
     """
-    waits, own = dict(_messages(algorithm, n, root, seat)), _messages(algorithm, n, root, mine)
+    waits, own = dict(awaited(algorithm, n, root, seat)), awaited(algorithm, n, root, mine)
     # A call may not return before the network has taken all that it sends.
     waits |= Counter((send.src, send.dst) for send in schedule(algorithm, n, root) if send.src == seat)
     shares = [(number - own[edge]) / own[edge] if own.get(edge) else np.inf for edge, number in waits.items()]
     return max([0.0, *shares])
-
-
-@lru_cache(maxsize=1024)
-def _messages(algorithm: Algorithm, n: int, root: int, seat: int) -> Mapping[tuple[int, int], int]:
-    """For each edge how many of its messages must have arrived before rank ``seat`` can leave."""
-    steps = schedule(algorithm, n, root)
-    until = dict.fromkeys(range(n), -1)  # inputs of earlier steps than this are waited for
-    until[seat] = max((send.step for send in steps), default=0) + 1
-    found: Counter[tuple[int, int]] = Counter()
-    for send in sorted(steps, key=lambda send: -send.step):
-        if send.step < until[send.dst]:
-            found[send.src, send.dst] += 1
-            until[send.src] = max(until[send.src], send.step)
-    return found
 
 
 def never_captured(instances: Sequence[Instance]) -> frozenset[int]:

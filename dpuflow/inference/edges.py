@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import first_acts
 from dpuflow.lateness import Rule
 from dpuflow.lateness.handover import is_gloo
 from dpuflow.ordering import Picked
 from dpuflow.results import Edge
+from dpuflow.schedules.graph import first_acts
 from dpuflow.schema import NEVER, Op, Wire
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.components import connected
 from dpuflow.lateness import previous_row
 from dpuflow.schema import NEVER, Op
 
@@ -90,22 +91,8 @@ def find_steps(
 
 def jobs(instances: Sequence[Instance]) -> list[list[int]]:
     """Endpoints that collectives or transfers connect, in order of the smallest."""
-    parent: dict[int, int] = {}
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    for order in {tuple(i.order) for i in instances}:
-        for member in order:
-            parent.setdefault(member, member)
-            parent[root(member)] = root(order[0])
-    members: dict[int, list[int]] = {}
-    for node in sorted(parent):
-        members.setdefault(root(node), []).append(node)
-    return list(members.values())
+    groups = connected({tuple(i.order) for i in instances}, lambda order: order)
+    return sorted(sorted({end for order in orders for end in order}) for orders in groups)
 
 
 def own_rows(entries: Entries, endpoint: int) -> NDArray[np.int64]:

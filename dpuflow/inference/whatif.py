@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import schedule
+from dpuflow.schedules.graph import reach, schedule
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.inference.steps import Steps
     from dpuflow.lateness import Entries
+    from dpuflow.schedules.algorithms import Algorithm
 
 ROWS = 20_000
 """Entries that are replayed: whole steps in a row, as many as fit. Their median stands for all."""
@@ -117,18 +117,13 @@ def _needs(algorithm: Algorithm | None, n: int, root: int) -> tuple[tuple[int, .
     """For each place of a group the places on whose entry its leaving depends."""
     if algorithm is None:
         return (tuple(range(n)),) * n
-    reach = [{place} for place in range(n)]
+    found = [set(known) for known in reach(algorithm, n, root)]
     sends = schedule(algorithm, n, root)
-    for step in sorted({send.step for send in sends}):
-        before = [set(known) for known in reach]
-        for send in sends:
-            if send.step == step:
-                reach[send.dst] |= before[send.src]
     fed = {send.dst for send in sends}
     for send in sends:
         if send.src not in fed:  # it leaves when all is sent, which may wait for who takes it
-            reach[send.src].add(send.dst)
-    return tuple(tuple(sorted(known)) for known in reach)
+            found[send.src].add(send.dst)
+    return tuple(tuple(sorted(known)) for known in found)
 
 
 def _replay(

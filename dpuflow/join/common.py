@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.components import connected
 from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
 
 if TYPE_CHECKING:
@@ -204,16 +205,9 @@ def _stars(
 
     Of two ports that only talk to each other it is the one that answers at once, as seen here.
     """
-    leads = list(range(len(sets)))
-
-    def lead(port: int) -> int:
-        while leads[port] != port:
-            port = leads[port]
-        return port
-
-    for a, b in set(zip(src.tolist(), dst.tolist(), strict=True)):
-        leads[lead(a)] = lead(b)
-    part = np.array([lead(p) for p in range(len(sets))], np.int64)
+    part = np.full(len(sets), -1)
+    for number, pairs in enumerate(connected(set(zip(src.tolist(), dst.tolist(), strict=True)), tuple)):
+        part[np.unique(pairs)] = number
     middles: list[int] = []
     for number in np.unique(part[src]):
         within = part[src] == number

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpuflow.collectives.schedules import edge_sizes, schedule
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST, is_gloo
+from dpuflow.schedules.graph import edge_sizes, schedule
 from dpuflow.schema import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness.handover import Usual
+    from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
 
 FAR_BEYOND: Final = 3.0

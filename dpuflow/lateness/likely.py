@@ -12,49 +12,24 @@ that it was the first to stand for: the delay of others is seen once more.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import dependencies, schedule
 from dpuflow.lateness.behind import seen_acts
 from dpuflow.lateness.handover import FEWEST
+from dpuflow.schedules.graph import dependencies, depths
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.lateness.behind import Edge, Seen
     from dpuflow.lateness.entries import Entries
 
 UNEXPLAINED: Final = 2.0
 """Distances from median to quartile by which a message must come later than expected: of links with a normal
 scatter one in eleven does so by chance."""
-
-
-@lru_cache(maxsize=256)
-def links_to(algorithm: Algorithm, n: int, root: int) -> Mapping[tuple[Edge, int], Mapping[int, int]]:
-    """For each edge's ``turn``-th message: how many links lie, at most, between it and each rank's entry.
-
-    A link is a message that is waited for, or a rank's own message of the step before.
-    """
-    steps: dict[int, list[tuple[Edge, int]]] = {}
-    number: dict[Edge, int] = {}
-    for send in schedule(algorithm, n, root):
-        edge = (send.src, send.dst)
-        number[edge] = number.get(edge, -1) + 1
-        steps.setdefault(send.step, []).append((edge, number[edge]))
-    depth: list[dict[int, int]] = [{rank: 0} for rank in range(n)]
-    found: dict[tuple[Edge, int], Mapping[int, int]] = {}
-    for step in sorted(steps):
-        found.update({(edge, turn): dict(depth[edge[0]]) for edge, turn in steps[step]})
-        for edge, turn in steps[step]:
-            for rank, links in found[edge, turn].items():
-                for end in edge:
-                    depth[end][rank] = max(depth[end].get(rank, 0), links + 1)
-    return found
 
 
 class Pace(NamedTuple):
@@ -123,7 +98,7 @@ def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, 
     algorithm, n, root = seen.shape()
     rows = {seat: seen.row + place for place, seat in enumerate(seen.seats())}
     captured = seen.captured()
-    paths = links_to(algorithm, n, root)
+    paths = depths(algorithm, n, root)
     zero = seen.first_ns()  # a double holds no epoch to the nanosecond
     entered = {
         seat: float(entries.enter_ns[rows[seat]] - zero)

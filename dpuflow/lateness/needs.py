@@ -1,7 +1,7 @@
 """Collectives with their algorithm in; which received data each of their sends needs, out.
 
 The dependency graph of every collective, laid over its exchanges: the schedule names the messages of each
-edge in order (``collectives.schedules``), and the k-th exchange seen on that edge is its k-th message. A
+edge in order (``schedules.graph``), and the k-th exchange seen on that edge is its k-th message. A
 message that was cut into segments needs the same segment of its input.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.schedules import dependencies, edge_sizes
 from dpuflow.ordering import Picked, order_within, packed
+from dpuflow.schedules.graph import dependencies, edge_sizes
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
-    from dpuflow.collectives.algorithms import Algorithm
+    from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
 
 EXPLAINED = 0.9

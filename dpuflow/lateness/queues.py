@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.components import connected
 from dpuflow.lateness.handover import FEWEST, is_gloo
 from dpuflow.schema import NEVER, NONE32, Op
 
@@ -149,26 +150,18 @@ def _lanes(exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.int64]:
     them to threads.
     """
     lane = np.full(len(instances), -1, np.int64)
-    parent: list[int] = []
-    named: dict[tuple[object, ...], int] = {}
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i] = parent[parent[i]]
-        return i
-
+    meets: list[list[tuple[object, ...]]] = []
+    owner: list[int] = []
     contexts, lines, wires = exchanges["context"], exchanges["connection"], exchanges["wire"]
     for number, instance in enumerate(instances):
         if instance.op == Op.SEND_RECV or not len(instance.rows) or not is_gloo(wires[instance.rows[0]]):
             continue
         ranks, context = frozenset(instance.order), int(contexts[instance.rows[0]])
-        own = len(parent)
-        parent.append(own)
-        lane[number] = own
-        for line in np.unique(lines[instance.rows]).tolist():
-            other = named.setdefault((ranks, context, line), own)
-            parent[find(own)] = find(other)
-    return np.array([find(i) if i >= 0 else -1 for i in lane.tolist()], np.int64)
+        owner.append(number)
+        meets.append([(ranks, context, line) for line in np.unique(lines[instance.rows]).tolist()])
+    for own, members in enumerate(connected(range(len(owner)), meets.__getitem__)):
+        lane[[owner[place] for place in members]] = own
+    return lane
 
 
 def _open_before(enter: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """What packets can show of each rank's lateness, by operation, algorithm, stack and role.
 
-In: the schedules of ``collectives.schedules``. Out: rows, and the table of docs/inference/lateness.md.
+In: the schedules of ``schedules.graph``. Out: rows, and the table of docs/inference/lateness.md.
 ``python -c "from dpuflow.lateness.table import markdown; print(markdown())"`` prints it.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow.collectives.algorithms import ALGORITHMS
-from dpuflow.collectives.schedules import free_ranks, schedule
+from dpuflow.schedules.algorithms import ALGORITHMS
+from dpuflow.schedules.graph import free_ranks, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dpuflow.collectives.algorithms import Algorithm
+    from dpuflow.schedules.algorithms import Algorithm
 
 GLOO, EAGER, RENDEZVOUS, NCCL = "Gloo", "Open MPI, eager", "Open MPI, rendezvous", "NCCL"
 STACKS: Final = (GLOO, EAGER, RENDEZVOUS, NCCL)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.collectives.sending import Send, power_below
-from dpuflow.collectives.trees import binomial_in_order, down, flat, up
+from dpuflow.schedules.sending import Send, power_below
+from dpuflow.schedules.trees import binomial_in_order, down, flat, up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

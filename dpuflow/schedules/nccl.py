@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.collectives.algorithms import ALGORITHMS, Algorithm
-from dpuflow.collectives.sending import Send
-from dpuflow.collectives.trees import chains, down, up
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.sending import Send
+from dpuflow.schedules.trees import chains, down, up
 from dpuflow.schema import Op
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.kept import kept
-from dpuflow.collectives.schedules import dependencies, edge_sizes, free_ranks
+from dpuflow.schedules.graph import dependencies, edge_sizes, free_ranks
+from dpuflow.schedules.kept import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
+    from dpuflow.schedules.algorithms import Algorithm
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dpuflow.collectives.sending import Send, power_below
+from dpuflow.schedules.sending import Send, power_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

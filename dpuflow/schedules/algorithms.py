@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dpuflow.collectives.patterns import (
+from dpuflow.schedules.patterns import (
     binomial_barrier,
     bruck_all_gather,
     bruck_all_to_all,
@@ -33,8 +33,8 @@ from dpuflow.collectives.patterns import (
     ring_reduce,
     ring_reduce_scatter,
 )
-from dpuflow.collectives.sending import Send, is_power, power_below
-from dpuflow.collectives.trees import (
+from dpuflow.schedules.sending import Send, is_power, power_below
+from dpuflow.schedules.trees import (
     binary_by_level,
     binary_heap,
     binomial_in_order,

@@ -7,15 +7,21 @@ be multiplied, and what follows from it, kept between calls as collectives repea
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from functools import lru_cache
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from itertools import groupby
+from operator import attrgetter, itemgetter, or_
+from typing import TYPE_CHECKING, TypeVar
 
-from dpuflow.collectives.kept import kept
+from dpuflow.schedules.kept import kept
 
 if TYPE_CHECKING:
-    from dpuflow.collectives.algorithms import Algorithm
-    from dpuflow.collectives.sending import Send
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schedules.sending import Send
+
+V = TypeVar("V")
 
 
 @kept(lambda sends: 112 * len(sends))
@@ -66,17 +72,77 @@ def dependencies(
     return tuple(pairs)
 
 
+def fold(
+    algorithm: Algorithm,
+    n: int,
+    root: int,
+    start: Sequence[V],
+    join: Callable[[V, V], V],
+    link: Callable[[V], V] = lambda value: value,
+    *,
+    own: bool = False,
+    back: bool = False,
+) -> tuple[dict[Place, V], list[V]]:
+    """What each message's sender has by then, and what each rank has in the end, in a semiring.
+
+    Ranks begin with ``start``. What a message's sender had before its step goes over the message by ``link``,
+    and is joined to what the receiver has by ``join``; with ``own`` to what the sender has as well, as what a
+    rank sends follows what it sent before. ``back``: from the last step to the first, receivers to senders.
+    """
+    state, held = list(start), dict[Place, V]()
+    seen: Counter[tuple[int, int]] = Counter()
+    places: list[tuple[int, list[Place]]] = []
+    for step, sends in groupby(schedule(algorithm, n, root), key=attrgetter("step")):
+        places.append((step, []))
+        for _, src, dst, _ in sends:
+            places[-1][1].append(((src, dst), seen[src, dst]))
+            seen[src, dst] += 1
+    for _, sent in reversed(places) if back else places:
+        held.update({place: state[place[0][back]] for place in sent})
+        for place in sent:
+            over = link(held[place])
+            for end in place[0] if own else (place[0][not back],):
+                state[end] = join(state[end], over)
+    return held, state
+
+
 @kept(lambda ranks: 32 * len(ranks))
 def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
     if algorithm.starters is not None:
         return algorithm.starters(n, root)
-    first_send: dict[int, int] = {}
-    first_input: dict[int, int] = {}
-    for send in schedule(algorithm, n, root):
-        first_send.setdefault(send.src, send.step)
-        first_input.setdefault(send.dst, send.step)
-    return frozenset(r for r, step in first_send.items() if step <= first_input.get(r, step))
+    told, _ = fold(algorithm, n, root, [False] * n, or_, lambda _: True)
+    first = {src: fed for ((src, _), _), fed in reversed(told.items())}
+    return frozenset(rank for rank, fed in first.items() if not fed)
+
+
+@lru_cache(maxsize=1024)
+def reach(algorithm: Algorithm, n: int, root: int = 0) -> tuple[frozenset[int], ...]:
+    """For each rank whose entries what it has in the end depends on, its own included."""
+    return tuple(fold(algorithm, n, root, [frozenset({rank}) for rank in range(n)], or_)[1])
+
+
+@lru_cache(maxsize=256)
+def depths(algorithm: Algorithm, n: int, root: int = 0) -> Mapping[Place, Mapping[int, int]]:
+    """For each message how many links lie, at most, between it and each rank's entry that it depends on.
+
+    A link is a message that is waited for, or a rank's own message of the step before.
+    """
+
+    def most(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+        return one | {rank: max(links, one.get(rank, 0)) for rank, links in other.items()}
+
+    def further(links: dict[int, int]) -> dict[int, int]:
+        return {rank: count + 1 for rank, count in links.items()}
+
+    return fold(algorithm, n, root, [{rank: 0} for rank in range(n)], most, further, own=True)[0]
+
+
+@lru_cache(maxsize=1024)
+def awaited(algorithm: Algorithm, n: int, root: int, rank: int) -> Mapping[tuple[int, int], int]:
+    """For each edge how many of its messages must have arrived before ``rank`` has its last input."""
+    told, _ = fold(algorithm, n, root, [each == rank for each in range(n)], or_, back=True)
+    return Counter(edge for (edge, _), needed in told.items() if needed)
 
 
 @kept(lambda acts: 400 * (len(acts[0]) + len(acts[1])))
