@@ -202,8 +202,9 @@ def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path, damage: str) ->
         del data[-len(data) // 3 :]
     elif damage == "header":
         data[40:60] = bytes(20)
-    else:  # every flow's numbers of endpoints are overwritten
-        data[-len(data) // 2 :] = b"\xff" * (len(data) // 2 + 1)
+    else:  # flows, which the messages refer to
+        start = 24 + int.from_bytes(data[12:16], "little")
+        data[start + 64 : start + 1024] = b"\xff" * 960
     broken.write_bytes(data)
     result = tmp_path / "x.json"
     assert run(["analyze", str(tmp_path), "--quiet", "--json", str(result)]) == 0

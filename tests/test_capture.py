@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import struct
 import sys
@@ -19,6 +20,7 @@ import pytest
 import runs
 
 from dpuflow.capture import open_capture
+from dpuflow.capture.compressed import unzstd
 from dpuflow.errors import CaptureError, DpuflowError, FormatError, MissingError
 from dpuflow.ingest import ingest
 from dpuflow.records import BlockReader, read_blocks
@@ -57,6 +59,15 @@ def test_zstd(tmp_path: Path) -> None:
     assert 1000 < info.packets < 9000
     assert not info.complete
     assert "zstd data is cut short" in info.warnings[0]
+
+
+def test_a_zstd_bomb_is_unpacked_piece_by_piece() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.compress(bytes(1 << 28))
+    assert len(packed) < 1 << 15
+    pieces = [len(piece) for piece in unzstd(io.BytesIO(packed), b"")]
+    assert sum(pieces) == 1 << 28
+    assert max(pieces) <= 1 << 26
 
 
 def test_zstd_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpuflow import Vantage, analyze, store
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.ingest import ingest
 from dpuflow.reports.json import json_lines
-from dpuflow.schema import Role, Wire
+from dpuflow.schema import MESSAGE, Role, Wire
 from dpuflow.tables import CaptureTables
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
@@ -70,6 +72,45 @@ def test_files_that_are_no_parts_of_one_capture_are_refused(saved: Path) -> None
         ingest([str(saved), str(TRACES / "nccl-allreduce-n2" / "node0.pcap.gz")])
 
 
+def of_format(version: int, data: bytes) -> bytes:
+    """The file as dpuflow wrote it then: without a checksum of the header."""
+    return data[:8] + struct.pack("<I", version) + data[12:16] + data[24:]
+
+
+def with_header(data: bytes, text: bytes) -> bytes:
+    """The file with another header of the same length, and the checksum that goes with it."""
+    (length,) = struct.unpack_from("<I", data, 12)
+    text = text.ljust(length)
+    return (
+        data[:16]
+        + struct.pack("<II", zlib.crc32(text, zlib.crc32(data[:16])), 0)
+        + text
+        + data[24 + length :]
+    )
+
+
+def test_any_bit_that_flips_is_told_and_costs_its_block(saved: Path) -> None:
+    data = bytearray(saved.read_bytes())
+    whole = store.load_tables(str(saved))
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        place, bit = int(random.integers(len(data))), 1 << int(random.integers(8))
+        data[place] ^= bit
+        saved.write_bytes(data)
+        data[place] ^= bit
+        try:
+            tables = store.load_tables(str(saved))
+        except (CaptureError, FormatError):
+            continue
+        left = [(getattr(tables, name), getattr(whole, name)) for name in TABLES]
+        if any(len(a) < len(b) for a, b in left):
+            assert len(tables.messages) >= len(whole.messages) - store.BLOCK // MESSAGE.dtype.itemsize - 2
+            assert "were left out, as they are damaged" in tables.info.warnings[-1]
+            assert not tables.info.complete
+        else:  # between tables
+            assert all(a.tobytes() == b.tobytes() for a, b in left)
+
+
 def test_any_cut_is_told(saved: Path) -> None:
     data = saved.read_bytes()
     for size in [*range(8, 200, 7), *range(200, len(data) - 64, len(data) // 50)]:
@@ -80,20 +121,21 @@ def test_any_cut_is_told(saved: Path) -> None:
 
 def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 4) + data[12:])
-    with pytest.raises(FormatError, match="format 4; this dpuflow reads 1 to 3"):
+    saved.write_bytes(data[:8] + struct.pack("<I", 5) + data[12:])
+    with pytest.raises(FormatError, match="format 5; this dpuflow reads 1 to 4"):
         store.load_tables(str(saved))
-    saved.write_bytes(data.replace(b"dpuflow.records/1", b"dpuflow.records/0"))
+    text = data[24 : 24 + struct.unpack_from("<I", data, 12)[0]]
+    saved.write_bytes(with_header(data, text.replace(b"dpuflow.records/1", b"dpuflow.records/0")))
     with pytest.raises(FormatError, match=r"dpuflow\.records/0"):
         store.load_tables(str(saved))
-    saved.write_bytes(data.replace(b'"acked_ns", "i8"', b'"acked_ns", "i4"'))
+    saved.write_bytes(with_header(data, text.replace(b'"acked_ns", "i8"', b'"acked_ns", "i4"')))
     with pytest.raises(FormatError, match="other fields"):
         store.load_tables(str(saved))
 
 
 def test_files_of_format_2_say_nothing_of_set_ups(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
+    saved.write_bytes(of_format(2, data))
     tables = store.load_tables(str(saved))
     assert len(tables.setups) == len(tables.members) == 0
     assert len(tables.messages)
@@ -103,7 +145,7 @@ def test_older_files_name_no_announced_address(saved: Path) -> None:
     """Up to format 1 an entry had the address that it was written to: it pairs with no data."""
     data = saved.read_bytes()
     now = store.load_tables(str(saved)).messages
-    saved.write_bytes(data[:8] + struct.pack("<I", 1) + data[12:])
+    saved.write_bytes(of_format(1, data))
     old = store.load_tables(str(saved)).messages
     entry = (now["role"] == Role.GRANT) & (now["wire"] == Wire.ROCE_WRITE)
     assert entry.any()
@@ -114,9 +156,8 @@ def test_older_files_name_no_announced_address(saved: Path) -> None:
 
 def test_a_damaged_header_is_told(saved: Path) -> None:
     data = saved.read_bytes()
-    (length,) = struct.unpack_from("<I", data, 12)
     for text in (b"{", b"[]", b"{}", b"nonsense", json.dumps({"schema": "dpuflow.records/1"}).encode()):
-        saved.write_bytes(data[:16] + text.ljust(length) + data[16 + length :])
+        saved.write_bytes(with_header(data, text))
         with pytest.raises(CaptureError):
             store.load_tables(str(saved))
 

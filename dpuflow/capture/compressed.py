@@ -16,7 +16,10 @@ GZIP: Final = b"\x1f\x8b"
 ZSTD: Final = b"\x28\xb5\x2f\xfd"
 SKIPPABLE: Final = b"\x2a\x4d\x18"  # after a byte of 0x50 to 0x5f
 CHUNK: Final = 1 << 18
-PIECE: Final = 1 << 14  # of zstd: what a piece gives is lost if it is damaged, and is as much as it likes
+PIECE: Final = (
+    1 << 10
+)  # of zstd: four bytes may give a block of 128 KiB (RFC 8878, 3.1.1.2.2), so 32 MiB at most
+WINDOW: Final = 1 << 26  # of zstd: what a frame may ask to keep in memory, as all levels up to 21 do
 
 
 def plain(file: BinaryIO, head: bytes) -> Iterator[bytes]:
@@ -70,13 +73,21 @@ def unzstd(file: BinaryIO, head: bytes) -> Iterator[bytes]:
     except ImportError:
         raise MissingError("reading .zst files needs the package zstandard: pip install zstandard") from None
     rest = memoryview(head or file.read(CHUNK))
+    out, size = [], 0
     while rest:
-        frame = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+        frame = zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
         while not frame.eof:
             if not rest:
+                yield b"".join(out)
                 raise Damage("the zstd data is cut short")
             try:
-                yield frame.decompress(rest[:PIECE])
+                out.append(frame.decompress(rest[:PIECE]))
             except zstandard.ZstdError as error:
-                raise Damage(f"the zstd data is damaged ({error})") from None
+                yield b"".join(out)
+                raise Damage(f"the zstd data is damaged, or needs a window above 64 MiB ({error})") from None
+            size += len(out[-1])
+            if size >= CHUNK:
+                yield b"".join(out)
+                out, size = [], 0
             rest = rest[len(rest[:PIECE]) - len(frame.unused_data) :] or memoryview(file.read(CHUNK))
+    yield b"".join(out)
