@@ -40,6 +40,7 @@ def ingest(
             raise FormatError(
                 files[saved.index(True)], "column files go with other column files of the vantage point alone"
             )
+        from dpuflow.messages.stamps import set_aside
         from dpuflow.segments import join_segments
 
         files, parts, damaged = _undamaged(files)
@@ -54,7 +55,7 @@ def ingest(
         info.id, info.vantage, info.files = id, vantage or info.vantage, files
         info.warnings += damaged
         info.complete &= not damaged
-        return tables
+        return set_aside(tables)
     return ingest_source(open_capture(files, vantage=vantage, id=id), threads, progress)
 
 
@@ -84,6 +85,7 @@ def ingest_source(
 ) -> CaptureTables:
     """The same of an open source of packets, such as a live capture."""
     from dpuflow.messages.roce import RoceMessages
+    from dpuflow.messages.stamps import set_aside
     from dpuflow.messages.tcp import TcpMessages
     from dpuflow.records import read_blocks
     from dpuflow.schema import MEMBER, MESSAGE, PAUSE, SETUP
@@ -112,10 +114,11 @@ def ingest_source(
     if roce and tcp:
         roce.name_pairs(tcp.setups.named(reader.endpoints), flows)
     messages = merge(roce.finish(flows) if roce else empty, tcp.finish(flows) if tcp else empty)
-    return CaptureTables(
+    tables = CaptureTables(
         reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses),
         tcp.told if tcp else SETUP.zeros(0), tcp.members if tcp else MEMBER.zeros(0),
     )  # fmt: skip
+    return set_aside(tables)
 
 
 def merge(roce: Rows, tcp: Rows) -> Rows:
