@@ -71,6 +71,7 @@ def main(
 
     The exit status says nothing about what was found.
     """
+    before = json.loads(against.read_text(encoding="utf-8")) if against is not None else []
     named = [twin.name for twin in TWINS if full or twin.quick or kinds]
     chosen = [name for name in named if not kinds or any(fnmatch(name, kind) for kind in kinds)]
     singles = not kinds or any(fnmatch(f"{SINGLE}-0", kind) for kind in kinds)
@@ -84,14 +85,18 @@ def main(
         results: Iterable[list[Outcome]] = every(partial(_one, seed=seed), tasks)
         for number, found in enumerate(results, 1):
             outcomes += found
+            if json_file is not None:
+                _keep(json_file, outcomes)
             if sys.stderr.isatty():
                 print(f"\r{number}/{len(tasks)}", end="", file=sys.stderr)
     print("\n".join(lines(outcomes)))
-    if json_file is not None:
-        rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
-        json_file.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
     if against is not None:
-        print("\n".join(changes(json.loads(against.read_text(encoding="utf-8")), outcomes)))
+        print("\n".join(changes(before, outcomes)))
+
+
+def _keep(file: Path, outcomes: Sequence[Outcome]) -> None:
+    rows = ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes)
+    file.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
 
 
 def _one(task: Task, seed: int) -> list[Outcome]:

@@ -32,8 +32,33 @@ def lines(outcomes: Sequence[Outcome]) -> list[str]:
     return [
         *table(list(HEADER), rows),
         f"ranks late in 10 to 50 % of their collectives: {cleared} of {sometimes} called on time",
+        *_wrong(outcomes),
+        *_single(outcomes),
         *_sure(outcomes),
     ]
+
+
+def _wrong(outcomes: Sequence[Outcome]) -> list[str]:
+    """The shares that count most: of a user's trust."""
+    late = [outcome for outcome in outcomes if outcome.fault == "throughout" and outcome.verdict != "unasked"]
+    cleared = sum(outcome.verdict == "cleared" for outcome in late)
+    accused = sum(outcome.verdict == "accused" for outcome in outcomes)
+    return [
+        f"a rank late throughout cleared: {100 * cleared / max(len(late), 1):.2f} % of {len(late)} twins; "
+        f"an innocent accused: {100 * accused / max(len(outcomes), 1):.2f} % of {len(outcomes)}"
+    ]
+
+
+def _single(outcomes: Sequence[Outcome]) -> list[str]:
+    """How often a single missing packet changes who is said to be late."""
+    whole = {outcome.case: outcome for outcome in outcomes if outcome.twin == "whole"}
+    less = [outcome for outcome in outcomes if _twin(outcome) == SINGLE and outcome.case in whole]
+    changed = [outcome for outcome in less if outcome.rows != whole[outcome.case].rows]
+    accused = sum(each.verdict == "accused" and whole[each.case].verdict != "accused" for each in changed)
+    told = (
+        f"a single packet missing: {len(changed)} of {len(less)} change a verdict, {accused} to an innocent"
+    )
+    return [told] if less else []
 
 
 def _twin(outcome: Outcome) -> str:
