@@ -60,7 +60,8 @@ def run_group(
     order = np.argsort(column["key"], kind="stable")
     owner, gives = np.full(n, -1, np.int64), np.zeros(n, np.uint8)
     sent, shared = np.zeros(n, np.int64), np.zeros(n, np.uint8)
-    made = match.group(order, *column.values(), slack, owner, gives, sent, shared) if n else 0
+    column["flow"], column["slack"] = np.zeros(n, np.int64), np.array([slack])
+    made = match.group(order, *column.values(), owner, gives, sent, shared) if n else 0
     members: list[list[int]] = [[] for _ in range(made)]
     for i in order.tolist():
         members[owner[i]].append(i)

@@ -225,19 +225,32 @@ def _stars(
 
 
 def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> list[int] | None:
-    """Least time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
+    """Usual time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
 
     ``rows`` are the common rows of its endpoints, ``sets`` those of the ends. At a receiver's own node next
     to nothing passes until the ACK; at the sender's the whole way there and back.
     """
-    flows = tables.flows
+    messages = tables.messages
+    once = np.flatnonzero((messages["acked_ns"] != NEVER) & (messages["retransmitted"] == 0))
+    took = messages["acked_ns"][once] - messages["last_ns"][once]
+    dst = rows[tables.flows["dst"]][messages["flow"][once]]
     times = []
     for end in sets:
-        to_end = np.isin(rows[flows["dst"]], end) & (flows["rtt_min_ns"] != NEVER)
-        if not to_end.any():
+        mine = took[np.isin(dst, end)]
+        if not len(mine):
             return None
-        times.append(int(flows["rtt_min_ns"][to_end].min()))
+        times.append(int(half_sample_mode(mine)))
     return times
+
+
+def half_sample_mode(values: Ints) -> float:
+    """Where values lie closest together, whatever else is among them (Bickel and Fruehwirth 2006)."""
+    values = np.sort(values)
+    while len(values) > 2:
+        half = (len(values) + 1) // 2
+        at = int(np.argmin(values[half - 1 :] - values[: len(values) - half + 1]))
+        values = values[at : at + half]
+    return float(values.mean())
 
 
 def nearer_end(times: list[int] | None) -> int | None:

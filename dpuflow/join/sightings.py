@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import MessageFlag, Role, Transport, Wire
+from dpuflow.schema import NEVER, MessageFlag, Role, Transport, Wire
 from dpuflow.wire import PSN_BITS
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
 UNFIT: Final = CUT | MessageFlag.GAP  # such messages do not show the same packets everywhere
 REPEAT_BITS: Final = 8
 SAMPLE: Final = 256  # messages by which rounds are told apart
+MOST_SLACK: Final = 10**15
+"""Eleven days: by more no two sightings of one packet are laid over each other; keeps sums within 64 bits."""
 
 
 class Sightings(NamedTuple):
@@ -82,6 +84,8 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
     role = np.concatenate([t.messages["role"] for t in captures])
     answer = (wire == Wire.ROCE_READ) & (role == Role.DATA)
     key = (flow << 33) | (answer.astype(np.int64) << 32) | (seq & low[flow]) if len(flow) else flow
+    acked = column("acked_ns")
+    last = not_after(column("last_ns"), acked)
     return Sightings(
         starts,
         np.repeat(np.arange(len(captures), dtype=np.uint16), np.diff(starts)),
@@ -90,12 +94,21 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
         seq,
         low[flow] < 1 << PSN_BITS,
         column("seq_end") - seq,
-        column("first_ns"),
-        column("last_ns"),
-        column("acked_ns"),
+        not_after(column("first_ns"), last),
+        last,
+        acked,
         flags,
         steady,
     )
+
+
+def not_after(time_ns: Ints, other_ns: Ints, slack_ns: int = 0) -> Ints:
+    """``time_ns``, but none more than ``slack_ns`` after ``other_ns`` (NEVER: not known) of what came of it.
+
+    Stamps are late, never early: where that was seen first the earlier one of two stamps is nearer the truth.
+    """
+    known = other_ns != NEVER
+    return np.where(known, np.minimum(time_ns, np.where(known, other_ns, 0) + slack_ns), time_ns)
 
 
 def find_copies(captures: Sequence[CaptureTables]) -> dict[int, int]:
@@ -156,6 +169,33 @@ def find_ties(seen: Sightings, order: Ints) -> Ties:
     rows_a, rows_b = rows_a[fits], rows_b[fits]
     pair = seen.capture[rows_a].astype(np.int64) * captures + seen.capture[rows_b]
     return Ties(rows_a, rows_b, pair)
+
+
+def recurs_ns(common: Common, seen: Sightings) -> Ints:
+    """For each common flow how soon a sequence number may come again, ns; MOST_SLACK at most.
+
+    That is the least time between two of one capture, and what a round of all numbers takes at the pace at
+    which they went up.
+    """
+    flows = len(common.flows)
+    soonest = np.full(flows, MOST_SLACK)
+    order = np.lexsort((seen.first_ns, seen.capture, seen.key))
+    before, after = order[:-1], order[1:]
+    again = (seen.key[before] == seen.key[after]) & (seen.capture[before] == seen.capture[after])
+    before, after = before[again], after[again]
+    np.minimum.at(soonest, seen.flow[after], seen.first_ns[after] - seen.first_ns[before])
+    for capture in range(len(seen.starts) - 1):
+        part = seen.of(capture)
+        flow, end = seen.flow[part], seen.seq[part] + seen.span[part]
+        low, high, first, last = (np.full(flows, far) for far in (MOST_SLACK, 0, np.iinfo(np.int64).max, 0))
+        np.minimum.at(low, flow, seen.seq[part])
+        np.maximum.at(high, flow, end)
+        np.minimum.at(first, flow, seen.first_ns[part])
+        np.maximum.at(last, flow, seen.last_ns[part])
+        met = np.flatnonzero(high > low)
+        round_ns = (last - first)[met] * ((low_bits(common)[met] + 1) / (high - low)[met])
+        soonest[met] = np.minimum(soonest[met], np.minimum(round_ns, float(MOST_SLACK)).astype(np.int64))
+    return soonest
 
 
 def _tie_rounds(seen: Sightings, rows: Ints) -> Iterator[tuple[Ints, Ints]]:

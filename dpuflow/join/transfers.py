@@ -16,6 +16,7 @@ from dpuflow.join.common import (
     Common,
     answer_times,
     find_common,
+    half_sample_mode,
     join_addresses,
     nearer_end,
     number_connections,
@@ -24,12 +25,15 @@ from dpuflow.join.common import (
 )
 from dpuflow.join.missed import date_missed
 from dpuflow.join.sightings import (
+    MOST_SLACK,
     Sightings,
     Ties,
     collect,
     complete_keys,
     find_copies,
     find_ties,
+    not_after,
+    recurs_ns,
     runs,
     superseded_bursts,
 )
@@ -43,11 +47,14 @@ if TYPE_CHECKING:
     from dpuflow.join.clockgraph import Clocks
     from dpuflow.tables import CaptureTables, Rows
 
+    Bools = np.typing.NDArray[np.bool_]
     Ints = np.typing.NDArray[np.int64]
 
 
-MOST_SLACK: Final = 10**15
-"""Eleven days: by more no two sightings of one packet are laid over each other; keeps sums within 64 bits."""
+NEAR: Final = 8
+MANY: Final = 0.1
+"""Where a tenth of the messages took the same time but for an eighth of what they differ from the usual by,
+it is no chance: those that are late by chance lie scattered."""
 
 
 def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
@@ -72,7 +79,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         transfers = _own_transfers(captures[0], common)
     else:
         transfers = _transfers(captures, common, seen, order, found)
-    transfers = date_missed(captures, transfers)
+    transfers = date_missed(captures, _in_causal_order(transfers, found.slack_ns))
     flow_times = []
     for tables, place in zip(captures, found.maps, strict=True):
         first, last = tables.flows["first_ns"], tables.flows["last_ns"]
@@ -96,7 +103,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
 
 
 def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
-    """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns (median).
+    """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns (mode).
 
     Positive: it is nearer to the sender. Each difference is taken on one clock, so offsets do not matter.
     """
@@ -105,7 +112,7 @@ def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     a, b = a[both], b[both]
     if not len(a):
         return 0.0
-    return float(np.median((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b])))
+    return half_sample_mode((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b]))
 
 
 def _ahead(common: Common, seen: Sightings, ties: Ties, pair: int, ends: list[list[int]]) -> float:
@@ -194,11 +201,36 @@ def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:
         at, flow = at[way[flow] != 0], flow[way[flow] != 0]
         a, b, forward = ties.a[at], ties.b[at], way[flow] > 0
         acked = (seen.acked_ns[a] != NEVER) & (seen.acked_ns[b] != NEVER)
+        prompt = _prompt(seen, a[acked], b[acked], forward[acked])
+        acked = np.flatnonzero(acked)[prompt]
+        if not prompt.all():
+            a, b, forward, acked = a[acked], b[acked], forward[acked], np.arange(len(acked))
         x_ns = np.concatenate([seen.first_ns[a], seen.last_ns[a], seen.acked_ns[a[acked]]])
         y_ns = np.concatenate([seen.first_ns[b], seen.last_ns[b], seen.acked_ns[b[acked]]])
         if len(x_ns):
             samples.append(Samples(x, y, x_ns, y_ns, np.concatenate([forward, forward, ~forward[acked]])))
     return samples
+
+
+def _prompt(
+    seen: Sightings, a: Ints, b: Ints, forward: np.typing.NDArray[np.bool_]
+) -> np.typing.NDArray[np.bool_]:
+    """Which messages show no late stamp that makes their way, or their ACK's, seem shorter than it was.
+
+    Whichever it is, there and back they then take less time on the wire than others: what waits for the ACK
+    at one place less than at the other. Where for some no time at all is left, stamps are late, and all count
+    whose time is shorter than where those of most begin.
+    """
+    wire_ns = (seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b])
+    wire_ns = np.where(forward, wire_ns, -wire_ns)
+    if not (wire_ns < 0).any():
+        return np.ones(len(wire_ns), bool)
+    ordered, usual = np.sort(wire_ns), half_sample_mode(wire_ns)
+    near = np.searchsorted(ordered, ordered + (usual - ordered) / NEAR, side="right") - np.arange(
+        len(ordered)
+    )
+    begins = np.flatnonzero((near >= MANY * len(ordered)) & (ordered >= 0) | (ordered >= usual))
+    return np.asarray(wire_ns >= ordered[begins[0]], np.bool_)
 
 
 def _to_reference(seen: Sightings, found: Clocks) -> None:
@@ -248,12 +280,12 @@ def _transfers(
             order = np.argsort(key, kind="stable")
         order = order[kept[order]]
         sent, shared = np.zeros(len(order), np.int64), np.zeros(len(order), np.uint8)
-        slack = min(2 * found.slack_ns, MOST_SLACK)
+        slack = np.maximum(recurs_ns(common, seen) // 2, min(2 * found.slack_ns, MOST_SLACK))
         burst = np.concatenate([t.messages["role"] for t in captures]) == Role.BURST
         flags = seen.flags | (burst * np.uint8(match.UNFRAMED))
         made = match.group(
             order, key, seen.capture, seen.first_ns, seen.acked_ns, seen.span, near, flags,
-            slack, owner, gives, sent, shared,
+            seen.flow, slack, owner, gives, sent, shared,
         )  # fmt: skip
     in_time = np.argsort(sent[:made], kind="stable")
     place = np.empty(made + 1, np.int64)
@@ -274,6 +306,24 @@ def _transfers(
             row[part], gives[part], near[part], transfers,
         )  # fmt: skip
     return transfers
+
+
+def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
+    """The rows with no stamp later than one of what came of it, in order of ``sent_ns``.
+
+    ``slack_ns``: what clocks of two captures may differ by.
+    """
+    sent, arrived, end = (transfers[name] for name in ("sent_ns", "arrived_ns", "arrived_end_ns"))
+    transfers["taken_ns"] = not_after(transfers["taken_ns"], transfers["acked_ns"], slack_ns)
+    transfers["arrived_end_ns"] = not_after(end, transfers["taken_ns"])
+    transfers["arrived_ns"] = not_after(arrived, end)
+    transfers["sent_end_ns"] = not_after(transfers["sent_end_ns"], transfers["acked_ns"])
+    apart = transfers["capture"] != transfers["arrival_capture"]
+    slack = np.where(apart, slack_ns, 0)
+    transfers["sent_end_ns"] = np.minimum(transfers["sent_end_ns"], end + slack)
+    transfers["sent_ns"] = np.minimum(np.minimum(sent, arrived + slack), transfers["sent_end_ns"])
+    order = np.argsort(sent, kind="stable")
+    return transfers if np.array_equal(order, np.arange(len(order))) else transfers[order]
 
 
 def _extent(captures: Sequence[CaptureTables], found: Clocks) -> tuple[int, int]:

@@ -57,13 +57,13 @@ def _choose(order, start, stop, first, near, flags, transfer, owner, gives, sent
     shared[transfer] = np.uint8(both & SHARED)
 
 
-@kernel(i8(_I8, _I8, _U2, _I8, _I8, _I8, _U1, _U1, i8, _I8, _U1, _I8, _U1))
-def group(order, key, capture, first, acked, span, near, flags, slack, owner, gives, sent, shared):  # type: ignore[no-untyped-def]
+@kernel(i8(_I8, _I8, _U2, _I8, _I8, _I8, _U1, _U1, _I8, _I8, _I8, _U1, _I8, _U1))
+def group(order, key, capture, first, acked, span, near, flags, flow, slack, owner, gives, sent, shared):  # type: ignore[no-untyped-def]
     """Part the sightings of each key into transfers; return their number.
 
     A transfer has each capture at most once. A sighting opens a new one where its capture has one
-    already, where its span (sequence numbers covered) differs, or where it comes more than ``slack``
-    after the first had been acknowledged: then the sequence number has been used again.
+    already, where its span (sequence numbers covered) differs, or where it comes more than the ``slack`` of
+    its ``flow`` after the first had been acknowledged: then the sequence number has been used again.
     In: ``order`` sorts ``key``; ``near`` is 2 at the sender, 0 at the receiver, else 1. Times in ns.
     Out: ``owner`` transfer of each sighting, ``gives`` SENDER, RECEIVER, HEADER bits, ``sent`` and
     ``shared`` (flags) of each transfer. ``order`` is put in order of time within each key.
@@ -89,7 +89,7 @@ def group(order, key, capture, first, acked, span, near, flags, slack, owner, gi
             while end < j:
                 x = order[end]
                 fits = True
-                if limit != NEVER and first[x] > limit + slack:
+                if limit != NEVER and first[x] > limit + slack[flow[x]]:
                     fits = False
                 p = opened
                 while fits and p < end:

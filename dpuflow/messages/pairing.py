@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
 ENOUGH_ACKS = 8  # before a capture's end, fewer decide nothing
+SIGMAS = 3  # standard deviations by which the true one contradicts less than others
 MOST_SCORES = 1 << 24  # pairs of flows that are compared; more flows stay unpaired
 
 MOST_NAMED = 1 << 16  # QPs that a handshake named which are kept when flows are forgotten
@@ -230,8 +231,7 @@ class Pairs:
         acks, conflicts, echoes = self._evidence(src, dst, ours, theirs, peers)
         ports = self._ports(ours, theirs, flows)
         enough = 1 if last else ENOUGH_ACKS
-        # A capture that begins in mid traffic, or lost packets, contradicts even the true one now and then.
-        excluded = conflicts > np.maximum(acks // 16, 0 if last else 1)
+        excluded = conflicts > np.maximum(_by_chance(conflicts, acks), 0 if last else 1)
         fits = ~excluded & (acks >= enough) & (2 * echoes >= acks)
         for a, b in _clear_cut(fits, excluded):
             found.append((ours[a], theirs[b], Pairing.ACKS))
@@ -290,6 +290,17 @@ class Pairs:
         for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32, strict=False):
             key = (int(flows["src"][flow]), int(flows["dst"][flow]), int(flows["dest_qp"][flow]))
             self._named.setdefault(key, int(source))
+
+
+def _by_chance(conflicts: NDArray[np.int64], acks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often ACKs may contradict the true one of each pair of flows, (ours, theirs).
+
+    A capture that begins in mid traffic, or lost packets, contradict it now and then. Stamps that are late
+    may put ACKs before what they acknowledge, as often as they contradict the best for either flow.
+    """
+    least = np.minimum(conflicts.min(axis=1)[:, None], conflicts.min(axis=0)[None, :])
+    most: NDArray[np.int64] = (least + SIGMAS * least**0.5).astype(np.int64)
+    return most.clip(acks // 16, acks // 2)
 
 
 def _clear_cut(fits: NDArray[np.bool_], excluded: NDArray[np.bool_]) -> list[tuple[int, int]]:
