@@ -73,7 +73,8 @@ def unzstd(file: BinaryIO, head: bytes) -> Iterator[bytes]:
     except ImportError:
         raise MissingError("reading .zst files needs the package zstandard: pip install zstandard") from None
     rest = memoryview(head or file.read(CHUNK))
-    out, size = [], 0
+    out: list[bytes] = []
+    size = 0
     while rest:
         frame = zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
         while not frame.eof:
@@ -88,6 +89,7 @@ def unzstd(file: BinaryIO, head: bytes) -> Iterator[bytes]:
             size += len(out[-1])
             if size >= CHUNK:
                 yield b"".join(out)
-                out, size = [], 0
+                out: list[bytes] = []
+    size = 0
             rest = rest[len(rest[:PIECE]) - len(frame.unused_data) :] or memoryview(file.read(CHUNK))
     yield b"".join(out)
