@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 
@@ -12,11 +13,16 @@ from dpuflow.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
+    from dpuflow.islands import Read
     from dpuflow.rankmap import Place
     from dpuflow.results import Analysis
     from dpuflow.tables import CaptureTables, Joined, Rows, Vantage
+    from dpuflow.told import Communicator
 
     Progress = Callable[[str, int, int], None]
     """Called with (stage, done, total); total 0 where it is not known."""
@@ -46,7 +52,10 @@ def analyze(
 
 @dataclass
 class Worked:
-    """A result with what it was made of, for those who go on from there."""
+    """A result with what it was made of, for those who go on from there.
+
+    Where clocks are islands, all but ``analysis`` are of the first, whose collectives are the first ones.
+    """
 
     analysis: Analysis
     joined: Joined
@@ -68,25 +77,10 @@ def analyze_tables(
 
     ``release``: of their messages only what the result cites is kept once they are joined, in place.
     """
-    from dpuflow.assemble import assemble
-    from dpuflow.bunches import requested
-    from dpuflow.collectives import build_collectives, count_untold
-    from dpuflow.collectives.buffers import buffers_of
-    from dpuflow.collectives.protocols import without_flags
-    from dpuflow.collectives.sharing import sharing_told_apart
-    from dpuflow.exchanges import announced, build_exchanges
-    from dpuflow.findings import build_findings
-    from dpuflow.identity import (
-        all_but_one,
-        endpoint_nodes,
-        endpoint_ranks,
-        rank_order,
-        seen_until,
-        seen_whole,
-    )
-    from dpuflow.inference import infer
+    from dpuflow.identity import endpoint_nodes
+    from dpuflow.islands import read_islands
     from dpuflow.join import count_once, join, set_aside_samples
-    from dpuflow.lateness import build_entries
+    from dpuflow.merged import merged
     from dpuflow.told import communicators
 
     captures, doubled = count_once(captures)
@@ -97,6 +91,32 @@ def analyze_tables(
         for tables in captures:
             tables.messages = cited(tables.messages)
     told = communicators(captures, joined)
+    nodes = endpoint_nodes(joined, ranks)
+    reads = read_islands(joined, nodes, partial(_read, told=told, nodes=nodes, ranks=ranks))
+    worked = [_worked(captures, each, nodes, ranks) for each in reads]
+    ties = [each.ties[work.listed].tolist() for each, work in zip(reads, worked, strict=True)]
+    of_nodes = [each.of_nodes for each in reads]
+    return replace(worked[0], analysis=merged([each.analysis for each in worked], ties, of_nodes))
+
+
+def _read(
+    joined: Joined,
+    *,
+    told: Sequence[Communicator],
+    nodes: NDArray[np.int64],
+    ranks: Mapping[str, Place] | None,
+) -> Read:
+    """The operations that captures on one time line saw, with when each rank came."""
+    from dpuflow.bunches import requested
+    from dpuflow.collectives import build_collectives, count_untold
+    from dpuflow.collectives.buffers import buffers_of
+    from dpuflow.collectives.protocols import without_flags
+    from dpuflow.collectives.sharing import sharing_told_apart
+    from dpuflow.exchanges import announced, build_exchanges
+    from dpuflow.identity import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
+    from dpuflow.islands import Read
+    from dpuflow.lateness import build_entries
+
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
     buffers = buffers_of(joined.transfers, exchanges)
@@ -105,7 +125,7 @@ def analyze_tables(
         rank_order(joined, known),
         seen_whole(joined, told),
         announced(joined.transfers, exchanges),
-        endpoint_nodes(joined, ranks),
+        nodes,
         seen_until(joined),
         all_but_one(joined, told),
         buffers,
@@ -113,9 +133,23 @@ def analyze_tables(
     )
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
     instances = without_flags(instances, exchanges, joined.transfers, buffers)
-    inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
     untold = count_untold(joined.columns, exchanges, instances)
-    result, listed = assemble(captures, joined, known, exchanges, instances, inferred, untold, ranks)
+    return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
+
+
+def _worked(
+    captures: list[CaptureTables], read: Read, nodes: NDArray[np.int64], ranks: Mapping[str, Place] | None
+) -> Worked:
+    """The result of one island."""
+    from dpuflow.assemble import assemble
+    from dpuflow.findings import build_findings
+    from dpuflow.inference import infer
+
+    joined, exchanges, instances = read.joined, read.exchanges, read.instances
+    inferred = infer(joined, exchanges, instances, read.entries)
+    result, listed = assemble(
+        captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes
+    )
     result.findings = build_findings(captures, joined, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)
 

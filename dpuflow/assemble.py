@@ -52,10 +52,12 @@ def assemble(
     inferred: Inferred,
     untold: int,
     places: Mapping[str, Place] | None,
+    nodes: NDArray[np.int64] | None = None,
 ) -> tuple[Analysis, list[int]]:
     """The result without findings, and of each of its collectives the instance that it is.
 
-    ``ranks``: of endpoints, where known; ``untold``: messages that no collective was made of.
+    ``ranks``: of endpoints, where known; ``untold``: messages that no collective was made of; ``nodes``: of
+    each endpoint, where that is known already.
     """
     collectives, listed = _collectives(captures, joined, exchanges, instances, inferred)
     seen_with = _seen_with(instances, inferred.entries, inferred.short)
@@ -63,7 +65,7 @@ def assemble(
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
-        endpoints=_endpoints(joined, ranks, places),
+        endpoints=_endpoints(joined, ranks, places, nodes),
         flows=_flows(joined),
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
@@ -90,10 +92,13 @@ def assemble(
 
 
 def _endpoints(
-    joined: Joined, ranks: Mapping[int, int], places: Mapping[str, Place] | None
+    joined: Joined,
+    ranks: Mapping[int, int],
+    places: Mapping[str, Place] | None,
+    nodes: NDArray[np.int64] | None,
 ) -> list[Endpoint]:
     found = []
-    node = endpoint_nodes(joined, places)
+    node = endpoint_nodes(joined, places) if nodes is None else nodes
     several = np.bincount(node, minlength=len(node)) > 1
     for number, row in enumerate(joined.endpoints):
         addresses = addresses_of(joined, number)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -86,17 +87,48 @@ def rank_order(joined: Joined, ranks: Mapping[int, int]) -> NDArray[np.int64]:
 def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArray[np.int64]:
     """For each endpoint a number of its node: that of the first endpoint of the same host.
 
-    By the rank map's hosts; else endpoints that are local to one capture are of one node.
+    By the rank map's hosts; else endpoints that are local to one capture are of one node, and to captures
+    that are named as NICs of one host (``hosts_by_name``).
     """
     node = np.arange(len(joined.endpoints))
     for local in joined.local:
         node[local] = min(local, default=0)
+    named = hosts_by_name([capture.vantage for capture in joined.captures])
+    for captures in named.values():
+        ends = [end for capture in captures for end in joined.local[capture]]
+        if not _talk(joined, ends):
+            node[np.isin(node, node[ends])] = min(node[ends], default=0)
     hosts: dict[str, int] = {}
     for endpoint, rows in enumerate(_addresses(joined) if places else []):
         host = next((p.host for a in rows if (p := (places or {}).get(a)) is not None and p.host), None)
         if host is not None:
             node[endpoint] = hosts.setdefault(host, endpoint)
     return node
+
+
+NIC: Final = re.compile(
+    r"(?P<host>.*?[^-_.:/@])[-_.:/@]+(?:rail|nic|mlx[0-9]*|hca|bf|roce|rdma|ib|eth|ens?|enp|hsn|port)[-_.:/@]?[0-9].*",
+    re.IGNORECASE,
+)
+"""A vantage point's name that ends in the name of an interface, or of a rail: ``node3_rail0``,
+``gpu-17.mlx5_2``, ``a01/eth2``."""
+
+
+def hosts_by_name(vantages: Sequence[str]) -> dict[str, list[int]]:
+    """Captures by the host that their names have in common, where several are named as NICs of it."""
+    hosts: dict[str, list[int]] = {}
+    for capture, name in enumerate(vantages):
+        found = NIC.fullmatch(name)
+        if found is not None:
+            hosts.setdefault(found["host"], []).append(capture)
+    return {host: captures for host, captures in hosts.items() if len(captures) > 1}
+
+
+def _talk(joined: Joined, ends: Sequence[int]) -> bool:
+    """Whether some of the endpoints send each other data: within a node that does not go through NICs."""
+    flows = joined.flows
+    between = np.isin(flows["src"], ends) & np.isin(flows["dst"], ends) & (flows["src"] != flows["dst"])
+    return bool((between & (flows["messages"] > 0)).any())
 
 
 def seen_until(joined: Joined) -> NDArray[np.int64]:
@@ -122,7 +154,7 @@ def seen_whole(joined: Joined, told: Sequence[Communicator] = ()) -> frozenset[i
     count as well.
     """
     own, others = _captured(joined, told)
-    more = unseen(told) or 0 if all(joined.local) else 0
+    more = 0 if joined.at_a_switch else unseen(told) or 0
     return own if len(others) + more > 1 else None
 
 
@@ -147,4 +179,4 @@ def _captured(joined: Joined, told: Sequence[Communicator]) -> tuple[frozenset[i
         present[list(communicator.seen)] = True
     ends = frozenset(np.flatnonzero(present).tolist())
     own = ends & {endpoint for rows in joined.local for endpoint in rows}
-    return own, (ends - own if all(joined.local) else frozenset())
+    return own, (frozenset() if joined.at_a_switch else ends - own)

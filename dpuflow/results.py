@@ -122,6 +122,7 @@ class RankEntry:
     bound: Bound
     cause: Cause
     why: str
+    node: int | None = None  # where only the node of a GPU can be told: it; ``endpoint`` is null in JSON
 
 
 @dataclass(slots=True)
@@ -171,6 +172,7 @@ class Lateness:
     relative_to: list[int] | None = None
     perhaps_last: int = 0
     perhaps_ns: int | None = None
+    node: int | None = None  # as of RankEntry
 
 
 @dataclass(slots=True)

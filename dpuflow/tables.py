@@ -98,6 +98,7 @@ class Clock:
     error_ns: int | None = None  # from the reference's first packet to its last
     why: str = ""
     tied_ns: int | None = None  # the error while there are packets in common; None: the same
+    island: int | None = None  # captures of one share a time line; None: left out of all
 
 
 @dataclass
@@ -117,6 +118,15 @@ class Joined:
     end_ns: int = 0
     limits: list[str] = field(default_factory=list)  # sentences: what these captures cannot show
     narrow: Picked | None = None  # columns of ``transfers`` that have been copied out of its rows
+    used: frozenset[int] | None = None  # captures that ``transfers`` are of; None: all
+    # Where nothing ties the clocks of some captures: each island of clocks with its own ``transfers`` on the
+    # clock of its own reference, and ``local`` of its own captures only. The first is this one.
+    islands: list[Joined] = field(default_factory=list)
+
+    @property
+    def at_a_switch(self) -> bool:
+        """Whether some capture was made at no endpoint."""
+        return any(not rows for c, rows in enumerate(self.local) if self.used is None or c in self.used)
 
     @property
     def columns(self) -> Rows | Picked:

@@ -20,7 +20,7 @@ ORDER = [
     *("messages", "store", "segments", "ingest", "live"),
     *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity"),
     *("schedules", "collectives", "lateness", "inference"),
-    *("outline", "assemble", "findings", "analysis"),
+    *("outline", "assemble", "findings", "islands", "merged", "analysis"),
     "scoring",
     *("reports", "agent", "cli"),
 ]

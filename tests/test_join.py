@@ -160,26 +160,62 @@ def test_the_switch_stands_in_for_a_node_that_was_not_captured() -> None:
     assert (from_3["seen"] == Seen.AT_RECEIVER).all()
 
 
-def test_captures_with_nothing_in_common_are_not_merged() -> None:
+def test_captures_with_nothing_in_common_are_islands() -> None:
     first = World(2).ring(50).captures("node0", "node1")
     other = World(6)
     for number in range(20):
-        other.sent.append(Sent(4, 5, START + number * 1_000_000))
+        other.sent.append(Sent(*((4, 5) if number % 2 else (5, 4)), START + number * 1_000_000))
     (stranger,) = other.captures("node4")
     joined = join([*first, stranger])
-    assert [c.method for c in joined.clocks] == ["reference", "trusted", "none"]
-    assert joined.clocks[2].offset_ns is None
+    assert [(c.method, c.island) for c in joined.clocks] == [
+        ("reference", 0),
+        ("trusted", 0),
+        ("reference", 1),
+    ]
     assert len(joined.transfers) == 100
-    assert any(line.startswith("node4 shares no packets") for line in joined.limits)
-    assert len(join([*first, stranger], clock="trust").transfers) == 120
+    here, there = joined.islands
+    assert np.array_equal(here.transfers, joined.transfers)
+    assert (here.used, there.used) == ({0, 1}, {2})
+    assert len(there.transfers) == 20
+    assert set(there.transfers["capture"].tolist()) == {2}
+    assert [bool(rows) for rows in there.local] == [False, False, True]
+    assert not there.at_a_switch
+    assert (there.start_ns, there.end_ns) == (stranger.info.first_ns, stranger.info.last_ns)
+    assert any("2 islands that share no packets" in line for line in joined.limits)
+    trusted = join([*first, stranger], clock="trust")
+    assert len(trusted.transfers) == 120
+    assert trusted.islands == []
 
 
-def test_the_reference_is_the_first_capture_that_is_tied_to_others() -> None:
+def test_rails_of_nodes_whose_clocks_nothing_ties_are_whole_each() -> None:
+    """Each rail gives what it gives alone, whatever its clocks are and in whatever order captures come."""
+    rails = []
+    for rail in range(3):
+        clocks = {f"node{2 * rail + 1}": (rail * 10**9 + 5_000, 10e-6)}
+        world = World(2 * rail + 2, clocks=clocks)
+        for number in range(200):
+            a, b = (2 * rail, 2 * rail + 1) if number % 2 else (2 * rail + 1, 2 * rail)
+            world.sent.append(Sent(a, b, START + number * (1_000_000 + 10_000 * rail)))
+        rails.append(world.captures(f"node{2 * rail}", f"node{2 * rail + 1}"))
+    joined = join([rails[rail][side] for side in (0, 1) for rail in range(3)], clock="estimate")
+    assert [c.island for c in joined.clocks] == [0, 1, 2, 0, 1, 2]
+    assert [c.reference for c in joined.clocks] == [True] * 3 + [False] * 3
+    for view, captures in zip(joined.islands, rails, strict=True):
+        alone = join(captures, clock="estimate")
+        for name in ("sent_ns", "arrived_ns", "acked_ns", "bytes"):
+            assert np.array_equal(view.transfers[name], alone.transfers[name])
+
+
+def test_the_first_island_is_that_of_the_first_capture_that_is_tied_to_others() -> None:
     other = World(6)
     other.sent.append(Sent(4, 5, START))
     (stranger,) = other.captures("node4")
     joined = join([stranger, *World(2).ring(50).captures("node0", "node1")])
-    assert [c.method for c in joined.clocks] == ["none", "reference", "trusted"]
+    assert [(c.method, c.island) for c in joined.clocks] == [
+        ("reference", 1),
+        ("reference", 0),
+        ("trusted", 0),
+    ]
 
 
 def test_a_message_lost_on_the_way_is_seen_at_its_sender_only() -> None:

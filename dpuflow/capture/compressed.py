@@ -89,7 +89,6 @@ def unzstd(file: BinaryIO, head: bytes) -> Iterator[bytes]:
             size += len(out[-1])
             if size >= CHUNK:
                 yield b"".join(out)
-                out: list[bytes] = []
-    size = 0
+                out, size = [], 0
             rest = rest[len(rest[:PIECE]) - len(frame.unused_data) :] or memoryview(file.read(CHUNK))
     yield b"".join(out)

@@ -268,22 +268,34 @@ def _capture_losses(captures: Sequence[CaptureTables]) -> Iterator[Finding]:
 
 
 def _untied(joined: Joined) -> Iterator[Finding]:
-    for clock in joined.clocks:
-        packets = joined.captures[clock.capture].packets
-        if clock.method == "none" and joined.captures[clock.capture].sampled is None:
-            yield Finding(
-                id=0,
-                condition="clock_untied",
-                runbook="docs/report.md#clock_untied",
-                endpoints=[],
-                start_ns=None,
-                end_ns=None,
-                severity="warning",
-                confidence=1.0,
-                summary=(
-                    f"The clock of {joined.captures[clock.capture].vantage} is tied to no other: its"
-                    " messages are left out of the common time line."
-                ),
-                advice="Capture traffic between this node and another that is captured too.",
-                evidence=[Evidence(clock.capture, (1, packets), "frame")] if packets else [],
-            )
+    """One finding for all captures whose messages are left out."""
+    untied = [
+        clock.capture
+        for clock in joined.clocks
+        if clock.method == "none" and joined.captures[clock.capture].sampled is None
+    ]
+    if not untied:
+        return
+    names = [joined.captures[capture].vantage for capture in untied]
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    yield Finding(
+        id=0,
+        condition="clock_untied",
+        runbook="docs/report.md#clock_untied",
+        endpoints=[],
+        start_ns=None,
+        end_ns=None,
+        severity="warning",
+        confidence=1.0,
+        summary=(
+            f"The clock of {shown} is tied to no other: its messages are left out."
+            if len(names) == 1
+            else f"The clocks of {shown} are tied to no other: their messages are left out."
+        ),
+        advice="Capture traffic between such a node and another that is captured too.",
+        evidence=[
+            Evidence(capture, (1, joined.captures[capture].packets), "frame")
+            for capture in untied
+            if joined.captures[capture].packets
+        ],
+    )

@@ -28,11 +28,14 @@ BROKEN_SHARE: Final = 0.05  # of the bins may contradict a straight line
 
 @dataclass
 class Clocks:
-    """What ``tie_clocks`` found out. ``maps[c]`` is None for a capture that is not tied."""
+    """What ``tie_clocks`` found out. ``maps[c]`` is None for a capture whose clock is not understood.
+
+    ``islands``: captures that packets tie together, the reference of each first.
+    """
 
     clocks: list[Clock]
     maps: list[ClockMap | None]
-    reference: int
+    islands: list[list[int]] = field(default_factory=list)
     slack_ns: int = 0  # the largest error of a clock while it shares packets
     limits: list[str] = field(default_factory=list)
 
@@ -91,12 +94,12 @@ def nearest(
 def estimate(
     infos: Sequence[CaptureInfo],
     samples: Sequence[Samples],
-    maps: list[ClockMap | None],
+    reference: int,
     found: Clocks,
 ) -> None:
     """Offsets along the surest paths first, then least squares over all pairs, twice."""
-    info = infos[found.reference]
-    reference, origin = found.reference, info.first_ns or 0
+    info = infos[reference]
+    origin = info.first_ns or 0
     chosen = _enough(len(infos), [s for s in samples if s.forward.any() and not s.forward.all()])
     pieces = [fit_lines(s.x_ns, s.y_ns, s.forward) for s in chosen]
     pairs = [(s, of) for s, of in zip(chosen, pieces, strict=True) if of]
@@ -125,7 +128,7 @@ def estimate(
     error = nearest(reference, samples, [r.width / 2 + b for r, b in zip(refit, beyond, strict=True)])[0]
     within = nearest(reference, samples, [r.width / 2 for r in refit])[0]
     for capture in sorted(set(tied) - {reference}):
-        place = maps[capture] = tied[capture]
+        place = found.maps[capture] = tied[capture]
         near = [r.span for s, r in zip(samples, refit, strict=True) if capture in (s.x, s.y)]
         span = min(t[0] for t in near) + origin, max(t[1] for t in near) + origin
         bend = max((abs(j) for _, j in place.jumps() if abs(j) <= within[capture]), default=0.0)

@@ -17,7 +17,7 @@ from dpuflow.join.clockmap import ClockMap
 from dpuflow.tables import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from dpuflow.join.clockmap import Samples
     from dpuflow.tables import CaptureInfo
@@ -60,10 +60,16 @@ def tie_clocks(
     samples: Sequence[Samples],
     mode: str,
     copies: Mapping[int, int] | None = None,
+    meeting: Collection[tuple[int, int]] = (),
+    empty: Collection[int] = (),
 ) -> Clocks:
-    """Put all captures on the clock of the first that is tied to others.
+    """Put the captures of each island (those that packets tie) on the clock of its first one.
 
     ``copies``: captures that were given twice, with the one each is a copy of; these have no samples.
+    ``meeting``: pairs of captures that saw the same packets, whether or not that ties their clocks;
+    ``empty``: captures without messages. The first island is that of the first capture if it is tied to
+    others, else the largest. What met an island and is not tied to it is left out, and so is what is empty:
+    its messages would count twice, on clocks that are not understood.
 
     ``mode``: "trust": they are on one clock (checked); "estimate": offset and drift from the packets;
     "auto": trusted where the check passes. Raises OptionError for any other.
@@ -75,20 +81,50 @@ def tie_clocks(
     parts = parts_of(len(infos), [s for s, tie in zip(samples, ties, strict=True) if tie])
     largest = max(parts, key=len) if parts else [0]
     home = parts[0] if len(parts[0]) > 1 else largest
-    reference = home[0]
-    origin = infos[reference].first_ns or 0
-    trusted = mode == "trust" or (mode == "auto" and all(c.passes for c in checks))
+    home = list(range(len(infos))) if mode == "trust" else home
     found = Clocks(
         [Clock(c, False, "none", why="it shares no packets with the others") for c in range(len(infos))],
-        [],
-        reference,
+        [None] * len(infos),
     )
-    maps: list[ClockMap | None] = [None] * len(infos)
-    if trusted:
+    for part in [home, *(p for p in parts if p is not home and mode != "trust")]:
+        kept = {c for c in part if c not in (copies or {})}
+        taken = {c for island in found.islands for c in island}
+        met = any((a in kept and b in taken) or (b in kept and a in taken) for a, b in meeting)
+        if part is home or not (met or kept <= set(empty)):
+            mine = [n for n, s in enumerate(samples) if s.x in kept and s.y in kept]
+            _tie_island(infos, [samples[n] for n in mine], [checks[n] for n in mine], part, mode, found)
+    for copy, first in (copies or {}).items():
+        found.maps[copy] = found.maps[first]
+        same = found.clocks[first]
+        method = "trusted" if same.reference else same.method
+        found.clocks[copy] = replace(
+            same, capture=copy, reference=False, method=method, why="the same packets at the same times"
+        )
+        found.limits.append(
+            f"{infos[copy].vantage} is a copy of {infos[first].vantage}: the same packets with the same time "
+            "stamps. It counts once."
+        )
+    found.limits += _apart(infos, found)
+    return found
+
+
+def _tie_island(
+    infos: Sequence[CaptureInfo],
+    samples: Sequence[Samples],
+    checks: Sequence[Check],
+    captures: Sequence[int],
+    mode: str,
+    found: Clocks,
+) -> None:
+    """Put ``captures`` on the clock of the first of them, as far as packets tie them to it."""
+    reference = captures[0]
+    origin = infos[reference].first_ns or 0
+    island = len(found.islands)
+    if mode == "trust" or (mode == "auto" and all(c.passes for c in checks)):
         error = nearest(reference, samples, [float(c.bound_ns) for c in checks])[0]
-        found.slack_ns = round(max(error.values()))
-        for capture in range(len(infos)) if mode == "trust" else home:
-            maps[capture] = ClockMap(origin)
+        found.slack_ns = max(found.slack_ns, round(max(error.values())))
+        for capture in captures:
+            found.maps[capture] = ClockMap(origin)
             bound = error.get(capture)
             found.clocks[capture] = Clock(
                 capture,
@@ -101,30 +137,39 @@ def tie_clocks(
             )
         found.limits += _failed(infos, samples, checks)
     else:
-        estimate(infos, [s for s in samples if s.x in home and s.y in home], maps, found)
+        estimate(infos, samples, reference, found)
         if mode == "auto":
-            _say_why(found.clocks, checks)
+            _say_why([found.clocks[c] for c in captures], checks)
     found.clocks[reference] = Clock(reference, True, "reference", 0, 0, 0, "")
-    maps[reference] = ClockMap(origin)
-    found.maps = maps
-    for copy, first in (copies or {}).items():
-        maps[copy] = maps[first]
-        same = found.clocks[first]
-        method = "trusted" if same.reference else same.method
-        found.clocks[copy] = replace(
-            same, capture=copy, reference=False, method=method, why="the same packets at the same times"
+    found.maps[reference] = ClockMap(origin)
+    tied = [c for c in captures if found.maps[c] is not None]
+    found.islands.append(tied)
+    for capture in tied:
+        found.clocks[capture].island = island
+
+
+def _apart(infos: Sequence[CaptureInfo], found: Clocks) -> Iterator[str]:
+    """What is not on the first island's clock: a sentence for other islands, one for what is left out."""
+    names = [[infos[c].vantage for c in island] for island in found.islands]
+    if len(names) > 1:
+        each = ", ".join(_listed(island, 2) for island in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        yield (
+            f"The captures are {len(names)} islands that share no packets ({each}{more}): nothing ties their"
+            " clocks. Each is analysed on the clock of its first capture; times of two are not compared."
         )
-        found.limits.append(
-            f"{infos[copy].vantage} is a copy of {infos[first].vantage}: the same packets with the same time "
-            "stamps. It counts once."
+    left = [info.vantage for info, place in zip(infos, found.maps, strict=True) if place is None]
+    if left:
+        yield (
+            f"Nothing ties the clock{'s' if len(left) > 1 else ''} of {_listed(left, 4)} to"
+            f" {names[0][0]}: {'their' if len(left) > 1 else 'its'} messages are left out."
         )
-    for capture, place in enumerate(maps):
-        if place is None:
-            found.limits.append(
-                f"{infos[capture].vantage} shares no packets with {infos[reference].vantage}: nothing ties "
-                "its clock, so its messages are left out of the common time line."
-            )
-    return found
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    """Names, the first ``most`` of them."""
+    rest = f" + {len(names) - most}" if len(names) > most else ""
+    return " + ".join(names[:most]) + rest
 
 
 def _why_trusted(mode: str, bound: float | None) -> str:

@@ -60,8 +60,8 @@ it is no chance: those that are late by chance lie scattered."""
 def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     """Join the captures of several vantage points; ``clock`` is "auto", "trust" or "estimate".
 
-    Raises OptionError for another ``clock``. Captures that nothing ties to the reference clock keep
-    their flows, but their messages are not among the transfers.
+    Raises OptionError for another ``clock``. Captures whose clocks nothing ties are islands with transfers of
+    their own (``Joined.islands``). What is left out of all keeps its flows, not its messages.
     """
     copies = find_copies(captures)
     captures = [replace(t, messages=t.messages[:0]) if c in copies else t for c, t in enumerate(captures)]
@@ -72,34 +72,48 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     ties = find_ties(seen, order)
     _decide_local(captures, common, seen, ties)
     widen_local(captures, common)
-    found = tie_clocks([t.info for t in captures], _samples(common, seen, ties), clock, copies)
+    meeting = [divmod(int(pair), len(captures)) for pair in np.unique(ties.pair)]
+    empty = [c for c, t in enumerate(captures) if not len(t.messages)]
+    infos = [t.info for t in captures]
+    found = tie_clocks(infos, _samples(common, seen, ties), clock, copies, meeting, empty)
     _to_reference(seen, found)
     join_addresses(captures, common)
     if alone:
-        transfers = _own_transfers(captures[0], common)
+        transfers = [_own_transfers(captures[0], common)]
     else:
-        transfers = _transfers(captures, common, seen, order, found)
-    transfers = date_missed(captures, _in_causal_order(transfers, found.slack_ns))
+        transfers = [_transfers(captures, common, seen, order, found, island) for island in found.islands]
+    transfers = [date_missed(captures, _in_causal_order(rows, found.slack_ns)) for rows in transfers]
     flow_times = []
     for tables, place in zip(captures, found.maps, strict=True):
         first, last = tables.flows["first_ns"], tables.flows["last_ns"]
         used = place or ClockMap(0)
         flow_times.append((place is not None, used.to_reference(first), used.to_reference(last)))
     total_flows(captures, common, flow_times)
-    start_ns, end_ns = _extent(captures, found)
-    return Joined(
-        [t.info for t in captures],
-        found.clocks,
-        common.endpoints,
-        common.addresses,
-        common.local,
-        common.flows,
-        transfers,
-        start_ns,
-        end_ns,
-        found.limits + _limits(captures, common),
-        Picked.transfers(transfers),
-    )
+    limits = found.limits + _limits(captures, common)
+    views = [
+        Joined(
+            infos,
+            found.clocks,
+            common.endpoints,
+            common.addresses,
+            common.local,
+            common.flows,
+            rows,
+            *_extent(captures, found, island),
+            limits,
+            Picked.transfers(rows),
+        )
+        for island, rows in zip(found.islands, transfers, strict=True)
+    ]
+    if len(views) > 1:
+        views = [_island(view, members) for view, members in zip(views, found.islands, strict=True)]
+    return replace(views[0], local=common.local, islands=views if len(views) > 1 else [])
+
+
+def _island(view: Joined, members: Sequence[int]) -> Joined:
+    """What is seen by the captures of an island alone."""
+    local = [rows if capture in members else [] for capture, rows in enumerate(view.local)]
+    return replace(view, local=local, used=frozenset(members))
 
 
 def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
@@ -257,12 +271,19 @@ def _own_transfers(tables: CaptureTables, common: Common) -> Rows:
 
 
 def _transfers(
-    captures: Sequence[CaptureTables], common: Common, seen: Sightings, order: Ints, found: Clocks
+    captures: Sequence[CaptureTables],
+    common: Common,
+    seen: Sightings,
+    order: Ints,
+    found: Clocks,
+    island: Sequence[int],
 ) -> Rows:
+    """The transfers that the captures of an island saw."""
     from dpuflow.kernels import match
 
     near_flow = common.near().astype(np.uint8)
-    tied = np.array([m is not None for m in found.maps])
+    tied = np.zeros(len(captures), bool)
+    tied[list(island)] = True
     near = near_flow[seen.capture, seen.flow] if len(seen.flow) else np.zeros(0, np.uint8)
     kept = tied[seen.capture]
     kept &= ~superseded_bursts(captures, common, seen, near, kept)
@@ -326,12 +347,12 @@ def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
     return transfers if np.array_equal(order, np.arange(len(order))) else transfers[order]
 
 
-def _extent(captures: Sequence[CaptureTables], found: Clocks) -> tuple[int, int]:
-    """First and last packet of the tied captures on the reference clock; 0, 0 without packets."""
+def _extent(captures: Sequence[CaptureTables], found: Clocks, island: Sequence[int]) -> tuple[int, int]:
+    """First and last packet of an island's captures on its reference clock; 0, 0 without packets."""
     times = [
-        place.to_reference(np.array([t.info.first_ns, t.info.last_ns], np.int64))
-        for t, place in zip(captures, found.maps, strict=True)
-        if place is not None and t.info.first_ns is not None
+        place.to_reference(np.array([captures[c].info.first_ns, captures[c].info.last_ns], np.int64))
+        for c in island
+        if (place := found.maps[c]) is not None and captures[c].info.first_ns is not None
     ]
     return (min(int(t[0]) for t in times), max(int(t[1]) for t in times)) if times else (0, 0)
 

@@ -185,7 +185,7 @@ def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[
     """
     out, usual, kept = np.zeros((3, len(entries.endpoint)), np.int64)
     own = {end for local in joined.local for end in local}
-    if not own or not all(joined.local):
+    if not own or joined.at_a_switch:
         return out, usual, kept
     # What set a job up over TCP says nothing of how long its own messages take.
     job = joined.columns["wire"] != Wire.NCCL_SETUP

@@ -81,6 +81,7 @@ def _clock(clock: Clock) -> dict[str, object]:
         "drift_ppb": clock.drift_ppb,
         "error_ns": clock.error_ns,
         "method": clock.method,
+        "island": clock.island,
         "why": clock.why,
     }
 

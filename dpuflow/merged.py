@@ -1,0 +1,190 @@
+"""The results of several islands of clocks in, one result out.
+
+In: for each island what its captures alone show. Endpoints, flows and captures are common to all. Out: one
+``Analysis``. Parts of one operation become one collective, with all its ranks; lateness stays that against
+the earliest rank of the same island. Where NICs stand for their nodes, the node is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dpuflow.results import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dpuflow.results import Analysis, Collective, Endpoint, Finding, Lateness, RankEntry
+
+_BY_BOUND = ("exact", "at_least", "at_most", "unobservable")
+_BY_VERDICT = ("late", "intermittent", "on_time", "unknown")
+
+
+def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes: Sequence[bool]) -> Analysis:
+    """One result of all islands, the first one's collectives first.
+
+    ``ties``: of each island's collectives the number of the operation that it is a part of, -1 for none;
+    ``of_nodes``: whether in those of an island a NIC stands for its node.
+    """
+    first = islands[0]
+    if len(islands) == 1:
+        return first
+    node = {endpoint.id: endpoint.node for endpoint in first.endpoints}
+    groups, collectives = _collectives(islands, ties, of_nodes, node)
+    leading = _leading(ties)
+    return replace(
+        first,
+        endpoints=_endpoints(islands),
+        groups=groups,
+        collectives=collectives,
+        lateness=_lateness(islands, of_nodes, node),
+        edges=[row for each in islands for row in each.edges],
+        what_if=[row for n in leading for row in islands[n].what_if],
+        steps=[row for n in leading for row in islands[n].steps],
+        pipelines=[row for each in islands for row in each.pipelines],
+        transfers=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.transfers)],
+        findings=list(_findings(islands)),
+        limits=list(_limits(islands)),
+    )
+
+
+def _leading(ties: Sequence[Sequence[int]]) -> list[int]:
+    """Islands but those all of whose operations others before them have parts of: the steps are the same."""
+    told: set[int] = set()
+    found = []
+    for number, mine in enumerate(ties):
+        if not mine or -1 in mine or not told.issuperset(mine):
+            found.append(number)
+        told |= set(mine)
+    return found
+
+
+def _endpoints(islands: Sequence[Analysis]) -> list[Endpoint]:
+    """With the rank that some island knows; none by numbers that two islands give to different endpoints."""
+    ranks = {row.id: row.rank for each in reversed(islands) for row in each.endpoints if row.rank is not None}
+    if len(set(ranks.values())) < len(ranks):
+        ranks = {row.id: row.rank for row in islands[0].endpoints if row.rank is not None}
+    return [replace(row, rank=ranks.get(row.id)) for row in islands[0].endpoints]
+
+
+def _collectives(
+    islands: Sequence[Analysis],
+    ties: Sequence[Sequence[int]],
+    of_nodes: Sequence[bool],
+    node: dict[int, int | None],
+) -> tuple[list[Group], list[Collective]]:
+    parts: dict[tuple[int, int], list[tuple[int, Collective]]] = {}
+    for number, (each, tied) in enumerate(zip(islands, ties, strict=True)):
+        for row, tie in zip(each.collectives, tied, strict=True):
+            parts.setdefault((-1, tie) if tie >= 0 else (number, row.id), []).append((number, row))
+    groups: list[Group] = []
+    numbers: dict[tuple[object, ...], int] = {}
+    found: list[Collective] = []
+    for mine in parts.values():
+        island, row = mine[0]
+        ends = [islands[n].groups[part.group].endpoints for n, part in mine]
+        members = list(dict.fromkeys(end for own in ends for end in own))
+        key = (island, row.group) if len(mine) == 1 else tuple(members)
+        group = numbers.setdefault(key, len(groups))
+        if group == len(groups):
+            kinds = {islands[n].groups[part.group].kind for n, part in mine}
+            groups.append(Group(group, members, kinds.pop() if len(kinds) == 1 else None))
+        whole = row if len(mine) == 1 else _one([part for _, part in mine], of_nodes[island], node)
+        found.append(replace(whole, id=len(found), group=group))
+    return groups, found
+
+
+def _one(parts: Sequence[Collective], of_nodes: bool, node: dict[int, int | None]) -> Collective:
+    """One collective of its parts. Where NICs stand for nodes each part has bytes of its own."""
+    first = parts[0]
+    sizes = {part.bytes for part in parts}
+    ranks: dict[int, list[RankEntry]] = {}
+    for rank in (rank for part in parts for rank in part.ranks):
+        own = node[rank.endpoint] if of_nodes else None
+        ranks.setdefault(rank.endpoint if own is None else own, []).append(replace(rank, node=own))
+    if of_nodes:
+        size = None if None in sizes else sum(part.bytes or 0 for part in parts)
+    else:
+        size = first.bytes if len(sizes) == 1 else None
+    return replace(
+        first,
+        bytes=size,
+        bytes_between=None if size is not None else first.bytes_between,
+        wire_bytes=sum(part.wire_bytes for part in parts),
+        start_ns=min(part.start_ns for part in parts),
+        end_ns=max(part.end_ns for part in parts),
+        confidence=min(part.confidence for part in parts),
+        complete=all(part.complete for part in parts),
+        ranks=[_best(ranks[end]) for end in sorted(ranks)],
+    )
+
+
+def _best(entries: Sequence[RankEntry]) -> RankEntry:
+    """Of several NICs that stand for one node the entry that tells most."""
+
+    def told(entry: RankEntry) -> tuple[int, int, int]:
+        late, error = entry.lateness_ns or 0, entry.error_ns
+        by_bound = -late if entry.bound == "at_least" else late if entry.bound == "at_most" else 0
+        return _BY_BOUND.index(entry.bound), by_bound, 1 << 62 if error is None else error
+
+    return min(entries, key=told)
+
+
+def _lateness(
+    islands: Sequence[Analysis], of_nodes: Sequence[bool], node: dict[int, int | None]
+) -> list[Lateness]:
+    """One row an endpoint, or a node: of several the one that knows it in most collectives, and among those
+    the verdict that most of them give."""
+    rows: dict[int, list[Lateness]] = {}
+    for each, by_node in zip(islands, of_nodes, strict=True):
+        for row in each.lateness:
+            own = node[row.endpoint] if by_node else None
+            rows.setdefault(row.endpoint if own is None else own, []).append(replace(row, node=own))
+    found = []
+    for unit in sorted(rows):
+        most = max(row.collectives for row in rows[unit])
+        sure = [row for row in rows[unit] if 2 * row.collectives >= most]
+        votes = Counter(row.verdict for row in sure)
+        best = max(
+            sure, key=lambda row: (votes[row.verdict], -_BY_VERDICT.index(row.verdict), row.collectives)
+        )
+        found.append(best if best.node is None else replace(best, endpoint=unit))
+    return found
+
+
+def _findings(islands: Iterable[Analysis]) -> Iterator[Finding]:
+    """Those of flows and captures, which all islands know of, once."""
+    told: set[tuple[str, tuple[int, ...], str]] = set()
+    number = 0
+    for each in islands:
+        for row in each.findings:
+            key = (row.condition, tuple(row.endpoints), row.summary)
+            if key not in told:
+                told.add(key)
+                yield replace(row, id=number)
+                number += 1
+
+
+def _limits(islands: Sequence[Analysis]) -> Iterator[str]:
+    """What all say once; what one says alone with its name, once for all that say it with other numbers."""
+    common = set.intersection(*(set(each.limits) for each in islands))
+    yield from (sentence for sentence in islands[0].limits if sentence in common)
+    whole = islands[0]
+    names = {
+        clock.island: capture.vantage
+        for capture, clock in zip(whole.captures, whole.clocks, strict=True)
+        if clock.reference
+    }
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for number, each in enumerate(islands):
+        for text in each.limits:
+            if text not in common:
+                alike.setdefault(re.sub(r"[0-9][0-9.,]*", "#", text), []).append((number, text))
+    for said in alike.values():
+        number, text = said[0]
+        others = len({island for island, _ in said} - {number})
+        more = f" and, with other numbers, of {others} more" if others else ""
+        yield f"On the clock of {names[number]}{more}: {text}"
