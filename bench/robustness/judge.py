@@ -4,7 +4,7 @@ Wrong is what a user would act on wrongly; what is not told is not wrong. By ord
 
 ``accused``  an endpoint that nobody made late, and that was not late by itself either, is called late or
              intermittent by its own doing (cause compute, host or receiver);
-``unasked``  the lateness put in is too little to be asked for;
+``unasked``  the lateness put in is too little to be asked for, or there are no collectives;
 ``cleared``  somebody was late throughout, is not named, and is called on time or the report begins with
              NOBODY WAS LATE; of lateness now and then the same of all who were;
 ``right``    all that were late throughout are named, or some of those that were late now and then; of a
@@ -98,8 +98,12 @@ def _verdict(
 ) -> Verdict:
     blamed = [ends for row, ends in rows if row["verdict"] in NAMED and row["cause"] in OWN_DOING]
     late = truth.made_late
-    if any(ends.isdisjoint(late | truth.late_by_itself) for ends in blamed):
+    # What a network in trouble does to hosts is no doing of theirs.
+    guilty = late if truth.fault == "network" else late | truth.late_by_itself
+    if any(ends.isdisjoint(guilty) for ends in blamed):
         return "accused"
+    if not truth.asked:
+        return "unasked"
     on_time = {end for row, ends in rows if row["verdict"] == "on_time" for end in ends}
     all_clear = said.startswith(ALL_CLEAR)
     named = {end for ends in blamed for end in ends} & late
@@ -107,8 +111,6 @@ def _verdict(
         return "right" if on_time else "untold"
     if truth.fault in ("network", "receiver"):
         return "right" if trouble_told or blamed else "untold"
-    if not truth.asked:
-        return "unasked"
     if truth.fault == "throughout":
         if named == late:
             return "right"

@@ -38,7 +38,7 @@ class Truth:
     made_late: frozenset[int]
     """Endpoints that were made late in some collective."""
     asked: bool
-    """Whether they were late by enough that it has to be told."""
+    """Whether they were late by enough to be told; where nobody was, whether there are collectives."""
     late_by_itself: frozenset[int]
     """Endpoints whose own lateness, beyond what ranks scatter by, cost at least ``BORNE`` of the time."""
     often: dict[int, float]
@@ -59,11 +59,11 @@ def read_truth(case: Case, meta: dict[str, Any], scenario: Scenario | None, slac
         for end in made_late
     }
     fault = _fault(case, meta, made_late)
-    asked = bool(made_late) and sum(map(sum, put_in.values())) >= ASKED * span_ns
+    asked = bool(counted) and (not made_late or sum(map(sum, put_in.values())) >= ASKED * span_ns)
     typical_ns = median([ns for each in put_in.values() for ns in each] or [0])
     if fault == "now and then":
         asked = asked and typical_ns >= ASKED_SIGMAS * scatter_ns
-    if scenario is not None:
+    if scenario is not None and made_late:
         asked = asked and shows(scenario, case, slack_ns)
     cost = {end: sum(ns for ns in late if ns > SIGMAS * scatter_ns) for end, late in own.items()}
     took_part = {end: sum(end in c.enter_ns for c in counted) for end in made_late}
@@ -88,17 +88,31 @@ def own_lateness(collectives: list[TrueCollective]) -> dict[int, list[float]]:
     left its last collective. So what it was kept for by others or by the network is not its own. Of transfers
     between two nothing: a receiver that waits is no measure of its sender.
     """
-    left: dict[int, int] = {}
+    worked = _worked(collectives)
     found: dict[int, list[float]] = {}
-    for each in collectives:
+    for each, own in zip(collectives, worked, strict=True):
         if each.op != "send_recv" and len(each.enter_ns) > 1:
-            worked = {end: at - left[end] for end, at in each.enter_ns.items() if end in left}
+            longer = _after_others(own)
             for end, after in _after_others(each.enter_ns).items():
-                longer = _after_others(worked).get(end, after)
-                found.setdefault(end, []).append(max(0.0, min(after, longer)))
-        for end, at in each.leave_ns.items():
-            left[end] = max(at, left.get(end, at))
+                found.setdefault(end, []).append(max(0.0, min(after, longer.get(end, after))))
     return found
+
+
+def _worked(collectives: list[TrueCollective]) -> list[dict[int, int]]:
+    """For each collective how long before it each rank had left the last one that it had entered before."""
+    entered: dict[int, list[tuple[int, int]]] = {}
+    for number, each in enumerate(collectives):
+        for end, at in each.enter_ns.items():
+            entered.setdefault(end, []).append((at, number))
+    worked: list[dict[int, int]] = [{} for _ in collectives]
+    for end, calls in entered.items():
+        left: int | None = None
+        for at, number in sorted(calls):
+            if left is not None:
+                worked[number][end] = at - left
+            own = collectives[number].leave_ns[end]
+            left = own if left is None else max(left, own)
+    return worked
 
 
 def scatter(collectives: list[TrueCollective]) -> float:
