@@ -42,7 +42,7 @@ HEADER: Final = (
 @click.option(
     "--count", type=click.IntRange(min=0), default=0, show_default=True, help="Scenarios drawn besides."
 )
-@click.option("--seed", type=click.IntRange(0, 999), default=0, show_default=True,
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="Of the twins, and number of the first scenario.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--told", is_flag=True, help="Each verdict that changes, with what is said.")

@@ -13,15 +13,7 @@ from bench.robustness.against import FIGURES, WORTH
 from bench.robustness.cases import read_subject
 from bench.robustness.play import asked, judged, twins_of, vantages
 from dpuflow.analysis import analyze_tables, read_captures
-from dpuflow.assemble import assemble
-from dpuflow.collectives import count_untold
-from dpuflow.findings import build_findings
-from dpuflow.identity import endpoint_ranks
-from dpuflow.inference import infer
-from dpuflow.join import count_once, set_aside_samples
-from dpuflow.lateness import build_entries
 from dpuflow.reports.json import json_lines
-from dpuflow.told import communicators
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +21,6 @@ if TYPE_CHECKING:
     import dpuflow
     from bench.ablation.switch import Rule
     from bench.robustness.judge import Outcome
-    from dpuflow.analysis import Worked
-    from dpuflow.tables import CaptureTables
 
 Told = Counter[tuple[int, int, str, int | None]]
 
@@ -77,8 +67,7 @@ def measure(
         with tempfile.TemporaryDirectory() as folder:
             tables = read_captures(vantages(subject, captures, Path(folder)), 1, None)
         with watched(rules) as spoke:
-            worked = analyze_tables(tables)
-        result = worked.analysis
+            result = analyze_tables(tables).analysis
         told, outcome, text = _told(result), judged(subject, name, captures, result), _text(result)
         seen.analyses += 1
         seen.entries += told.total()
@@ -90,7 +79,7 @@ def measure(
                 effects.append(effect)
                 with switched_off(rule):
                     try:
-                        without = _without(rule, tables, worked)
+                        without = analyze_tables(tables).analysis
                     except Exception as error:  # what a rule holds up may fall without it
                         effect.failed = effect.changed = True
                         effect.verdict = f"{type(error).__name__}: {error}"
@@ -99,20 +88,6 @@ def measure(
                 if effect.changed:
                     _compare(effect, told, outcome, _told(without), judged(subject, name, captures, without))
     return seen, effects
-
-
-def _without(rule: Rule, tables: list[CaptureTables], worked: Worked) -> dpuflow.Analysis:
-    """The analysis again; from the collectives on where the rule says nothing before them."""
-    if rule.name.startswith("collectives"):
-        return analyze_tables(tables).analysis
-    captures, _ = set_aside_samples(count_once(tables)[0])
-    joined, exchanges, instances = worked.joined, worked.exchanges, worked.instances
-    inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
-    known = endpoint_ranks(joined, None, communicators(captures, joined))
-    untold = count_untold(joined.columns, exchanges, list(instances))
-    result, _ = assemble(captures, joined, known, exchanges, instances, inferred, untold, None)
-    result.findings = build_findings(captures, joined, inferred, result)
-    return result
 
 
 def _text(result: dpuflow.Analysis) -> str:

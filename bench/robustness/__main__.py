@@ -41,7 +41,7 @@ Task = tuple[str, list[str]]
 @click.option(
     "--count", type=click.IntRange(min=0), default=0, show_default=True, help="Scenarios drawn besides."
 )
-@click.option("--seed", type=click.IntRange(0, 999), default=0, show_default=True,
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="Of the twins, and number of the first scenario.")  # fmt: skip
 @click.option("--places", type=click.IntRange(min=0), default=2, show_default=True,
               help="Places of each case at which a single packet is missing.")  # fmt: skip

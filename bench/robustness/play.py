@@ -65,10 +65,9 @@ def _play(subject: Subject, name: str, captures: Captures) -> Outcome:
         begin = time.process_time()
         try:
             result = dpuflow.analyze(points)
+            return judged(subject, name, captures, result, time.process_time() - begin)
         except Exception as error:  # any error is an outcome here, of the program's own making or not
             return Outcome(subject.name, name, said=f"{type(error).__name__}: {error}")
-        cpu_s = time.process_time() - begin
-    return judged(subject, name, captures, result, cpu_s)
 
 
 def judged(

@@ -53,7 +53,7 @@ def read_truth(case: Case, meta: dict[str, Any], scenario: Scenario | None, slac
     made_late = frozenset(end for each in counted for end in each.injected)
     scatter_ns = scatter(counted)
     own = own_lateness(counted)
-    span_ns = max((c.end_ns for c in counted), default=0) - min((c.start_ns for c in counted), default=0)
+    span_ns = _span_ns(counted)
     put_in = {
         end: [c.lateness_ns[end] for c in counted if end in c.injected and end in c.enter_ns]
         for end in made_late
@@ -93,9 +93,20 @@ def own_lateness(collectives: list[TrueCollective]) -> dict[int, list[float]]:
     for each, own in zip(collectives, worked, strict=True):
         if each.op != "send_recv" and len(each.enter_ns) > 1:
             longer = _after_others(own)
-            for end, after in _after_others(each.enter_ns).items():
+            for end, after in _after_others(each.lateness_ns).items():
                 found.setdefault(end, []).append(max(0.0, min(after, longer.get(end, after))))
     return found
+
+
+def _span_ns(collectives: list[TrueCollective]) -> int:
+    """How long the job took, by the rank that was at it longest: ranks may be on clocks of their own."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for each in collectives:
+        for end, at in each.enter_ns.items():
+            first[end] = min(at, first.get(end, at))
+            last[end] = max(each.leave_ns[end], last.get(end, at))
+    return max((last[end] - at for end, at in first.items()), default=0)
 
 
 def _worked(collectives: list[TrueCollective]) -> list[dict[int, int]]:
@@ -124,7 +135,7 @@ def scatter(collectives: list[TrueCollective]) -> float:
         abs(ns)
         for each in quiet or every
         for end, ns in _after_others(
-            {e: t for e, t in each.enter_ns.items() if e not in each.injected}
+            {e: ns for e, ns in each.lateness_ns.items() if e not in each.injected}
         ).items()
     ]
     return max(LEAST_SCATTER_NS, MAD * median(off)) if off else LEAST_SCATTER_NS
