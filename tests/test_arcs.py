@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.arcs import Ring, open_ring
-from dpuflow.collectives.layouts import Lane, layout_of
+from dpuflow.collectives.lanes import Lane, Layout
+from dpuflow.collectives.layouts import layout_of
 from dpuflow.collectives.protocols import LL, RING_SLOT
+from dpuflow.collectives.rings import open_ring
 from dpuflow.schema import Op
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
@@ -117,8 +119,8 @@ def lanes(
     return made
 
 
-def told(made: list[Lane], captured: set[int], ranks: int = 0) -> Ring:
-    ring = open_ring(made, captured, made[0].slot, ranks, SLICES[made[0].slot])
+def told(made: list[Lane], captured: set[int], ranks: int = 0) -> Layout:
+    ring = open_ring(view(made, captured, ranks))
     assert ring is not None
     return ring
 
@@ -128,7 +130,7 @@ def told(made: list[Lane], captured: set[int], ranks: int = 0) -> Ring:
 @pytest.mark.parametrize(("ranks", "loops"), [(3, 1), (4, 1), (7, 1), (4, 3), (8, 2)])
 def test_content_tells_operation_and_ranks(op: Op, ranks: int, loops: int, slot: int) -> None:
     ring = told(lanes(op, ranks, loops, [[5, 6, 7]], slot=slot), {6})
-    assert (ring.op, ring.ranks, ring.alike) == (op, ranks, ())
+    assert (ring.op, ring.among, ring.alike) == (op, ranks, ())
     assert [end for end in ring.order if end >= 0] == [5, 6, 7]
     assert len(ring.order) == ranks
     block = SLICES[slot] * ((loops - 1) * slot + 4096)
@@ -138,10 +140,10 @@ def test_content_tells_operation_and_ranks(op: Op, ranks: int, loops: int, slot:
 def test_full_slots_leave_the_ranks_of_a_reduce_scatter_open() -> None:
     """13 ranks in one loop, 7 in two, 5 in three or 4 in four: nothing is ever passed on."""
     ring = told(lanes(Op.REDUCE_SCATTER, 4, 4, [[5, 6, 7]], last=LL), {6})
-    assert (ring.op, ring.ranks, ring.size) == (Op.REDUCE_SCATTER, 0, None)
+    assert (ring.op, ring.among, ring.size) == (Op.REDUCE_SCATTER, 0, None)
     assert told(lanes(Op.REDUCE_SCATTER, 4, 4, [[5, 6, 7]], last=LL), {6}, ranks=4).size == 16 * LL
     passed = told(lanes(Op.ALL_GATHER, 4, 4, [[5, 6, 7]], last=LL), {6})
-    assert (passed.ranks, passed.size) == (4, 4 * LL)
+    assert (passed.among, passed.size) == (4, 4 * LL)
 
 
 def test_without_content_the_operation_is_unknown() -> None:
@@ -153,10 +155,10 @@ def test_without_content_the_operation_is_unknown() -> None:
 
 def test_arcs_of_one_ring() -> None:
     whole = told(lanes(Op.ALL_REDUCE, 6, 1, [[0, 1, 2], [3, 4, 5]]), {1, 4})
-    assert (whole.ranks, whole.order) == (6, [0, 1, 2, 3, 4, 5])
+    assert (whole.among, whole.order) == (6, [0, 1, 2, 3, 4, 5])
     apart = told(lanes(Op.ALL_REDUCE, 9, 1, [[0, 1, 2], [3, 4, 5]]), {1, 4})
-    assert (apart.op, apart.ranks, apart.order) == (Op.ALL_REDUCE, 9, [0, 1, 2, 3, 4, 5])  # how far: open
-    assert open_ring(lanes(Op.ALL_REDUCE, 5, 1, [[0, 1, 2], [3, 4, 5]]), {1, 4}, LL) is None  # too many
+    assert (apart.op, apart.among, apart.order) == (Op.ALL_REDUCE, 9, [0, 1, 2, 3, 4, 5])  # how far: open
+    assert open_ring(view(lanes(Op.ALL_REDUCE, 5, 1, [[0, 1, 2], [3, 4, 5]]), {1, 4})) is None  # too many
 
 
 def test_arcs_that_do_not_meet_are_two_rings() -> None:
@@ -165,22 +167,22 @@ def test_arcs_that_do_not_meet_are_two_rings() -> None:
         lane._replace(starts=lane.starts + 10**6, arrivals=lane.arrivals + 10**6) if lane.src > 2 else lane
         for lane in made
     ]
-    assert open_ring(later, {1, 4}, LL) is None
+    assert open_ring(view(later, {1, 4})) is None
 
 
 def test_channels_that_look_alike_are_told_apart_by_content() -> None:
     one = lanes(Op.ALL_REDUCE, 4, 1, [[5, 6, 7]])
     other = [lane._replace(samples=lane.samples + 7_000_000) for lane in one]
     ring = told([one[0], other[0], other[1], one[1]], {6})
-    assert (ring.op, ring.ranks, ring.size) == (Op.ALL_REDUCE, 4, 2 * 4 * 4096)
+    assert (ring.op, ring.among, ring.size) == (Op.ALL_REDUCE, 4, 2 * 4 * 4096)
 
 
 def test_no_ring() -> None:
     made = lanes(Op.ALL_REDUCE, 4, 1, [[5, 6, 7]])
-    assert open_ring(made[:1], {5}, LL) is None  # who sends only is at a chain's end
-    assert open_ring(made, {5, 6}, LL) is None
+    assert open_ring(view(made[:1], {5})) is None  # who sends only is at a chain's end
+    assert open_ring(view(made, {5, 6})) is None
     uneven = [made[0], made[1]._replace(sizes=made[1].sizes // 2)]
-    assert open_ring(uneven, {6}, LL) is None
+    assert open_ring(view(uneven, {6})) is None
 
 
 def test_a_chain_passes_on_what_has_come() -> None:

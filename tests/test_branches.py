@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.branches import open_trees, whole_trees
-from dpuflow.collectives.layouts import Lane
+from dpuflow.collectives.branches import trees
+from dpuflow.collectives.lanes import Lane
 from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.schedules.nccl import double_tree
 from dpuflow.synth.case import write_case
@@ -92,24 +93,23 @@ def test_every_rank_tells_the_bytes(ranks: int, channels: int) -> None:
     for place in range(ranks):
         for late in (-1, place):
             lanes = edges(ranks, channels, {place}, late)
-            members = sorted({end for lane in lanes for end in lane[:2]})
-            found = open_trees(lanes, members, {place})
+            found = trees(view(lanes, {place}))
             assert found is not None
-            assert (found.size, found.channels) == (whole, channels), (place, late)
+            assert (found.size, found.tails) == (whole, channels), (place, late)
 
 
 def test_all_that_the_ranks_seen_can_have() -> None:
     lanes = edges(4, 2, {0, 1, 2, 3})
-    full = whole_trees(lanes, [0, 1, 2, 3])
+    full = trees(view(lanes))
     assert full is not None
     assert full.algorithm.starters is not None
     assert full.algorithm.starters(4, 0) == {0, 1, 2, 3}
     # All edges touch these three, and make up the trees of four.
-    found = open_trees(lanes, [0, 1, 2, 3], {0, 1, 2})
+    found = trees(view(lanes, {0, 1, 2}))
     assert found is not None
     assert found.algorithm is full.algorithm
     # Of more ranks nothing is known but the edges.
-    part = open_trees(edges(8, 2, {5}), sorted({end for lane in edges(8, 2, {5}) for end in lane[:2]}), {5})
+    part = trees(view(edges(8, 2, {5}), {5}))
     assert part is not None
     assert part.algorithm.starters is not None
     assert part.algorithm.starters(8, 0) == frozenset()
@@ -117,16 +117,14 @@ def test_all_that_the_ranks_seen_can_have() -> None:
 
 def test_no_trees() -> None:
     lanes = edges(4, 2, {2})
-    members = sorted({end for lane in lanes for end in lane[:2]})
-    assert open_trees(lanes[1:], members, {2}) is None  # an edge without its way back
-    assert open_trees(lanes, members, {1}) is None  # edges that no captured rank has
+    assert trees(view(lanes[1:], {2})) is None  # an edge without its way back
+    assert trees(view(lanes, {1})) is None  # edges that no captured rank has
     early = [lane._replace(starts=lane.starts * 0, arrivals=lane.arrivals * 0 + 1) for lane in lanes]
-    assert open_trees(early, members, {2}) is None  # nothing waits for anything
+    assert trees(view(early, {2})) is None  # nothing waits for anything
     apart = edges(4, 2, {2}) + [
         lane._replace(
             src=lane.src + 10, dst=lane.dst + 10, starts=lane.starts + 10**6, arrivals=lane.arrivals + 10**6
         )
         for lane in lanes
     ]
-    ends = sorted({end for lane in apart for end in lane[:2]})
-    assert open_trees(apart, ends, {2, 12}) is None  # one is through before the other begins
+    assert trees(view(apart, {2, 12})) is None  # one is through before the other begins

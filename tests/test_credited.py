@@ -11,9 +11,8 @@ from synth_worlds import loop, settings
 
 import dpuflow
 from dpuflow.collectives.credited import credited_instances
-from dpuflow.collectives.layouts import _gathered, _reduced
 from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
-from dpuflow.collectives.protocols import LL, RING_SLOT
+from dpuflow.collectives.protocols import RING_SLOT
 from dpuflow.collectives.reading import Reading
 from dpuflow.collectives.streams import Columns, columns_of
 from dpuflow.schedules.graph import dependencies
@@ -119,29 +118,6 @@ def test_communicators_with_as_many_messages(faults: str, tmp_path: Path) -> Non
 def _analysed(case: Path) -> dpuflow.Analysis:
     vantages = [dpuflow.Vantage(each.name, (str(each),)) for each in sorted(case.glob("node*"))]
     return dpuflow.analyze(vantages)
-
-
-def test_chunks_that_no_all_reduce_has() -> None:
-    n = 3
-    label = (np.arange(n)[:, None] - 1 - np.arange(2 * (n - 1))) % n
-    tail = np.array([[64, 0], [64, 0], [48, 0]])
-
-    def buffer(chunks: np.ndarray) -> int | None:
-        return _reduced(chunks[label].reshape(n, 2, n - 1, 2), RING_SLOT)
-
-    assert buffer(tail) == 176
-    assert buffer(np.array([[64, 0], [48, 0], [32, 0]])) is None  # two shorter ones
-    wrong = tail[label].reshape(n, 2, n - 1, 2)
-    wrong[1, 1, 1, 0] += 16  # the same chunk, longer on one way
-    assert _reduced(wrong, RING_SLOT) is None
-
-
-def test_only_the_last_loop_may_be_short() -> None:
-    chunks = np.full((3, 2, 2, 1), LL)
-    chunks[:, 1] = 128
-    assert _gathered(chunks, LL) == LL + 128
-    chunks[:, 0], chunks[:, 1] = 128, LL
-    assert _gathered(chunks, LL) is None
 
 
 def test_a_later_loop_waits_for_the_one_before() -> None:

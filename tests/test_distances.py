@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.distances import open_pat
-from dpuflow.collectives.layouts import Lane
+from dpuflow.collectives.lanes import Lane
+from dpuflow.collectives.pats import pat_of
 from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.schedules.nccl import pat_dimensions
 from dpuflow.schema import Op
@@ -67,15 +68,15 @@ def lanes(ranks: int, own: int, *, far_first: bool, block: int = 1000) -> list[L
 def test_every_rank_tells_all(ranks: int, far_first: bool) -> None:
     made = lanes(ranks, 2, far_first=far_first)
     members = sorted({end for lane in made for end in lane[:2]})
-    found = open_pat(made, members, {2})
+    found = pat_of(view(made, {2}))
     assert found is not None
-    assert found.ranks == len(found.order) == ranks
+    assert found.among == len(found.order) == ranks
     if ranks == 3:
         assert {found.op, *found.alike} == {Op.ALL_GATHER, Op.REDUCE_SCATTER}
     else:
         assert (found.op, found.alike) == (Op.ALL_GATHER if far_first else Op.REDUCE_SCATTER, ())
     assert found.size == (1000 if found.op == Op.ALL_GATHER else 1000 * ranks)
-    assert open_pat(made, members, {2}, ranks + 1) is None
+    assert pat_of(view(made, {2}, ranks + 1)) is None
     assert found.algorithm.starters is not None
     assert found.algorithm.starters(ranks, 0) == {members.index(2)}
 
@@ -83,6 +84,6 @@ def test_every_rank_tells_all(ranks: int, far_first: bool) -> None:
 def test_no_pat() -> None:
     made = lanes(6, 2, far_first=True)
     members = sorted({end for lane in made for end in lane[:2]})
-    assert open_pat(made, members, {members[0]}) is None  # lanes that no captured rank has
-    assert open_pat(made[1:], members, {2}) is None  # it gets what nobody passes on
-    assert open_pat([*made[2:], made[0]._replace(sizes=np.array([7]))], members, {2}) is None
+    assert pat_of(view(made, {members[0]})) is None  # lanes that no captured rank has
+    assert pat_of(view(made[1:], {2})) is None  # it gets what nobody passes on
+    assert pat_of(view([*made[2:], made[0]._replace(sizes=np.array([7]))], {2})) is None

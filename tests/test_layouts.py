@@ -13,8 +13,9 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.contents import ALL, NOTHING, SOME, passed_on
-from dpuflow.collectives.layouts import Lane, layout_of
+from dpuflow.collectives.contents import passed_on, unchanged
+from dpuflow.collectives.lanes import Lane
+from dpuflow.collectives.layouts import layout_of
 from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.schedules.graph import dependencies, free_ranks
 from dpuflow.schedules.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
@@ -143,13 +144,16 @@ def lane(src: int, dst: int, samples: list[list[int]], first_ns: int = 0) -> Lan
 
 
 def test_what_ranks_pass_on() -> None:
-    came = lane(0, 1, [[5, 6, 7]])
-    assert passed_on([(came, lane(1, 2, [[5, 6, 7]]))], 0) == ALL
-    assert passed_on([(came, lane(1, 2, [[15, 16, 17]]))], 0) == NOTHING
-    assert passed_on([(came, lane(1, 2, [[5, 16, 17]]))], 0) == SOME
-    assert passed_on([(came, lane(1, 2, [[0, 0, 0]]))], 0) is None
-    # In a ring the first one of each round is the rank's own.
-    assert passed_on([(came, lane(1, 2, [[9, 5, 6]]))], 1, 3) == ALL
+    came = [lane(0, 1, [[5, 6, 7]])]
+    assert unchanged([(came, [lane(1, 2, [[5, 6, 7]])])]) is True
+    assert unchanged([(came, [lane(1, 2, [[15, 16, 17]])])]) is False
+    assert unchanged([(came, [lane(1, 2, [[5, 16, 17]])])]) is None
+    assert unchanged([(came, [lane(1, 2, [[0, 0, 0]])])]) is None
+    known, same = passed_on([(came, [lane(1, 2, [[9, 5, 16]])])], 1)[3]
+    assert (known.tolist(), same.tolist()) == ([0, 1, 1], [0, 1, 0])
+    # Zeros stay zeros whatever is done with them; ones do not.
+    assert unchanged([([lane(0, 1, [[5, 5, 5]])], [lane(1, 2, [[5, 5, 5]])])]) is None
+    assert unchanged([([lane(0, 1, [[5, 5, 5]])], [lane(1, 2, [[6, 6, 6]])])]) is False
 
 
 def test_a_chain_that_nothing_tells_from_a_reduce() -> None:

@@ -6,9 +6,10 @@ from random import Random
 
 import numpy as np
 import pytest
+from lane_views import view
 
-from dpuflow.collectives.branches import whole_trees
-from dpuflow.collectives.layouts import Lane
+from dpuflow.collectives.branches import trees
+from dpuflow.collectives.lanes import Lane
 from dpuflow.collectives.pipes import Pipe
 from dpuflow.collectives.protocols import STEP_SLOT
 from dpuflow.collectives.quiet import Times, chain_cuts, counted_cuts, cuts_of
@@ -100,6 +101,6 @@ def test_channels_of_both_trees_are_told_apart_in_a_single_operation() -> None:
     # The first tree's answer (at 20) may be taken for what the second tree's message (at 26) waited for.
     forth = [lane(0, 1, 0), lane(0, 1, 40), lane(0, 1, 1), lane(0, 1, 26)]
     back = [lane(1, 0, 20), lane(1, 0, 2), lane(1, 0, 33), lane(1, 0, 3)]
-    found = whole_trees([*forth, *back], [0, 1])
+    found = trees(view([*forth, *back]))
     assert found is not None
-    assert found.channels == 4
+    assert found.tails == 4

@@ -6,12 +6,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.rails import _reduced
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import Scenario, parse_scenario
@@ -128,16 +126,6 @@ job: {kind: training, tp: 4, steps: 6, layers: 2, buckets: 1, bucket_bytes: 9000
     result, _ = analysed(scenario, tmp_path)
     assert told(result) == {("all_reduce", "ring", 900000): 4 * 6}
     assert sorted(len(group.endpoints) for group in result.groups) == [3, 3, 3, 3]
-
-
-def test_chunks_of_a_nodes_last_gpus() -> None:
-    """Of a ring of eight ranks on two nodes, ranks 3 and 7 send: one chunk is shorter."""
-    chunk = np.array([[64, 0]] * 7 + [[48, 0]])
-    label = (np.array([3, 7])[:, None] - 1 - np.arange(14)) % 8
-    chunks = chunk[label].reshape(2, 2, 7, 2)
-    assert _reduced(chunks, 4, 1 << 20) == 7 * 64 + 48
-    chunks[1, 1, 6, 0] += 16
-    assert _reduced(chunks, 4, 1 << 20) is None
 
 
 def test_gpus_that_share_an_adapter_are_told_apart_by_the_ranks_that_entries_name(tmp_path: Path) -> None:

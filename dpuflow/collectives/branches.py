@@ -15,29 +15,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow.collectives.arcs import meet
-from dpuflow.collectives.rails import rails_of
+from dpuflow.collectives.lanes import Layout
+from dpuflow.collectives.rings import meet
 from dpuflow.schedules.nccl import double_tree, some_trees, tree_all_reduce
-from dpuflow.schema import NEVER
+from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
 
-    from dpuflow.collectives.layouts import Lane
+    from dpuflow.collectives.lanes import Lane, View
     from dpuflow.schedules.algorithms import Algorithm
 
 WAITS: Final = 0.9
 """Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
 seen where captures lost packets."""
-
-
-class Trees(NamedTuple):
-    """``size``: bytes of the buffer as on the wire, None where ranks tell differently."""
-
-    algorithm: Algorithm
-    size: int | None
-    channels: int
 
 
 class _Link(NamedTuple):
@@ -60,37 +51,52 @@ def waits(down: Lane, up: Lane) -> bool:
     return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= WAITS)
 
 
-def whole_trees(lanes: Sequence[Lane], members: list[int]) -> Trees | None:
-    """The trees that ``lanes`` make of all ``members``."""
-    n = len(members)
-    channels, rest = divmod(len(lanes), 2 * (n - 1))
-    links = None if rest else _links(lanes)
+def trees(view: View) -> Layout | None:
+    """The trees of which the lanes are the edges: all of them, or those at captured ranks."""
+    own = [end for end in view.members if view.is_captured(end)]
+    seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
+    links = _links(view.lanes) if seen else None
     if links is None:
         return None
     edges = [(link.up.src, link.up.dst) for link in links]
-    total = sum(int(lane.sizes.sum()) for lane in lanes)
-    if total % (2 * (n - 1)):
-        return None
-    algorithm = _known(edges, channels, members) or _some(edges, members)
-    return Trees(algorithm, total // (2 * (n - 1)), channels)
+    size: int | None
+    if view.whole:
+        n = len(view.members)
+        channels, rest = divmod(len(links), n - 1)
+        size, more = divmod(sum(int(lane.sizes.sum()) for lane in view.lanes), 2 * (n - 1))
+        if rest or more:
+            return None
+        known = _known(edges, channels, view.members)
+    else:
+        told = [_passed_up(rank, links) for rank in own]
+        parts = view.rails()
+        if None in told or (len(parts) > 1 and not meet(view.lanes, [part.members for part in parts])):
+            return None
+        sizes, counts = {each[0] for each in told if each}, {each[1] for each in told if each}
+        size, channels = sizes.pop() if len(sizes) == 1 else None, max(counts)
+        # On one channel any inner rank looks like the root of fewer ranks.
+        known = _known(edges, channels, view.members) if len(counts) == 1 and channels > 1 else None
+    algorithm = known or _some(edges, view.members)
+    return Layout(Op.ALL_REDUCE, algorithm, view.members, size, tails=channels)
 
 
-def open_trees(lanes: Sequence[Lane], members: list[int], captured: AbstractSet[int]) -> Trees | None:
-    """The trees of which ``lanes`` are the edges at the ``captured`` ones of ``members``."""
-    own = captured & set(members)
-    parts = [sorted({end for lane in part for end in lane[:2]}) for part in rails_of(lanes)]
-    links = _links(lanes) if all(captured & set(lane[:2]) for lane in lanes) else None
-    if links is None or (len(parts) > 1 and not meet(lanes, parts)):
+def trees_by_rail(view: View) -> Layout | None:
+    """The trees of nodes with several GPUs: a tree's links to other nodes are all at one GPU of each node, so
+    each rail has trees of its own, through the same nodes."""
+    rails = view.rails()
+    found = [each for rail in rails if (each := trees(rail)) is not None]
+    nodes = {frozenset(rail.node(end) for end in rail.members if rail.is_captured(end)) for rail in rails}
+    whole = found[0] if view.whole and found else trees(view)
+    if len(nodes) > 1 or len(found) < len(rails) or whole is None:
         return None
-    told = [_passed_up(rank, links) for rank in own]
-    if any(each is None for each in told):
-        return None
-    sizes, channels = {each[0] for each in told if each}, {each[1] for each in told if each}
-    edges = [(link.up.src, link.up.dst) for link in links]
-    count = max(channels)
-    # On one channel any inner rank looks like the root of fewer ranks.
-    known = _known(edges, count, members) if len(channels) == 1 and count > 1 else None
-    return Trees(known or _some(edges, members), sizes.pop() if len(sizes) == 1 else None, count)
+    sizes = [each.size for each in found]
+    return whole._replace(
+        order=view.members,
+        size=None if None in sizes else sum(size or 0 for size in sizes),
+        ranks=len(view.members),
+        inside=True,
+        tails=sum(each.tails for each in found),
+    )
 
 
 def _passed_up(rank: int, links: Sequence[_Link]) -> tuple[int, int] | None:

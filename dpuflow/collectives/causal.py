@@ -16,7 +16,7 @@ from dpuflow.schema import NEVER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.collectives.layouts import Lane, Layout
+    from dpuflow.collectives.lanes import Lane, Layout
 
 SAMPLE: Final = 16
 """Operations that show whether they make sense."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.collectives.causal import is_causal, of_protocol
-from dpuflow.collectives.layouts import Lane, layout_of
+from dpuflow.collectives.lanes import Lane
+from dpuflow.collectives.layouts import layout_of
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.protocols import LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.schedules.graph import free_ranks
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.layouts import Layout
+    from dpuflow.collectives.lanes import Layout
     from dpuflow.collectives.pipes import Pipe
     from dpuflow.collectives.quiet import Cuts
     from dpuflow.collectives.streams import Columns

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.layouts import Lane, layout_of
+from dpuflow.collectives.lanes import Lane
+from dpuflow.collectives.layouts import layout_of
 from dpuflow.collectives.model import Instance
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives.buffers import Buffer
-    from dpuflow.collectives.layouts import Layout
+    from dpuflow.collectives.lanes import Layout
     from dpuflow.collectives.pipes import Lockstep
     from dpuflow.collectives.streams import Columns
     from dpuflow.collectives.turns import Part, Turn

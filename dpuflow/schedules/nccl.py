@@ -153,6 +153,19 @@ def some_trees(edges: tuple[tuple[int, int], ...]) -> Algorithm:
     )
 
 
+@lru_cache(maxsize=256)
+def seen_hops(op: Op, edges: tuple[tuple[int, int], ...], steps: int) -> Algorithm:
+    """The part of a ring that goes along ``edges`` of positions, for so many steps."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        for step in range(steps):
+            for src, dst in edges:
+                yield Send(step, src, dst, size / steps)
+
+    everyone = frozenset(src for src, _ in edges)
+    return Algorithm(op, "ring", sends, lambda n, t: t / len(edges), starters=lambda n, _: everyone)
+
+
 BROADCAST_CHAIN: Final = Algorithm(
     Op.BROADCAST, "chain", down(chains(1)), lambda n, t: t / (n - 1), rooted=True, cuts=True
 )

@@ -1,0 +1,34 @@
+"""Views of lanes, for tests of what they make together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.collectives.buffers import DEFAULT
+from dpuflow.collectives.lanes import Lane, View
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+def view(
+    lanes: Sequence[Lane],
+    near: Collection[int] | None = None,
+    among: int = 0,
+    nodes: Sequence[int] | None = None,
+) -> View:
+    """What captured ranks ``near`` (None: all) saw; ``nodes``: None where each is a node."""
+    ends = sorted({end for lane in lanes for end in lane[:2]})
+    place = np.arange(max(ends) + 1)
+    captured = None if near is None else frozenset(near)
+    return View(
+        lanes,
+        place,
+        place if nodes is None else np.array(nodes),
+        ends,
+        captured,
+        among,
+        DEFAULT[lanes[0].slot],
+    )
