@@ -17,7 +17,7 @@ import numpy as np
 from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.calls import all_to_all, cliques, in_common, is_call
 from dpuflow.collectives.model import Instance
-from dpuflow.collectives.parts import ALIKE, Parts, lines_of
+from dpuflow.collectives.parts import ALIKE, Parts, Sending, lines_of
 from dpuflow.collectives.pxn import calls_over_rails
 from dpuflow.collectives.transfers import transfers_of
 from dpuflow.components import connected
@@ -52,20 +52,30 @@ def p2p_instances(
     Arguments as of ``structured_instances``.
     """
     asked = np.ones(len(exchanges), np.int64) if asked is None else np.maximum(asked, 1)
+    lines = lines_of(exchanges, rows, announced, buffers)
+    beside = Counter(edge for edge, _ in lines)
+    sending = Sending(
+        exchanges["src"][rows].astype(np.int64), columns.starts[rows], exchanges["data_end_ns"][rows]
+    )
     parts = [
-        Parts(exchanges, columns, edge, line, asked[line])
-        for edge, line in lines_of(exchanges, rows, announced, buffers)
+        Parts(exchanges, columns, edge, line, asked[line], beside[edge], sending) for edge, line in lines
     ]
     by: dict[Edge, list[Parts]] = {}
     for part in parts:
         by.setdefault(part.edge, []).append(part)
-    by = {edge: lanes for edge, lanes in by.items() if all(lane.cut_by_rule(len(lanes)) for lane in lanes)}
-    by = {edge: lanes for edge, lanes in by.items() if not _in_turn(lanes, by.get(edge[::-1], []))}
+    by = {edge: lanes for edge, lanes in by.items() if all(lane.cut_by_rule() for lane in lanes)}
+    met = Counter(edge[0] for edge in by)
+    by = {
+        edge: lanes
+        for edge, lanes in by.items()
+        if met[edge[0]] > 1 or met[edge[1]] > 1 or not _in_turn(lanes, by.get(edge[::-1], []))
+    }
     by = _without_rings(by, near)
     known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
     for lanes in by.values():
         for lane in lanes:
-            lane.mend(known)
+            lane.cut(known)
+            lane.close(known)
     every = [each for lanes in by.values() for each in transfers_of(lanes)]
     found, every = calls_over_rails(every, asked, position, nodes) if near is None else ([], every)
     calls: list[list[Transfers]] = []
@@ -114,7 +124,8 @@ def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
 def _in_turn(lanes: Sequence[Parts], back: Sequence[Parts]) -> bool:
     """Whether two endpoints send each message when the other's one before has come, within parts, too.
 
-    Chunks of a transfer wait for none; two ranks' all_reduce along a ring does.
+    Chunks of a transfer wait for none; two ranks' all_reduce along a ring does. Of several peers' sends the
+    second chunks wait for all first ones.
     """
     if len(lanes) != 1 or len(back) != 1 or len(lanes[0].rows) != len(back[0].rows):
         return False

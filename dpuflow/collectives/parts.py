@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.collectives.buffers import CHUNKS, RING, STEP
-from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -31,13 +30,19 @@ if TYPE_CHECKING:
     from dpuflow.tables import Rows
 
     Ints = NDArray[np.int64]
+    Reals = NDArray[np.float64]
 
 ALIKE: Final = 0.9
 """Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
-TWICE: Final = 2
-"""Times the usual time for one slot that is no more than one; a part's end takes as many as there are."""
-PIECES: Final = NCCL_STEPS
-"""A receiver that comes late frees as many slots one by one, and no more."""
+ANY, PLAIN, STALL, HIDDEN, SURE = 2.0, 4.0, 7.0, 10.0, 12.0
+"""Bits: a part of any shape; a single sign; a proxy thread that stalls (one in a hundred); a late stamp (one in
+a thousand); several signs."""
+LEAST: Final = 2
+"""Slots of a connection: eight, fewer where up to eight peers' sends and receives go together (net.cc)."""
+PACE: Final = 4
+"""Entries that wait for a chunk to be taken come so many times as slowly as those that are posted at once."""
+FEW: Final = 3
+"""Parts alike from which on they are a habit."""
 
 
 def lines_of(
@@ -63,74 +68,153 @@ def lines_of(
     return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
 
 
+class Sending:
+    """When each endpoint sent anything."""
+
+    def __init__(self, src: Ints, start_ns: Ints, end_ns: Ints) -> None:
+        self.spans: dict[int, tuple[Ints, Ints, Ints]] = {}
+        order = np.lexsort((start_ns, src))
+        for mine in np.split(order, np.flatnonzero(np.diff(src[order])) + 1):
+            begin, end = start_ns[mine], np.maximum.accumulate(end_ns[mine])
+            begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])
+            self.spans[int(src[mine[0]])] = begin, end, np.cumsum(np.maximum(end - begin, 0))
+
+    def idle_ns(self, end: int, since: Ints, until: Ints) -> Ints:
+        """How much of each time an endpoint sent nothing."""
+        return np.asarray(until - since - self._busy(end, until) + self._busy(end, since), np.int64)
+
+    def _busy(self, end: int, when: Ints) -> Ints:
+        begins, ends, total = self.spans[end]
+        at = np.maximum(np.searchsorted(begins, when, "right") - 1, 0)
+        return np.asarray(total[at] - np.maximum(ends[at] - np.maximum(when, begins[at]), 0), np.int64)
+
+
 class Parts:
     """The parts that one connection carries one way: ``begins[k]:begins[k + 1]`` are places in ``rows``."""
 
-    def __init__(self, exchanges: Rows, columns: Columns, edge: Edge, rows: Ints, asked: Ints) -> None:
-        self.edge, self.rows = edge, rows
+    def __init__(
+        self,
+        exchanges: Rows,
+        columns: Columns,
+        edge: Edge,
+        rows: Ints,
+        asked: Ints,
+        lanes: int,
+        sending: Sending,
+    ) -> None:
+        self.edge, self.rows, self.lanes = edge, rows, lanes
         self.bytes, self.starts = columns.sizes[rows], columns.starts[rows]
         self.sizes = self.bytes // asked  # of several senders' messages that go together one
-        self.several = bool((asked > 1).any())
         self.arrivals = columns.arrivals[rows]
         self.grants = exchanges["grant_ns"][rows]
+        # How long the sender had sent nothing while it had the entry.
+        granted = exchanges["grant_arrived_ns"][rows]
+        self.idle = sending.idle_ns(edge[0], np.where(granted == NEVER, self.starts, granted), self.starts)
         self.lossy = bool(exchanges["retransmitted"][rows].any())
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
-        self.begins = self._cut()
+        self.slots = 1
+        self.cut()
 
-    def _cut(self) -> Ints:
-        """Where parts begin, the end as the last."""
+    def cut(self, known: Counter[tuple[int, int]] | None = None) -> None:
+        """Cut into parts: the likeliest, of all ways to cut, by what entries and sizes say of each place.
+
+        ``known``: how many parts of so many messages and bytes there are. A part like others is likelier then
+        than one like none, whatever a late receiver, a proxy that stalls or a late stamp make it look like.
+        """
+        maybe, begins, inside, at_once = self._evidence()
+        shapes: dict[tuple[int, int], float] = {}
+        strange = ANY
+        if known:
+            total = sum(known.values())
+            often = [shape for shape, count in known.most_common() if count >= FEW]
+            shapes = {shape: float(np.log2(total / known[shape])) for shape in often}
+            # Good and Turing: what was not seen yet is as likely as what was seen once.
+            strange += float(np.log2(total / max(1, sum(1 for count in known.values() if count == 1))))
+            # A late stamp hides where a part ends; ones like the others would end there.
+            maybe = np.unique(np.concatenate([maybe, *(maybe + count for count, _ in often[:FEW])]))
+        places = np.append(maybe[maybe < len(self.rows)], len(self.rows))
+        self.begins = self._likeliest(places, begins, inside, at_once, shapes, strange)
+
+    def _evidence(self) -> tuple[Ints, Reals, Reals, Ints]:
+        """Where parts may begin; what each message costs, in bits, if it does, and if it goes on with one;
+        and how many entries had come, from its own on, when it was there.
+
+        A part's first entry comes when the part before is done, together with as many more as there are
+        slots. So it does within a part where the receiver came late or is slow, but then one by one.
+        """
         count = len(self.rows)
-        granted, before = self.grants[1:], self.arrivals[:-1]
-        unknown = (granted == NEVER) | (before == NEVER)
+        grants, before = self.grants, np.r_[NEVER, self.arrivals[:-1]]
+        unknown = (grants == NEVER) | (before == NEVER)
         # A part's chunks never grow.
-        new = np.where(unknown, self.sizes[1:] != self.sizes[:-1], granted > before)
-        new |= (self.sizes[1:] > self.sizes[:-1]) | (np.diff(self.number) > 1)
-        begins = np.flatnonzero(np.r_[True, new])
-        # A receiver that comes late frees slots one by one and looks like a beginning: there the entries
-        # come one by one, too, at a true one as many at once as there are slots.
-        ends = np.append(begins[1:], count)
-        at_once = np.array(
-            [
-                int(np.searchsorted(self.grants[a:b], self.arrivals[a], "right"))
-                for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
-            ]
-        )
-        slots = self.slots = int(at_once.max(initial=1))
-        kept = [0]
-        for number in range(1, len(begins)):
-            at, last = int(begins[number]), int(begins[number]) - 1
-            even = last > kept[-1] and self.sizes[kept[-1]] == self.sizes[last] >= self.sizes[at]
-            doubt = even and at - kept[-1] >= slots
-            rest = self.sizes[at : ends[number]]
-            # A busy proxy has not posted all of them by the time the first chunk is there, but most.
-            few = 2 * at_once[number] <= min(slots, len(rest)) and len(rest) > 1
-            one_by_one = few or rest.max() > _chunk(int(rest.sum()))
-            goes_on = self._goes_on(kept[-1] + slots, at) and not self._at_once(at, slots)
-            if not (doubt and (one_by_one or goes_on)):
-                kept.append(at)
-        return np.array([*kept, count])
+        grown = np.r_[True, self.sizes[1:] > self.sizes[:-1]]
+        lost = np.r_[False, np.diff(self.number) > 1]
+        smaller = np.r_[False, self.sizes[1:] < self.sizes[:-1]]
+        maybe = np.flatnonzero(np.where(unknown, smaller, grants > before) | grown | lost)
+        there = np.maximum.accumulate(grants)
+        at_once = np.maximum(np.searchsorted(there, self.arrivals, "right") - np.arange(count), 1)
+        at_once[unknown & ~grown] = 0
+        self.slots = max(LEAST, int(at_once[maybe].max(initial=1)))
+        apart = np.diff(grants)
+        posted = float(np.median(np.sort(apart[apart > 0])[: max(1, len(apart) // 4)])) if len(apart) else 0.0
+        # Who waits for a slot sends as soon as it is given back, not when it calls again.
+        blocked = self.idle <= PACE * (self.arrivals - self.starts)
+        begins, inside = np.full(count, HIDDEN), np.zeros(count)
+        for at, seen in zip(maybe.tolist(), at_once[maybe].tolist(), strict=True):
+            if not blocked[at]:
+                begins[at], inside[at] = 0.0, SURE
+                continue
+            together = seen > 1 and np.median(apart[at : at + seen - 1]) <= PACE * posted
+            begins[at], inside[at] = (0.0, PLAIN) if together else (1.0, 1.0)
+        begins[unknown], inside[unknown] = 1.0, 1.0
+        inside[grown] = np.inf
+        return maybe, begins, inside, at_once
 
-    def _goes_on(self, begin: int, at: int) -> bool:
-        """Whether the entry ``at`` comes as those from ``begin`` on do, which wait for one slot each.
+    def _likeliest(
+        self,
+        places: Ints,
+        begins: Reals,
+        inside: Reals,
+        at_once: Ints,
+        shapes: Mapping[tuple[int, int], float],
+        strange: float,
+    ) -> Ints:
+        """The cut at some of ``places`` that costs least: the shortest path from the first to the end."""
+        count = len(self.rows)
+        bytes_to = np.r_[0, np.cumsum(self.sizes)]
+        within = np.r_[0.0, np.cumsum(np.where(np.isfinite(inside), inside, 0.0))]
+        # From where on all chunks are as large as each one.
+        changed = np.flatnonzero(np.r_[True, np.diff(self.sizes) != 0])
+        alike = changed[np.searchsorted(changed, np.arange(count), "right") - 1]
+        best, origin = np.zeros(len(places)), np.zeros(len(places), np.int64)
+        for number in range(1, len(places)):
+            end = int(places[number])
+            shrinks = end > 1 and self.sizes[end - 1] <= self.sizes[end - 2]
+            low = int(alike[end - 2]) if shrinks else end - 1
+            first = min(int(np.searchsorted(places, low)), number - 1)
+            starts = places[first:number]
+            long, seen = end - starts, at_once[starts]
+            asked = np.minimum(long, self.slots)
+            # A busy proxy has not posted all of a part's entries when its first chunk is there, but most.
+            few = np.where(2 * seen > asked, np.where(seen < asked, 1.0, 0.0), STALL)
+            late = inside[np.minimum(starts + 1, count - 1)]  # of the second entry that is said already
+            few = np.where((seen == 1) & np.isfinite(late), np.maximum(few - late, 0.0), few)
+            cost = best[first:number] + within[end] - within[starts + 1]
+            cost += np.where(seen > long, SURE, np.where(seen == 0, 0.0, few))
+            for k, start in enumerate(starts.tolist()):
+                shape = end - start, int(bytes_to[end] - bytes_to[start])
+                cut_off = end == count or (start == 0 and self.number[0] > 1)
+                cost[k] += min(shapes.get(shape, strange), ANY if cut_off else strange)
+            k = int(np.argmin(cost))
+            best[number] = cost[k] + (begins[end] if end < count else 0.0)
+            origin[number] = first + k
+        kept = [len(places) - 1]
+        while kept[-1]:
+            kept.append(int(origin[kept[-1]]))
+        return np.asarray(places[kept[::-1]], np.int64)
 
-        Where a part ends all slots are emptied before the next entry.
-        """
-        gaps = np.diff(self.grants[begin - 1 : at + 1])
-        return len(gaps) > 1 and bool(gaps[-1] <= TWICE * np.median(gaps[:-1]))
-
-    def _at_once(self, at: int, slots: int) -> bool:
-        """Whether the entries from ``at`` on come together, not one by one as those that wait for a slot.
-
-        Messages that several senders' go with share fewer slots: these are empty after one or two more.
-        """
-        if not self.several or slots < TWICE:
-            return False
-        gaps, mine = np.diff(self.grants[:at]), np.diff(self.grants[at : at + slots])
-        return len(mine) > 0 and bool(TWICE * mine.max() < np.median(gaps))
-
-    def cut_by_rule(self, lanes: int) -> bool:
+    def cut_by_rule(self) -> bool:
         """Whether chunks are as large as NCCL cuts parts of ``lanes`` that a transfer may have."""
-        total = lanes * np.add.reduceat(self.sizes, self.begins[:-1])
+        total = self.lanes * np.add.reduceat(self.sizes, self.begins[:-1])
         largest = np.maximum.reduceat(self.sizes, self.begins[:-1])
         unit = np.where(total < 131_072, 32_768, np.where(total < 1 << 20, 65_536, max(CHUNKS)))
         return bool((largest <= unit).mean() >= ALIKE)
@@ -140,60 +224,17 @@ class Parts:
         total = np.add.reduceat(self.sizes, self.begins[:-1])
         return list(zip(np.diff(self.begins).tolist(), total.tolist(), strict=True))
 
-    def mend(self, known: Counter[tuple[int, int]]) -> None:
-        """Put together what a late receiver or a proxy that stalled made look like several parts.
-
-        Where others show it as one: parts as long as the whole are ``known``, and come more often than ones
-        like the pieces, or the first piece alone shows chunks of one size.
-        """
-        bounds, pieces = self.begins.tolist(), self.signatures()
-        kept, place = [], 0
-        longest = max(count for count, _ in known)
-        while place < len(pieces):
-            kept.append(bounds[place])
-            place = self._whole(place, bounds, pieces, known, longest)
-        self.begins = np.array([*kept, len(self.rows)])
+    def close(self, known: Counter[tuple[int, int]]) -> None:
+        """What the parts are, now that they are cut."""
         begins = self.begins[:-1]
         self.start_ns = self.starts[begins]
         self.end_ns = self.arrivals[self.begins[1:] - 1]
         self.size = np.add.reduceat(self.bytes, begins)
         self.whole = np.ones(len(begins), bool)
         if self.number[0] > 1:
-            self.whole[0] = (int(self.begins[1]), int(self.size[0])) in known
+            self.whole[0] = known[int(self.begins[1]), int(self.size[0])] > 1
         self.next_ns = np.r_[self.grants[begins[1:]], NEVER]
-
-    def _whole(
-        self,
-        place: int,
-        bounds: Sequence[int],
-        pieces: Sequence[tuple[int, int]],
-        known: Counter[tuple[int, int]],
-        longest: int,
-    ) -> int:
-        """Behind which of ``pieces`` the part that begins with number ``place`` ends."""
-        count, size = pieces[place]
-        begin, rarest, best = bounds[place], known[pieces[place]], (0, place + 1)
-        even = count >= 2 and bool(self.sizes[begin] == self.sizes[begin + count - 1])
-        for last in range(place + 1, min(place + PIECES, len(pieces))):
-            # Chunks of a part are as large as its first, but for the last.
-            before = bounds[last] - 1
-            if self.sizes[before] != self.sizes[begin] or self.sizes[before + 1] > self.sizes[begin]:
-                break
-            count, size = count + pieces[last][0], size + pieces[last][1]
-            rarest = max(rarest, known[pieces[last]])
-            often = known[count, size]
-            sure = even and (last == place + 1 or pieces[place][0] == self.slots)
-            if often > best[0] and (often > rarest or sure):
-                best = often, last + 1
-            if count >= longest:
-                break
-        return best[1]
 
     def piece(self, number: int) -> Ints:
         """The rows of a part."""
         return self.rows[self.begins[number] : self.begins[number + 1]]
-
-
-def _chunk(size: int) -> int:
-    """The largest chunk of a part of ``size`` bytes."""
-    return 32_768 if size < 131_072 else 65_536 if size < 1 << 20 else max(CHUNKS)
