@@ -53,8 +53,8 @@ def in_program_order(
 ) -> Sequence[Instance]:
     """The collectives of one communicator all of whose messages were captured.
 
-    They stay as they were ``cut``, operation by operation, where that keeps the order of the programs; else they
-    are read in that order. ``position`` gives each endpoint's place in the default numbering of ranks.
+    They stay as they were ``cut``, operation by operation, where that keeps the order of the programs; else
+    they are read in that order. ``position`` gives each endpoint's place in the default numbering of ranks.
     """
     rows = np.sort(np.concatenate([instance.rows for instance in cut]))
     before = sorted(cut, key=lambda instance: int(instance.rows[0]))
