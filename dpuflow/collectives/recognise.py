@@ -19,15 +19,20 @@ from dpuflow.schema import Op
 ELEMENT_BYTES = 16
 """The largest element a library reduces (a double complex): how far two shares of one buffer may
 differ when it does not divide evenly."""
+VARIED = frozenset((Op.ALL_TO_ALL, Op.ALL_GATHER, Op.GATHER, Op.SCATTER, Op.REDUCE_SCATTER))
+"""Operations that let ranks' parts differ in size (MPI_Alltoallv, PyTorch's split sizes)."""
 
 
 class Match(NamedTuple):
-    """An algorithm that explains the exchanges; ``order`` is endpoints by position."""
+    """An algorithm that explains the exchanges; ``order`` is endpoints by position.
+
+    ``size``: the buffer's bytes, None where ranks' parts differ.
+    """
 
     algorithm: Algorithm
     order: tuple[int, ...]
     root: int
-    size: int
+    size: int | None
 
 
 EdgeBytes = Mapping[tuple[int, int], tuple[int, int]]
@@ -76,10 +81,16 @@ def matches(
     A message may have been cut into any number of segments where the algorithm allows it. ``op``
     UNKNOWN tries all operations. ``near``: the endpoints all of whose messages were captured, None for
     everyone: edges between others are not asked for; then the best match in time comes first, by how many
-    messages each of ``near`` sends that need no input (``unasked``).
+    messages each of ``near`` sends that need no input (``unasked``). Where no buffer of one size fits, parts
+    of the ``VARIED`` may be of any size: who sends to whom tells the algorithm.
     """
     if near is not None:
         return _partly(edges, endpoints, op, near, unasked or {})
+    found = _matches(edges, endpoints, op, sized=True)
+    return found if found or op not in VARIED else _matches(edges, endpoints, op, sized=False)
+
+
+def _matches(edges: EdgeBytes, endpoints: Sequence[int], op: Op, *, sized: bool) -> list[Match]:
     n = len(endpoints)
     total = sum(size for _, size in edges.values())
     found: list[Match] = []
@@ -91,11 +102,11 @@ def matches(
         for order in orders(edges, endpoints):
             match = next(
                 (
-                    Match(algorithm, order, root, round(size))
+                    Match(algorithm, order, root, round(size) if sized else None)
                     for root in (range(n) if algorithm.rooted else (0,))
                     for expected in (edge_sizes(algorithm, n, root),)
                     for size in (total / max(sum(map(sum, expected.values())), 1e-12),)
-                    if _agree(edges, expected, order, size, cuts=algorithm.cuts)
+                    if _agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts)
                 ),
                 None,
             )
@@ -166,10 +177,11 @@ def _agree(
     edges: EdgeBytes,
     expected: Mapping[tuple[int, int], tuple[float, ...]],
     order: Sequence[int],
-    size: float,
+    size: float | None,
     *,
     cuts: bool,
 ) -> bool:
+    """Whether counts and, for a buffer of ``size`` bytes (None: any), bytes of every edge are as expected."""
     if len(edges) != len(expected):
         return False
     for (src, dst), sizes in expected.items():
@@ -179,6 +191,6 @@ def _agree(
         count, total = seen
         if count < len(sizes) or (not cuts and count != len(sizes)):
             return False
-        if abs(total - sum(sizes) * size) > ELEMENT_BYTES * count:
+        if size is not None and abs(total - sum(sizes) * size) > ELEMENT_BYTES * count:
             return False
     return True

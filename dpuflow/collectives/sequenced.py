@@ -15,6 +15,7 @@ import numpy as np
 
 from dpuflow.collectives.hypotheses import SAMPLE, Proposer
 from dpuflow.collectives.model import Instance, placed
+from dpuflow.collectives.program import in_program_order
 from dpuflow.collectives.recognise import whole_size
 from dpuflow.collectives.scoring import NO_CONTRAST, Scorer
 from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
@@ -64,6 +65,8 @@ def sequenced_instances(
     places = Places()
     for op, streams in parts.items():
         found.extend(cut_streams(columns, streams, op, position, settled=whole, near=near, places=places))
+    if near is None:
+        return list(in_program_order(exchanges, columns, found, position))
     if len(places.taken) < 2:
         return found
     # A communicator has one numbering of its ranks: the one that explains most of all of its collectives.

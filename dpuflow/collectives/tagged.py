@@ -250,7 +250,7 @@ def _instance(
             best.algorithm,
             others,
             best.root if best.algorithm.rooted else None,
-            whole_size(best.size, picked["bytes"].tolist()),
+            None if best.size is None else whole_size(best.size, picked["bytes"].tolist()),
         ),
         near,
     )
