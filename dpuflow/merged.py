@@ -12,12 +12,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dpuflow.findings.build import late_in_turn, unit_name
 from dpuflow.results import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from dpuflow.results import Analysis, Collective, Endpoint, Finding, Lateness, RankEntry
+    from dpuflow.results import Analysis, Collective, Endpoint, Finding, Lateness, RankEntry, Verdict
 
 _BY_BOUND = ("exact", "at_least", "at_most", "unobservable")
 _BY_VERDICT = ("late", "intermittent", "on_time", "unknown")
@@ -35,20 +36,21 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
     node = {endpoint.id: endpoint.node for endpoint in first.endpoints}
     groups, collectives = _collectives(islands, ties, of_nodes, node)
     leading = _leading(ties)
-    return replace(
+    chosen = _lateness(islands, of_nodes, node)
+    whole = replace(
         first,
         endpoints=_endpoints(islands),
         groups=groups,
         collectives=collectives,
-        lateness=_lateness(islands, of_nodes, node),
+        lateness=[unit for _, _, unit in chosen],
         edges=[row for each in islands for row in each.edges],
         what_if=[row for n in leading for row in islands[n].what_if],
         steps=[row for n in leading for row in islands[n].steps],
         pipelines=[row for each in islands for row in each.pipelines],
         transfers=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.transfers)],
-        findings=list(_findings(islands)),
         limits=list(_limits(islands)),
     )
+    return replace(whole, findings=list(_findings(islands, chosen, whole)))
 
 
 def _leading(ties: Sequence[Sequence[int]]) -> list[int]:
@@ -135,37 +137,79 @@ def _best(entries: Sequence[RankEntry]) -> RankEntry:
 
 def _lateness(
     islands: Sequence[Analysis], of_nodes: Sequence[bool], node: dict[int, int | None]
-) -> list[Lateness]:
-    """One row an endpoint, or a node: of several the one that knows it in most collectives, and among those
-    the verdict that most of them give."""
-    rows: dict[int, list[Lateness]] = {}
-    for each, by_node in zip(islands, of_nodes, strict=True):
+) -> list[tuple[int, Lateness, Lateness]]:
+    """One row an endpoint, or a node, with its island and what it is there: of several the one that knows it
+    in most collectives, and among those the verdict that most of them give."""
+    rows: dict[int, list[tuple[int, Lateness]]] = {}
+    for number, (each, by_node) in enumerate(zip(islands, of_nodes, strict=True)):
         for row in each.lateness:
             own = node[row.endpoint] if by_node else None
-            rows.setdefault(row.endpoint if own is None else own, []).append(replace(row, node=own))
+            rows.setdefault(row.endpoint if own is None else own, []).append((number, row))
     found = []
     for unit in sorted(rows):
-        most = max(row.collectives for row in rows[unit])
-        sure = [row for row in rows[unit] if 2 * row.collectives >= most]
-        votes = Counter(row.verdict for row in sure)
-        best = max(
-            sure, key=lambda row: (votes[row.verdict], -_BY_VERDICT.index(row.verdict), row.collectives)
-        )
-        found.append(best if best.node is None else replace(best, endpoint=unit))
+        most = max(row.collectives for _, row in rows[unit])
+        sure = [(number, row) for number, row in rows[unit] if 2 * row.collectives >= most]
+        votes = Counter(row.verdict for _, row in sure)
+
+        def said(row: Lateness, votes: Counter[Verdict] = votes) -> tuple[int, int, int]:
+            return votes[row.verdict], -_BY_VERDICT.index(row.verdict), row.collectives
+
+        number, best = max(sure, key=lambda each: said(each[1]))
+        own = node[best.endpoint] if of_nodes[number] else None
+        found.append((number, best, best if own is None else replace(best, endpoint=own, node=own)))
     return found
 
 
-def _findings(islands: Iterable[Analysis]) -> Iterator[Finding]:
-    """Those of flows and captures, which all islands know of, once."""
+def _findings(
+    islands: Sequence[Analysis], chosen: Sequence[tuple[int, Lateness, Lateness]], whole: Analysis
+) -> Iterator[Finding]:
+    """Those of flows and captures, which all islands know of, once; of who is late in turn one."""
+    units = {(number, row.endpoint): unit for number, row, unit in chosen}
+    members: dict[int, list[int]] = {}
+    for endpoint in whole.endpoints:
+        if endpoint.node is not None:
+            members.setdefault(endpoint.node, []).append(endpoint.id)
+
+    def ends_of(unit: Lateness) -> list[int]:
+        return [unit.endpoint] if unit.node is None else members[unit.node]
+
     told: set[tuple[str, tuple[int, ...], str]] = set()
-    number = 0
-    for each in islands:
+    found: list[Finding] = []
+    turns: list[tuple[Finding, list[Lateness]]] = []
+    for number, each in enumerate(islands):
         for row in each.findings:
             key = (row.condition, tuple(row.endpoints), row.summary)
-            if key not in told:
+            if row.condition != "straggler":
+                found += [] if key in told else [row]
                 told.add(key)
-                yield replace(row, id=number)
-                number += 1
+                continue
+            mine = [units[number, end] for end in row.endpoints if (number, end) in units]
+            if any(unit.steadiness == "rotating" for unit in mine):
+                turns.append((row, mine))
+            elif mine:
+                name, here = (
+                    unit_name(whole, mine[0]),
+                    unit_name(whole, replace(mine[0], node=None, endpoint=row.endpoints[0])),
+                )
+                summary = row.summary.replace(here, name)
+                found.append(replace(row, endpoints=ends_of(mine[0]), summary=summary))
+    late = sorted((unit for _, mine in turns for unit in mine), key=lambda unit: -(unit.caused_wait_ns or 0))
+    if late:
+        parts = [row for row, _ in turns]
+        summary = late_in_turn(late, whole) if len(late) > 1 else parts[0].summary
+        critical = any(part.severity == "critical" for part in parts)
+        one = replace(
+            parts[0],
+            endpoints=list(dict.fromkeys(end for unit in late for end in ends_of(unit))),
+            start_ns=min((p.start_ns for p in parts if p.start_ns is not None), default=None),
+            end_ns=max((p.end_ns for p in parts if p.end_ns is not None), default=None),
+            severity="critical" if critical else "warning",
+            confidence=min(part.confidence for part in parts),
+            summary=summary,
+            evidence=[part.evidence[0] for part in parts if part.evidence],
+        )
+        found.insert(0, one)
+    yield from (replace(row, id=number) for number, row in enumerate(found))
 
 
 def _limits(islands: Sequence[Analysis]) -> Iterator[str]:

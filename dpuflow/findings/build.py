@@ -141,17 +141,10 @@ def _share(inferred: Inferred, rows: NDArray[np.int64], begin_ns: int | None = N
 
 
 def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis) -> str:
-    names = [_name(result, row.endpoint) for row in together]
     if len(together) > 1:
-        waited = sum(row.caused_wait_ns or 0 for row in together) / 1e9
-        times = ", ".join(
-            f"{round((row.late_share or 0) * row.collectives)} of {row.collectives}" for row in together
-        )
-        return (
-            f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
-            f" waited {waited:.3f} rank-seconds for them."
-        )
+        return late_in_turn(together, result)
     (row,) = together
+    names = [unit_name(result, row)]
     for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return (
@@ -165,6 +158,26 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
         f"{names[0]} entered {often} of {row.collectives} collectives late,{by} and its peers waited"
         f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
     )
+
+
+def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
+    """The sentence on several that are late in turn."""
+    names = [unit_name(result, row) for row in rows]
+    waited = sum(row.caused_wait_ns or 0 for row in rows) / 1e9
+    times = ", ".join(
+        f"{round((row.late_share or 0) * row.collectives)} of {row.collectives}" for row in rows
+    )
+    return (
+        f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
+        f" waited {waited:.3f} rank-seconds for them."
+    )
+
+
+def unit_name(result: Analysis, row: Lateness) -> str:
+    """What a row speaks of: an endpoint, or one that nobody knows of a node's GPUs."""
+    if row.node is not None:
+        return f"a GPU of node {result.endpoints[row.node].address}"
+    return _name(result, row.endpoint)
 
 
 def _peers(result: Analysis, stage: Stage) -> str:

@@ -91,6 +91,8 @@ def _plain(value: Any) -> object:
     if not is_dataclass(value):
         return value.item()
     row = {field.name.rstrip("_"): getattr(value, field.name) for field in fields(value)}
+    if row.get("node") is not None and "endpoint" in row:
+        row["endpoint"] = None  # only its node is told
     for key, item in row.items():
         if isinstance(item, float):
             row[key] = round(item, 6)

@@ -14,9 +14,12 @@ class Names:
     def __init__(self, result: Analysis) -> None:
         self._endpoints = {endpoint.id: endpoint for endpoint in result.endpoints}
         self._captures = {capture.id: capture for capture in result.captures}
+        self._nodes = {row.endpoint: row.node for row in result.lateness if row.node is not None}
 
     def long(self, endpoint: int) -> str:
-        """``rank 2 (10.0.0.3, node2 GPU 0)``, or the address alone."""
+        """``rank 2 (10.0.0.3, node2 GPU 0)``, or the address alone; of a node its first one."""
+        if endpoint in self._nodes:
+            return self._node(endpoint)
         row = self._endpoints[endpoint]
         details = ", ".join(filter(None, [row.address, row.label]))
         if row.rank is not None:
@@ -25,6 +28,8 @@ class Names:
 
     def short(self, endpoint: int) -> str:
         """``rank 2``, or the address."""
+        if endpoint in self._nodes:
+            return self._node(endpoint)
         row = self._endpoints[endpoint]
         return row.address if row.rank is None else f"rank {row.rank}"
 
@@ -35,6 +40,10 @@ class Names:
                 return name
         half = (width - 2) // 2
         return f"{name[:half]}..{name[-half:]}"
+
+    def _node(self, endpoint: int) -> str:
+        """``a GPU of node 10.0.0.3``: which one shows in no packet."""
+        return f"a GPU of node {self._endpoints[endpoint].address}"
 
     def capture(self, capture: int) -> str:
         """The vantage point's name."""

@@ -212,15 +212,17 @@ def _pipeline(pipeline: Pipeline) -> str:
 
 def _clocks(result: Analysis) -> str:
     others = [clock for clock in result.clocks if not clock.reference]
-    if not others:
+    if len(result.clocks) < 2:
         return "one clock"
+    islands = len(result.clocks) - len(others)
+    apart = f"{islands} islands of clocks that nothing ties; " if islands > 1 else ""
     parts = []
     for method, words in (("trusted", "trusted"), ("estimated", "estimated"), ("none", "not tied")):
         chosen = [clock for clock in others if clock.method == method]
         if chosen:
             errors = [clock.error_ns for clock in chosen if clock.error_ns is not None]
             parts.append(f"{len(chosen)} {words}" + (f" to +-{duration(max(errors))}" if errors else ""))
-    return f"clocks against the reference: {listed(parts)}"
+    return f"{apart}clocks against the reference: {listed(parts)}" if parts else apart.removesuffix("; ")
 
 
 def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:

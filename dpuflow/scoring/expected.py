@@ -6,17 +6,23 @@ In: the case, and the ``lateness`` rows of the analysis. Out: None where they fi
 from __future__ import annotations
 
 from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dpuflow.scoring.truth import Case
 
 ONSET_WITHIN: Final = 3  # iterations by which the onset may be missed
 BLAMED: Final = ("compute", "host")
 
 
-def check_verdicts(case: Case, rows: list[dict[str, Any]]) -> str | None:
-    """What is wrong with the verdicts, None where nothing is."""
+def check_verdicts(
+    case: Case, rows: list[dict[str, Any]], nodes: Mapping[int, list[int]] = MappingProxyType({})
+) -> str | None:
+    """What is wrong with the verdicts, None where nothing is. ``nodes``: the endpoints of each node."""
+    rows = _of_members(case, rows, nodes)
     late = {row["endpoint"] for row in rows if row["verdict"] == "late"}
     sometimes = {row["endpoint"] for row in rows if row["verdict"] == "intermittent"}
     fault = case.compute_fault
@@ -48,6 +54,20 @@ def check_verdicts(case: Case, rows: list[dict[str, Any]]) -> str | None:
     if fault.get("from_iter"):
         return _check_onset(case, fault["from_iter"], [row for row in rows if row["endpoint"] in guilty])
     return None
+
+
+def _of_members(
+    case: Case, rows: list[dict[str, Any]], nodes: Mapping[int, list[int]]
+) -> list[dict[str, Any]]:
+    """Rows that name a node as rows of its endpoints that were made late; of its first without any."""
+    made_late = {endpoint for collective in case.collectives for endpoint in collective.injected}
+    found = []
+    for row in rows:
+        ends = [row["endpoint"]]
+        if row["endpoint"] is None:
+            ends = sorted(made_late & set(nodes[row["node"]])) or nodes[row["node"]][:1]
+        found += [row | {"endpoint": end} for end in ends]
+    return found
 
 
 def _guilty(case: Case, fault: dict[str, Any]) -> set[int]:

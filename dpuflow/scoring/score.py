@@ -7,7 +7,8 @@ over cases. Matching and figures follow the result format's section "Truth and s
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from dpuflow.scoring.expected import check_verdicts
@@ -16,7 +17,7 @@ from dpuflow.scoring.moved import Moved, score_transfers
 from dpuflow.scoring.truth import Case, TrueCollective, read_analysis, read_case
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 SLACK_NS: Final = 500_000  # a bound is violated when the truth lies beyond it by more
 LEFT_OUT: Final = 0.3  # ranks within this share of the "late" threshold are left out
@@ -122,7 +123,8 @@ def score_case(
     counts as late for precision and recall.
     """
     score = Score(cases=[case.name])
-    matches = match_collectives(case.collectives, analysis["collectives"])
+    nodes = members_of_nodes(analysis)
+    matches = match_collectives(case.collectives, analysis["collectives"], nodes)
     span = _span(analysis)
     lists_transfers = any(truth.op == "send_recv" for truth in case.collectives)
     taken = set(matches.values())
@@ -133,6 +135,7 @@ def score_case(
             continue
         score.true += 1
         if guess is not None:
+            truth, guess = by_units(truth, guess, nodes)
             score.found += 1
             _score_identity(score, truth, guess, case)
             _score_times(score, truth, guess)
@@ -150,7 +153,7 @@ def score_case(
                 middle_ns = (guess["start_ns"] + guess["end_ns"]) // 2
                 score.invented_outside += not first_ns <= middle_ns <= last_ns
     score.inferred = score.found + score.invented
-    note = check_verdicts(case, analysis["lateness"])
+    note = check_verdicts(case, analysis["lateness"], nodes)
     score.verdicts = 1
     score.verdicts_right = int(note is None)
     score.verdict_notes = [] if note is None else [f"{case.name}: {note}"]
@@ -159,7 +162,52 @@ def score_case(
     return score
 
 
-def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[str, Any]]) -> dict[int, int]:
+def members_of_nodes(analysis: dict[str, Any]) -> dict[int, list[int]]:
+    """The endpoints of each node of several."""
+    found: dict[int, list[int]] = {}
+    for row in analysis["endpoints"]:
+        if row.get("node") is not None:
+            found.setdefault(row["node"], []).append(row["id"])
+    return found
+
+
+def by_units(
+    truth: TrueCollective, guess: dict[str, Any], nodes: Mapping[int, list[int]]
+) -> tuple[TrueCollective, dict[str, Any]]:
+    """Both with a node as one where ``guess`` names nodes: it enters when the last of its endpoints does."""
+    named = [rank["node"] for rank in guess["ranks"] if rank["endpoint"] is None]
+    if not named:
+        return truth, guess
+    unit = {end: nodes[node][0] for node in named for end in nodes[node]}
+
+    def latest(times: Mapping[int, int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for end, time_ns in times.items():
+            own = unit.get(end, end)
+            found[own] = max(time_ns, found.get(own, time_ns))
+        return found
+
+    ranks = [
+        rank | {"endpoint": nodes[rank["node"]][0]} if rank["endpoint"] is None else rank
+        for rank in guess["ranks"]
+    ]
+    entered = truth.enter_ns if truth.entered_ns is None else truth.entered_ns
+    whole = replace(
+        truth,
+        enter_ns=latest(truth.enter_ns),
+        leave_ns=latest(truth.leave_ns),
+        entered_ns=latest({end: entered[end] for end in truth.enter_ns}),
+        injected={unit.get(end, end) for end in truth.injected},
+        root=None if truth.root is None else unit.get(truth.root, truth.root),
+    )
+    return whole, guess | {"ranks": ranks}
+
+
+def match_collectives(
+    truths: Sequence[TrueCollective],
+    guesses: Sequence[dict[str, Any]],
+    nodes: Mapping[int, list[int]] = MappingProxyType({}),
+) -> dict[int, int]:
     """Position of the inferred collective for each true one that has one; one to one, best overlap first.
 
     At least half of the endpoints of the larger side must be common. Overlap: the share of the time that both
@@ -171,7 +219,14 @@ def match_collectives(truths: Sequence[TrueCollective], guesses: Sequence[dict[s
     order = sorted(range(len(guesses)), key=lambda i: (guesses[i]["start_ns"], i))
     starts = [guesses[i]["start_ns"] for i in order]
     longest = max((g["end_ns"] - g["start_ns"] for g in guesses), default=0)
-    members = [{rank["endpoint"]: _seen(rank) for rank in guess["ranks"]} for guess in guesses]
+    members = [
+        {
+            end: _seen(rank)
+            for rank in guess["ranks"]
+            for end in ([rank["endpoint"]] if rank["endpoint"] is not None else nodes[rank["node"]])
+        }
+        for guess in guesses
+    ]
     pairs: list[tuple[float, float, int, int]] = []
     for number, truth in enumerate(truths):
         own = truth.enter_ns.keys()
@@ -326,17 +381,31 @@ def _is_partial(truth: TrueCollective, guess: dict[str, Any] | None, span: tuple
 
 
 def _clock_errors(case: Case, analysis: dict[str, Any]) -> list[int]:
-    """For each tied clock its offset's error, the larger of those at the first and the last packet."""
-    reference = next((clock["capture"] for clock in analysis["clocks"] if clock["reference"]), None)
-    ends = next(((c["first_ns"], c["last_ns"]) for c in analysis["captures"] if c["id"] == reference), None)
-    if ends is None or ends[0] is None:
-        return []
+    """For each tied clock its offset's error, the larger of those at the first and the last packet.
+
+    Against the reference of its island; of references themselves none is asked for.
+    """
+    leads = {clock.get("island"): clock for clock in reversed(analysis["clocks"]) if clock["reference"]}
+    ends = {row["id"]: (row["first_ns"], row["last_ns"]) for row in analysis["captures"]}
     errors = []
     for clock in analysis["clocks"]:
+        lead = leads.get(clock.get("island"))
+        if lead is None or clock is lead or clock["offset_ns"] is None or ends[lead["capture"]][0] is None:
+            continue
         true_offset = case.clock_offsets.get(clock["capture"])
-        if clock["offset_ns"] is not None and true_offset is not None:
-            drift = (clock["drift_ppb"] or 0) * 1e-9
+        first = next(iter(leads.values()))
+        true_lead = case.clock_offsets.get(lead["capture"], _none if lead is first else None)
+        if true_offset is not None and true_lead is not None:
+            offset, drift = clock["offset_ns"] - lead["offset_ns"], (clock["drift_ppb"] or 0) * 1e-9
+            begin, end = (time_ns - lead["offset_ns"] for time_ns in ends[lead["capture"]])
             errors.append(
-                max(abs(round(clock["offset_ns"] + drift * (t - ends[0]) - true_offset(t))) for t in ends)
+                max(
+                    abs(round(offset + drift * (t - begin) - (true_offset(t) - true_lead(t))))
+                    for t in (begin, end)
+                )
             )
     return errors
+
+
+def _none(_time_ns: int) -> float:
+    return 0.0

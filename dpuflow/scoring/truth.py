@@ -16,7 +16,7 @@ from dpuflow.rankmap import canonical_address
 from dpuflow.schema import ANALYSIS_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 WARM_UP = -1
 
@@ -41,6 +41,8 @@ class TrueCollective:
     held_ns: dict[int, int] | None = None
     """How long something else than the endpoint held up its first message; without those that sent none.
     None: the truth does not say."""
+    entered_ns: dict[int, int] | None = None
+    """``enter_ns`` on one clock, where that of the analysis is several."""
 
     @property
     def start_ns(self) -> int:
@@ -55,8 +57,11 @@ class TrueCollective:
     @property
     def lateness_ns(self) -> dict[int, int]:
         """Each endpoint's entering after the first one's."""
-        first = self.start_ns
-        return {endpoint: enter - first for endpoint, enter in self.enter_ns.items()}
+        entered = self.enter_ns
+        if self.entered_ns is not None:
+            entered = {endpoint: self.entered_ns[endpoint] for endpoint in self.enter_ns}
+        first = min(entered.values())
+        return {endpoint: enter - first for endpoint, enter in entered.items()}
 
 
 @dataclass(slots=True)
@@ -112,13 +117,14 @@ def place_case(truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, 
         if meta.get("clocks") and reference not in clocks and on_switch is None:
             raise TruthError(f"{where}/meta.json: no clock for the reference capture of the analysis")
         own = clocks.get(reference)
+        lines = {} if on_switch else _lines_of_ranks(meta, analysis, clocks)
         collectives = []
         rows = (
             truth["collectives"] if "case" not in truth else truth.get("collectives", [])
         )  # perftest has none
         for number, row in enumerate(rows):
             enter, leave = on_switch[number] if on_switch else (row["enter_ns"], row["leave_ns"])
-            collectives.append(_collective(row, enter, leave, ranks, meta, own))
+            collectives.append(_collective(row, enter, leave, ranks, meta, own, lines))
         fault = meta.get("fault") or {}
         software = meta.get("software")
         return Case(
@@ -168,12 +174,16 @@ def _collective(
     ranks: dict[int, int],
     meta: dict[str, Any],
     own: Callable[[int], float] | None,
+    lines: Mapping[int, Callable[[int], float]],
 ) -> TrueCollective:
-    def placed(times: list[int | None]) -> dict[int, int]:
+    def placed(
+        times: list[int | None], lines: Mapping[int, Callable[[int], float]] = lines
+    ) -> dict[int, int]:
         latest: dict[int, int] = {}
         for rank, time_ns in enumerate(times):
             if time_ns is not None:
-                moved = time_ns if own is None else time_ns + round(own(time_ns))
+                line = lines.get(rank, own)
+                moved = time_ns if line is None else time_ns + round(line(time_ns))
                 latest[ranks[rank]] = max(moved, latest.get(ranks[rank], moved))
         return latest
 
@@ -198,6 +208,7 @@ def _collective(
         injected={ranks[rank] for rank, ns in enumerate(row.get("injected_ns") or []) if ns},
         root=None if root is None else ranks[root],
         held_ns=held or None,
+        entered_ns=placed(enter, {}) if lines else None,
     )
 
 
@@ -227,6 +238,33 @@ def _reference(analysis: dict[str, Any]) -> int:
         if clock["reference"]:
             return int(clock["capture"])
     return int(analysis["captures"][0]["id"])
+
+
+def _lines_of_ranks(
+    meta: dict[str, Any], analysis: dict[str, Any], clocks: Mapping[int, Callable[[int], float]]
+) -> dict[int, Callable[[int], float]]:
+    """For each rank whose capture is on another island than the first: that island's time line minus the
+    truth's clock, at a time on the truth's."""
+    rows = {row["capture"]: row for row in analysis["clocks"]}
+    first = next((row.get("island") for row in analysis["clocks"] if row["reference"]), None)
+    leads = {
+        row.get("island"): row
+        for row in reversed(analysis["clocks"])
+        if row["reference"] and row["capture"] in clocks
+    }
+    holds = {_stem(file): row["id"] for row in analysis["captures"] for file in row["files"]}
+    found: dict[int, Callable[[int], float]] = {}
+    for node in meta["nodes"]:
+        capture = holds.get(_stem(str(node.get("capture") or node.get("pcap") or "")))
+        island = rows[capture].get("island") if capture in rows else None
+        if island != first and island in leads:
+            lead = leads[island]
+            found[node["rank"]] = _behind(clocks[lead["capture"]], lead["offset_ns"])
+    return found
+
+
+def _behind(clock: Callable[[int], float], offset_ns: int) -> Callable[[int], float]:
+    return lambda time_ns: clock(time_ns) - offset_ns
 
 
 def _true_clocks(meta: dict[str, Any], analysis: dict[str, Any]) -> dict[int, Callable[[int], float]]:
