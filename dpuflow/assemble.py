@@ -25,6 +25,7 @@ from dpuflow.results import (
     Group,
     Lateness,
     RankEntry,
+    Told,
 )
 from dpuflow.schema import NEVER, NONE32, Op, Transport
 
@@ -273,6 +274,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
     known = j.collectives > 0
     later = inferred.bounded.later_ns
     later = later[(later != NEVER) & (inferred.entries.endpoint == j.endpoint)]
+    told = inferred.told.get(j.endpoint)
     return Lateness(
         endpoint=j.endpoint,
         collectives=j.collectives,
@@ -288,6 +290,8 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         relative_to=relative_to,
         perhaps_last=len(later),
         perhaps_ns=round(float(np.median(later))) if len(later) else None,
+        told=Told(told.exact, told.bounded, told.untold) if told else Told(),
+        detectable_ns=j.detectable_ns,
     )
 
 

@@ -167,6 +167,12 @@ def all_but_one(joined: Joined, told: Sequence[Communicator] = ()) -> frozenset[
     return own if len(others) == 1 and unseen(told) is None else None
 
 
+def uncaptured(joined: Joined) -> frozenset[int]:
+    """Endpoints with messages that have no capture of their own, while others have; none where a capture
+    was made at no endpoint."""
+    return _captured(joined, ())[1]
+
+
 def _captured(joined: Joined, told: Sequence[Communicator]) -> tuple[frozenset[int], frozenset[int]]:
     """Endpoints with messages, or that are a rank, with a capture of their own, and those that have none;
     none of these where a capture was made at no endpoint."""

@@ -149,6 +149,17 @@ class Collective:
 
 
 @dataclass(slots=True)
+class Told:
+    """In how many of a rank's collectives its time is exact, bounded, and not told.
+
+    What messages outside all collectives would have made counts as not told."""
+
+    exact: int = 0
+    bounded: int = 0
+    untold: int = 0
+
+
+@dataclass(slots=True)
 class Lateness:
     """One endpoint over the whole analysis.
 
@@ -156,6 +167,8 @@ class Lateness:
     rank-nanoseconds. ``since_ns``: the onset, None if from the start. ``perhaps_last``: in so many
     collectives beside those it, or one that it waits for, is likely to have been the last, by more than the
     noise, and nothing shows which; ``perhaps_ns``: later than the others by this much, in the median.
+    ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
+    where none would.
     """
 
     endpoint: int
@@ -172,7 +185,12 @@ class Lateness:
     relative_to: list[int] | None = None
     perhaps_last: int = 0
     perhaps_ns: int | None = None
+<<<<<<< HEAD
     node: int | None = None  # as of RankEntry
+=======
+    told: Told = field(default_factory=Told)
+    detectable_ns: int | None = None
+>>>>>>> 7623507 (Verdicts say what they could have seen: times told, smallest lateness that would have been named; no all-clear without it, no accusation on the word of others)
 
 
 @dataclass(slots=True)

@@ -506,11 +506,12 @@ def job(style: str, op: Op, name: str, n: int, late: Late, times: int = 24) -> l
 
 
 def test_who_waits_as_a_rule_is_on_time_where_it_cannot_have_been_late() -> None:
-    """Of six ranks in recursive doubling two wait for another first: known only where they are late."""
+    """Of six ranks in recursive doubling two wait for another first: known only where they are late, so that
+    most of their times are not told."""
     found = job("eager", Op.ALL_REDUCE, "recursive_doubling", 6, lambda r, turn: 4 * MS * (turn % 6 == r))
-    assert {(j.verdict, j.steadiness) for j in found} <= {("intermittent", "rotating"), ("on_time", None)}
     # Two more send what another waits for before it acts: they were never seen to be the last.
-    assert sum(j.verdict == "intermittent" for j in found) >= 4
+    assert sum((j.verdict, j.steadiness) == ("intermittent", "rotating") for j in found) >= 2
+    assert {j.verdict for j in found} <= {"intermittent", "on_time", "unknown"}
 
 
 def test_a_late_receiver_of_a_broadcast_is_not_hidden_by_those_that_wait_for_the_root() -> None:

@@ -15,7 +15,7 @@ from dpuflow import results
 from dpuflow.reports.json import json_lines, write_json
 from dpuflow.reports.layout import Paint, duration, listed, percent, size, table
 from dpuflow.reports.text import MOST_ROWS, text_lines, write_text
-from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness
+from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness, Told
 from dpuflow.tables import CaptureInfo, Clock
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -151,13 +151,25 @@ def test_first_line_answers(world: typing.Callable[[], Analysis], headline: str)
 def test_nobody_seen_late_is_not_nobody_late() -> None:
     result = nobody_late()
     result.lateness[1].verdict = "unknown"
-    assert (
-        next(text_lines(result))
-        == "NOBODY SEEN LATE of its own doing, but of rank 1 these captures do not tell."
+    first = next(text_lines(result))
+    assert first.startswith(
+        "NOBODY SEEN LATE of its own doing, but of rank 1 these captures do not tell: 0 of"
     )
     for row in result.lateness:
         row.verdict = "unknown"
-    assert next(text_lines(result)).startswith("NO VERDICT: collectives were found")
+        row.told = Told(exact=3, bounded=2, untold=20)
+    first = next(text_lines(result))
+    assert first == "COULD NOT BE JUDGED: 20 of their 100 times of entering told."
+    for row in result.lateness:
+        row.told, row.detectable_ns = Told(exact=25), 6 * MS
+    assert next(text_lines(result)).startswith("COULD NOT BE JUDGED: lateness below 6 ms a step would not")
+
+
+def test_all_clear_says_how_far_it_goes() -> None:
+    result = nobody_late()
+    for row, detectable in zip(result.lateness, (40_000, 30_000, 38_000, 12_000), strict=True):
+        row.detectable_ns = detectable
+    assert next(text_lines(result)) == "NOBODY WAS LATE OF ITS OWN DOING by more than 40 us a step."
 
 
 def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:

@@ -120,7 +120,7 @@ def test_stalls_beside_a_slow_link_of_a_tree(seed: int, tmp_path: Path) -> None:
 def test_late_among_stalls(tmp_path: Path) -> None:
     """A rank that is late by more than stalls usually take is still named, and no other."""
     analysis, case = played(world(decode(40), 5, [GpuLate(rank=2, us=20_000)], channels=2), tmp_path)
-    late = [row for row in analysis["lateness"] if row["verdict"] != "on_time"]
+    late = [row for row in analysis["lateness"] if row["verdict"] in ("late", "intermittent")]
     assert [(row["endpoint"], row["verdict"], row["cause"]) for row in late] == [
         (case.endpoint_of_rank[2], "late", "compute")
     ]

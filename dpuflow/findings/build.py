@@ -12,7 +12,6 @@ import numpy as np
 
 from dpuflow.findings.bulk import find_kv_bottlenecks
 from dpuflow.findings.network import (
-    CRITICAL_SHARE,
     LOSS_SHARE,
     SHOWN,
     find_congestion,
@@ -21,6 +20,7 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
+from dpuflow.inference.habits import CRITICAL_SHARE
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema import NEVER
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from dpuflow.findings.network import CRITICAL_SHARE, FEWEST, SHOWN, SMALL_SHARE, message_evidence
+from dpuflow.findings.network import FEWEST, SHOWN, SMALL_SHARE, message_evidence
+from dpuflow.inference.habits import CRITICAL_SHARE
 from dpuflow.results import Finding
 from dpuflow.schema import NEVER
 

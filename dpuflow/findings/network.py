@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.identity import address_text
+from dpuflow.inference.habits import CRITICAL_SHARE
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema import Transport
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 LOSS_SHARE = 1e-4
 """Retransmissions below one packet in ten thousand are everyday noise."""
-CRITICAL_SHARE = 0.10
-"""A cause that takes a tenth of a group's time or more is critical; below that a warning."""
 SMALL_SHARE = 0.01
 """A loss that held up messages for less than a hundredth of the time is told as information."""
 FEWEST = 3

@@ -24,6 +24,9 @@ USUAL_SHARE = 0.8
 """An endpoint that works longer than its peers in this share of units does so as a rule."""
 MATERIAL_SHARE = 0.01
 """An endpoint that costs its group less than this share of its time (``pauses``) is not worth a verdict."""
+CRITICAL_SHARE = 0.10
+"""What takes a tenth of the job's time or more is critical, below that a warning; an all-clear must exclude
+what is critical."""
 SIGMAS = 3.0
 """How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
 Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.identity import uncaptured
 from dpuflow.inference.awaited import group_before, left_before, unread_until
 from dpuflow.inference.beside import busy_elsewhere, never_captured
 from dpuflow.inference.bulk import fed_rows, find_bulk
 from dpuflow.inference.causes import causes_of
 from dpuflow.inference.charges import charge
+from dpuflow.inference.coverage import coverage_of, doubt_untold, unread_shares
 from dpuflow.inference.edges import measure_edges
-from dpuflow.inference.judgement import add_stages, doubt, doubt_incidents, judge
+from dpuflow.inference.judgement import add_stages, doubt, judge
 from dpuflow.inference.kinds import find_tokens, group_kinds
 from dpuflow.inference.links import measure_links, slow_rows
 from dpuflow.inference.overlap import find_overlap
-from dpuflow.inference.own import own_lateness, with_replicas
+from dpuflow.inference.own import own_lateness, tied_rows, with_replicas
 from dpuflow.inference.pauses import Work, find_work
 from dpuflow.inference.pipelines import find_pipelines
 from dpuflow.inference.registered import registered_rows
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.causes import Causes
     from dpuflow.inference.charges import Charges
+    from dpuflow.inference.coverage import Coverage
     from dpuflow.inference.edges import Measured
     from dpuflow.inference.judgement import Judgement
     from dpuflow.inference.kinds import Kind, Tokens
@@ -74,6 +77,7 @@ class Inferred(NamedTuple):
     stages: list[Stage]
     compared: frozenset[int]  # endpoints that were judged against replicas of their stage
     judgements: list[Judgement]
+    told: dict[int, Coverage]  # of endpoints in collectives
     edges: list[Measured]
     bulk: list[Bulk]
     work: Work  # how long the job took without stalls, and these
@@ -115,8 +119,13 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     work = find_work(entries, step)
     stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns)]
     judgements = judge(instances, dated, relative, charges, causes, own, group_of, step, work.ns, waiting)
-    judgements = doubt(judgements, busy_elsewhere(instances))
-    judgements = doubt_incidents(judgements, never_captured(instances))
+    judgements = doubt(judgements, busy_elsewhere(instances), never_captured(instances) | uncaptured(joined))
+    claimed = claim(entries, relative, short)
+    bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
+    unread = unread_shares(joined, exchanges, instances, bulk)
+    tied = tied_rows(instances, entries)
+    told = coverage_of(instances, entries, bounded.relative, own, tied, step, unread, work.ns)
+    judgements = doubt_untold(judgements, told, own, entries, bounded.relative)
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())
     judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
@@ -124,8 +133,6 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     for stage in stages:
         stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
 
-    claimed = claim(entries, relative, short)
-    bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     return Inferred(
@@ -146,6 +153,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         stages=stages,
         compared=compared,
         judgements=judgements,
+        told=told,
         edges=measure_edges(joined, exchanges, instances, entries),
         bulk=bulk,
         work=work,

@@ -69,6 +69,19 @@ class Judgement:
     since_ns: int | None
     # Rows of Entries at which it works longer than its peers as a rule, and by how much.
     usual_ns: dict[int, int] = field(default_factory=dict)
+    # The smallest lateness a step that would have been named; None: none would (``coverage``).
+    detectable_ns: int | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether it is said to be late, always or now and then."""
+        return self.verdict in ("late", "intermittent")
+
+    def unknown(self) -> Judgement:
+        """The same where what was seen carries no verdict."""
+        return replace(
+            self, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={}
+        )
 
 
 def judge(
@@ -198,28 +211,23 @@ def _judge_one(
     )
 
 
-def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int]) -> list[Judgement]:
-    """Judgements, where nothing is said against ranks that what nobody saw may have kept (``beside``)."""
-    return [
-        replace(each, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={})
-        if each.endpoint in elsewhere and each.verdict in ("late", "intermittent")
-        else each
-        for each in judgements
-    ]
+def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:
+    """Judgements, where nothing is said against ranks that what nobody saw may have kept.
 
-
-def doubt_incidents(judgements: Sequence[Judgement], far: frozenset[int]) -> list[Judgement]:
-    """Judgements, without a cause for single incidents of ranks that have no capture of their own (``far``).
-
-    What a link does to all messages shows at the captured rank, too. A loss between others holds up one,
-    by a timeout of any length, and nobody here sees it.
+    ``elsewhere``: ranks that others than those captured may have kept (``beside``). ``far``: ranks without a
+    capture of their own. They may have waited for messages on links that nobody saw: late they are by what
+    their peers saw of them, never by their own doing, and beside a captured rank that is to blame they may
+    have waited for that one.
     """
-    return [
-        replace(each, cause=CAUSES[UNKNOWN])
-        if each.endpoint in far and each.verdict == "intermittent" and each.cause in _OWN
-        else each
-        for each in judgements
-    ]
+    blamed = any(each.late and each.cause in _OWN and each.endpoint not in far for each in judgements)
+    out = []
+    for each in judgements:
+        if each.late and (each.endpoint in elsewhere or (each.endpoint in far and blamed)):
+            each = each.unknown()
+        elif each.late and each.endpoint in far and each.cause in _OWN:
+            each = replace(each, cause=CAUSES[UNKNOWN])
+        out.append(each)
+    return out
 
 
 def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list[Judgement]:
@@ -242,6 +250,7 @@ def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list
                 since_ns=stage.since_ns,
             )
         elif stage.verdict == "on_time" and said.verdict == "unknown":
-            said = replace(said, verdict="on_time", cause=CAUSES[NONE])
+            least = stage.detectable_ns
+            said = replace(said, verdict="on_time", cause=CAUSES[NONE], detectable_ns=least)
         found[stage.endpoint] = said
     return [found[endpoint] for endpoint in sorted(found)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpuflow.inference.habits import (
     LATE_SHARE,
+    MATERIAL_SHARE,
     QUARTER_IN_SIGMAS,
     SIGMAS,
     is_habit,
@@ -39,8 +40,9 @@ class Stage:
     """One stage of a pipeline, compared with ``peers``. Tokens are those of the result format.
 
     ``excess_ns``: how much longer it works than its peers in a step (without steps: for a message), in
-    the median. ``sooner_ns``: by how much each of its sends (rows of Entries) would come sooner after
-    its input if it worked like its peers; for late stages alone.
+    the median; ``detectable_ns``: by how much more it would be named. ``sooner_ns``: by how much each of its
+    sends (rows of Entries) would come sooner after its input if it worked like its peers; for late stages
+    alone.
     """
 
     endpoint: int
@@ -48,6 +50,7 @@ class Stage:
     steadiness: str | None = None
     since_ns: int | None = None
     excess_ns: int = 0
+    detectable_ns: int | None = None
     peers: list[int] = field(default_factory=list)
     sooner_ns: dict[int, int] = field(default_factory=dict)
 
@@ -178,7 +181,9 @@ def _judge(
     ``sigma_ns`` is the scatter of a unit, ``design_ns`` how far apart stages may well be by design.
     """
     stage.verdict, stage.excess_ns = "on_time", round(float(np.median(excess_ns)))
-    amount = np.where(excess_ns > max(SIGMAS * sigma_ns, design_ns), excess_ns, 0).astype(np.int64)
+    beyond = max(SIGMAS * sigma_ns, design_ns)
+    stage.detectable_ns = round(max(beyond, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1)))
+    amount = np.where(excess_ns > beyond, excess_ns, 0).astype(np.int64)
     whole_ns = excess_ns.astype(np.int64)
     usual = usual_excess(whole_ns, whole_ns, max(sigma_ns, design_ns))
     if not is_habit(amount, span_ns) and not is_material(usual * len(excess_ns), span_ns):

@@ -100,26 +100,50 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
             f"{who}, OR ONE THAT {'IT WAITS' if len(perhaps) == 1 else 'THEY WAIT'} FOR, CAME LATE. Which of"
             f" them, and by whose doing, cannot be told from the nodes captured.{_add_captures(result)}"
         ), "warn"
+    return _clear_headline(result, names)
+
+
+def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
+    """Where nobody is said to be late: how far that goes, and of whom it is not said."""
     blind = [row for row in result.lateness if row.verdict == "unknown"]
-    if len(blind) == len(result.lateness):
-        text = "NO VERDICT: collectives were found, but of no endpoint can be told when it entered."
-        if any(row.collectives for row in blind):
-            text = "NO VERDICT: collectives were found, but not enough to tell whose doing lateness was."
-        return text + _add_captures(result), "warn"
+    limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
+    beyond = f" by more than {duration(limit)} a step" if limit else ""
+    if blind and len(blind) == len(result.lateness):
+        return f"COULD NOT BE JUDGED: {_why_blind(result, blind)}.{_add_captures(result)}", "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
         why = "came late: in too few collectives, or by whose doing is not seen."
         waited = f" {listed(behind)} {why}" if behind else ""
-        text = f"NOBODY SEEN LATE of its own doing, but of {who} these captures do not tell.{waited}"
-        return text + _add_captures(result), "warn"
+        return (
+            f"NOBODY SEEN LATE of its own doing{beyond}, but of {who} these captures do not tell:"
+            f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
+        ), "warn"
     if _partly(result):
         return (
-            f"NOBODY SEEN LATE by these captures, which do not show every rank.{_add_captures(result)}",
-            "warn",
-        )
-    return "NOBODY WAS LATE OF ITS OWN DOING.", "good"
+            f"NOBODY SEEN LATE{beyond} by these captures, which do not show every rank."
+            f"{_add_captures(result)}"
+        ), "warn"
+    return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
+
+
+def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
+    """Why nothing is said of these ranks: most of their times are not told, or too much would be hidden."""
+    hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
+    if 2 * len(hidden) > len(blind):
+        step = [steps.step_ns for steps in result.steps]
+        of = f" (a step takes {duration(median(step))})" if step else ""
+        return f"lateness below {duration(median(hidden))} a step would not show{of}"
+    told = sum(row.told.exact + row.told.bounded for row in blind)
+    total = told + sum(row.told.untold for row in blind)
+    if 2 * told >= total > 0:
+        return "too few of their times are told closely enough"
+    cut = sum(not each.complete for each in result.collectives if each.op != "send_recv")
+    text = f"{told:,} of their {count(total, 'time')} of entering told"
+    text += f", {count(cut, 'collective')} only in part within the captures" if cut else ""
+    lost = any(finding.condition == "capture_loss" for finding in result.findings)
+    return text + (", packets are missing from the captures" if lost else "")
 
 
 def _perhaps(result: Analysis) -> list[Lateness]:

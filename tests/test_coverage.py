@@ -1,0 +1,80 @@
+"""What verdicts rest on: how many times were told, and which lateness would have been named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpuflow.analysis import analyze
+from dpuflow.inference.coverage import HIDDEN, Coverage, _detectable_ns
+from dpuflow.results import Analysis
+from dpuflow.tables import Vantage
+
+MS = 1_000_000
+
+
+def analysed(shared: Path, case: str, without: tuple[str, ...] = ()) -> Analysis:
+    files = sorted((shared / "captures" / case).glob("node*.pcap.gz"))
+    nodes = [(file.name.partition(".")[0], str(file)) for file in files]
+    return analyze([Vantage(name, (file,)) for name, file in nodes if name not in without])
+
+
+def said(result: Analysis) -> dict[str, tuple[str, str]]:
+    return {result.endpoints[r.endpoint].address: (r.verdict, r.cause) for r in result.lateness}
+
+
+def test_what_half_of_the_times_hide_cannot_be_excluded() -> None:
+    """Thirty steps of 10 ms: what shows in the fifteenth best told is what would have been named."""
+    hidden = np.arange(1, 31) * MS / 2.0
+    assert _detectable_ns(hidden, 30, 30, 300 * MS) == 7.5 * MS
+    # As many again were recognised in part alone: all thirty must tell.
+    assert _detectable_ns(hidden, 60, 30, 300 * MS) == 15 * MS
+    assert _detectable_ns(hidden, 62, 30, 300 * MS) is None
+    hidden[10:] = HIDDEN
+    assert _detectable_ns(hidden, 30, 30, 300 * MS) is None
+
+
+def test_what_costs_too_little_to_be_named_is_not_excluded() -> None:
+    assert _detectable_ns(np.full(30, 1000.0), 30, 30, 300 * MS) == MS // 10
+
+
+def test_an_all_clear_excludes_what_is_critical() -> None:
+    assert Coverage(30, 0, 0, MS, 10 * MS).clears
+    assert not Coverage(30, 0, 0, MS + 1, 10 * MS).clears
+    assert not Coverage(30, 0, 0, None, 10 * MS).clears
+
+
+@pytest.mark.parametrize("case", ["tcp/g_moe_n5_random", "tcp/m_bcast_roots_n4_random"])
+def test_who_was_hardly_seen_is_not_on_time(shared: Path, case: str) -> None:
+    result = analysed(shared, case)
+    for row in result.lateness:
+        told = row.told.exact + row.told.bounded
+        assert row.verdict != "on_time" or told >= row.told.untold, row
+
+
+def test_every_all_clear_says_what_it_would_have_named(shared: Path) -> None:
+    result = analysed(shared, "tcp/gloo_allreduce_256k_n4_none")
+    assert {row.verdict for row in result.lateness} == {"on_time"}
+    for row in result.lateness:
+        assert row.detectable_ns is not None
+        assert 0 < row.detectable_ns < MS
+        assert row.told.exact == 23
+
+
+@pytest.mark.parametrize(
+    ("case", "missing"),
+    [("roce/ar-ring-n4-128k-late2-5ms", "node0"), ("roce/ar-ring-n4-128k-late2-5ms", "node3")],
+)
+def test_a_node_left_out_is_not_accused(shared: Path, case: str, missing: str) -> None:
+    """Rank 2 is late. What its neighbours send late they had waited for, and no capture shows it."""
+    found = said(analysed(shared, case, (missing,)))
+    late = {end for end, (verdict, _) in found.items() if verdict in ("late", "intermittent")}
+    assert late == {"192.168.50.12"}
+
+
+def test_a_late_rank_without_a_capture_is_not_late_by_its_own_doing(shared: Path) -> None:
+    found = said(analysed(shared, "roce/ar-ring-n4-128k-late2-5ms", ("node2",)))
+    assert found["192.168.50.12"][1] not in ("compute", "host")
+    assert not [each for each in found.values() if each[1] in ("compute", "host")]
