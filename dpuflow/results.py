@@ -185,12 +185,9 @@ class Lateness:
     relative_to: list[int] | None = None
     perhaps_last: int = 0
     perhaps_ns: int | None = None
-<<<<<<< HEAD
     node: int | None = None  # as of RankEntry
-=======
     told: Told = field(default_factory=Told)
     detectable_ns: int | None = None
->>>>>>> 7623507 (Verdicts say what they could have seen: times told, smallest lateness that would have been named; no all-clear without it, no accusation on the word of others)
 
 
 @dataclass(slots=True)

@@ -12,14 +12,8 @@ from collective_worlds import algorithm_of
 
 import dpuflow
 from dpuflow.collectives import Instance
-<<<<<<< HEAD
 from dpuflow.inference.beside import _unseen, busy_elsewhere
-from dpuflow.inference.judgement import Judgement, doubt_incidents
-=======
-from dpuflow.collectives.schedules import edge_sizes
-from dpuflow.inference.beside import _messages, _unseen, busy_elsewhere
 from dpuflow.inference.judgement import Judgement, doubt
->>>>>>> 7623507 (Verdicts say what they could have seen: times told, smallest lateness that would have been named; no all-clear without it, no accusation on the word of others)
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis

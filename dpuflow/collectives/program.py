@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.collectives.algorithms import ALGORITHMS
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import ELEMENT_BYTES, VARIED, whole_size
-from dpuflow.collectives.schedules import dependencies, edge_sizes
+from dpuflow.schedules.algorithms import ALGORITHMS
+from dpuflow.schedules.graph import dependencies, edge_sizes
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.algorithms import Algorithm
     from dpuflow.collectives.streams import Columns
+    from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
 
 Edge = tuple[int, int]
