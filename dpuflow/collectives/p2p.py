@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.buffers import DEFAULT
-from dpuflow.collectives.calls import all_to_all, cliques, connected, in_common, is_call
+from dpuflow.collectives.calls import all_to_all, as_most, cliques, connected, in_common, is_call
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE, Parts, Sending, lines_of
 from dpuflow.collectives.pxn import calls_over_rails
@@ -81,6 +81,9 @@ def p2p_instances(
     for together in connected(every):
         members, cut = ([], together) if all(each.begun for each in together) else in_common(together)
         whole = bool(members) and is_call(members, near)
+        if not whole:
+            members, cut = as_most(together, near, columns), []
+            whole = bool(members) and is_call(members, near)
         calls += [members] if whole else []
         left += cut if whole else together
     for clique in cliques(left):
