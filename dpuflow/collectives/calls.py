@@ -7,23 +7,32 @@ consumed nothing either (NCCL 2.30, src/enqueue.cc addP2pToPlan, src/device/send
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from operator import attrgetter
+=======
+from collections import Counter
+>>>>>>> p2p
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE
+<<<<<<< HEAD
 from dpuflow.components import connected
 from dpuflow.schedules.algorithms import ALGORITHMS
+=======
+from dpuflow.collectives.transfers import Transfers
+>>>>>>> p2p
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives.transfers import Transfers
+    from dpuflow.collectives.streams import Columns, Edge
 
     Ints = NDArray[np.int64]
 
@@ -69,12 +78,56 @@ def in_common(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Trans
     return kept, cut
 
 
+def as_most(members: Sequence[Transfers], near: frozenset[int] | None, columns: Columns) -> list[Transfers]:
+    """Transfers of calls of all with all, those of some edges dealt anew to calls that most edges agree on.
+
+    A stamp that is late, or a message that was not captured, makes one transfer of two or two of one; and who
+    has nothing for a peer may send it nothing. Each message belongs to the call in which its sender began to
+    send to the others. Nothing where there is no such agreement.
+    """
+    count, most = Counter(len(each.rows) for each in members).most_common(1)[0]
+    edges = [each.edge for each in members]
+    if 2 * most <= len(members) or len(set(edges)) < len(edges) or not _all_pairs(set(edges), near):
+        return []
+    agreed = [each for each in members if len(each.rows) == count]
+    found = []
+    for each in members:
+        own = [other for other in agreed if other.edge[0] == each.edge[0]]
+        if len(each.rows) == count or not own:
+            found.append(each)
+            continue
+        start = np.min([other.start_ns for other in own], axis=0)
+        end = np.max([other.end_ns for other in own], axis=0)
+        begin = np.minimum(start, np.r_[start[:1], (end[:-1] + start[1:]) // 2])
+        rows = np.concatenate(each.rows)
+        if not each.begun:
+            rows = rows[columns.starts[rows] >= begin[0]]
+        call = np.maximum(np.searchsorted(begin, columns.starts[rows], "right") - 1, 0)
+        parts = [rows[call == number] for number in range(count)]
+        first, last, size = start.copy(), start.copy(), np.zeros(count, np.int64)
+        np.minimum.at(first, call, columns.starts[rows])
+        np.maximum.at(last, call, columns.arrivals[rows])
+        np.add.at(size, call, columns.sizes[rows])
+        following = np.full(count, NEVER)
+        found.append(
+            Transfers(each.edge, parts, first, last, size, own[0].whole.copy(), following, each.begun)
+        )
+    return found if all(len(each.rows) == count for each in found) else []
+
+
+def _all_pairs(edges: AbstractSet[Edge], near: frozenset[int] | None) -> bool:
+    """Whether everybody sends to everybody, as far as that can be seen."""
+    ends = sorted({end for edge in edges for end in edge})
+    return edges == {
+        (a, b) for a in ends for b in ends if a != b and (near is None or a in near or b in near)
+    }
+
+
 def is_call(members: Sequence[Transfers], near: frozenset[int] | None) -> bool:
     """Whether the k-th transfers of all edges are one call of all with all, for every k."""
     edges = {each.edge for each in members}
     ends = sorted({end for edge in edges for end in edge})
-    asked = {(a, b) for a in ends for b in ends if a != b and (near is None or a in near or b in near)}
-    if edges != asked or len(members) != len(edges):
+    if len(members) != len(edges) or not _all_pairs(edges, near):
         return False
     start = {each.edge: each.start_ns for each in members}
     end = {each.edge: each.end_ns for each in members}

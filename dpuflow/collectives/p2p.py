@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.buffers import DEFAULT
+<<<<<<< HEAD
 from dpuflow.collectives.calls import all_to_all, cliques, in_common, is_call
+=======
+from dpuflow.collectives.calls import all_to_all, as_most, cliques, connected, in_common, is_call
+>>>>>>> p2p
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE, Parts, Sending, lines_of
 from dpuflow.collectives.pxn import calls_over_rails
@@ -53,6 +57,8 @@ def p2p_instances(
     """
     asked = np.ones(len(exchanges), np.int64) if asked is None else np.maximum(asked, 1)
     lines = lines_of(exchanges, rows, announced, buffers)
+    if not lines:
+        return [], rows
     beside = Counter(edge for edge, _ in lines)
     sending = Sending(
         exchanges["src"][rows].astype(np.int64), columns.starts[rows], exchanges["data_end_ns"][rows]
@@ -83,6 +89,9 @@ def p2p_instances(
     for together in connected(every, attrgetter("edge")):
         members, cut = ([], together) if all(each.begun for each in together) else in_common(together)
         whole = bool(members) and is_call(members, near)
+        if not whole:
+            members, cut = as_most(together, near, columns), []
+            whole = bool(members) and is_call(members, near)
         calls += [members] if whole else []
         left += cut if whole else together
     for clique in cliques(left):
