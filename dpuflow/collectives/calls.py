@@ -7,23 +7,17 @@ consumed nothing either (NCCL 2.30, src/enqueue.cc addP2pToPlan, src/device/send
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from operator import attrgetter
-=======
 from collections import Counter
->>>>>>> p2p
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE
-<<<<<<< HEAD
+from dpuflow.collectives.transfers import Transfers
 from dpuflow.components import connected
 from dpuflow.schedules.algorithms import ALGORITHMS
-=======
-from dpuflow.collectives.transfers import Transfers
->>>>>>> p2p
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:

@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.buffers import DEFAULT
-<<<<<<< HEAD
-from dpuflow.collectives.calls import all_to_all, cliques, in_common, is_call
-=======
-from dpuflow.collectives.calls import all_to_all, as_most, cliques, connected, in_common, is_call
->>>>>>> p2p
+from dpuflow.collectives.calls import all_to_all, as_most, cliques, in_common, is_call
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE, Parts, Sending, lines_of
 from dpuflow.collectives.pxn import calls_over_rails

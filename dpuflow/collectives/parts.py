@@ -35,13 +35,8 @@ if TYPE_CHECKING:
 ALIKE: Final = 0.9
 """Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
 ANY, PLAIN, STALL, HIDDEN, SURE = 2.0, 4.0, 7.0, 10.0, 12.0
-<<<<<<< HEAD
-"""Bits: a part of any shape; a single sign; a proxy thread that stalls (one in 100); a late stamp (one in
-1000); several signs."""
-=======
 """Bits: a part of any shape; a single sign; a proxy thread that stalls (one in a hundred); a late stamp (one
 in a thousand); several signs."""
->>>>>>> p2p
 LEAST: Final = 2
 """Slots of a connection: eight, fewer where up to eight peers' sends and receives go together (net.cc)."""
 PACE: Final = 4
