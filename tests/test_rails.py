@@ -191,3 +191,12 @@ def test_what_nodes_pass_on_tells_operations(
             if row.bound == "at_most":
                 assert row.lateness_ns is not None
                 assert row.lateness_ns >= late - 5_000
+
+
+def test_a_ring_of_gpus_behind_shared_adapters_is_one_however_often_it_waits(shared: Path) -> None:
+    """Where receivers are slow, parts of it make rings of fewer ranks; what is passed on tells them apart."""
+    case = shared / "captures/nccl/n27-shared-nic-n3g4-ring-late4"
+    result = dpuflow.analyze([dpuflow.Vantage(f.name, (str(f),)) for f in sorted(case.glob("node*"))])
+    assert told(result) == {("all_reduce", "ring", 307_200): 20}
+    late = [row.endpoint for row in result.lateness if row.verdict == "late"]
+    assert [end.rank for end in result.endpoints if end.id in late] == [4]

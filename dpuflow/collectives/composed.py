@@ -108,6 +108,4 @@ def one_after_the_other(a: Algorithm, b: Algorithm, op: Op) -> Algorithm:
             yield send._replace(step=send.step + last + 1, size=send.size * share)
 
     name = a.name if a.name == b.name else "unknown"
-    return Algorithm(
-        op, name, sends, lambda n, t: t / sum(send.size for send in sends(n, 1.0, 0)), rooted=True
-    )
+    return Algorithm(op, name, sends, rooted=True)

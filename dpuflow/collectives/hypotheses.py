@@ -282,16 +282,13 @@ def _divisors(whole: int) -> list[int]:
 @lru_cache(maxsize=256)
 def synced_gather(segment: float) -> Algorithm:
     """Gather of blocks that the root asks for, a first segment of this share of a block before the rest."""
-    return Algorithm(Op.GATHER, "linear", synced_up(segment), lambda n, t: t / (n - 1), rooted=True)
+    return Algorithm(Op.GATHER, "linear", synced_up(segment), rooted=True)
 
 
 @lru_cache(maxsize=256)
 def split_tree(segment: float) -> Algorithm:
     """Broadcast by a split binary tree whose halves come down in segments of this share of a half."""
-    sends = split_binary(segment)
-    return Algorithm(
-        Op.BROADCAST, "tree", sends, lambda n, t: t / sum(s.size for s in sends(n, 1.0, 0)), rooted=True
-    )
+    return Algorithm(Op.BROADCAST, "tree", split_binary(segment), rooted=True)
 
 
 @lru_cache(maxsize=256)
@@ -306,4 +303,4 @@ def segmented_ring(phases: int) -> Algorithm:
             for rank in range(n):
                 yield Send(phases * (n - 1) + step, rank, (rank + 1) % n, size / n)
 
-    return Algorithm(Op.ALL_REDUCE, "segmented_ring", sends, lambda n, t: t / (2 * (n - 1)))
+    return Algorithm(Op.ALL_REDUCE, "segmented_ring", sends)

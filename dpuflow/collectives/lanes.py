@@ -50,9 +50,9 @@ class Layout(NamedTuple):
 
     ``ranks`` is how many took part where nodes have several GPUs, else 0; ``inside`` says that a first
     message may have waited for others of its node. ``size`` is None where the packets leave it open, and
-    ``order`` has negative numbers for ranks that no capture saw; ``among``: how many ranks a ring
-    has that was not seen whole: at some nodes, or as nodes have several GPUs.
-    ``tails``: so many parts of the buffer may end within a slot; all others fill theirs. 0: not known.
+    ``order`` has negative numbers for ranks that no capture saw; ``among``: how many ranks a ring has, 0
+    where that is not known. ``tails``: so many parts of the buffer may end within a slot; all others fill
+    theirs. 0: not known. ``held``: so many messages are what their sender had got, as the operation has it.
     """
 
     op: Op
@@ -65,6 +65,7 @@ class Layout(NamedTuple):
     inside: bool = False
     tails: int = 1
     among: int = 0
+    held: int = 0
 
     @property
     def named(self) -> tuple[Op, tuple[Op, ...]]:

@@ -45,6 +45,12 @@ AS_MANY: Final = 0.9
 """Rings of one number of ranks must explain so much of what rings of several do: else they are those of
 several communicators that are read as one."""
 
+SLOWER: Final = 4
+"""Times as many are skipped where the number of ranks is known: the fewer parts fit, the less it takes to try
+more, and receivers that are slow all along give their slots one by one."""
+MOST_NUMBERS: Final = 4
+"""Numbers of ranks that are tried, those of most messages."""
+
 Alike = dict["Kinds", list["Turn"]]
 """Turns that look alike."""
 
@@ -79,26 +85,33 @@ class Reading:
         if self._skipped and len(alike) > 1:
             self._seen = Counter({kinds: len(turns) for kinds, turns in alike.items()})
             alike = self._alike()
-        among = self._usual_ranks(alike)
-        if among:
-            every, self._barren = self._operations, set()
-            self._operations = every.of_ranks(among)
+        every, enough = self._operations, AS_MANY * self._messages(alike)
+        self._longest *= SLOWER
+        best = -1, 0
+        for among in self._numbers_of_ranks(alike):
+            self._operations, self._barren, self._tries = every.of_ranks(among), set(), MOST_TRIES
             again = self._alike()
-            if self._messages(again) >= AS_MANY * self._messages(alike):
-                alike = again
-            else:
-                self._operations = every
+            worth = self._held(again), self._messages(again)
+            if worth[1] >= enough and worth > best:
+                best, alike, found = worth, again, self._operations
+        self._operations = every if best[0] < 0 else found
         return [instance for turns in alike.values() for instance in self._operations.made(turns)]
 
-    def _usual_ranks(self, alike: Alike) -> int:
-        """The number of ranks that most messages speak for, if operations of one communicator seem to have
-        been of several: parts of one may look like one of fewer. 0 if all are of one."""
+    def _numbers_of_ranks(self, alike: Alike) -> list[int]:
+        """How many ranks rings seem to have, those first that most messages speak for, if operations of one
+        communicator seem to have been of several numbers: parts of one may look like one of others."""
         count: Counter[int] = Counter()
         for kinds, turns in alike.items():
             layout = self._operations.layout(turns[0])
             count[layout.among if layout else 0] += self._messages({kinds: turns})
         del count[0]
-        return max(count, key=lambda ranks: (count[ranks], ranks)) if len(count) > 1 else 0
+        found = sorted(count, key=lambda ranks: (count[ranks], ranks), reverse=True)
+        return found[:MOST_NUMBERS] if len(found) > 1 else []
+
+    def _held(self, alike: Alike) -> int:
+        """How many messages were seen to be what their sender had got, as these turns have it."""
+        layouts = ((self._operations.layout(turns[0]), len(turns)) for turns in alike.values())
+        return sum(layout.held * count for layout, count in layouts if layout)
 
     def _messages(self, alike: Alike) -> int:
         """How many messages these turns have."""

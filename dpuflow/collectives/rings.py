@@ -85,13 +85,12 @@ def _read_as(hops: _Hops | None, view: View) -> Layout | None:
     fits = [] if hops is None else list(_fits(hops, view.kind.slices, view.lanes[0].slot))
     if hops is None or not fits:
         return None
-    if not hops.closed or len({fit.op for fit in fits}) > 1:
-        fits = _by_content(fits, view, closed=hops.closed)
+    fits, held = _by_content(fits, view, closed=hops.closed)
     if not fits:
         return None
     if hops.closed:  # a NIC for each GPU is the rule
-        return _whole([fit for fit in fits if fit.gpus == fits[0].gpus], view, hops)
-    return _in_part(fits, view, hops)
+        fits = [fit for fit in fits if fit.gpus == fits[0].gpus]
+    return (_whole if hops.closed else _in_part)(fits, view, hops)._replace(held=held)
 
 
 # -- what goes round -----------------------------------------------------------------------------
@@ -118,7 +117,7 @@ def _round(view: View, gpus: int | None) -> _Hops | None:
         return None
     count = len(cycles[0])
     numbers = range(_usual(view), MOST_GPUS + 1) if gpus is None else [gpus]
-    may = {count * each: [each] for each in numbers if gpus or view.among in (0, count * each)}
+    may = {count * each: [each] for each in numbers if view.among in (0, count * each)}
     return _Hops([[cycle] for cycle in cycles], may, [list(range(len(cycles)))], closed=True)
 
 
@@ -278,8 +277,9 @@ def _buffer(last: Ints, ranks: int, stride: int, slices: int) -> int | None:
 # -- content -----------------------------------------------------------------------------------
 
 
-def _by_content(fits: list[Fit], view: View, *, closed: bool) -> list[Fit]:
-    """Those of ``fits`` that agree best with what nodes pass on; all where none does and hops go round."""
+def _by_content(fits: list[Fit], view: View, *, closed: bool) -> tuple[list[Fit], int]:
+    """Those of ``fits`` that agree best with what nodes pass on, all where none does and hops go round; and
+    how many messages show it."""
     slices = view.kind.slices
     hops = [
         (into, view.out[node])
@@ -289,7 +289,9 @@ def _by_content(fits: list[Fit], view: View, *, closed: bool) -> list[Fit]:
     passed = {gpus: passed_on(hops, gpus * slices) for gpus in {fit.gpus for fit in fits}}
     told = [(fit, score) for fit in fits if (score := _agreement(fit, passed[fit.gpus], slices)) is not None]
     best = max((score for _, score in told), default=None)
-    return [fit for fit, score in told if score == best] or (fits if closed else [])
+    if best is None:
+        return (fits if closed else []), 0
+    return [fit for fit, score in told if score == best], best[0]
 
 
 def _agreement(fit: Fit, passed: Mapping[int, Passed], slices: int) -> tuple[int, int] | None:
@@ -333,7 +335,7 @@ def _whole(fits: list[Fit], view: View, hops: _Hops) -> Layout:
         alike=tuple(other.op for other in fits[1:]),
         ranks=0 if alone else max(fit.ranks, len(view.members)),
         tails=len(rings) * (1 if fit.op == Op.ALL_GATHER else fit.ranks),
-        among=0 if alone else fit.ranks,
+        among=fit.ranks,
     )
 
 

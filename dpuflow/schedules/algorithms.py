@@ -7,7 +7,6 @@ what follows from one for a number of ranks. A pattern for which the result form
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpuflow.schedules.patterns import (
@@ -19,6 +18,7 @@ from dpuflow.schedules.patterns import (
     double_ring,
     doubling_all_gather,
     doubling_barrier,
+    folded_barrier,
     folded_rabenseifner,
     linear_all_to_all,
     linear_barrier,
@@ -33,7 +33,7 @@ from dpuflow.schedules.patterns import (
     ring_reduce,
     ring_reduce_scatter,
 )
-from dpuflow.schedules.sending import Send, is_power, power_below
+from dpuflow.schedules.sending import is_power
 from dpuflow.schedules.trees import (
     binary_by_level,
     binary_heap,
@@ -55,22 +55,22 @@ from dpuflow.schema import Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dpuflow.schedules.sending import Send
+
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
     """One way to carry out an operation.
 
-    ``sends(n, size, root)`` gives the schedule; ``size_of(n, total)`` the buffer from the payload
-    of all messages together; ``fits(n)`` whether it can serve ``n`` ranks; ``cuts`` whether each
-    message may be cut into equal segments; ``turned`` whether another root's schedule is that of root 0 with
-    the ranks turned; ``starters(n, root)`` the ranks whose first message needs no input, where steps do not
-    tell: parts of the buffer that go side by side have steps of their own.
+    ``sends(n, size, root)`` gives the schedule; ``fits(n)`` whether it can serve ``n`` ranks; ``cuts``
+    whether each message may be cut into equal segments; ``turned`` whether another root's schedule is that of
+    root 0 with the ranks turned; ``starters(n, root)`` the ranks whose first message needs no input, where
+    steps do not tell: parts of the buffer that go side by side have steps of their own.
     """
 
     op: Op
     name: str
     sends: Callable[[int, float, int], Iterator[Send]]
-    size_of: Callable[[int, float], float]
     fits: Callable[[int], bool] = lambda n: n >= 2
     rooted: bool = False
     cuts: bool = False
@@ -78,137 +78,61 @@ class Algorithm:
     starters: Callable[[int, int], frozenset[int]] | None = None
 
 
-@lru_cache(maxsize=1024)
-def _units(sends: Callable[[int, float, int], Iterator[Send]], n: int) -> float:
-    """Payload of all messages together for a buffer of one byte."""
-    return sum(send.size for send in sends(n, 1.0, 0))
+def more_than(ranks: int) -> Callable[[int], bool]:
+    """Fits from one rank more on: of fewer it is no other than one named before."""
+    return lambda n: n > ranks
+
+
+def no_power(n: int) -> bool:
+    """Fits where some ranks fold into others first."""
+    return n > 2 and not is_power(n)
 
 
 SHAPES: tuple[tuple[str, Callable[[int], list[int]], Callable[[int], bool]], ...] = (
-    ("binomial", binomial_in_order, lambda n: n > 1),
-    ("binomial", binomial_outward, lambda n: n > 3),
-    ("linear", flat, lambda n: n > 2),
-    ("chain", chains(1), lambda n: n > 2),
-    *(("chain", chains(heads), lambda n, heads=heads: n > heads + 1) for heads in (2, 3, 4)),
-    ("tree", binary_by_level, lambda n: n > 3),
-    ("tree", binary_heap, lambda n: n > 5),
-    ("unknown", k_nomial(3), lambda n: n > 4),  # the result format has no name for it
-    ("unknown", k_nomial(4), lambda n: n > 5),
+    ("binomial", binomial_in_order, more_than(1)),
+    ("binomial", binomial_outward, more_than(3)),
+    ("linear", flat, more_than(2)),
+    ("chain", chains(1), more_than(2)),
+    *(("chain", chains(heads), more_than(heads + 1)) for heads in (2, 3, 4)),
+    ("tree", binary_by_level, more_than(3)),
+    ("tree", binary_heap, more_than(5)),
+    ("unknown", k_nomial(3), more_than(4)),  # the result format has no name for it
+    ("unknown", k_nomial(4), more_than(5)),
 )
 """Name, parents and for how many ranks it is no other shape, of what a buffer goes down or up on."""
 
-
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm(Op.ALL_REDUCE, "ring", ring_all_reduce, lambda n, t: t / (2 * (n - 1)), cuts=True),
-    Algorithm(
-        Op.ALL_REDUCE,
-        "recursive_doubling",
-        recursive_doubling,
-        lambda n, t: t / (power_below(n) * (power_below(n).bit_length() - 1) + 2 * (n - power_below(n))),
-    ),
-    Algorithm(
-        Op.ALL_REDUCE,
-        "rabenseifner",
-        rabenseifner,
-        lambda n, t: t / (2 * (power_below(n) - 1) + 2.5 * (n - power_below(n))),
-    ),
-    Algorithm(
-        Op.ALL_REDUCE,
-        "rabenseifner",
-        folded_rabenseifner,
-        lambda n, t: t / (2 * n - 2),
-        lambda n: n > 2 and not is_power(n),
-    ),
-    Algorithm(Op.ALL_GATHER, "ring", ring_all_gather, lambda n, t: t / (n * (n - 1)), cuts=True),
-    Algorithm(
-        Op.ALL_GATHER, "recursive_doubling", doubling_all_gather, lambda n, t: t / (n * (n - 1)), is_power
-    ),
-    Algorithm(Op.ALL_GATHER, "bruck", bruck_all_gather, lambda n, t: t / (n * (n - 1))),
-    Algorithm(
-        Op.ALL_GATHER,
-        "unknown",  # neighbour exchange: the result format has no name for it
-        neighbour_exchange,
-        lambda n, t: t / (n * (n - 1)),
-        lambda n: n >= 4 and n % 2 == 0,
-    ),
-    Algorithm(Op.REDUCE_SCATTER, "ring", ring_reduce_scatter, lambda n, t: t / (n - 1), cuts=True),
-    Algorithm(
-        Op.REDUCE_SCATTER,
-        "halving_doubling",
-        recursive_halving,
-        lambda n, t: t / _units(recursive_halving, n),
-    ),
-    Algorithm(
-        Op.REDUCE_SCATTER,
-        "halving_doubling",
-        butterfly,
-        lambda n, t: t / _units(butterfly, n),
-        lambda n: n > 3,
-    ),
-    Algorithm(Op.REDUCE_SCATTER, "pairwise", pairwise, lambda n, t: t / (n - 1), lambda n: n > 2),
-    Algorithm(Op.ALL_TO_ALL, "pairwise", pairwise, lambda n, t: t / (n - 1), cuts=True),
-    Algorithm(Op.ALL_TO_ALL, "linear", linear_all_to_all, lambda n, t: t / (n - 1), cuts=True),
-    Algorithm(
-        Op.ALL_TO_ALL,
-        "bruck",
-        bruck_all_to_all,
-        lambda n, t: t / sum(bin(i).count("1") for i in range(n)),
-    ),
-    *(
-        Algorithm(Op.BROADCAST, name, down(shape), lambda n, t: t / (n - 1), fits, rooted=True, cuts=True)
-        for name, shape, fits in SHAPES
-    ),
-    Algorithm(Op.BROADCAST, "tree", split_binary(), lambda n, t: t / _units(split_binary(), n), rooted=True),
-    *(
-        Algorithm(Op.REDUCE, name, up(shape), lambda n, t: t / (n - 1), fits, rooted=True, cuts=True)
-        for name, shape, fits in SHAPES
-    ),
-    Algorithm(
-        Op.REDUCE,
-        "tree",
-        in_order_up,
-        lambda n, t: t / _units(in_order_up, n),
-        lambda n: n > 2,
-        rooted=True,
-        cuts=True,
-        turned=False,
-    ),
-    Algorithm(
-        Op.REDUCE,
-        "rabenseifner",
-        rabenseifner_reduce,
-        lambda n, t: t / _units(rabenseifner_reduce, n),
-        rooted=True,
-        turned=False,
-    ),
-    Algorithm(Op.REDUCE, "ring", ring_reduce, lambda n, t: t / (n - 1) / (1 + 1 / n), rooted=True, cuts=True),
-    Algorithm(Op.GATHER, "linear", up(flat), lambda n, t: t / (n - 1), rooted=True),
-    Algorithm(Op.GATHER, "linear", synced_up(), lambda n, t: t / (n - 1), rooted=True),
-    Algorithm(
-        Op.GATHER,
-        "binomial",
-        gathered(binomial_in_order),
-        lambda n, t: t / _units(gathered(binomial_in_order), n),
-        rooted=True,
-    ),
-    Algorithm(Op.SCATTER, "linear", down(flat), lambda n, t: t / (n - 1), rooted=True),
-    Algorithm(
-        Op.SCATTER,
-        "binomial",
-        scattered(binomial_in_order),
-        lambda n, t: t / _units(scattered(binomial_in_order), n),
-        rooted=True,
-    ),
-    Algorithm(Op.BARRIER, "recursive_doubling", doubling_barrier, lambda n, t: 0.0),
-    Algorithm(
-        Op.BARRIER,
-        "recursive_doubling",
-        lambda n, size, root: recursive_doubling(n, 0, root),
-        lambda n, t: 0.0,
-        lambda n: n > 2 and not is_power(n),
-    ),
-    Algorithm(Op.BARRIER, "dissemination", dissemination, lambda n, t: 0.0),
-    Algorithm(Op.BARRIER, "linear", linear_barrier, lambda n, t: 0.0, rooted=True),
-    Algorithm(Op.BARRIER, "binomial", binomial_barrier, lambda n, t: 0.0, rooted=True),
-    Algorithm(Op.BARRIER, "ring", double_ring, lambda n, t: 0.0),
+    Algorithm(Op.ALL_REDUCE, "ring", ring_all_reduce, cuts=True),
+    Algorithm(Op.ALL_REDUCE, "recursive_doubling", recursive_doubling),
+    Algorithm(Op.ALL_REDUCE, "rabenseifner", rabenseifner),
+    Algorithm(Op.ALL_REDUCE, "rabenseifner", folded_rabenseifner, no_power),
+    Algorithm(Op.ALL_GATHER, "ring", ring_all_gather, cuts=True),
+    Algorithm(Op.ALL_GATHER, "recursive_doubling", doubling_all_gather, is_power),
+    Algorithm(Op.ALL_GATHER, "bruck", bruck_all_gather),
+    # Neighbour exchange: the result format has no name for it.
+    Algorithm(Op.ALL_GATHER, "unknown", neighbour_exchange, lambda n: n >= 4 and n % 2 == 0),
+    Algorithm(Op.REDUCE_SCATTER, "ring", ring_reduce_scatter, cuts=True),
+    Algorithm(Op.REDUCE_SCATTER, "halving_doubling", recursive_halving),
+    Algorithm(Op.REDUCE_SCATTER, "halving_doubling", butterfly, more_than(3)),
+    Algorithm(Op.REDUCE_SCATTER, "pairwise", pairwise, more_than(2)),
+    Algorithm(Op.ALL_TO_ALL, "pairwise", pairwise, cuts=True),
+    Algorithm(Op.ALL_TO_ALL, "linear", linear_all_to_all, cuts=True),
+    Algorithm(Op.ALL_TO_ALL, "bruck", bruck_all_to_all),
+    *(Algorithm(Op.BROADCAST, name, down(shape), fit, rooted=True, cuts=True) for name, shape, fit in SHAPES),
+    Algorithm(Op.BROADCAST, "tree", split_binary(), rooted=True),
+    *(Algorithm(Op.REDUCE, name, up(shape), fits, rooted=True, cuts=True) for name, shape, fits in SHAPES),
+    Algorithm(Op.REDUCE, "tree", in_order_up, more_than(2), rooted=True, cuts=True, turned=False),
+    Algorithm(Op.REDUCE, "rabenseifner", rabenseifner_reduce, rooted=True, turned=False),
+    Algorithm(Op.REDUCE, "ring", ring_reduce, rooted=True, cuts=True),
+    Algorithm(Op.GATHER, "linear", up(flat), rooted=True),
+    Algorithm(Op.GATHER, "linear", synced_up(), rooted=True),
+    Algorithm(Op.GATHER, "binomial", gathered(binomial_in_order), rooted=True),
+    Algorithm(Op.SCATTER, "linear", down(flat), rooted=True),
+    Algorithm(Op.SCATTER, "binomial", scattered(binomial_in_order), rooted=True),
+    Algorithm(Op.BARRIER, "recursive_doubling", doubling_barrier),
+    Algorithm(Op.BARRIER, "recursive_doubling", folded_barrier, no_power),
+    Algorithm(Op.BARRIER, "dissemination", dissemination),
+    Algorithm(Op.BARRIER, "linear", linear_barrier, rooted=True),
+    Algorithm(Op.BARRIER, "binomial", binomial_barrier, rooted=True),
+    Algorithm(Op.BARRIER, "ring", double_ring),
 )

@@ -73,9 +73,7 @@ def tree_all_reduce(trees: tuple[Parents, ...]) -> Algorithm:
                     yield Send(n + depth, parent, place, size / len(trees))
 
     leaves = frozenset(place for parents in trees for place in range(len(parents)) if place not in parents)
-    return Algorithm(
-        Op.ALL_REDUCE, "tree", sends, lambda n, t: t / (2 * (n - 1)), cuts=True, starters=lambda n, _: leaves
-    )
+    return Algorithm(Op.ALL_REDUCE, "tree", sends, cuts=True, starters=lambda n, _: leaves)
 
 
 def _depth(parents: Parents, place: int) -> int:
@@ -110,8 +108,7 @@ def pat(op: Op, n: int) -> Algorithm:
             for rank in range(n):
                 yield Send(0, rank, (rank + away * distance) % n, block * blocks)
 
-    blocks = n * (n - 1) if op == Op.ALL_GATHER else n - 1
-    return Algorithm(op, "pat", sends, lambda n, t: t / blocks)
+    return Algorithm(op, "pat", sends)
 
 
 @lru_cache(maxsize=256)
@@ -126,14 +123,7 @@ def seen_pat(op: Op, edges: tuple[tuple[int, int, int], ...], captured: frozense
         for src, dst, blocks in edges:
             yield Send(0, src, dst, block * blocks)
 
-    total = sum(blocks for _, _, blocks in edges)
-    return Algorithm(
-        op,
-        "pat",
-        sends,
-        lambda n, t: t / total * (1 if op == Op.ALL_GATHER else n),
-        starters=lambda n, _: captured,
-    )
+    return Algorithm(op, "pat", sends, starters=lambda n, _: captured)
 
 
 @lru_cache(maxsize=256)
@@ -148,9 +138,7 @@ def some_trees(edges: tuple[tuple[int, int], ...]) -> Algorithm:
             yield Send(0, child, parent, size * (n - 1) / len(edges))
             yield Send(0, parent, child, size * (n - 1) / len(edges))
 
-    return Algorithm(
-        Op.ALL_REDUCE, "tree", sends, lambda n, t: t / (2 * (n - 1)), starters=lambda n, _: frozenset()
-    )
+    return Algorithm(Op.ALL_REDUCE, "tree", sends, starters=lambda n, _: frozenset())
 
 
 @lru_cache(maxsize=256)
@@ -163,14 +151,10 @@ def seen_hops(op: Op, edges: tuple[tuple[int, int], ...], steps: int) -> Algorit
                 yield Send(step, src, dst, size / steps)
 
     everyone = frozenset(src for src, _ in edges)
-    return Algorithm(op, "ring", sends, lambda n, t: t / len(edges), starters=lambda n, _: everyone)
+    return Algorithm(op, "ring", sends, starters=lambda n, _: everyone)
 
 
-BROADCAST_CHAIN: Final = Algorithm(
-    Op.BROADCAST, "chain", down(chains(1)), lambda n, t: t / (n - 1), rooted=True, cuts=True
-)
+BROADCAST_CHAIN: Final = Algorithm(Op.BROADCAST, "chain", down(chains(1)), rooted=True, cuts=True)
 """From rank to rank along a ring that is cut open before the root."""
-REDUCE_CHAIN: Final = Algorithm(
-    Op.REDUCE, "chain", up(chains(1)), lambda n, t: t / (n - 1), rooted=True, cuts=True
-)
+REDUCE_CHAIN: Final = Algorithm(Op.REDUCE, "chain", up(chains(1)), rooted=True, cuts=True)
 """The same along a ring that is cut open behind the root."""

@@ -245,6 +245,10 @@ def doubling_barrier(n: int, size: float, root: int) -> Iterator[Send]:
         yield Send(step, rank - power, rank, 0)
 
 
+def folded_barrier(n: int, size: float, root: int) -> Iterator[Send]:
+    yield from recursive_doubling(n, 0, root)
+
+
 def binomial_barrier(n: int, size: float, root: int) -> Iterator[Send]:
     inward = list(up(binomial_in_order)(n, 0, root))
     yield from inward
