@@ -92,9 +92,8 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
         usual_ns = float(np.median((own[place] - excess[place])[known[place]]))
         unequal = UNEQUAL * sends * usual_ns
         designs[place] = max(SIGMAS * sends * float(apart[place]), unequal)
-        amounts[place] = _amounts(
-            sends * excess[place][known[place]], SIGMAS * sigma, unequal, designs[place]
-        )
+        worked, longer = (sends * each[place][known[place]] for each in (own, excess))
+        amounts[place] = _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place])
     # Stages that are late in turn are so by habit together.
     often = bool(judged) and is_habit(np.concatenate([amounts[place] for place in judged]), span_ns)
     for place in judged:
