@@ -17,7 +17,7 @@ import numpy as np
 from dpuflow.collectives.buffers import DEFAULT
 from dpuflow.collectives.calls import all_to_all, as_most, cliques, in_common, is_call
 from dpuflow.collectives.model import Instance
-from dpuflow.collectives.parts import ALIKE, Parts, Sending, lines_of
+from dpuflow.collectives.parts import ALIKE, PACE, Parts, Sending, lines_of
 from dpuflow.collectives.pxn import calls_over_rails
 from dpuflow.collectives.transfers import transfers_of
 from dpuflow.components import connected
@@ -52,7 +52,7 @@ def p2p_instances(
     Arguments as of ``structured_instances``.
     """
     asked = np.ones(len(exchanges), np.int64) if asked is None else np.maximum(asked, 1)
-    lines = lines_of(exchanges, rows, announced, buffers)
+    lines = lines_of(exchanges, columns, rows, announced, buffers)
     if not lines:
         return [], rows
     beside = Counter(edge for edge, _ in lines)
@@ -60,12 +60,17 @@ def p2p_instances(
         exchanges["src"][rows].astype(np.int64), columns.starts[rows], exchanges["data_end_ns"][rows]
     )
     parts = [
-        Parts(exchanges, columns, edge, line, asked[line], beside[edge], sending) for edge, line in lines
+        Parts(exchanges, columns, edge, line, asked[line], announced[line], beside[edge], sending)
+        for edge, line in lines
     ]
     by: dict[Edge, list[Parts]] = {}
     for part in parts:
         by.setdefault(part.edge, []).append(part)
-    by = {edge: lanes for edge, lanes in by.items() if all(lane.cut_by_rule() for lane in lanes)}
+    by = {
+        edge: lanes
+        for edge, lanes in by.items()
+        if all(lane.registered or lane.cut_by_rule() for lane in lanes)
+    }
     met = Counter(edge[0] for edge in by)
     by = {
         edge: lanes
@@ -73,10 +78,13 @@ def p2p_instances(
         if met[edge[0]] > 1 or met[edge[1]] > 1 or not _in_turn(lanes, by.get(edge[::-1], []))
     }
     by = _without_rings(by, near)
+    handed_on = _handed_on(by)
+    by = {edge: lanes for edge, lanes in by.items() if edge not in handed_on}
     known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
     for lanes in by.values():
         for lane in lanes:
-            lane.cut(known)
+            if not lane.registered:
+                lane.cut(known)
             lane.close(known)
     every = [each for lanes in by.values() for each in transfers_of(lanes)]
     found, every = calls_over_rails(every, asked, position, nodes) if near is None else ([], every)
@@ -139,6 +147,21 @@ def _in_turn(lanes: Sequence[Parts], back: Sequence[Parts]) -> bool:
     at = np.flatnonzero(inside)
     pairs = ((lanes[0], back[0]), (back[0], lanes[0]))
     return len(at) > 0 and all((a.starts[at] > b.arrivals[at - 1]).mean() >= ALIKE for a, b in pairs)
+
+
+def _handed_on(by: Mapping[Edge, Sequence[Parts]]) -> set[Edge]:
+    """Lines on which ranks hand on what came to them in registered buffers at once: a collective's.
+
+    A stage of a pipeline works on it first.
+    """
+    found: set[Edge] = set()
+    for before, after in ((one, other) for one in by for other in by if one[1] == other[0]):
+        for came, left in zip(by[before], by[after], strict=False):
+            if came.registered and left.registered and len(came.rows) == len(left.rows):
+                gap, way = left.starts - came.arrivals, came.arrivals - came.starts
+                if ((gap >= 0) & (gap <= PACE * way)).mean() >= ALIKE:
+                    found |= {before, after}
+    return found
 
 
 def _without_rings(by: dict[Edge, list[Parts]], near: frozenset[int] | None) -> dict[Edge, list[Parts]]:

@@ -46,9 +46,10 @@ FEW: Final = 3
 
 
 def lines_of(
-    exchanges: Rows, rows: Ints, announced: Ints, buffers: Mapping[int, Buffer]
+    exchanges: Rows, columns: Columns, rows: Ints, announced: Ints, buffers: Mapping[int, Buffer]
 ) -> list[tuple[Edge, Ints]]:
-    """(sender, receiver) and rows of each way of a connection whose entries announce a chunk."""
+    """(sender, receiver) and rows of each way of a connection whose entries announce a chunk, or all that
+    comes."""
     from dpuflow.kernels import streams
 
     key = np.empty(len(rows), np.int64)
@@ -58,7 +59,8 @@ def lines_of(
     sizes = [s for s in CHUNKS if buffers.get(s) != RING and (s == min(CHUNKS) or buffers.get(s) != STEP)]
     chunk = np.isin(room, sizes)
     other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
-    own = ((np.bincount(key[chunk], minlength=keys) > 0) & (other == 0))[key]
+    own = (np.bincount(key[chunk], minlength=keys) > 0) & (other == 0)
+    own = (own | _registered(exchanges, columns, rows, room, key, keys))[key]
     mine, line = rows[own], key[own]
     if not len(mine):
         return []
@@ -66,6 +68,23 @@ def lines_of(
     parts = np.split(mine[order], np.flatnonzero(np.diff(line[order])) + 1)
     parts.sort(key=lambda part: int(part[0]))
     return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
+
+
+def _registered(
+    exchanges: Rows, columns: Columns, rows: Ints, room: Ints, key: Ints, keys: int
+) -> NDArray[np.bool_]:
+    """Ways (``key``) of connections into registered buffers: a part is one message (enqueue.cc addP2pToPlan).
+
+    Its entry announces what comes, and is posted when the receiver's kernel runs (net.cc, regBufferReady),
+    after all that came before. Full slots of a staging buffer have entries that run ahead.
+    """
+    order = np.lexsort((exchanges["order"][rows], key))
+    line, before = key[order], rows[order]
+    same = line[1:] == line[:-1]
+    after = same & (exchanges["grant_ns"][before[1:]] > columns.arrivals[before[:-1]])
+    exact = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
+    turns = np.bincount(line[1:][same], minlength=keys)
+    return exact & (turns > 0) & (np.bincount(line[1:][after], minlength=keys) >= ALIKE * turns)
 
 
 class Sending:
@@ -99,6 +118,7 @@ class Parts:
         edge: Edge,
         rows: Ints,
         asked: Ints,
+        announced: Ints,
         lanes: int,
         sending: Sending,
     ) -> None:
@@ -113,7 +133,12 @@ class Parts:
         self.lossy = bool(exchanges["retransmitted"][rows].any())
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
         self.slots = 1
-        self.cut()
+        granted = self.grants[1:] > self.arrivals[:-1]
+        self.registered = bool((announced == self.sizes).all()) and len(rows) > 1 and granted.mean() >= ALIKE
+        if self.registered:
+            self.begins = np.arange(len(rows) + 1)
+        else:
+            self.cut()
 
     def cut(self, known: Counter[tuple[int, int]] | None = None) -> None:
         """Cut into parts: the likeliest, of all ways to cut, by what entries and sizes say of each place.

@@ -27,7 +27,7 @@ from dpuflow.inference.overlap import find_overlap
 from dpuflow.inference.own import own_lateness, tied_rows, with_replicas
 from dpuflow.inference.pauses import Work, find_work
 from dpuflow.inference.pipelines import find_pipelines
-from dpuflow.inference.registered import registered_rows
+from dpuflow.inference.registered import registered_rows, taken_before, taken_until
 from dpuflow.inference.replicas import compare_replicas
 from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
@@ -96,6 +96,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     fed = fed_rows(bulk, entries) if bulk else None
     slow = slow_rows(links, entries)
     kin = group_before(dated, group_of)
+    taken = taken_until(exchanges, instances, entries)
     steps, step = find_steps(instances, entries, group_of)
     causes = causes_of(
         instances,
@@ -105,12 +106,15 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         slow,
         fed,
         partial(registered_rows, exchanges, joined.transfers, instances, entries),
-        np.maximum(unread_until(exchanges, instances, entries), left_before(dated, kin)),
+        np.maximum(
+            np.maximum(unread_until(exchanges, instances, entries), left_before(dated, kin)),
+            taken_before(instances, dated, taken),
+        ),
         kin,
         find_overlap(instances, dated, previous_row(dated), group_of, step),
     )
     waiting = waiting_rows(exchanges, instances, entries, causes, slow, group_of)
-    pipelines = find_pipelines(instances, entries, step)
+    pipelines = find_pipelines(instances, entries, step, taken)
     replicas = compare_replicas(instances, entries, pipelines)
     own = own_lateness(instances, dated, relative, causes, group_of)
     own, causes = with_replicas(own, causes, replicas)

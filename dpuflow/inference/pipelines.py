@@ -12,10 +12,11 @@ Schedules: GPipe (Huang et al., 2019) sends all microbatches forward, then all b
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from dpuflow.inference.registered import worked_since
 from dpuflow.inference.steps import REPEATS
 from dpuflow.schema import NEVER, Op
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from dpuflow.lateness import Entries
 
 FORWARD, BACKWARD = 0, 1
+AT_ONCE: Final = 0.1
+"""Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
+QUEUED: Final = 8
+"""Inputs that lie before a stage, at most: its predecessor runs so far ahead."""
 Schedule = Literal["gpipe", "1f1b", "forward"]
 
 
@@ -39,6 +44,7 @@ class Work(NamedTuple):
 
     rows: NDArray[np.int64]  # of Entries: the sender's
     own_ns: NDArray[np.int64]
+    most_ns: NDArray[np.int64]  # the same at the most, where its receiver may have held it; else NEVER
     unit: NDArray[np.int64]  # the step each belongs to, else a running number
 
 
@@ -56,9 +62,10 @@ class Pipeline(NamedTuple):
 
 
 def find_pipelines(
-    instances: Sequence[Instance], entries: Entries, step: NDArray[np.int64]
+    instances: Sequence[Instance], entries: Entries, step: NDArray[np.int64], taken: NDArray[np.int64]
 ) -> list[Pipeline]:
-    """Chains of endpoints that hand data on one to the next. ``step`` as of ``find_steps``.
+    """Chains of endpoints that hand data on one to the next. ``step`` as of ``find_steps``, ``taken`` of
+    ``taken_until``.
 
     Rings and stars are no pipelines; nor is a chain in which some neighbours exchanged fewer than
     three transfers.
@@ -86,7 +93,7 @@ def find_pipelines(
         unseen -= set(chain)
         if all(len(neighbours[stage]) == 2 for stage in chain[1:-1]) and len(neighbours[chain[-1]]) == 1:
             chains.append(chain)
-    books = {edge: _Edge(found, entries) for edge, found in edges.items()}
+    books = {edge: _Edge(found, entries, taken) for edge, found in edges.items()}
     busy = _Busy(instances, entries)
     return [_pipeline(chain, books, busy, step) for chain in chains]
 
@@ -94,14 +101,16 @@ def find_pipelines(
 class _Edge:
     """The transfers from one stage to another, by the time they were offered."""
 
-    def __init__(self, numbers: list[int], entries: Entries) -> None:
+    def __init__(self, numbers: list[int], entries: Entries, taken: NDArray[np.int64]) -> None:
         rows = entries.offsets[np.array(numbers)]  # the sender's; the receiver's is the next one
         seen = (entries.enter_ns[rows] != NEVER) & (entries.leave_ns[rows + 1] != NEVER)
         rows = rows[seen]
         self.rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
         self.by_arrival = rows[np.argsort(entries.leave_ns[rows + 1], kind="stable")]
         self.sent_ns = entries.enter_ns[self.rows]
+        self.credit_ns = entries.credit_ns[self.rows]
         self.arrived_ns = entries.leave_ns[self.by_arrival + 1]
+        self.taken_ns = taken[self.by_arrival + 1]
         self.unit = self.unit_of_arrival = np.arange(len(rows))
         self.in_steps = False
 
@@ -175,17 +184,19 @@ def _pipeline(
                 known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
             elif source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
                 source = into[1 - way]
-            elif source is None:
-                known[:] = False
             if source is not None:
-                arrived, of = _inputs(source, book.sent_ns)
+                arrived, of = _inputs(source, book.sent_ns, since)
                 since = np.maximum(since, arrived)
                 known = arrived != NEVER
+                taken = np.where(known, source.taken_ns[np.maximum(of, 0)], NEVER) if known.any() else arrived
+                since = worked_since(since, taken, book.sent_ns, known)
                 if into[way] is None:
                     known &= (of >= 0) & (source.unit_of_arrival[of] == number)
             known &= since != NEVER
-            own = book.sent_ns - since - busy.between(stage, since, book.sent_ns)
-            row.append(Work(book.rows, np.where(known, np.maximum(own, 0), NEVER), number))
+            held = _held(book, since)
+            own = np.maximum(book.sent_ns - since - busy.between(stage, since, book.sent_ns), 0)
+            told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
+            row.append(Work(book.rows, told, most, number))
         work.append(row)
     return Pipeline(chain, schedule, _microbatches(forward[0] or backward[0]), work)
 
@@ -225,19 +236,39 @@ def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
     return "1f1b" if np.median(waiting) < np.median(whole) / 2 else None
 
 
-def _inputs(source: _Edge, sent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Sends that left as soon as their receiver allowed it: of these it is not told how long they took.
+
+    Of others the credit comes at any time of the work, so few of these are taken for such.
+    """
+    return (book.credit_ns != NEVER) & (book.credit_ns < AT_ONCE * (book.sent_ns - since))
+
+
+def _inputs(
+    source: _Edge, sent: NDArray[np.int64], acted: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """When the input of each send had arrived (NEVER: before the capture), and which one it is.
 
     The k-th send follows from the k-th input. What a stage holds back (the warm-up of 1F1B) or what
-    came before the capture began shifts all alike: by as much as most sends allow.
+    came before the capture began shifts all alike: by as much as most sends allow, or less where inputs wait
+    in a queue. Then the stage's work, since that input or since its last act (``acted``), is most even.
     """
-    if not len(source.arrived_ns):
+    if not len(source.arrived_ns) or not len(sent):
         return np.full(len(sent), NEVER), np.full(len(sent), -1)
     order = np.arange(len(sent))
     had = np.searchsorted(source.arrived_ns, sent, "right") - 1
-    of = order + int(np.floor(np.quantile(had - order, 0.05))) if len(sent) else had
-    known = (of >= 0) & (of <= had)
-    return np.where(known, source.arrived_ns[np.where(known, of, 0)], NEVER), np.where(known, of, -1)
+    most = int(np.floor(np.quantile(had - order, 0.05)))
+    least = max(min(most, 0), most - QUEUED)
+    best = NEVER, np.full(len(sent), NEVER), order
+    for shift in range(most, least - 1, -1):
+        of = order + shift
+        known = (of >= 0) & (of <= had)
+        arrived = np.where(known, source.arrived_ns[np.where(known, of, 0)], NEVER)
+        own = (sent - np.maximum(arrived, acted))[known]
+        uneven = int(np.median(np.abs(own - np.median(own)))) if len(own) else np.iinfo(np.int64).max
+        if best[0] == NEVER or uneven < best[0]:
+            best = uneven, arrived, np.where(known, of, -1)
+    return best[1], best[2]
 
 
 def _microbatches(edge: _Edge | None) -> int | None:

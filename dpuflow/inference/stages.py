@@ -21,7 +21,7 @@ from dpuflow.inference.habits import (
     onset_of,
     usual_excess,
 )
-from dpuflow.inference.pipelines import BACKWARD, FORWARD
+from dpuflow.inference.pipelines import AT_ONCE, BACKWARD, FORWARD
 from dpuflow.schema import NEVER
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from dpuflow.inference.pipelines import Pipeline, Work
     from dpuflow.lateness import Entries
 
-ALONE = 0.1
-"""How much longer than its only comparable peer a stage must work, in shares of that peer's work: one
-peer does not tell how far apart stages are by design."""
+UNEQUAL = 0.1
+"""How much longer than its peers a stage may work by design, in shares of their work."""
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Stage:
     verdict: str = "unknown"
     steadiness: str | None = None
     since_ns: int | None = None
+    onset: int | None = None  # the unit of ``since_ns``
     excess_ns: int = 0
     detectable_ns: int | None = None
     peers: list[int] = field(default_factory=list)
@@ -64,29 +64,49 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
     apart = np.zeros(len(found))  # how far a stage's peers are from one another
     together = [(FORWARD, BACKWARD)] if pipeline.schedule == "1f1b" else [(FORWARD,), (BACKWARD,)]
     for ways in together:
-        table, places, good = _table(pipeline, ways, units)
-        if len(places) < 2 or not good.any():
-            continue
+        table = _table(pipeline, ways, units)
+        places = np.flatnonzero(np.isfinite(table).any(axis=1)).tolist()
         for place in places:
             others = [p for p in places if p != place]
-            usual = np.median(table[others], axis=0)
-            distances = np.abs(np.median((table[others] - usual)[:, good], axis=1))
-            own[place][good] += table[place][good]
-            excess[place][good] += (table[place] - usual)[good]
-            apart[place] += distances.max()
+            if not others:
+                continue
+            # Like is compared with like in the same unit, where that tells, else with what is usual.
+            usual, habit = _median(table[others]), _median(table[others].T)
+            usual = np.where(np.isfinite(usual), usual, np.median(habit))
+            own[place] += table[place]
+            excess[place] += table[place] - usual
+            apart[place] += np.ptp(habit)
             found[place].peers = sorted({*found[place].peers, *(pipeline.stages[o] for o in others)})
-            more = float(np.median((table[place] - usual)[good]))
-            share = max(more / max(float(np.median(table[place][good])), 1.0), 0.0)
+            more = float(np.nanmedian(table[place] - usual))
+            share = max(more / max(float(np.nanmedian(table[place])), 1.0), 0.0)
             shares[place] |= dict.fromkeys(ways, share)
     told = [place for place, stage in enumerate(found) if stage.peers]
     sends = pipeline.microbatches or 1
-    sigma = sends * float(np.median([_scatter(excess[place]) for place in told])) if told else 0.0
+    known = np.isfinite(excess)
+    sigma = sends * float(np.median([_scatter(excess[p][known[p]]) for p in told])) if told else 0.0
     begin_ns = _begins(pipeline, entries, units)
+    judged = [place for place in told if 2 * known[place].sum() >= len(units)]
+    amounts: dict[int, NDArray[np.int64]] = {}
+    designs: dict[int, float] = {}
     for place in told:
-        design = SIGMAS * sends * float(apart[place])
-        if len(found[place].peers) == 1:
-            design = max(design, ALONE * sends * float(np.median(own[place] - excess[place])))
-        _judge(found[place], sends * excess[place], sigma, design, begin_ns, span_ns)
+        if place not in judged:
+            found[place].peers = []  # most of what it did is not told
+            continue
+        usual_ns = float(np.median((own[place] - excess[place])[known[place]]))
+        unequal = UNEQUAL * sends * usual_ns
+        designs[place] = max(SIGMAS * sends * float(apart[place]), unequal)
+        worked, longer = (sends * each[place][known[place]] for each in (own, excess))
+        amounts[place] = _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place])
+    # Stages that are late in turn are so by habit together.
+    often = bool(judged) and is_habit(np.concatenate([amounts[place] for place in judged]), span_ns)
+    for place in judged:
+        # One peer does not tell how far apart stages are by design: only its own past can.
+        balanced = len(found[place].peers) > 1
+        least_ns = max(sigma, designs[place])
+        excess_ns = sends * excess[place][known[place]]
+        _judge(found[place], excess_ns, amounts[place], sigma, least_ns, balanced, often, span_ns)
+        onset = found[place].onset
+        found[place].since_ns = int(begin_ns[known[place]][onset]) if onset is not None else None
         if found[place].verdict == "late":
             found[place].sooner_ns = _sooner(pipeline.work[place], shares[place])
     return found
@@ -127,25 +147,45 @@ def _units(pipeline: Pipeline) -> NDArray[np.int64]:
     return every[every >= 0]
 
 
-def _table(
-    pipeline: Pipeline, ways: tuple[int, ...], units: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], list[int], NDArray[np.bool_]]:
-    """Mean work for one message by stage and unit, the stages seen, and the units where all are."""
+def _table(pipeline: Pipeline, ways: tuple[int, ...], units: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean work for one message by stage and unit; NaN where nothing tells.
+
+    What is not told of a send that its receiver held up is no more than until then: it tells where that is no
+    longer than usual.
+    """
     table = np.full((len(pipeline.stages), len(units)), np.nan)
+    usual = {way: _usual(pipeline, way) for way in ways}
     for place, row in enumerate(pipeline.work):
-        parts = [_mean(work, units) for way in ways if (work := row[way]) is not None]
+        parts = [_mean(work, units, usual[way][place]) for way in ways if (work := row[way]) is not None]
         if parts:
             table[place] = np.sum(parts, axis=0)
-    places = np.flatnonzero(np.isfinite(table).any(axis=1)).tolist()
-    return table, places, np.isfinite(table[places]).all(axis=0)
+    return table
 
 
-def _mean(work: Work, units: NDArray[np.int64]) -> NDArray[np.float64]:
+def _usual(pipeline: Pipeline, way: int) -> list[float]:
+    """What each stage works for one message that way, in the median of what is told; else the quickest's."""
+    told = [typical_ns(row[way]) for row in pipeline.work]
+    least = min((each for each in told if each is not None), default=0)
+    return [float(least if each is None else each) for each in told]
+
+
+def _median(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Down the columns, of what is told; NaN where nothing is."""
+    some = np.isfinite(table).any(axis=0)
+    out = np.full(table.shape[1], np.nan)
+    if some.any():
+        out[some] = np.nanmedian(table[:, some], axis=0)
+    return out
+
+
+def _mean(work: Work, units: NDArray[np.int64], usual_ns: float) -> NDArray[np.float64]:
     """What the stage worked for one message, on average, in each unit; NaN where nothing tells."""
-    known = (work.own_ns != NEVER) & (work.unit >= 0)
+    short = (work.most_ns != NEVER) & (work.most_ns <= (1 + AT_ONCE) * usual_ns)
+    own = np.where(short, np.minimum(work.most_ns, round(usual_ns)), work.own_ns)
+    known = (own != NEVER) & (work.unit >= 0)
     place = np.searchsorted(units, work.unit[known])
     number = np.bincount(place, minlength=len(units))
-    total = np.bincount(place, work.own_ns[known], len(units))
+    total = np.bincount(place, own[known], len(units))
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 
@@ -168,31 +208,49 @@ def _begins(pipeline: Pipeline, entries: Entries, units: NDArray[np.int64]) -> N
     return first
 
 
+def _amounts(
+    own_ns: NDArray[np.float64],
+    excess_ns: NDArray[np.float64],
+    noise_ns: float,
+    unequal_ns: float,
+    design_ns: float,
+) -> NDArray[np.int64]:
+    """How much longer the stage worked in each unit than its peers, or than it does as a rule both by itself
+    and beside its peers; 0 within what noise, or a design, explains."""
+    past = np.minimum(own_ns - np.median(own_ns), excess_ns - np.median(excess_ns))
+    late = np.where(excess_ns > max(noise_ns, design_ns), excess_ns, 0.0)
+    return np.maximum(late, np.where(past > max(noise_ns, unequal_ns), past, 0.0)).astype(np.int64)
+
+
 def _judge(
     stage: Stage,
     excess_ns: NDArray[np.float64],
+    amount_ns: NDArray[np.int64],
     sigma_ns: float,
-    design_ns: float,
-    begin_ns: NDArray[np.int64],
+    least_ns: float,
+    balanced: bool,
+    often: bool,
     span_ns: int,
 ) -> None:
     """Set verdict, steadiness and onset from how much longer the stage worked in each unit.
 
-    ``sigma_ns`` is the scatter of a unit, ``design_ns`` how far apart stages may well be by design.
+    ``sigma_ns`` is the scatter of a unit, ``least_ns`` what that and a design explain; unless stages are
+    known to be ``balanced`` one that always worked longer is not late. ``often``: the pipeline's stages
+    together are late by habit.
     """
     stage.verdict, stage.excess_ns = "on_time", round(float(np.median(excess_ns)))
-    beyond = max(SIGMAS * sigma_ns, design_ns)
-    stage.detectable_ns = round(max(beyond, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1)))
-    amount = np.where(excess_ns > beyond, excess_ns, 0).astype(np.int64)
+    stage.detectable_ns = round(max(least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1)))
     whole_ns = excess_ns.astype(np.int64)
-    usual = usual_excess(whole_ns, whole_ns, max(sigma_ns, design_ns))
-    if not is_habit(amount, span_ns) and not is_material(usual * len(excess_ns), span_ns):
+    usual = usual_excess(whole_ns, whole_ns, least_ns)
+    habit = is_habit(amount_ns, span_ns) or (often and is_material(int(amount_ns.sum()), span_ns))
+    if not habit and not is_material(usual * len(excess_ns), span_ns):
+        return
+    onset = onset_of(whole_ns, sigma_ns)
+    if not balanced and onset is None and usual:
         return
     stage.verdict, stage.steadiness = "intermittent", "transient"
-    onset = onset_of(whole_ns, sigma_ns)
-    if usual or (amount[onset or 0 :] > 0).mean() >= LATE_SHARE:
-        stage.verdict, stage.steadiness = "late", "persistent"
-        stage.since_ns = int(begin_ns[onset]) if onset is not None else None
+    if usual or (amount_ns[onset or 0 :] > 0).mean() >= LATE_SHARE:
+        stage.verdict, stage.steadiness, stage.onset = "late", "persistent", onset
 
 
 def _sooner(row: list[Work | None], shares: dict[int, float]) -> dict[int, int]:
