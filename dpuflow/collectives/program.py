@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.crowded import between_nodes
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import ELEMENT_BYTES, VARIED, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS
@@ -20,10 +21,11 @@ from dpuflow.schedules.graph import dependencies, edge_sizes
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.crowded import Processes
     from dpuflow.collectives.streams import Columns
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
@@ -43,6 +45,13 @@ class Reading(NamedTuple):
     def taken(self) -> list[int]:
         """All its rows."""
         return [row for rows in self.rows.values() for row in rows]
+
+
+def read_processes(
+    exchanges: Rows, columns: Columns, rows: NDArray[np.int64], processes: Processes
+) -> list[Instance]:
+    """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
+    return _Program(exchanges, columns, rows, None, processes).run()
 
 
 def in_program_order(
@@ -69,15 +78,25 @@ class _Program:
     """What each rank sends, in order, and on which edge."""
 
     def __init__(
-        self, exchanges: Rows, columns: Columns, rows: NDArray[np.int64], position: NDArray[np.int64]
+        self,
+        exchanges: Rows,
+        columns: Columns,
+        rows: NDArray[np.int64],
+        position: NDArray[np.int64] | None,
+        processes: Processes | None = None,
     ) -> None:
         picked = exchanges[rows]
-        ends = np.unique(np.stack([picked["src"], picked["dst"]])).tolist()
-        self.order = sorted(ends, key=lambda end: int(position[end]))
-        place = {end: number for number, end in enumerate(self.order)}
+        self.processes = processes
+        if processes is None:
+            ends = np.unique(np.stack([picked["src"], picked["dst"]])).tolist()
+            self.order = sorted(ends, key=lambda end: end if position is None else int(position[end]))
+            place = {end: number for number, end in enumerate(self.order)}
+            self.src = [place[end] for end in picked["src"].tolist()]
+            self.dst = [place[end] for end in picked["dst"].tolist()]
+        else:
+            self.order = list(range(processes.ranks))
+            self.src, self.dst = ([processes.at[row][end] for row in rows.tolist()] for end in (0, 1))
         self.rows = rows
-        self.src = [place[end] for end in picked["src"].tolist()]
-        self.dst = [place[end] for end in picked["dst"].tolist()]
         self.op = picked["op"].tolist()
         self.size = columns.sizes[rows].tolist()
         self.start = columns.starts[rows].tolist()
@@ -116,6 +135,11 @@ class _Program:
                 self._take([number])
         return found + self._stray(stray)
 
+    def _edges(self, algorithm: Algorithm, root: int) -> Mapping[Edge, tuple[float, ...]]:
+        """The schedule's edges that are seen, with the sizes of their messages."""
+        edges = edge_sizes(algorithm, len(self.order), root)
+        return edges if self.processes is None else between_nodes(edges, self.processes.node)
+
     def _note(self, algorithm: Algorithm) -> None:
         usual = self.usual.setdefault(int(algorithm.op), [])
         if algorithm in usual:
@@ -148,7 +172,7 @@ class _Program:
 
     def _laid(self, algorithm: Algorithm, root: int, number: int, *, sized: bool) -> Iterator[Reading]:
         """The schedule laid over what the edges carry next, if operation and sizes agree."""
-        edges = edge_sizes(algorithm, len(self.order), root)
+        edges = self._edges(algorithm, root)
         mine = edges[self.src[number], self.dst[number]]
         for cuts in self._cuts(number, len(mine)) if algorithm.cuts and sized else (1,):
             rows: dict[Edge, list[int]] = {}
@@ -183,7 +207,7 @@ class _Program:
         return sorted({segments // messages for segments in tries if segments % messages == 0}, reverse=True)
 
     def _size(
-        self, edges: dict[Edge, tuple[float, ...]], rows: dict[Edge, list[int]], op: Op
+        self, edges: Mapping[Edge, tuple[float, ...]], rows: dict[Edge, list[int]], op: Op
     ) -> float | None:
         """The buffer of one rank, bytes, None where what was sent are no shares of one."""
         total = sum(self.size[row] for each in rows.values() for row in each)
@@ -214,8 +238,10 @@ class _Program:
         """Whether no rank sent anything else before it was through, nor anything before what it needs."""
         if not self._alone(reading.taken):
             return False
-        edges = edge_sizes(reading.algorithm, len(self.order), reading.root)
+        edges = self._edges(reading.algorithm, reading.root)
         for (edge, turn), (before, turn_before) in _arcs(reading.algorithm, len(self.order), reading.root):
+            if edge not in edges or before not in edges:
+                continue
             cuts = len(reading.rows[edge]) // len(edges[edge])
             send = reading.rows[edge][turn * cuts]
             needed = self.there[reading.rows[before][turn_before * cuts]]
