@@ -116,6 +116,7 @@ def _read(
     from dpuflow.identity import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
     from dpuflow.islands import Read
     from dpuflow.lateness import build_entries
+    from dpuflow.processes import connection_ends
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
@@ -130,6 +131,7 @@ def _read(
         all_but_one(joined, told),
         buffers,
         requested(joined.transfers, exchanges),
+        connection_ends(joined),
     )
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
     instances = without_flags(instances, exchanges, joined.transfers, buffers)

@@ -18,7 +18,7 @@ ORDER = [
     *("framing", "tables", "rankmap", "results"),
     *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records", "components"),
     *("messages", "store", "segments", "ingest", "live"),
-    *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity"),
+    *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity", "processes"),
     *("schedules", "collectives", "lateness", "inference"),
     *("outline", "assemble", "findings", "islands", "merged", "analysis"),
     "scoring",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.buffers import Buffer
     from dpuflow.ordering import Picked
+    from dpuflow.processes import Ends
     from dpuflow.tables import Rows
 
 __all__ = ["Instance", "build_collectives", "count_untold"]
@@ -41,6 +42,7 @@ def build_collectives(
     but_one: frozenset[int] | None = None,
     buffers: Mapping[int, Buffer] = DEFAULT,
     asked: NDArray[np.int64] | None = None,
+    ends: Ends | None = None,
 ) -> list[Instance]:
     """Group exchanges into collectives, in order of their start.
 
@@ -48,6 +50,7 @@ def build_collectives(
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
     messages were captured, None for everyone; ``but_one``: those with a capture where all but one
     have one. ``announced``, ``nodes``, ``until``, ``buffers`` and ``asked``: see ``structured_instances``.
+    ``ends``: who is at both ends of each connection, where processes may share addresses.
     """
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.credited import EXPLAINED
@@ -68,10 +71,11 @@ def build_collectives(
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     instances: list[Instance] = []
     for rows in sessions(exchanges, np.flatnonzero(gloo)):
-        instances.extend(tagged_instances(exchanges, rows, position, near))
+        instances.extend(tagged_instances(exchanges, rows, position, near, ends))
     for communicator in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
         for rows in sessions(exchanges, communicator):
-            instances.extend(composed(exchanges, sequenced_instances(exchanges, rows, position, near)))
+            read = sequenced_instances(exchanges, rows, position, near, ends)
+            instances.extend(composed(exchanges, read))
     for unnamed in _unnamed(exchanges, op, wire):
         cut = cut_streams(
             columns_of(exchanges), edge_streams(exchanges, unnamed), Op.UNKNOWN, position, near=near

@@ -30,6 +30,8 @@ class Instance:
     on the wire. ``alike``: other operations that have the same packets.
     ``parts``: where adapters serve several ranks whose own messages are all seen, the rank behind each of
     ``rows``.
+    ``processes``: where processes share addresses, those at the sender and at the receiver of ``rows`` (two
+    lines), by rank where ``ranks`` are known.
     ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
     slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told.
     """
@@ -52,6 +54,7 @@ class Instance:
     nodes: tuple[int, ...] = ()
     inside: bool = False
     parts: NDArray[np.int64] | None = None
+    processes: NDArray[np.int64] | None = None
     alike: tuple[Op, ...] = ()
     protocol: str | None = None
     tails: int = 0
@@ -60,7 +63,7 @@ class Instance:
     @property
     def hides_ranks(self) -> bool:
         """Whether ranks took part of which no message of their own is seen."""
-        return self.ranks > len(self.order) and self.parts is None
+        return self.ranks > len(self.order) and self.parts is None and self.processes is None
 
     @property
     def root_endpoint(self) -> int | None:

@@ -8,11 +8,13 @@ holds whatever operations, roots and sizes follow each other; a message that fit
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.crowded import between_nodes
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.recognise import ELEMENT_BYTES, VARIED, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS
@@ -20,15 +22,19 @@ from dpuflow.schedules.graph import dependencies, edge_sizes
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives.crowded import Processes
     from dpuflow.collectives.streams import Columns
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
 
 Edge = tuple[int, int]
+FAR = int(np.iinfo(np.int64).max)
+ASTRAY = 0.1
+"""A reading of what ran before holds although so many of its messages speak against it."""
 
 
 class Reading(NamedTuple):
@@ -43,6 +49,13 @@ class Reading(NamedTuple):
     def taken(self) -> list[int]:
         """All its rows."""
         return [row for rows in self.rows.values() for row in rows]
+
+
+def read_processes(
+    exchanges: Rows, columns: Columns, rows: NDArray[np.int64], processes: Processes
+) -> list[Instance]:
+    """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
+    return _Program(exchanges, columns, rows, None, processes).run()
 
 
 def in_program_order(
@@ -69,15 +82,25 @@ class _Program:
     """What each rank sends, in order, and on which edge."""
 
     def __init__(
-        self, exchanges: Rows, columns: Columns, rows: NDArray[np.int64], position: NDArray[np.int64]
+        self,
+        exchanges: Rows,
+        columns: Columns,
+        rows: NDArray[np.int64],
+        position: NDArray[np.int64] | None,
+        processes: Processes | None = None,
     ) -> None:
         picked = exchanges[rows]
-        ends = np.unique(np.stack([picked["src"], picked["dst"]])).tolist()
-        self.order = sorted(ends, key=lambda end: int(position[end]))
-        place = {end: number for number, end in enumerate(self.order)}
+        self.processes = processes
+        if processes is None:
+            ends = np.unique(np.stack([picked["src"], picked["dst"]])).tolist()
+            self.order = sorted(ends, key=lambda end: end if position is None else int(position[end]))
+            place = {end: number for number, end in enumerate(self.order)}
+            self.src = [place[end] for end in picked["src"].tolist()]
+            self.dst = [place[end] for end in picked["dst"].tolist()]
+        else:
+            self.order = list(range(processes.ranks))
+            self.src, self.dst = ([processes.at[row][end] for row in rows.tolist()] for end in (0, 1))
         self.rows = rows
-        self.src = [place[end] for end in picked["src"].tolist()]
-        self.dst = [place[end] for end in picked["dst"].tolist()]
         self.op = picked["op"].tolist()
         self.size = columns.sizes[rows].tolist()
         self.start = columns.starts[rows].tolist()
@@ -92,10 +115,28 @@ class _Program:
         for number in self.in_time:
             self.sent[self.src[number]].append(number)
         self.begin = [0] * len(self.order)  # of each rank's sends: the first that is left
+        self.varied: frozenset[Op] = frozenset()  # operations whose parts may be of any size
         self.usual: dict[int, list[Algorithm]] = {}  # of each operation: what ran, the latest first
 
     def run(self) -> list[Instance]:
-        """All collectives, and what is left over as incomplete ones."""
+        """All collectives, and what is left over as incomplete ones.
+
+        Parts of any size would fit a reading that is off by a message, too. So they are asked for only of
+        operations whose messages are no equal parts of a buffer.
+        """
+        begun = self.free.copy(), dict(self.at), list(self.begin)
+        found = self._read()
+        count, told = (Counter[Op](), Counter[Op]())
+        for instance in found:
+            count[instance.op] += len(instance.rows)
+            told[instance.op] += len(instance.rows) * (instance.algorithm is not None)
+        self.varied = VARIED & {op for op in count if told[op] < ASTRAY * count[op]}
+        if self.varied:
+            self.free, self.at, self.begin = begun
+            found = self._read()
+        return found
+
+    def _read(self) -> list[Instance]:
         found: list[Instance] = []
         stray: list[int] = []
         for number in self.in_time:
@@ -116,6 +157,11 @@ class _Program:
                 self._take([number])
         return found + self._stray(stray)
 
+    def _edges(self, algorithm: Algorithm, root: int) -> Mapping[Edge, tuple[float, ...]]:
+        """The schedule's edges that are seen, with the sizes of their messages."""
+        edges = edge_sizes(algorithm, len(self.order), root)
+        return edges if self.processes is None else between_nodes(edges, self.processes.node)
+
     def _note(self, algorithm: Algorithm) -> None:
         usual = self.usual.setdefault(int(algorithm.op), [])
         if algorithm in usual:
@@ -129,26 +175,29 @@ class _Program:
         """
         n, op, edge = len(self.order), Op(self.op[number]), (self.src[number], self.dst[number])
         usual = self.usual.get(int(op), [])
-        for sized in (True, False) if op in VARIED else (True,):
-            for known in (usual, None):
+        doubtful: list[tuple[int, Reading]] = []
+        for sized in (True, False) if op in self.varied else (True,):
+            for known in (True, False):
                 found = [
-                    reading
+                    (self._against(reading), reading)
                     for algorithm, root in _candidates(op, n, edge)
-                    if (algorithm in usual) == (known is not None)
+                    if (algorithm in usual) == known
                     for reading in self._laid(algorithm, root, number, sized=sized)
-                    if self._in_order(reading)
                 ]
-                if found:
+                sure = [reading for against, reading in found if not against]
+                if sure:
                     # Of several the one that leaves least over: parts of a larger one fit as well.
-                    most = max(len(reading.taken) for reading in found)
-                    found = [reading for reading in found if len(reading.taken) == most]
-                    found.sort(key=lambda r: usual.index(r.algorithm) if r.algorithm in usual else 0)
-                    return found
-        return []
+                    most = max(len(reading.taken) for reading in sure)
+                    sure = [reading for reading in sure if len(reading.taken) == most]
+                    return sorted(sure, key=lambda r: usual.index(r.algorithm) if known else 0)
+                doubtful += found if known else []
+        # A message or two may have been given another one's time.
+        doubtful.sort(key=lambda each: each[0] / len(each[1].taken))
+        return [r for against, r in doubtful[:1] if against <= max(1, ASTRAY * len(r.taken))]
 
     def _laid(self, algorithm: Algorithm, root: int, number: int, *, sized: bool) -> Iterator[Reading]:
         """The schedule laid over what the edges carry next, if operation and sizes agree."""
-        edges = edge_sizes(algorithm, len(self.order), root)
+        edges = self._edges(algorithm, root)
         mine = edges[self.src[number], self.dst[number]]
         for cuts in self._cuts(number, len(mine)) if algorithm.cuts and sized else (1,):
             rows: dict[Edge, list[int]] = {}
@@ -183,7 +232,7 @@ class _Program:
         return sorted({segments // messages for segments in tries if segments % messages == 0}, reverse=True)
 
     def _size(
-        self, edges: dict[Edge, tuple[float, ...]], rows: dict[Edge, list[int]], op: Op
+        self, edges: Mapping[Edge, tuple[float, ...]], rows: dict[Edge, list[int]], op: Op
     ) -> float | None:
         """The buffer of one rank, bytes, None where what was sent are no shares of one."""
         total = sum(self.size[row] for each in rows.values() for row in each)
@@ -205,39 +254,37 @@ class _Program:
         held = 0
         for instance in instances:
             taken = [place[row] for row in instance.rows.tolist()]
-            if instance.algorithm is not None and self._alone(taken):
+            if instance.algorithm is not None and not self._astray(taken):
                 held += len(taken)
             self._take(taken)
         return held
 
-    def _in_order(self, reading: Reading) -> bool:
-        """Whether no rank sent anything else before it was through, nor anything before what it needs."""
-        if not self._alone(reading.taken):
-            return False
-        edges = edge_sizes(reading.algorithm, len(self.order), reading.root)
+    def _against(self, reading: Reading) -> int:
+        """How many of its messages speak against it: out of order, or sent before what they need."""
+        edges = self._edges(reading.algorithm, reading.root)
+        early = set()
         for (edge, turn), (before, turn_before) in _arcs(reading.algorithm, len(self.order), reading.root):
+            if edge not in edges or before not in edges:
+                continue
             cuts = len(reading.rows[edge]) // len(edges[edge])
             send = reading.rows[edge][turn * cuts]
             needed = self.there[reading.rows[before][turn_before * cuts]]
             if needed != NEVER and self.start[send] < needed:
-                return False
-        return True
+                early.add(send)
+        return len(early) + self._astray(reading.taken)
 
-    def _alone(self, rows: Sequence[int]) -> bool:
-        """Whether no rank sent anything that is left beside ``rows`` before it was through with these."""
+    def _astray(self, rows: Sequence[int]) -> int:
+        """How many of ``rows`` came after something that is left beside them, though their ranks sent it."""
         taken = set(rows)
-        until: dict[int, int] = {}
-        for row in taken:
-            src, dst = self.src[row], self.dst[row]
-            until[src] = max(until.get(src, NEVER), self.start[row])
-            until[dst] = max(until.get(dst, NEVER), self.there[row])
-        for rank, end in until.items():
-            for row in self.sent[rank][self.begin[rank] :]:
-                if self.start[row] >= end:
-                    break
-                if self.free[row] and row not in taken:
-                    return False
-        return True
+        first: dict[int, int] = {}  # of each rank: when it sent the first of what is left
+        for rank in {end for row in rows for end in (self.src[row], self.dst[row])}:
+            left = (row for row in self.sent[rank][self.begin[rank] :] if self.free[row] and row not in taken)
+            following = next(left, None)
+            first[rank] = FAR if following is None else self.start[following]
+        late = 0
+        for row in rows:
+            late += self.start[row] > first[self.src[row]] or self.there[row] > first[self.dst[row]]
+        return late
 
     def _take(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -106,7 +106,7 @@ def _matches(edges: EdgeBytes, endpoints: Sequence[int], op: Op, *, sized: bool)
                     for root in (range(n) if algorithm.rooted else (0,))
                     for expected in (edge_sizes(algorithm, n, root),)
                     for size in (total / max(sum(map(sum, expected.values())), 1e-12),)
-                    if _agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts)
+                    if agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts)
                 ),
                 None,
             )
@@ -145,7 +145,7 @@ def _partly(
         cuts = {edges.get((order[s], order[d]), (0, 0))[0] / len(z) for (s, d), z in expected.items()}
         if len(cuts) != 1 or not cuts.pop().is_integer():
             continue
-        if expected and _agree(edges, expected, order, size, cuts=algorithm.cuts):
+        if expected and agree(edges, expected, order, size, cuts=algorithm.cuts):
             match = Match(algorithm, order, root, round(size))
             found.append((_untimely(match, edges, unasked), len(order), match))
     found.sort(key=lambda f: f[:2])  # of equals the fewest ranks, then the simplest algorithm
@@ -173,7 +173,7 @@ def _untimely(match: Match, edges: EdgeBytes, unasked: Mapping[int, int]) -> int
     return off
 
 
-def _agree(
+def agree(
     edges: EdgeBytes,
     expected: Mapping[tuple[int, int], tuple[float, ...]],
     order: Sequence[int],

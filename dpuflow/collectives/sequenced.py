@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.collectives.crowded import Processes, shares_addresses
 from dpuflow.collectives.hypotheses import SAMPLE, Proposer
 from dpuflow.collectives.model import Instance, placed
-from dpuflow.collectives.program import in_program_order
+from dpuflow.collectives.program import in_program_order, read_processes
 from dpuflow.collectives.recognise import whole_size
 from dpuflow.collectives.scoring import NO_CONTRAST, Scorer
 from dpuflow.collectives.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.hypotheses import Hypothesis
     from dpuflow.collectives.streams import Columns, Streams
+    from dpuflow.processes import Ends
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.tables import Rows
 
@@ -47,14 +49,19 @@ def sequenced_instances(
     rows: NDArray[np.int64],
     position: NDArray[np.int64],
     near: frozenset[int] | None = None,
+    ends: Ends | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of one communicator.
 
     ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` the endpoints all
     of whose messages were captured, None for everyone. Messages that fit no
-    algorithm become incomplete collectives of their own.
+    algorithm become incomplete collectives of their own. ``ends``: who is at both ends of each connection.
     """
     found: list[Instance] = []
+    if near is None and ends is not None and shares_addresses(exchanges, rows, ends):
+        processes = Processes(exchanges, rows, ends)
+        read = read_processes(exchanges, columns_of(exchanges), rows, processes)
+        return [processes.instance(each, position) for each in read]
     # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
     heads = rows[exchanges["order"][rows] == 0]
     opening = (exchanges["flags"][heads] & MessageFlag.OPENING) != 0

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.collectives.crowded import Processes, shares_addresses
 from dpuflow.collectives.model import Instance, placed
-from dpuflow.collectives.recognise import ELEMENT_BYTES, matches, whole_size
+from dpuflow.collectives.recognise import ELEMENT_BYTES, VARIED, Match, matches, whole_size
 from dpuflow.components import connected
 from dpuflow.schema import NEVER, MessageFlag, Op
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.processes import Ends
     from dpuflow.tables import Rows
 
 RING_OPS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER)
@@ -47,11 +49,13 @@ def tagged_instances(
     rows: NDArray[np.int64],
     position: NDArray[np.int64],
     near: frozenset[int] | None = None,
+    ends: Ends | None = None,
 ) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag.
 
     ``position`` gives each endpoint's place in the order in which ranks are numbered by default; ``near``
-    the endpoints all of whose messages were captured, None for everyone.
+    the endpoints all of whose messages were captured, None for everyone; ``ends`` who is at both ends of each
+    connection.
     """
     cells = _cells(exchanges, rows)
     starts: dict[int, list[int]] = {}
@@ -62,6 +66,12 @@ def tagged_instances(
     instances: list[Instance] = []
     components = [c for tagged in by_tag.values() for c in _components(tagged, starts)]
     habits = None if near is None else _habits(exchanges, components, near)
+    mixed = [part for part in components if near is None and _shared(exchanges, part, ends)]
+    if mixed and ends is not None:
+        crowd = np.sort(np.concatenate([cell.rows for part in mixed for cell in part]))
+        processes = Processes(exchanges, crowd, ends)
+        instances = [_of_processes(exchanges, part, processes, position) for part in mixed]
+        components = [part for part in components if all(part is not other for other in mixed)]
     for component in components:
         op = Op(component[0].op)
         parts = _rings(component) if op in RING_OPS else [component]
@@ -254,6 +264,37 @@ def _instance(
         ),
         near,
     )
+
+
+def _shared(exchanges: Rows, cells: Sequence[Cell], ends: Ends | None) -> bool:
+    """Whether processes share addresses: one collective used several connections between two endpoints."""
+    if ends is None:
+        return False
+    pairs = Counter(cell.ends for cell in cells)
+    return max(pairs.values()) > 1 or shares_addresses(
+        exchanges, np.concatenate([cell.rows for cell in cells]), ends
+    )
+
+
+def _of_processes(
+    exchanges: Rows, cells: Sequence[Cell], processes: Processes, position: NDArray[np.int64]
+) -> Instance:
+    """The collective of ``cells``, whose processes share addresses."""
+    rows, op = np.sort(np.concatenate([cell.rows for cell in cells])), Op(cells[0].op)
+    found: list[Match] = []
+    if processes.told(rows):
+        edges = processes.edges(exchanges, rows)
+        found = processes.matches(edges, op)
+        if not found and op in VARIED:
+            found = processes.matches(edges, op, sized=False)
+    if not found:
+        return processes.instance(Instance(rows, op, [], confidence=0.7), position)
+    best = found[0]
+    names = [m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name]
+    size = None if best.size is None else whole_size(best.size, exchanges["bytes"][rows].tolist())
+    root = best.root if best.algorithm.rooted else None
+    told = Instance(rows, op, list(best.order), best.algorithm, list(dict.fromkeys(names)), root, size)
+    return processes.instance(told, position)
 
 
 def _edges(picked: Rows) -> dict[tuple[int, int], tuple[int, int]]:

@@ -9,6 +9,7 @@ likewise. A rank that never acts cannot be seen.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpuflow.exchanges import there_ns
 from dpuflow.lateness.entries import Rule
 from dpuflow.lateness.needs import started_ns
 from dpuflow.lateness.passing import reached_by_first
-from dpuflow.lateness.places import FAR
+from dpuflow.lateness.places import FAR, by_process
 from dpuflow.lateness.reached import reached_before, resumed_before
 from dpuflow.schema import NEVER, NONE32, Op, Wire
 
@@ -48,11 +49,32 @@ class Acts(NamedTuple):
 
 
 def first_acts(places: Places) -> Acts:
-    """The first act of each rank."""
+    """The first act of each rank; of processes that share an address those of the one that came last."""
+    if all(instance.processes is None for instance in places.instances):
+        free = np.zeros(len(places), bool)
+        for number, instance in enumerate(places.instances):
+            free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
+        return _first_acts(places, free)
+    apart = by_process(places)
+    each = replace(places, sender=apart.sender, receiver=apart.receiver, endpoint=places.endpoint[apart.row])
+    acts = _first_acts(each, apart.free)
+    order = np.lexsort((acts.enter_ns, apart.row))
+    last = order[np.r_[apart.row[order][1:] != apart.row[order][:-1], True]]
+    # Of one that is not seen nothing is told, nor of its endpoint.
+    gone, sent = np.zeros((2, len(places)), bool)
+    gone[apart.row[(acts.rule == Rule.UNSEEN) & apart.shares]] = True
+    sent[apart.row[acts.sent]] = True
+    latest = acts._replace(**{name: getattr(acts, name)[last] for name in Acts._fields})
+    return latest._replace(
+        rule=np.where(gone, int(Rule.UNSEEN), latest.rule),
+        enter_ns=np.where(gone, NEVER, latest.enter_ns),
+        sent=sent,
+    )
+
+
+def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
+    """``free``: ranks whose first message needs no input."""
     picked, total = places.picked, len(places)
-    free = np.zeros(total, bool)
-    for number, instance in enumerate(places.instances):
-        free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
 
     offered = started_ns(picked)
     unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)

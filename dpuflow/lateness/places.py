@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.lateness.needs import build_needs
+from dpuflow.schedules.graph import free_ranks
 from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Places:
         return best, where
 
     def __len__(self) -> int:
-        return len(self.collective)
+        return len(self.endpoint)
 
     def earliest(
         self, rows: NDArray[np.int64], times: NDArray[np.int64]
@@ -97,6 +98,45 @@ def build_places(exchanges: Rows, instances: Sequence[Instance]) -> Places:
     sender = find(needs.collective, needs.picked["src"])
     receiver = find(needs.collective, needs.picked["dst"])
     return Places(instances, collective, endpoint, offsets, needs, sender, receiver)
+
+
+class Apart(NamedTuple):
+    """Rows of ``Places``, one a process, in order of rows; ``sender`` and ``receiver`` are by exchange."""
+
+    row: NDArray[np.int64]  # its row there
+    sender: NDArray[np.int64]
+    receiver: NDArray[np.int64]
+    free: NDArray[np.bool_]  # its first message needs no input
+    shares: NDArray[np.bool_]  # another process shares its address
+
+
+def by_process(places: Places) -> Apart:
+    """A row for each process where several share an endpoint, one for any other endpoint."""
+    base = np.r_[0, np.cumsum([len(i.rows) for i in places.instances])]
+    both = np.stack([places.sender, places.receiver])
+    process = np.zeros_like(both)
+    free: list[tuple[int, int]] = []
+    more = [(row, 0) for row in np.setdiff1d(np.arange(len(places)), both).tolist()]
+    for number, instance in enumerate(places.instances):
+        first, mine = int(places.offsets[number]), slice(base[number], base[number + 1])
+        if instance.processes is None:
+            free += [(first + row, 0) for row in instance.free_rows()]
+            continue
+        process[:, mine] = instance.processes
+        more += [(first + row, -1) for row in instance.blind]
+        if instance.algorithm is not None:
+            of = dict(zip(instance.processes.ravel().tolist(), both[:, mine].ravel().tolist(), strict=True))
+            ranks = free_ranks(instance.algorithm, instance.ranks, instance.root or 0)
+            free += [(of[rank], rank) for rank in ranks if rank in of]
+    seen = np.stack([both.ravel(), process.ravel()], axis=1)
+    pairs = np.concatenate([seen, np.array([*free, *more], np.int64).reshape(-1, 2)])
+    rows, where = np.unique(pairs, axis=0, return_inverse=True)
+    where = where.reshape(-1)
+    unasked = np.zeros(len(rows), bool)
+    unasked[where[len(seen) : len(seen) + len(free)]] = True
+    sender, receiver = where[: len(seen)].reshape(2, -1)
+    several = np.bincount(rows[:, 0], minlength=len(places)) > 1
+    return Apart(rows[:, 0], sender, receiver, unasked, several[rows[:, 0]])
 
 
 class _Finder:

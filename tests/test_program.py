@@ -1,0 +1,57 @@
+"""Operations read in the order of the ranks' programs, and of processes that share addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from collective_worlds import World, algorithm_of
+from test_sequenced import check
+
+import dpuflow
+from dpuflow.collectives import build_collectives
+from dpuflow.exchanges import build_exchanges
+from dpuflow.schema import Op
+from dpuflow.scoring.score import score_files
+
+ROOTED = [(Op.BROADCAST, "binomial"), (Op.REDUCE, "binomial"), (Op.GATHER, "linear"), (Op.SCATTER, "linear")]
+
+
+@pytest.mark.parametrize("style", ["eager", "rendezvous"])
+@pytest.mark.parametrize("n", [4, 5, 7])
+def test_roots_may_change_from_call_to_call(style: str, n: int) -> None:
+    """Ranks are late in turn, and nobody waits between operations."""
+    world, free, played = World(style), dict.fromkeys(range(n), 0), []
+    for turn in range(24):
+        op, name = ROOTED[turn * 7 % 4]
+        late = {turn * 3 % n: 4_000_000} if turn % 3 == 0 else {}
+        enter = {r: at + 20_000 + late.get(r, 0) + (r * 7919 + turn * 31) % 9_000 for r, at in free.items()}
+        played.append(world.play(algorithm_of(op, name), 4096 * n, enter, root=turn * 5 % n))
+        free = played[-1].leave_ns
+    found = build_collectives(build_exchanges(world.transfers()), np.arange(n))
+    order = sorted(found, key=lambda i: i.op)
+    check(order, sorted(played, key=lambda p: p.algorithm.op))
+    for op in {op for op, _ in ROOTED}:
+        roots = [i.root for i in found if i.op == op]
+        assert sorted(r for r in roots if r is not None) == sorted(
+            p.root for p in played if p.algorithm.op == op
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("g_moe_n5_random", 0.97), ("g_allreduce_2pernode_n8_late5", 0.97), ("m_bcast_roots_n4_random", 0.0)],
+)
+def test_shapes_of_real_jobs(shared: Path, tmp_path: Path, name: str, last: float) -> None:
+    """Uneven all_to_alls, two processes behind an address, roots that change."""
+    case = shared / "captures/tcp" / name
+    places = [dpuflow.Vantage(p.name.split(".")[0], (str(p),)) for p in sorted(case.glob("node*.pcap.gz"))]
+    dpuflow.write_json(dpuflow.analyze(places), str(tmp_path / "r.json"))
+    (score,) = score_files([(str(tmp_path / "r.json"), str(case))], 1_000_000, 2_000_000)
+    assert score.found == score.op_right == score.true
+    assert score.bytes_right == score.bytes_asked
+    assert score.bounds_violated == 0
+    assert score.last_right >= last * score.last_asked
+    if last:
+        assert score.verdicts_right == 1, score.verdict_notes
