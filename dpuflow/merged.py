@@ -44,7 +44,7 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
         collectives=collectives,
         lateness=[unit for _, _, unit in chosen],
         edges=[row for each in islands for row in each.edges],
-        what_if=[row for n in leading for row in islands[n].what_if],
+        what_if=[row for n in leading if not of_nodes[n] for row in islands[n].what_if],
         steps=[row for n in leading for row in islands[n].steps],
         pipelines=[row for each in islands for row in each.pipelines],
         transfers=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.transfers)],
@@ -231,4 +231,4 @@ def _limits(islands: Sequence[Analysis]) -> Iterator[str]:
         number, text = said[0]
         others = len({island for island, _ in said} - {number})
         more = f" and, with other numbers, of {others} more" if others else ""
-        yield f"On the clock of {names[number]}{more}: {text}"
+        yield f"On the clock of {names.get(number, names[0])}{more}: {text}"

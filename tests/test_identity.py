@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, captured, run_job
 
-from dpuflow.identity import address_text, addresses_of, endpoint_ranks, mac_text, rank_order
+from dpuflow.identity import (
+    address_text,
+    addresses_of,
+    endpoint_ranks,
+    hosts_by_name,
+    mac_text,
+    rank_order,
+)
 from dpuflow.rankmap import Place
 from dpuflow.schema import ENDPOINT, TRANSFER, Op, Role, Wire
 from dpuflow.tables import Joined
@@ -81,3 +88,20 @@ def test_default_numbering() -> None:
     found.endpoints["addr_lo"] = [40, 10, 30, 20]
     assert rank_order(found, {}).tolist() == [3, 0, 2, 1]
     assert rank_order(found, {2: 0, 0: 1}).tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts"),
+    [
+        (["node0_rail0", "node0_rail1", "node1_rail0"], {"node0": [0, 1]}),
+        (["g-7.mlx5_2", "g-7.mlx5_3", "g-8.mlx5_2", "g-8.mlx5_3"], {"g-7": [0, 1], "g-8": [2, 3]}),
+        (["a01/eth2", "a01/eth3"], {"a01": [0, 1]}),
+        (["node0", "node1", "node2"], {}),  # a node each
+        (["lab-node0", "lab-node1"], {}),
+        (["rail0", "rail1"], {}),  # of which node?
+        (["rack1_switch2", "rack1_switch3"], {}),
+        (["bf0", "bf1"], {}),
+    ],
+)
+def test_captures_named_as_nics_of_a_host(names: list[str], hosts: dict[str, list[int]]) -> None:
+    assert hosts_by_name(names) == hosts

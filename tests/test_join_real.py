@@ -95,3 +95,57 @@ def test_clocks_of_virtual_machines(shared: Path, case: str) -> None:
         assert abs(found - expected) < clock.error_ns
     assert (joined.transfers["seen"] == BOTH).mean() > 0.98
     assert (joined.transfers["arrived_ns"] > joined.transfers["sent_ns"]).mean() > 0.98
+
+
+def from_frame(tables: CaptureTables, frame: int, step_ns: int, rate: float) -> None:
+    """Set the capture's clock when packet ``frame`` comes, and let it run at another rate from there on."""
+    rows = tables.messages
+    begin_ns = int(rows["first_ns"][rows["first_frame"] >= frame].min())
+    after = {
+        "first_ns": rows["first_frame"] >= frame,
+        "last_ns": rows["last_frame"] >= frame,
+        "acked_ns": rows["acked_ns"] >= begin_ns,
+    }
+    for name, later in after.items():
+        since = np.rint((rows[name] - begin_ns) * rate).astype("i8")
+        rows[name] = np.where(later & (rows[name] != NEVER), rows[name] + step_ns + since, rows[name])
+    tables.info.disordered += step_ns < 0
+
+
+@pytest.mark.parametrize("stepped", [0, 1])
+@pytest.mark.parametrize(
+    ("step_ns", "rate"),
+    [(10**7, 0.0), (-(10**7), 0.0), (10**9, 0.0), (-(10**9), 0.0), (0, 500e-6), (0, -500e-6)],
+)
+@pytest.mark.parametrize(
+    "case",
+    ["tcp/mpi_allgather_ring_64k_n4_late1", "roce/ag-ring-n4-64k-late2-10ms", "roce/nccl-ar-n2-256k-clean"],
+)
+def test_clocks_that_are_set_or_slewed_in_mid_capture(
+    shared: Path, case: str, step_ns: int, rate: float, stepped: int
+) -> None:
+    """Every message is still one transfer, and took as long as it did."""
+    captures = read_case(shared / "captures" / case)[:4]
+    before = join(captures)
+    frame = int(np.quantile(captures[stepped].messages["first_frame"], 0.45))
+    from_frame(captures[stepped], frame, step_ns, rate)
+    after = join(captures)
+    assert len(after.transfers) == pytest.approx(len(before.transfers), rel=0.005)
+    key = ["connection", "src", "seq", "role", "wire"]
+    took = []
+    for joined in (before, after):
+        rows = joined.transfers[np.lexsort([joined.transfers[name] for name in key])]
+        rows = rows[rows["seen"] == BOTH]
+        took.append({tuple(r[key].item()): int(r["arrived_ns"] - r["sent_ns"]) for r in rows})
+    common = took[0].keys() & took[1].keys()
+    assert len(common) > 0.99 * len(took[0])
+    off = np.abs([took[1][each] - took[0][each] for each in common])
+    errors = [
+        max((c.error_ns if c.tied_ns is None else c.tied_ns) or 0 for c in j.clocks) for j in (before, after)
+    ]
+    assert np.percentile(off, 99) < sum(errors) + 5_000
+    if step_ns and stepped:
+        said = " ".join(clock.why for clock in after.clocks) + " ".join(after.limits)
+        assert "it was set by" in said
+    if step_ns == -(10**9):  # by less than the pause before it no stamp falls behind
+        assert any("set back in mid-capture" in text for text in after.limits)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NEIGHBOURS: Final = 8  # pairs of a capture that are fitted; more cost time and add little
 BROKEN_SHARE: Final = 0.05  # of the bins may contradict a straight line
+NOTHING: Final = 1e15  # ns: the doubt of pairs that contradict theirs
 
 
 @dataclass
@@ -125,8 +126,9 @@ def estimate(
         closure = _adjust(fits, tied, reference)
     ends = (origin, info.last_ns or origin)
     beyond = [_beyond(of, r, origin, ends) for of, r in zip(lines, refit, strict=True)]
-    error = nearest(reference, samples, [r.width / 2 + b for r, b in zip(refit, beyond, strict=True)])[0]
-    within = nearest(reference, samples, [r.width / 2 for r in refit])[0]
+    half = [r.width / 2 + _bend(of) for of, r in zip(lines, refit, strict=True)]
+    error = nearest(reference, samples, [h + b for h, b in zip(half, beyond, strict=True)])[0]
+    within = nearest(reference, samples, half)[0]
     for capture in sorted(set(tied) - {reference}):
         place = found.maps[capture] = tied[capture]
         near = [r.span for s, r in zip(samples, refit, strict=True) if capture in (s.x, s.y)]
@@ -166,6 +168,17 @@ def _beyond(lines: Sequence[Line], rest: Line, origin: int, ends: tuple[int, int
     return max(before * loose[0], after * loose[1])
 
 
+def _bend(lines: Sequence[Line]) -> float:
+    """How far off one straight line may be in the middle of a clock that did not always run like this, ns.
+
+    No clock that runs freely is so fast: it is slewed, and hardly for all of the capture. A line through both
+    rates is off by a quarter of what they make at most.
+    """
+    line = lines[0]
+    slewed = len(lines) == 1 and abs(line.slope) > 2 * USUAL_DRIFT
+    return abs(line.slope) * (line.span[1] - line.span[0]) / 4 if slewed else 0.0
+
+
 def _how_estimated(place: ClockMap, origin: int, span: tuple[float, float], error: float) -> str:
     """The sentence that goes with an estimated clock."""
     begin, end = ((t - origin) / 1e9 for t in span)
@@ -185,7 +198,7 @@ def _doubts(samples: Sequence[Samples], lines: Sequence[list[Line]]) -> list[flo
     """How far off each pair's lines may be, ns: half their widest strip, and what clocks may do meanwhile.
 
     While a pair shares no packets although its captures share some with others, its clocks may drift: the
-    mean over all of their packets counts.
+    mean over all of their packets counts. What no line fits ties nothing that anything else does.
     """
     times: dict[int, list[Ints]] = {}
     for s in samples:
@@ -195,7 +208,8 @@ def _doubts(samples: Sequence[Samples], lines: Sequence[list[Line]]) -> list[flo
     doubts: list[float] = []
     for s, of in zip(samples, lines, strict=True):
         away = max(_mean_distance(every[c], own) for c, own in ((s.x, s.x_ns), (s.y, s.y_ns)))
-        doubts.append(max(line.width for line in of) / 2 + USUAL_DRIFT * away)
+        broken = max(line.broken for line in of) > BROKEN_SHARE
+        doubts.append(max(line.width for line in of) / 2 + USUAL_DRIFT * away + (NOTHING if broken else 0.0))
     return doubts
 
 

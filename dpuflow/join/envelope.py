@@ -211,7 +211,26 @@ def fit_lines(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_], drif
         parts.append(part)
     for before, after in pairwise(lines):
         _meet(before, after, x_ns, y_ns, forward)
-    return lines or [whole]
+    return _refit(lines, x_ns, y_ns, forward, drift) if lines else [whole]
+
+
+def _refit(
+    lines: list[Line], x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_], drift: float
+) -> list[Line]:
+    """The pieces fitted to the packets of their own spans: what a window held of the next piece is gone."""
+    cuts = [line.origin_ns + round(line.span[0]) for line in lines[1:]]
+    place = np.searchsorted(np.array(cuts, np.int64), x_ns, side="right")
+    found = []
+    for number, line in enumerate(lines):
+        part = place == number
+        new = fit_line(x_ns[part], y_ns[part], forward[part], drift) if part.any() else None
+        if new is None or new.broken > line.broken:
+            found.append(line)
+            continue
+        ends = [line.origin_ns + round(end) - new.origin_ns for end in line.span]
+        new.span = (float(ends[0]), float(ends[1]))
+        found.append(new)
+    return found
 
 
 def _cuts(
@@ -308,6 +327,11 @@ def _meet(before: Line, after: Line, x_ns: Ints, y_ns: Ints, forward: np.typing.
     least = np.flatnonzero(cost <= cost.min())
     bounds = np.r_[low, (x_ns[near] - origin).astype(np.float64), high]
     first, last = float(bounds[least[0]]), float(bounds[least[-1] + 1])
+    # Where x was set forth nothing was seen for so long on its clock while y's went on: y's packets before
+    # the cut must not lie behind it.
+    at = np.array([origin + round(first)])
+    ahead = float(before.base_ns - after.base_ns) + float((before.at(at) - after.at(at))[0])
+    first = min(first + max(ahead, 0.0), last)
     crossing = before.crosses(after)
     cut = crossing if crossing is not None and first <= crossing <= last else (first + last) / 2
     before.span = (before.span[0], cut)

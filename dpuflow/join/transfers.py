@@ -37,6 +37,7 @@ from dpuflow.join.sightings import (
     runs,
     superseded_bursts,
 )
+from dpuflow.join.unwound import unwound
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Wire
 from dpuflow.tables import Joined
@@ -65,6 +66,9 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     """
     copies = find_copies(captures)
     captures = [replace(t, messages=t.messages[:0]) if c in copies else t for c, t in enumerate(captures)]
+    infos = [t.info for t in captures]
+    steady = [unwound(t) for t in captures]
+    captures = [t for t, _ in steady]
     common = find_common(captures)
     alone = len(captures) == 1  # nothing to match: its messages need not be laid out for it
     seen = collect([replace(captures[0], messages=captures[0].messages[:0])] if alone else captures, common)
@@ -74,8 +78,9 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     widen_local(captures, common)
     meeting = [divmod(int(pair), len(captures)) for pair in np.unique(ties.pair)]
     empty = [c for c, t in enumerate(captures) if not len(t.messages)]
-    infos = [t.info for t in captures]
-    found = tie_clocks(infos, _samples(common, seen, ties), clock, copies, meeting, empty)
+    found = tie_clocks(
+        [t.info for t in captures], _samples(common, seen, ties), clock, copies, meeting, empty
+    )
     _to_reference(seen, found)
     join_addresses(captures, common)
     if alone:
@@ -89,7 +94,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         used = place or ClockMap(0)
         flow_times.append((place is not None, used.to_reference(first), used.to_reference(last)))
     total_flows(captures, common, flow_times)
-    limits = found.limits + _limits(captures, common)
+    limits = [text for _, text in steady if text] + found.limits + _limits(captures, common)
     views = [
         Joined(
             infos,

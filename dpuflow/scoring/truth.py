@@ -252,7 +252,8 @@ def _lines_of_ranks(
         for row in reversed(analysis["clocks"])
         if row["reference"] and row["capture"] in clocks
     }
-    holds = {_stem(file): row["id"] for row in analysis["captures"] for file in row["files"]}
+    rows_of = ((row["id"], row.get("files", [row["file"]])) for row in analysis["captures"])
+    holds = {_stem(file): capture for capture, files in rows_of for file in files}
     found: dict[int, Callable[[int], float]] = {}
     for node in meta["nodes"]:
         capture = holds.get(_stem(str(node.get("capture") or node.get("pcap") or "")))

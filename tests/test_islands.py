@@ -1,0 +1,109 @@
+"""Captures at a NIC each whose clocks nothing ties: every rail is told, and what goes over several is one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpuflow
+from dpuflow.analysis import analyze_tables, read_captures
+from dpuflow.reports.json import json_lines
+from dpuflow.schema import NEVER
+from dpuflow.scoring.score import Score, score_case
+from dpuflow.scoring.truth import read_case
+from dpuflow.tables import CaptureTables
+
+
+def captures_of(folder: Path, without: str = "no such") -> list[CaptureTables]:
+    files = [f for f in sorted(folder.glob("*.pcap.gz")) if not f.name.startswith(without)]
+    return read_captures([dpuflow.Vantage(f.name.split(".")[0], (str(f),)) for f in files], 2, None)
+
+
+def set_apart(tables: CaptureTables, by_ns: int) -> CaptureTables:
+    """The same capture by a clock that is ahead by so much."""
+
+    def moved(rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        rows = rows.copy()
+        for name in ("first_ns", "last_ns", "acked_ns"):
+            if name in (rows.dtype.names or ()):
+                rows[name] += np.where(rows[name] == NEVER, 0, by_ns)
+        return rows
+
+    info = tables.info
+    assert info.first_ns is not None
+    assert info.last_ns is not None
+    info = replace(info, first_ns=info.first_ns + by_ns, last_ns=info.last_ns + by_ns)
+    return replace(tables, info=info, messages=moved(tables.messages), flows=moved(tables.flows))
+
+
+def scored(result: dpuflow.Analysis, folder: Path) -> Score:
+    import json
+
+    analysis = json.loads("\n".join(json_lines(result)))
+    return score_case(analysis, read_case(str(folder), analysis))
+
+
+def test_one_communicator_a_rail(shared: Path) -> None:
+    """Data parallel by rail: 4 rails of 4 nodes, a clock a NIC, ranks late in turn on each."""
+    folder = shared / "captures/nccl/hybrid-tp4dp4-rails-late"
+    result = analyze_tables(captures_of(folder)).analysis
+    assert sorted({clock.island for clock in result.clocks}) == [0, 1, 2, 3]
+    assert len([clock for clock in result.clocks if clock.reference]) == 4
+    score = scored(result, folder)
+    assert (score.true, score.found, score.invented, score.op_right, score.bytes_right) == (80, 80, 0, 80, 80)
+    assert (score.last_asked, score.last_right, score.bounds_violated) == (52, 52, 0)
+    assert score.exact == score.ranks
+    assert score.intervals_held == score.intervals
+    assert max(score.clock_errors_ns) < 10_000
+    assert score.verdict_notes == []
+    assert Counter(finding.condition for finding in result.findings) == {"straggler": 1}
+    assert sum("islands" in text for text in result.limits) == 1
+
+
+@pytest.mark.parametrize("apart_ns", [0, 7_654_321, -40_000_000_000])
+def test_a_ring_over_all_rails_is_one_operation(shared: Path, apart_ns: int) -> None:
+    """16 ranks, 8 rails of two nodes: alone a rail looks like 15 small operations of two ranks."""
+    folder = shared / "captures/nccl/rails-n2g8-ring-late11"
+    captures = captures_of(folder)
+    result = analyze_tables([set_apart(t, apart_ns * int(t.info.vantage[-1])) for t in captures]).analysis
+    kinds = Counter((c.op, c.algorithm, c.bytes, len(c.ranks)) for c in result.collectives)
+    assert kinds == {("all_reduce", "ring", 262_144, 16): 10}
+    late = [row for row in result.lateness if row.verdict != "on_time"]
+    assert [(result.endpoints[r.endpoint].address, r.verdict, r.cause) for r in late] == [
+        ("10.163.4.12", "late", "compute")
+    ]
+    assert late[0].relative_to is not None
+    assert len(late[0].relative_to) == 1  # the rank on the same rail: no other shares its clock
+    for each in result.collectives:
+        assert each.end_ns - each.start_ns < 10_000_000  # laid beside each other
+
+
+def test_a_ring_over_rails_of_nodes_known_by_name_on_one_clock(shared: Path) -> None:
+    folder = shared / "captures/nccl/rails-n2g8-ring-late11"
+    result = analyze_tables(captures_of(folder), clock="trust").analysis
+    score = scored(result, folder)
+    assert (score.found, score.invented, score.bytes_right, score.last_right) == (10, 0, 10, 10)
+    assert score.verdict_notes == []
+
+
+@pytest.mark.parametrize("without", ["no such", "node3"])
+def test_trees_over_nodes_name_the_node(shared: Path, without: str) -> None:
+    """64 NICs, a clock each; a random GPU is late. Which GPU of its node it is shows in no packet."""
+    folder = shared / "captures/nccl/large-n8g8-tree-decode"
+    result = analyze_tables(captures_of(folder, without)).analysis
+    score = scored(result, folder)
+    assert score.bounds_violated == 0
+    assert score.verdict_notes == []
+    if without == "no such":
+        assert (score.true, score.found, score.invented) == (40, 40, 0)
+        assert (score.op_right, score.bytes_right) == (40, 40)
+        assert (score.last_right, score.last_asked) == (21, 21)
+        assert {row.node for row in result.lateness} == {row.endpoint for row in result.lateness}
+        assert len(result.lateness) == 8
+        text = "\n".join(json_lines(result))
+        assert '"endpoint": null' in text
+        assert all(finding.summary.count("rank ") == 0 for finding in result.findings)
