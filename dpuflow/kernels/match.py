@@ -65,7 +65,7 @@ def group(order, key, capture, first, acked, span, near, flags, flow, slack, own
 
     A transfer has each capture at most once. A sighting opens a new one where its capture has one
     already, where its span (sequence numbers covered) differs though no capture missed any of it, or where it
-    comes more than the ``slack`` of its ``flow`` after the first was acknowledged: the number came round again.
+    comes more than the ``slack`` of its ``flow`` after the first was acknowledged: it came round again.
     In: ``order`` sorts ``key``; ``near`` is 2 at the sender, 0 at the receiver, else 1. Times in ns.
     Out: ``owner`` transfer of each sighting, ``gives`` SENDER, RECEIVER, HEADER bits, ``sent`` and
     ``shared`` (flags) of each transfer. ``order`` is put in order of time within each key.
