@@ -42,6 +42,8 @@ NEXT = 1.5
 QUICK = 5.0
 """Percent of messages: as often as that at least a sender waits for its slot."""
 _FRAMED_WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
+_MEASURED = (*_FRAMED_WRITES, Wire.ROCE_READ, Wire.GLOO_DATA, Wire.OB1_PUT)
+"""Data whose length its header, its request or its numbers tell (``messages.lost``)."""
 
 
 class Blocker(NamedTuple):
@@ -112,17 +114,16 @@ def missing_before(scene: Scene) -> Bools:
     Order tells what belongs to which operation, so a message that was not captured makes those after it seem
     to be the ones before them. What left long after all data that the rank had sent or received began
     something new, whatever was missed; what left within a reaction after it may belong to anything.
-    One-sided writes are told apart by their numbers (``messages.lost``).
+    Where the length of what was missed is known, nothing is taken for anything else.
     """
-    entries, exchanges = scene.entries, scene.exchanges
+    entries, exchanges, transfers = scene.entries, scene.exchanges, scene.transfers
     out = np.zeros(len(entries.rule), bool)
-    lossy = ((exchanges["flags"] & MessageFlag.GAP) != 0) & ~np.isin(exchanges["wire"], _FRAMED_WRITES)
+    lossy = ((transfers["flags"] & MessageFlag.GAP) != 0) & ~np.isin(transfers["wire"], _MEASURED)
     if not lossy.any():
         return out
-    since = np.full(int(max(exchanges[end].max() for end in ("src", "dst"))) + 1, _FAR)
-    when = np.where(exchanges["data_ns"] != NEVER, exchanges["data_ns"], exchanges["offer_ns"])[lossy]
+    since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, _FAR)
     for end in ("src", "dst"):
-        np.minimum.at(since, exchanges[end][lossy].astype(np.int64), when)
+        np.minimum.at(since, transfers[end][lossy].astype(np.int64), transfers["sent_ns"][lossy])
     with np.errstate(invalid="ignore"):
         level = np.where(
             np.isnan(scene.usual.slowest_ns), scene.prompt_ns, FAR_BEYOND * scene.usual.slowest_ns
@@ -157,7 +158,7 @@ def before_leaving(scene: Scene) -> Bools:
     count = np.add.reduceat(np.stack([early, known]).astype(np.int64), entries.offsets[:-1], axis=1)
     wrong = early & (2 * count[0] < count[1])[entries.collective]
     # Where packets are missing, others than these have been taken for both operations' messages as well.
-    lossy = ((scene.exchanges["flags"] & MessageFlag.GAP) != 0).any()
+    lossy = ((scene.transfers["flags"] & MessageFlag.GAP) != 0).any()
     both = np.unique(np.r_[entries.collective[wrong], entries.collective[last[wrong]]])
     return np.asarray(np.isin(entries.collective, both) if lossy else wrong, np.bool_)
 

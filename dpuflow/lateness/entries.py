@@ -40,7 +40,6 @@ class Rule(IntEnum):
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
     GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
     GIVEN_LATE = 17  # at most: the same, of the last of several slots
-    ON_ITS_WAY = 18  # at most: dated by its arrival, and the way there may have kept it for long
     MISSING = 19  # unobservable: packets are missing from what its rank sent and received
     OVERLAPS = 20  # unobservable: its rank had not left the operation before it
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
@@ -59,7 +58,6 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
-    Rule.ON_ITS_WAY: ("at_most", "first message, as it arrived; the way there keeps messages now and then"),
     Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
     Rule.MISSING: (
