@@ -13,7 +13,8 @@ from bench.ablation.rules import RULES
 from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
 from dpuflow.lateness import doubts, waiting
 
-SETTLE = next(rule for rule in RULES if rule.name == "lateness.waiting:settle")
+RELEASED = next(rule for rule in RULES if rule.name == "lateness.waiting:released")
+ANSWERS = next(rule for rule in RULES if rule.name == "lateness.waiting:own_answers")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -27,16 +28,16 @@ def test_names_are_not_listed_twice() -> None:
 
 
 def test_a_rule_is_switched_off_where_it_was_imported_and_back_on() -> None:
-    original = waiting.settle
-    with switched_off(SETTLE):
-        assert doubts.settle is waiting.settle
-        assert doubts.settle is not original
-    assert doubts.settle is waiting.settle is original
+    original = waiting.released
+    with switched_off(RELEASED):
+        assert doubts.released is waiting.released
+        assert doubts.released is not original
+    assert doubts.released is waiting.released is original
 
 
 def test_lines_of_a_rule_hold_those_of_its_own_helpers_only() -> None:
-    own = lines_of(SETTLE)
-    assert own > lines_of(next(rule for rule in RULES if rule.name.endswith(":_credited_late"))) > 5
+    own = lines_of(RELEASED)
+    assert own > lines_of(next(rule for rule in RULES if rule.name.endswith(":_keeps_to_input"))) > 5
 
 
 def test_results_are_compared_value_by_value() -> None:
@@ -46,16 +47,17 @@ def test_results_are_compared_value_by_value() -> None:
     assert not alike(np.arange(3), np.arange(4))
 
 
-def test_a_late_rank_is_told_by_settling_what_it_had_waited_for() -> None:
+def test_ranks_that_answer_and_send_at_once_are_told_by_what_they_send() -> None:
     """On the bundled capture of Open MPI over libfabric."""
     case = "traces/mpi-alltoall-libfabric-n3"
     unheard = Rule("inference.bulk:_named", lambda result, args: args[0])
-    seen, effects = measure(case, ["whole"], [SETTLE, unheard])
+    harmless = Rule("inference.links:slow_rows", lambda result, args: result.astype(bool))
+    seen, effects = measure(case, ["whole"], [ANSWERS, unheard, harmless])
     assert seen.analyses == 1
     assert seen.entries > 0
-    assert [effect.rule for effect in effects] == [SETTLE.name]
+    assert [effect.rule for effect in effects] == [ANSWERS.name]
     assert effects[0].changed
     assert effects[0].entries > 0
-    with watched([SETTLE]) as spoke:
+    with watched([ANSWERS]) as spoke:
         pass
     assert spoke == set()

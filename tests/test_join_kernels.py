@@ -8,7 +8,7 @@ import pytest
 from dpuflow.kernels import match
 from dpuflow.schema import NEVER
 
-PARTIAL, HIDDEN = match.PARTIAL, match.HIDDEN
+PARTIAL, HIDDEN, GAP = match.PARTIAL, match.HIDDEN, match.GAP
 
 
 def naive_group(rows: list[dict[str, int]], slack: int) -> list[list[int]]:
@@ -24,7 +24,7 @@ def naive_group(rows: list[dict[str, int]], slack: int) -> list[list[int]]:
             new = not open_one
             new = new or any(m["capture"] == r["capture"] for m in mates)
             new = new or any(
-                m["span"] != r["span"] and not (m["flags"] | r["flags"]) & PARTIAL for m in mates
+                m["span"] != r["span"] and not (m["flags"] | r["flags"]) & (PARTIAL | GAP) for m in mates
             )
             new = new or (bool(acks) and r["first"] > min(acks) + slack)
             if new and open_one:
@@ -44,7 +44,12 @@ def naive_choice(rows: list[dict[str, int]], members: list[int]) -> tuple[int, i
     sender = max(members, key=lambda i: rows[i]["near"] - cut(i))
     receiver = min(reversed(members), key=lambda i: rows[i]["near"] + cut(i))
     clear = [i for i in members if not rows[i]["flags"] & (HIDDEN | match.UNFRAMED)]
-    header = sender if sender in clear or not clear else clear[-1]
+    whole = [i for i in clear if not rows[i]["flags"] & GAP]
+    header = sender
+    if sender not in whole and whole:
+        header = whole[-1]
+    elif sender not in clear and clear:
+        header = clear[0]
     return sender, receiver, header
 
 
@@ -80,7 +85,7 @@ def test_group_and_its_twin(seed: int) -> None:
             "acked": int(times[i]) + int(random.integers(0, 300)) if random.random() < 0.6 else NEVER,
             "span": int(random.choice([8, 8, 8, 9])),
             "near": int(random.integers(0, 3)),
-            "flags": int(random.choice([0, 0, 0, 1, 2, 8, 9, 16, 128])),
+            "flags": int(random.choice([0, 0, 0, 1, 2, 4, 8, 9, 12, 16, 128])),
         }
         for i in range(int(random.integers(1, 80)))
     ]
@@ -94,7 +99,9 @@ def test_group_and_its_twin(seed: int) -> None:
             expected[i] |= bit
         assert {i: int(gives[i]) for i in of} == expected
         assert sent[transfer] == rows[sender]["first"]
-        assert shared[transfer] == np.bitwise_and.reduce([rows[i]["flags"] for i in of]) & (PARTIAL | HIDDEN)
+        assert shared[transfer] == np.bitwise_and.reduce([rows[i]["flags"] for i in of]) & (
+            PARTIAL | HIDDEN | GAP
+        )
 
 
 def test_group_of_nothing_and_of_one() -> None:

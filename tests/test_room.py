@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, claim, relate
-from dpuflow.lateness.connections import behind_own_data
+from dpuflow.lateness.blockers import Scene, unacknowledged
 from dpuflow.lateness.entries import blank
 from dpuflow.lateness.handover import usual_reactions
 from dpuflow.lateness.tails import room, tail_ns
@@ -141,4 +141,6 @@ def test_a_put_behind_one_that_is_not_acknowledged(acked_ns: int, behind: bool) 
     entries = replace(
         entries, enter_ns=np.array([150_500]), act=np.array([1]), rule=np.array([int(Rule.FREE_STEP)])
     )
-    assert behind_own_data(entries, Picked.exchanges(rows), np.array([200.0])).tolist() == [behind]
+    columns, group = Picked.exchanges(rows), np.zeros(1, np.int64)
+    scene = Scene(entries, columns, rows, [], group, usual_reactions(entries, group), np.array([200.0]))
+    assert unacknowledged(scene).tolist() == [behind]

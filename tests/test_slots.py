@@ -13,7 +13,9 @@ from dpuflow.analysis import analyze_tables
 from dpuflow.collectives.model import Instance
 from dpuflow.ingest import ingest
 from dpuflow.lateness import AT_LEAST, EXACT, Rule, build_entries, relate
-from dpuflow.lateness.slots import date_by_slots, held_senders
+from dpuflow.lateness.blockers import Scene, held_senders
+from dpuflow.lateness.handover import usual_reactions
+from dpuflow.lateness.slots import date_by_slots
 from dpuflow.lateness.staging import kept_until_ns
 from dpuflow.ordering import Picked
 from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
@@ -139,7 +141,10 @@ def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
         for k in range(20)
     ]
     entries = build_entries(rows, instances)
-    assert np.flatnonzero(held_senders(entries, Picked.exchanges(rows), instances)).tolist() == [2 * 5]
+    columns, group = Picked.exchanges(rows), np.zeros(len(entries.rule), np.int64)
+    usual = usual_reactions(entries, group)
+    scene = Scene(entries, columns, rows, instances, group, usual, np.zeros(len(group)))
+    assert np.flatnonzero(held_senders(scene)).tolist() == [2 * 5]
 
 
 @pytest.mark.parametrize(("late_us", "rule"), [(60, Rule.LONG_AFTER), (2, Rule.AFTER_INPUT)])

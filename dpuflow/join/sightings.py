@@ -293,8 +293,9 @@ def superseded_bursts(
 
 
 def complete_keys(common: Common, seen: Sightings, kept: Bools) -> Ints:
-    """Give a message that began before one capture the key of one that ends with it and began earlier."""
-    cut = np.flatnonzero(kept & ((seen.flags & np.uint8(MessageFlag.STARTS_BEFORE)) != 0))
+    """Give a message whose beginning one capture lacks the key of one that ends with it and began earlier."""
+    lacking = np.uint8(MessageFlag.STARTS_BEFORE | MessageFlag.GAP)
+    cut = np.flatnonzero(kept & ((seen.flags & lacking) != 0))
     if not len(cut):
         return seen.key
     low = low_bits(common)
@@ -314,7 +315,7 @@ def complete_keys(common: Common, seen: Sightings, kept: Bools) -> Ints:
         a, b = np.searchsorted(ends, [wanted, wanted + 1])
         others = ended[a:b]
         others = others[(seen.capture[others] != seen.capture[row]) & (seen.span[others] > seen.span[row])]
-        whole = others[(seen.flags[others] & np.uint8(CUT)) == 0]
+        whole = others[(seen.flags[others] & np.uint8(UNFIT)) == 0]
         if len(whole):  # of several rounds the nearest in time
             key[row] = seen.key[whole[np.argmin(np.abs(seen.last_ns[whole] - seen.last_ns[row]))]]
         elif len(others):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4, void
-from dpuflow.schema import MESSAGE, TRANSFER
+from dpuflow.schema import MESSAGE, TRANSFER, Wire
 
 SENDER, RECEIVER, HEADER = 1, 2, 4  # what a sighting gives to its transfer, as bits
 NEVER = np.int64(-(1 << 63))
+ROCE_WRITE, ROCE_WRITE_IMM = int(Wire.ROCE_WRITE), int(Wire.ROCE_WRITE_IMM)
 PARTIAL = 1 | 2  # MessageFlag STARTS_BEFORE, ENDS_AFTER
-HIDDEN = 8  # MessageFlag
+GAP, HIDDEN = 4, 8  # MessageFlag
 UNFRAMED = 128  # not in MessageFlag: a burst, whose header nobody looked for
 BLIND = HIDDEN | UNFRAMED
 SHARED = PARTIAL | HIDDEN  # flags of a transfer only where all its sightings have them
@@ -46,15 +47,16 @@ def _choose(order, start, stop, first, near, flags, transfer, owner, gives, sent
             worst = rank + cut
             receiver = x
     header = sender
-    if (flags[sender] & BLIND) != 0:
+    if (flags[sender] & (BLIND | GAP)) != 0:  # a capture that saw all of it knows best
         for p in range(start, stop):
-            if (flags[order[p]] & BLIND) == 0:
-                header = order[p]
+            x = order[p]
+            if (flags[x] & BLIND) == 0 and ((flags[x] & GAP) == 0 or (flags[header] & BLIND) != 0):
+                header = x
     gives[sender] |= np.uint8(SENDER)
     gives[receiver] |= np.uint8(RECEIVER)
     gives[header] |= np.uint8(HEADER)
     sent[transfer] = first[sender]
-    shared[transfer] = np.uint8(both & SHARED)
+    shared[transfer] = np.uint8(both & (SHARED | GAP))
 
 
 @kernel(i8(_I8, _I8, _U2, _I8, _I8, _I8, _U1, _U1, _I8, _I8, _I8, _U1, _I8, _U1))
@@ -62,8 +64,8 @@ def group(order, key, capture, first, acked, span, near, flags, flow, slack, own
     """Part the sightings of each key into transfers; return their number.
 
     A transfer has each capture at most once. A sighting opens a new one where its capture has one
-    already, where its span (sequence numbers covered) differs, or where it comes more than the ``slack`` of
-    its ``flow`` after the first had been acknowledged: then the sequence number has been used again.
+    already, where its span (sequence numbers covered) differs though no capture missed any of it, or where it
+    comes more than the ``slack`` of its ``flow`` after the first was acknowledged: it came round again.
     In: ``order`` sorts ``key``; ``near`` is 2 at the sender, 0 at the receiver, else 1. Times in ns.
     Out: ``owner`` transfer of each sighting, ``gives`` SENDER, RECEIVER, HEADER bits, ``sent`` and
     ``shared`` (flags) of each transfer. ``order`` is put in order of time within each key.
@@ -96,7 +98,7 @@ def group(order, key, capture, first, acked, span, near, flags, flow, slack, own
                     y = order[p]
                     if capture[y] == capture[x]:
                         fits = False
-                    if span[y] != span[x] and (flags[x] & PARTIAL) == 0 and (flags[y] & PARTIAL) == 0:
+                    if span[y] != span[x] and ((flags[x] | flags[y]) & (PARTIAL | GAP)) == 0:
                         fits = False
                     p += 1
                 if not fits:
@@ -153,7 +155,9 @@ def fold(messages, capture, first, last, acked, row, gives, near, out):  # type:
             t.op = m.op
         t.retransmitted = max(t.retransmitted, m.retransmitted)
         t.ecn_marked = max(t.ecn_marked, m.ecn_marked)
-        t.flags |= np.uint8(m.flags & ~np.uint8(SHARED))
+        # What a capture missed of a write is dated by the others (``join.missed``).
+        write = m.wire == ROCE_WRITE or m.wire == ROCE_WRITE_IMM
+        t.flags |= np.uint8(m.flags & ~np.uint8(SHARED if write else SHARED | GAP))
     return messages.shape[0]
 
 

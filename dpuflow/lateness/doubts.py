@@ -1,8 +1,8 @@
-"""Entries in, entries out: what else the act that dates an entry may have waited for.
+"""Entries by first acts in; what dates each entry for good, and its error, out.
 
-A rule says what kind of act it was (``entries``). Here each act is weighed against what the capture shows
-of its host and its group: how fast its hosts react, whether calls queue, whether all messages can have been
-seen.
+A rule says what kind of act dates an entry (``entries``). Here each act is weighed against what the capture
+shows of its host and its group: how fast they react (``waiting``), and all that it may have waited for
+(``blockers``); then ranks that nothing dated yet are, by what others show of them; then errors follow.
 """
 
 from __future__ import annotations
@@ -13,30 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.lateness.behind import date_behind, read_alike
-from dpuflow.lateness.connections import (
-    behind_own_data,
-    first_on_connection,
-    packet_times,
-    repeated,
-    trip_ns,
-    unacked,
-)
+from dpuflow.lateness.blockers import Scene, find_blockers, packet_times, solve
 from dpuflow.lateness.entries import Entries, Rule
-from dpuflow.lateness.handover import (
-    FEWEST,
-    posting_ns,
-    receiving_ns,
-    spreads,
-    usual_reactions,
-    wide_spreads,
-)
+from dpuflow.lateness.handover import FEWEST, receiving_ns, spreads, usual_reactions, wide_spreads
 from dpuflow.lateness.likely import likely_entries
-from dpuflow.lateness.overdue import at_own_pace, overdue
 from dpuflow.lateness.queues import queued_rows
-from dpuflow.lateness.slots import date_by_slots, held_senders, late_to_inputs
+from dpuflow.lateness.slots import date_by_slots, late_to_inputs
 from dpuflow.lateness.tails import room, served_alike, tails, worst_ns
 from dpuflow.lateness.together import date_the_last
-from dpuflow.lateness.waiting import FAR_BEYOND, begun, settle
+from dpuflow.lateness.waiting import FAR_BEYOND, begun, credited, own_answers, released
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32, Seen, Wire
 
@@ -67,54 +52,49 @@ def weigh(
     of_row = group[entries.collective]
     columns = Picked.exchanges(exchanges)
     usual = usual_reactions(entries, of_row)
+    tail = tails(entries, of_row)
+    entries = _undated(entries, instances)
+    entries = replace(entries, rule=np.where(own_answers(entries, usual), int(Rule.FREE_STEP), entries.rule))
     clock, clock_ns = _clocks(entries, joined)
-    entries = _undated(replace(entries, clock=clock, clock_ns=clock_ns), instances)
     packet_ns = packet_times(entries, columns)
-    way, usual_way, kept = _ways(entries, joined)
-    sends_after = entries.rule == Rule.AFTER_INPUT
-    tail, left = tails(entries, of_row), entries.since_ns
-    # A credit and what it allowed, as one end saw them, are apart by the way there and back as well.
-    entries = settle(entries, usual, of_row, tail, packet_ns + way, FAR_BEYOND * trip_ns(columns))
-    late = late_to_inputs(entries, columns, instances)
-    entries = replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
-    entries = entries.marked(held_senders(entries, columns, instances), Rule.CREDIT, entries.grant)
-    entries = _as_a_habit(entries, joined, of_row)
-    entries = first_on_connection(entries, joined.columns)
-    entries = repeated(entries, joined.columns, usual)
-    entries = unacked(entries, columns, usual)
+    way, usual_way = _ways(entries, joined)
+
+    scene = Scene(entries, columns, joined.columns, instances, of_row, usual, packet_ns)
+    late = released(entries, usual, of_row, tail, _by_gpus(entries, joined))
+    late |= late_to_inputs(entries, columns, instances)
+    credit = credited(scene, way)
     queued = queued_rows(entries, exchanges, instances, usual)
-    entries = entries.marked(queued.rows, Rule.QUEUED, queued.behind)
-    entries = entries.marked(
-        _kept_long(entries, instances, np.where(_by_gpus(entries, joined), kept, 0), usual),
-        Rule.ON_ITS_WAY,
-        np.full(len(kept), NONE32),
-    )
-    waited = entries.rule == Rule.QUEUED
-    since = np.where(waited, queued.called_ns, entries.since_ns)
+    rule, after = solve(entries, late, list(find_blockers(scene, credit, queued)))
+    # Two clocks may be off either way, by that much an input seems to come late.
+    rule[entries.early_ns > 2 * clock_ns.max(initial=0)] = Rule.CONTRADICTED
+
+    waited, allowed = rule == Rule.QUEUED, (rule == Rule.CREDIT) & (credit.since_ns != NEVER)
+    waited &= queued.rows
+    since = np.select([waited, allowed], [queued.called_ns, credit.since_ns], entries.since_ns)
     # A rank cannot have been held up before it was there: not before it left its last collective.
     there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
-    held = np.minimum(receiving_ns(columns, entries, usual), there)
-    way += posting_ns(exchanges, instances, entries)
-    held = np.minimum(held, np.nan_to_num(usual.slowest_ns, nan=0.0)).astype(np.int64)
+    slow = np.nan_to_num(usual.slowest_ns, nan=0.0).astype(np.int64)
+    held = np.minimum(np.minimum(receiving_ns(columns, entries, usual), there), slow)
+    sends_after, left = entries.rule == Rule.AFTER_INPUT, entries.since_ns
     entries = replace(
         entries,
+        rule=rule,
+        after=after,
+        clock=clock,
+        clock_ns=clock_ns,
         since_ns=since,
-        since_act=np.where(waited, queued.called, entries.since_act),
+        # No message shows how long work takes.
+        since_act=np.select([waited, allowed], [queued.called, NONE32], entries.since_act),
         lead_ns=np.where(waited, queued.lead_ns, NEVER),
         stalled_ns=_stalled(entries, usual),
         way_ns=way,
         usual_way_ns=usual_way,
         held_ns=held,
-        lag_ns=np.where(sends_after, _taking_up_ns(entries, usual, there), 0),
-        slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, np.nan_to_num(usual.slowest_ns)).astype(np.int64),
+        lag_ns=np.where(sends_after & late, _taking_up_ns(entries, usual, there), 0),
+        slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, slow),
     )
     heard = read_alike(exchanges, instances, entries)
     entries = likely_entries(date_behind(entries, heard, usual), heard)
-    behind_own = behind_own_data(entries, columns, packet_ns)
-    entries = entries.marked(behind_own, Rule.QUEUED, np.full(len(behind_own), NONE32))
-    # Two clocks may be off either way, by that much an input seems to come late.
-    wrong = entries.early_ns > 2 * entries.clock_ns.max(initial=0)
-    entries = replace(entries, rule=np.where(wrong, int(Rule.CONTRADICTED), entries.rule))
     entries = replace(
         entries,
         spread_ns=spreads(exchanges, instances, entries, usual, of_row),
@@ -132,18 +112,6 @@ def weigh(
     return replace(entries, room_ns=np.where(alone, 0, room_ns))
 
 
-def _as_a_habit(entries: Entries, joined: Joined, of_row: NDArray[np.int64]) -> Entries:
-    """Date entries by first acts that are long after their input as a rule (``overdue``).
-
-    Not those of GPUs (NCCL), whose data streams: they wait for slots, and for the wire, as well.
-    """
-    mine = ~_by_gpus(entries, joined)
-    mine &= (entries.unmoved_ns != NEVER) & entries.whole
-    answers, sends = (mine & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
-    late = overdue(entries, answers, sends, of_row) | at_own_pace(entries, answers | sends, of_row)
-    return replace(entries, rule=np.where(late, int(Rule.LONG_AFTER), entries.rule))
-
-
 def _by_gpus(entries: Entries, joined: Joined) -> NDArray[np.bool_]:
     """Rows whose first act is a GPU's message."""
     wire = np.append(joined.columns["wire"], 0)
@@ -158,8 +126,7 @@ def _taking_up_ns(entries: Entries, usual: Usual, there: NDArray[np.int64]) -> N
     """
     slow = np.where(usual.by_sends, np.nan_to_num(usual.slowest_ns, nan=0.0), 0.0).astype(np.int64)
     read = np.where(entries.resumed_ns != NEVER, entries.enter_ns - entries.resumed_ns, 0)
-    found = entries.rule == Rule.LONG_AFTER
-    return np.where(found, np.minimum(np.maximum(slow, read), there), 0)
+    return np.minimum(np.maximum(slow, read), there)
 
 
 def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
@@ -175,18 +142,17 @@ def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
     return np.where(entries.retransmitted > 0, 0, out)
 
 
-def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For rows of ranks without a capture of their own: how long their first act may have been on its way.
 
     It is dated by its arrival. No longer, in 95 of 100 cases, than the way to that rank and back, from a
     message to its ACK. Over TCP receivers hold ACKs back (RFC 1122, 4.2.3.2), so there the shortest counts.
-    The second: how long it usually was, half of the median way there and back. The third: how much longer
-    than the quickest one the way there and back may be, at the place where the act was seen.
+    The second: how long it usually was, half of the median way there and back.
     """
-    out, usual, kept = np.zeros((3, len(entries.endpoint)), np.int64)
+    out, usual = np.zeros((2, len(entries.endpoint)), np.int64)
     own = {end for local in joined.local for end in local}
     if not own or joined.at_a_switch:
-        return out, usual, kept
+        return out, usual
     # What set a job up over TCP says nothing of how long its own messages take.
     job = joined.columns["wire"] != Wire.NCCL_SETUP
     transfers = joined.transfers if job.all() else joined.transfers[job]
@@ -195,8 +161,6 @@ def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[
     measured = (transfers["acked_ns"] != NEVER) & ((transfers["seen"] & Seen.AT_SENDER) != 0)
     measured &= transfers["retransmitted"] == 0
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]
-    by = transfers["src"][measured]
-    seen_by = np.append(joined.transfers["dst"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
     for endpoint in np.unique(entries.endpoint):
         mine = trips[to == endpoint]
         mine = mine if len(mine) >= FEWEST else trips
@@ -205,24 +169,7 @@ def _ways(entries: Entries, joined: Joined) -> tuple[NDArray[np.int64], NDArray[
         rows = entries.endpoint == endpoint
         slow, middle = np.maximum(np.percentile(mine, levels), 0).round().astype(np.int64).tolist()
         out[rows], usual[rows] = slow, middle // 2
-        for peer in [] if held else np.unique(seen_by[rows]).tolist():
-            along = trips[(to == endpoint) & (by == peer)]
-            if len(along) >= FEWEST:
-                kept[rows & (seen_by == peer)] = round(float(np.percentile(along, 95)) - int(along.min()))
-    return out, usual, kept
-
-
-def _kept_long(
-    entries: Entries, instances: Sequence[Instance], kept: NDArray[np.int64], usual: Usual
-) -> NDArray[np.bool_]:
-    """Rows dated by arrival that the way may have ``kept`` for longer than hosts react.
-
-    Where ranks are missing lateness is a lower bound anyway, with the way taken off. 0 but for GPUs: they
-    stream, so that first messages queue behind data of the operation before; nor is it seen when they left.
-    """
-    alone = np.repeat(np.array([i.near is None for i in instances], bool), np.diff(entries.offsets))
-    with np.errstate(invalid="ignore"):  # nothing is slow where nothing was measured
-        return np.asarray(alone & (kept > usual.slowest_ns), np.bool_)
+    return out, usual
 
 
 def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:

@@ -40,7 +40,8 @@ class Rule(IntEnum):
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
     GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
     GIVEN_LATE = 17  # at most: the same, of the last of several slots
-    ON_ITS_WAY = 18  # at most: dated by its arrival, and the way there may have kept it for long
+    MISSING = 19  # unobservable: packets are missing from what its rank sent and received
+    OVERLAPS = 20  # unobservable: its rank had not left the operation before it
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
@@ -57,9 +58,13 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
-    Rule.ON_ITS_WAY: ("at_most", "first message, as it arrived; the way there keeps messages now and then"),
     Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
+    Rule.MISSING: (
+        "unobservable",
+        "first message that was seen; packets before it were not captured",
+    ),
+    Rule.OVERLAPS: ("unobservable", "first message, sent before its rank had left the operation before"),
     Rule.WAITED: (
         "at_most",
         "first message that shows it had entered; it, or one that it waited for, held it back",
@@ -71,6 +76,7 @@ RULES: dict[Rule, tuple[str, str]] = {
 """Rule -> (bound, why)."""
 
 EXACT_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "exact")
+UNTOLD_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "unobservable")
 
 
 @dataclass
@@ -146,7 +152,7 @@ class Entries:
     @property
     def told(self) -> NDArray[np.bool_]:
         """Rows whose entry is exact or a bound."""
-        return np.isin(self.rule, (Rule.UNSEEN, Rule.CONTRADICTED), invert=True)
+        return np.isin(self.rule, UNTOLD_RULES, invert=True)
 
     def marked(self, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:
         """With another rule for exact entries among ``rows``, and what they may have waited for."""

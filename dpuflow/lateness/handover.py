@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.exchanges import there_ns
-from dpuflow.lateness.needs import started_ns
 from dpuflow.lateness.relative import against_others
-from dpuflow.ordering import Picked, classes, lower_medians, order_within, percentile, percentiles
+from dpuflow.ordering import Picked, classes, lower_medians, order_within, percentiles
 from dpuflow.schema import NEVER, Wire
 
 if TYPE_CHECKING:
@@ -248,34 +247,6 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> ND
         busy = (at >= 0) & (enter <= end[at] + usual.slowest_ns[rows])
         held[rows] = np.where(busy, enter - begin[at], 0)
     return held
-
-
-def posting_ns(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
-    """How long after a rank's first message the one to a captured rank may have left; it sends all at once.
-
-    For rows of ranks without a capture of their own, 0 for others: from the first to the last message of
-    captured ranks in like collectives, 95 of 100 times. Gloo's declarations leave together.
-    """
-    out = np.zeros(len(entries.rule), np.int64)
-    alike: dict[object, list[int]] = {}
-    for number, instance in enumerate(instances):
-        if instance.at_once and instance.near and not is_gloo(int(exchanges["wire"][instance.rows[0]])):
-            alike.setdefault((instance.op, instance.size, tuple(instance.order)), []).append(number)
-    for numbers in alike.values():
-        spans = []
-        for number in numbers:
-            rows = exchanges[instances[number].rows]
-            begun = started_ns(rows)
-            for end in instances[number].near or ():
-                own = begun[(rows["src"] == end) & (begun != NEVER)]
-                spans.append(int(own.max() - own.min()) if len(own) else 0)
-        slow = round(percentile(np.array(spans or [0]), 95))
-        for number in numbers:
-            first = int(entries.offsets[number])
-            near = instances[number].near or frozenset()
-            far = [first + place for place, end in enumerate(instances[number].order) if end not in near]
-            out[far] = slow
-    return out
 
 
 def spreads(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.ordering import Picked
+    from dpuflow.tables import Rows
 
 _FAR = np.iinfo(np.int64).max
 SLOTS: Final = NCCL_STEPS
@@ -97,8 +98,7 @@ def consumed(
     """
     depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
     rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth
-    line, to = 2 * picked["connection"][rows].astype(np.int64), receiver[rows]
-    line += picked["src"][rows] > picked["dst"][rows]
+    line, to = lines_of(picked)[rows], receiver[rows]
     order = order_within(picked["order"][rows].astype(np.int64), line)
     rows, line, to = rows[order], line[order], to[order]
     turn, depth, size = picked["order"][rows].astype(np.int64), depth[rows], picked["bytes"][rows]
@@ -127,6 +127,13 @@ def consumed(
         (to[at], between.round().astype(np.int64)),
         (to[ends], granted[ends + 1] - arrived[ends]),
     )
+
+
+def lines_of(exchanges: Rows | Picked) -> NDArray[np.int64]:
+    """Numbers the directions of connections."""
+    line: NDArray[np.int64] = 2 * exchanges["connection"].astype(np.int64)
+    line += exchanges["src"] > exchanges["dst"]
+    return line
 
 
 def messages_ahead(instance: Instance) -> int:

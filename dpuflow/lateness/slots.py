@@ -18,7 +18,7 @@ import numpy as np
 
 from dpuflow.lateness.entries import Entries, Rule
 from dpuflow.lateness.handover import FEWEST
-from dpuflow.lateness.passing import SLOTS, messages_ahead
+from dpuflow.lateness.passing import SLOTS, lines_of, messages_ahead
 from dpuflow.ordering import classes, percentile
 from dpuflow.schema import NEVER, Op, Wire
 
@@ -116,31 +116,6 @@ def date_by_slots(
         entries, rule=rule, enter_ns=enter, act=act, after=after, unmoved_ns=moved, since_ns=since,
         since_act=since_act, spread_ns=apart, leave_ns=leave, idle_ns=np.maximum(entries.idle_ns, leave),
     )  # fmt: skip
-
-
-def held_senders(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> NDArray[np.bool_]:
-    """Rows of NCCL's ranks that only send whose first message may have waited for its slot.
-
-    Nothing keeps them in an operation: they run ahead of those that receive. It left as soon after its
-    credit as messages do that waited for one: within three times the quickest (5 %) of the connection where
-    hosts are quickest. An operation is taken up when the receiver has taken the one before it.
-    """
-    out = np.zeros(len(entries.rule), bool)
-    wire = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
-    rows = np.flatnonzero(wire & (exchanges["grant_arrived_ns"] != NEVER))
-    # What a rank without a capture received was not seen: it need not be one that only sends.
-    seen = np.array([i.near is None or end in i.near for i in instances for end in i.order], bool)
-    ahead = ~entries.fed & seen & (entries.credit_ns != NEVER)
-    if not len(rows) or not ahead.any():
-        return out
-    waited = exchanges["data_ns"][rows] - exchanges["grant_arrived_ns"][rows]
-    line = _line(exchanges, rows)
-    order = np.argsort(line, kind="stable")
-    parts = np.split(waited[order], np.flatnonzero(np.diff(line[order])) + 1)
-    quick = [percentile(part, QUICK) for part in parts if len(part) >= FEWEST]
-    if quick:
-        out = ahead & (entries.credit_ns <= FAR_BEYOND * min(quick))
-    return out
 
 
 def late_to_inputs(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> NDArray[np.bool_]:
@@ -301,19 +276,12 @@ def _in_turn(exchanges: Picked, instances: Sequence[Instance]) -> tuple[Ints, In
     of = np.full(len(exchanges), -1, np.int64)
     of[np.concatenate([i.rows for i in instances])] = np.repeat(np.arange(len(instances)), counts)
     rows = np.flatnonzero((exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (of >= 0))
-    line = _line(exchanges, rows)
+    line = lines_of(exchanges)[rows]
     order = np.lexsort((exchanges["order"][rows], line))
     rows, line = rows[order], line[order]
     of = of[rows]
     begin = np.flatnonzero(np.r_[True, (line[1:] != line[:-1]) | (of[1:] != of[:-1])])[: len(rows)]
     return rows, of, line, begin, np.array(ahead, np.int64)[of[begin]]
-
-
-def _line(exchanges: Picked, rows: Ints) -> Ints:
-    """The direction of a connection that each row goes."""
-    line = 2 * exchanges["connection"][rows].astype(np.int64)
-    line += exchanges["src"][rows] > exchanges["dst"][rows]
-    return line
 
 
 def _of_hosts(endpoint: Ints, posted: tuple[Ints, Ints], level: float) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.lateness.passing import SLOTS, messages_ahead
+from dpuflow.lateness.passing import SLOTS, lines_of, messages_ahead
 from dpuflow.ordering import order_within
 from dpuflow.schema import NEVER, Wire
 
@@ -80,7 +80,7 @@ def kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]
     data = np.flatnonzero((picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["data_ns"] != NEVER))
     if not len(data):
         return out
-    line = 2 * picked["connection"][data].astype(np.int64) + (picked["src"][data] > picked["dst"][data])
+    line = lines_of(picked)[data]
     before = np.full(len(picked), NEVER)
     order = order_within(picked["order"][data].astype(np.int64), line)
     same = line[order[1:]] == line[order[:-1]]

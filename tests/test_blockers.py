@@ -1,0 +1,101 @@
+"""What first acts may have waited for where captures miss packets, by hand and on a real capture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpuflow
+from bench.robustness.records import read_records, write_records
+from dpuflow.collectives import Instance
+from dpuflow.lateness import Entries, Rule
+from dpuflow.lateness.blockers import Blocker, Scene, before_leaving, missing_before, solve
+from dpuflow.lateness.entries import blank
+from dpuflow.lateness.handover import Usual
+from dpuflow.ordering import Picked
+from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Wire
+
+US = 1_000
+RANKS = (0, 1, 2)
+
+
+def ranks_of(enter_us: list[list[int]], leave_us: list[list[int]]) -> Entries:
+    """Operations of three ranks, each a list of when they entered and left."""
+    count = len(enter_us)
+    collective, endpoint = np.repeat(np.arange(count), 3), np.tile(RANKS, count)
+    entries = blank(collective, endpoint, np.arange(count + 1) * 3)
+    enter, leave = (np.array(times, np.int64).ravel() * US for times in (enter_us, leave_us))
+    rule = np.full(3 * count, int(Rule.FREE_STEP))
+    return replace(entries, enter_ns=enter, leave_ns=leave, rule=rule, fed=np.ones(3 * count, bool))
+
+
+def scene(entries: Entries, sent_us: list[int], arrived_us: list[int], gap_at: int | None) -> Scene:
+    """Messages from rank 0 to rank 1, and whether packets of one are missing; reactions take 10 us."""
+    exchanges, transfers = EXCHANGE.zeros(len(sent_us)), TRANSFER.zeros(len(sent_us))
+    for rows in (exchanges, transfers):
+        rows["dst"], rows["wire"] = 1, Wire.ROCE_SEND
+    exchanges["data_ns"] = transfers["sent_ns"] = np.array(sent_us) * US
+    exchanges["data_end_ns"], exchanges["arrived_end_ns"] = np.array(sent_us) * US, np.array(arrived_us) * US
+    if gap_at is not None:
+        transfers["flags"][gap_at] = MessageFlag.GAP
+    level, group = np.full(len(entries.rule), 10.0 * US), np.zeros(len(entries.rule), np.int64)
+    usual = Usual(level, level, level, level > 0)
+    instances = [Instance(np.zeros(0, np.int64), Op.ALL_REDUCE, list(RANKS))] * (len(entries.offsets) - 1)
+    return Scene(entries, Picked.exchanges(exchanges), transfers, instances, group, usual, level)
+
+
+def test_the_first_blocker_that_stands_is_the_reason() -> None:
+    entries = ranks_of([[0, 1, 2]], [[9, 9, 9]])
+    none = np.full(3, NONE32, np.int64)
+    credit = Blocker(Rule.CREDIT, np.array([True, False, False]), none + 0)
+    queued = Blocker(Rule.QUEUED, np.array([True, True, False]), none - 1)
+    rule, after = solve(entries, np.array([False, False, True]), [credit, queued])
+    assert rule.tolist() == [Rule.CREDIT, Rule.QUEUED, Rule.LONG_AFTER]
+    assert after.tolist() == [NONE32, NONE32 - 1, NONE32]
+
+
+def test_what_follows_other_data_at_once_is_no_first_message_once_packets_are_missing() -> None:
+    """Rank 1 acts 5 us after an input, then long after the next one; rank 2 never lost anything."""
+    entries = ranks_of([[90, 125, 90], [400, 500, 400]], [[130, 130, 130], [510, 510, 510]])
+    sent, arrived = [100, 300], [120, 320]
+    assert not missing_before(scene(entries, sent, arrived, None)).any()
+    assert missing_before(scene(entries, sent, arrived, 0)).tolist() == [False, True, *[False] * 4]
+
+
+@pytest.mark.parametrize("wire", [Wire.ROCE_WRITE_IMM, Wire.ROCE_READ, Wire.GLOO_DATA])
+def test_data_of_known_length_is_taken_for_nothing_else(wire: Wire) -> None:
+    entries = ranks_of([[90, 125, 90]], [[130, 130, 130]])
+    world = scene(entries, [100], [120], 0)
+    world.transfers["wire"] = wire
+    assert not missing_before(world).any()
+
+
+def test_one_rank_alone_cannot_be_in_two_operations() -> None:
+    calls = [[0, 0, 0], [100, 40, 100]], [[50, 50, 50], [150, 150, 150]]
+    assert before_leaving(scene(ranks_of(*calls), [0], [10], None)).tolist() == [*[False] * 4, True, False]
+    # Where packets are missing nobody knows whose messages the others' were.
+    assert before_leaving(scene(ranks_of(*calls), [0], [10], 0)).all()
+    together = [[0, 0, 0], [40, 40, 100]], [[50, 50, 50], [150, 150, 150]]
+    assert not before_leaving(scene(ranks_of(*together), [0], [10], None)).any()
+    unknown = replace(ranks_of(*calls), enter_ns=np.array([0, 0, 0, 100, NEVER, 100]) * 1)
+    assert not before_leaving(scene(unknown, [0], [10], None)).any()
+
+
+@pytest.mark.parametrize("packet", [475, 625, 1200, 2375])
+def test_one_packet_that_a_capture_missed_changes_nobody_s_verdict(
+    shared: Path, tmp_path: Path, packet: int
+) -> None:
+    """The other node's capture has the message whole: it is one message, and the algorithm stays."""
+    folder = shared / "captures" / "roce" / "ar-ring-n2-64k-late1-5ms"
+    files = []
+    for node in range(2):
+        records = read_records(folder / f"node{node}.pcap.gz")
+        kept = np.arange(len(records)) != (packet if node == 0 else -1)
+        files.append(tmp_path / f"node{node}.pcap")
+        write_records(records.take(kept), files[-1])
+    result = dpuflow.analyze([dpuflow.Vantage(file.stem, (str(file),)) for file in files])
+    assert [row.verdict for row in result.lateness] == ["on_time", "late"]
+    assert sum(c.algorithm == "ring" and c.bytes == 65536 for c in result.collectives) >= 39
