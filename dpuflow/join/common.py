@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NEARLY_ALL: Final = 0.99  # of a node's packets are its own; the rest a switch flooded to it
 IPV4_MAPPED: Final = 0xFFFF  # upper 32 of the lower 64 bits of ::ffff:a.b.c.d
 LINK_LOCAL: Final = 0xFE80 << 48
+FEWEST: Final = 8  # values that lie close together by no chance
 
 _MOST: Final = ("retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak", "rnr", "zero_window")
 
@@ -239,18 +240,18 @@ def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> li
         mine = took[np.isin(dst, end)]
         if not len(mine):
             return None
-        times.append(int(half_sample_mode(mine)))
+        some = mine[mine > 0]  # no answer takes no time: one of the stamps is late, or both are coarse
+        times.append(densest(some)[0] if len(some) else 0)
     return times
 
 
-def half_sample_mode(values: Ints) -> float:
-    """Where values lie closest together, whatever else is among them (Bickel and Fruehwirth 2006)."""
+def densest(values: Ints) -> tuple[int, int]:
+    """Where values lie closest together, whatever else is among them: the shortest interval that holds a
+    twentieth of them, or FEWEST."""
     values = np.sort(values)
-    while len(values) > 2:
-        half = (len(values) + 1) // 2
-        at = int(np.argmin(values[half - 1 :] - values[: len(values) - half + 1]))
-        values = values[at : at + half]
-    return float(values.mean())
+    count = min(max(len(values) // 20, FEWEST), len(values))
+    at = int(np.argmin(values[count - 1 :] - values[: len(values) - count + 1]))
+    return int(values[at]), int(values[at + count - 1])
 
 
 def nearer_end(times: list[int] | None) -> int | None:

@@ -84,8 +84,6 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
     role = np.concatenate([t.messages["role"] for t in captures])
     answer = (wire == Wire.ROCE_READ) & (role == Role.DATA)
     key = (flow << 33) | (answer.astype(np.int64) << 32) | (seq & low[flow]) if len(flow) else flow
-    acked = column("acked_ns")
-    last = not_after(column("last_ns"), acked)
     return Sightings(
         starts,
         np.repeat(np.arange(len(captures), dtype=np.uint16), np.diff(starts)),
@@ -94,9 +92,9 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
         seq,
         low[flow] < 1 << PSN_BITS,
         column("seq_end") - seq,
-        not_after(column("first_ns"), last),
-        last,
-        acked,
+        column("first_ns"),
+        column("last_ns"),
+        column("acked_ns"),
         flags,
         steady,
     )

@@ -13,17 +13,18 @@ import numpy as np
 from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
+    FEWEST,
     Common,
     answer_times,
+    densest,
     find_common,
-    half_sample_mode,
     join_addresses,
     nearer_end,
     number_connections,
     total_flows,
     widen_local,
 )
-from dpuflow.join.missed import date_missed
+from dpuflow.join.missed import WRITES, date_missed, in_psn_order
 from dpuflow.join.sightings import (
     MOST_SLACK,
     Sightings,
@@ -51,11 +52,8 @@ if TYPE_CHECKING:
     Bools = np.typing.NDArray[np.bool_]
     Ints = np.typing.NDArray[np.int64]
 
-
-NEAR: Final = 8
-MANY: Final = 0.1
-"""Where a tenth of the messages took the same time but for an eighth of what they differ from the usual by,
-it is no chance: those that are late by chance lie scattered."""
+CLOSER: Final = 1 / 16
+"""So much closer than late stamps lie on average what is no chance lies: most of these are late by little."""
 
 
 def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
@@ -131,7 +129,7 @@ def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     a, b = a[both], b[both]
     if not len(a):
         return 0.0
-    return half_sample_mode((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b]))
+    return float(sum(densest(_wire_ns(seen, a, b)))) / 2
 
 
 def _ahead(common: Common, seen: Sightings, ties: Ties, pair: int, ends: list[list[int]]) -> float:
@@ -236,28 +234,35 @@ def _prompt(
 ) -> np.typing.NDArray[np.bool_]:
     """Which messages show no late stamp that makes their way, or their ACK's, seem shorter than it was.
 
-    Whichever it is, there and back they then take less time on the wire than others: what waits for the ACK
-    at one place less than at the other. Where for some no time at all is left, stamps are late, and all count
-    whose time is shorter than where those of most begin.
+    There and back they then take less time on the wire: by how much longer the sender waits for the ACK than
+    the receiver. Where for some no time at all is left stamps are late; then those count that take about as
+    long as the first that lie closer together than these.
     """
-    wire_ns = (seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b])
-    wire_ns = np.where(forward, wire_ns, -wire_ns)
+    wire_ns = np.where(forward, _wire_ns(seen, a, b), -_wire_ns(seen, a, b))
     if not (wire_ns < 0).any():
         return np.ones(len(wire_ns), bool)
-    ordered, usual = np.sort(wire_ns), half_sample_mode(wire_ns)
-    near = np.searchsorted(ordered, ordered + (usual - ordered) / NEAR, side="right") - np.arange(
-        len(ordered)
-    )
-    begins = np.flatnonzero((near >= MANY * len(ordered)) & (ordered >= 0) | (ordered >= usual))
-    return np.asarray(wire_ns >= ordered[begins[0]], np.bool_)
+    late, ordered = -wire_ns[wire_ns < 0], np.sort(wire_ns[wire_ns >= 0])
+    apart_ns = float(np.quantile(late, 0.9)) / len(late)
+    close = ordered[FEWEST:] - ordered[:-FEWEST] < CLOSER * FEWEST * apart_ns
+    at = int(np.argmax(close)) if close.any() else 0
+    most = ordered[min(at + max(len(ordered) // 20, FEWEST), len(ordered) - 1)]
+    return np.asarray((wire_ns >= ordered[at]) & (wire_ns <= most), np.bool_)
+
+
+def _wire_ns(seen: Sightings, a: Ints, b: Ints) -> Ints:
+    """How much longer messages waited for their ACKs where sighting ``a`` is than at ``b``, ns."""
+    return np.asarray((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b]), np.int64)
 
 
 def _to_reference(seen: Sightings, found: Clocks) -> None:
+    """Put all times on the reference clock, none later than the ACK of what it is a time of."""
     for capture, place in enumerate(found.maps):
         if place is not None and (place.offset_ns or place.drift or place.later):
             rows = seen.of(capture)
             for times in (seen.first_ns, seen.last_ns, seen.acked_ns):
                 times[rows] = place.to_reference(times[rows])
+    seen.last_ns[:] = not_after(seen.last_ns, seen.acked_ns)
+    np.minimum(seen.first_ns, seen.last_ns, out=seen.first_ns)
 
 
 def _own_transfers(tables: CaptureTables, common: Common) -> Rows:
@@ -348,6 +353,17 @@ def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
     slack = np.where(apart, slack_ns, 0)
     transfers["sent_end_ns"] = np.minimum(transfers["sent_end_ns"], end + slack)
     transfers["sent_ns"] = np.minimum(np.minimum(sent, arrived + slack), transfers["sent_end_ns"])
+    # What has a lower PSN left no later.
+    line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
+    order = np.flatnonzero(np.isin(transfers["wire"], WRITES))
+    order = order[np.argsort(line[order], kind="stable")]
+    line, seq = line[order], transfers["seq"][order]
+    swapped = (line[1:] == line[:-1]) & ((seq[1:] < seq[:-1]) | (sent[order[1:]] < sent[order[:-1]]))
+    for each in np.unique(line[1:][swapped]):
+        mine = order[np.searchsorted(line, each) : np.searchsorted(line, each, "right")]
+        mine = in_psn_order(transfers, mine)
+        place = np.arange(len(mine))
+        sent[mine] = np.minimum.accumulate((sent[mine] - place)[::-1])[::-1] + place
     order = np.argsort(sent, kind="stable")
     return transfers if np.array_equal(order, np.arange(len(order))) else transfers[order]
 
