@@ -20,7 +20,7 @@ ANSWERS = next(rule for rule in RULES if rule.name == "lateness.waiting:own_answ
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_is_a_function_that_is_there(rule: Rule) -> None:
     assert callable(rule.function)
-    assert lines_of(rule) > 2
+    assert lines_of(rule) > 0
 
 
 def test_names_are_not_listed_twice() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from dpuflow.scoring.score import match_collectives, score_case
+from dpuflow.scoring.score import by_units, match_collectives, members_of_nodes, score_case
 
 if TYPE_CHECKING:
     from bench.robustness.truth import Truth
@@ -149,8 +149,9 @@ def _figures(outcome: Outcome, analysis: dict[str, Any], case: Case, truth: Trut
     outcome.true, outcome.found, outcome.invented = score.true, score.found, score.invented
     outcome.last_asked, outcome.last_right = score.last_asked, score.last_right
     outcome.exact, outcome.held = score.intervals, score.intervals_held
-    for number, at in match_collectives(case.collectives, analysis["collectives"]).items():
-        true, guess = case.collectives[number], analysis["collectives"][at]
+    nodes = members_of_nodes(analysis)
+    for number, at in match_collectives(case.collectives, analysis["collectives"], nodes).items():
+        true, guess = by_units(case.collectives[number], analysis["collectives"][at], nodes)
         if true.warm_up:
             continue
         as_all_reduce = (
