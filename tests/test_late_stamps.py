@@ -27,7 +27,7 @@ def delay_stamps(path: Path, share: float, seed: int) -> None:
         at += 16 + kept
     random, stamp_ns = np.random.default_rng(seed), np.array(stamps)
     senders = np.array([record[14:20] for record in records])
-    (one, *_), way = np.unique(senders, return_inverse=True)
+    _, way = np.unique(senders, return_inverse=True)
     queue = np.flatnonzero(way == seed % 2)
     late = np.where(random.random(len(queue)) < share, random.integers(2_000, 60_000, len(queue)), 0)
     stamp_ns[queue] = np.maximum.accumulate(stamp_ns[queue] + late)
