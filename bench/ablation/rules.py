@@ -167,5 +167,4 @@ RULES: Final = [
     Rule("lateness.passing:reached_by_first", lambda result, args: args[5].copy(), changes_arguments=True),
     Rule("collectives:_may_go_on", _says(False)),
     Rule("collectives.partial:mark_at_once", _says(None), changes_arguments=True),
-    Rule("collectives.tagged:_agree_on_sizes", _says(None), changes_arguments=True),
 ]

@@ -15,9 +15,9 @@ import numpy as np
 
 from dpuflow.collectives.crowded import Processes, shares_addresses
 from dpuflow.collectives.model import Instance, placed
-from dpuflow.collectives.recognise import ELEMENT_BYTES, VARIED, Match, matches, whole_size
+from dpuflow.collectives.recognise import VARIED, Match, matches, whole_size
 from dpuflow.components import connected
-from dpuflow.schema import NEVER, MessageFlag, Op
+from dpuflow.schema import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,41 +80,7 @@ def tagged_instances(
             whole = _instance(exchanges, component, op, position, near, habits)
             found = [whole] if whole.complete else found
         instances.extend(found)
-    _agree_on_sizes(exchanges, instances)
     return instances
-
-
-Like = tuple[object, ...]
-
-
-def _like(instance: Instance) -> Like:
-    """What collectives of one size have in common."""
-    return instance.op, instance.algorithm, tuple(instance.order), len(instance.rows)
-
-
-def _agree_on_sizes(exchanges: Rows, instances: list[Instance]) -> None:
-    """Let collectives with inferred lengths have the size of their like, where that is an element away."""
-    sizes: dict[Like, Counter[int]] = {}
-    inferred: list[tuple[Instance, Like]] = []
-    for instance in instances:
-        like: tuple[object, ...] = (
-            instance.op,
-            instance.algorithm,
-            tuple(instance.order),
-            len(instance.rows),
-        )
-        if (exchanges["flags"][instance.rows] & MessageFlag.HIDDEN).any():
-            inferred.append((instance, like))
-        elif instance.size is not None:
-            sizes.setdefault(like, Counter())[instance.size] += 1
-    for instance, like in inferred:
-        near = {
-            size: times
-            for size, times in sizes.get(like, Counter()).items()
-            if instance.size is not None and abs(size - instance.size) <= ELEMENT_BYTES
-        }
-        if near:
-            instance.size = max(near, key=lambda size: near[size])
 
 
 def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
