@@ -102,7 +102,7 @@ INFERENCE: Final = _of("inference", [
     ("bulk", _given(), "_awaited _by_waits _slow _named"),
     ("bulk", _given(1), "_by_siblings"),
     ("causes", _given(1), "_left"),
-    ("causes", _no, "_held_peers _only_took _granted_late"),
+    ("causes", _no, "_held_peers _granted_late"),
     ("causes", _given(2), "_beyond_free"),
     ("causes", _never, "_earliest"),
     ("links", _no, "slow_rows _held_back"),

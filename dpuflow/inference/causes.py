@@ -194,17 +194,6 @@ def _beyond_free(
     return out
 
 
-def _only_took(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.bool_]:
-    """Rows of ranks that had sent nothing in the reduce or gather before, but received all of it.
-
-    Of these no packet shows when they left: what the library does with the last input comes after that.
-    """
-    took = np.array([i.op in (Op.REDUCE, Op.GATHER) for i in instances], bool)
-    before = np.maximum(last, 0)
-    alone = entries.fed[before] & ~entries.sent[before] & (last >= 0)
-    return np.asarray(alone & took[entries.collective[before]], np.bool_)
-
-
 def _granted_late(
     entries: Entries,
     last: NDArray[np.int64],
@@ -274,7 +263,6 @@ def _excess(
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
     # Of a rank that nothing was seen of only a lower bound of its entry is known.
     known = dated & (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
-    known &= ~_only_took(entries, last, instances)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
     credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))
     from_root = np.array([i.op in (Op.BROADCAST, Op.SCATTER) for i in instances], bool)
