@@ -86,6 +86,9 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
     sigma = sends * float(np.median([_scatter(excess[p][known[p]]) for p in told])) if told else 0.0
     begin_ns = _begins(pipeline, entries, units)
     judged = [place for place in told if 2 * known[place].sum() >= len(units)]
+    # In 1F1B what a message follows from changes within a step.
+    apart_told = pipeline.schedule != "1f1b"
+    once = np.array([_beyond_usual(row, units) * apart_told for row in pipeline.work])
     amounts: dict[int, NDArray[np.int64]] = {}
     designs: dict[int, float] = {}
     for place in told:
@@ -95,8 +98,13 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
         usual_ns = float(np.median((own[place] - excess[place])[known[place]]))
         unequal = UNEQUAL * sends * usual_ns
         designs[place] = max(SIGMAS * sends * float(apart[place]), unequal)
+        others = np.median(np.delete(once, place, axis=0), axis=0)
+        once_more = np.where(once[place] - others > SIGMAS * sigma, once[place] - others, 0.0)
         worked, longer = (sends * each[place][known[place]] for each in (own, excess))
-        amounts[place] = _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place])
+        amounts[place] = np.maximum(
+            _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place]),
+            once_more[known[place]].astype(np.int64),
+        )
     # Stages that are late in turn are so by habit together.
     often = bool(judged) and is_habit(np.concatenate([amounts[place] for place in judged]), span_ns)
     for place in judged:
@@ -194,6 +202,22 @@ def _scatter(values: NDArray[np.float64]) -> float:
     if len(values) < 2:
         return 0.0
     return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+
+
+def _beyond_usual(row: list[Work | None], units: NDArray[np.int64]) -> NDArray[np.float64]:
+    """By unit how much longer than usual the stage worked for single messages, where it did by far.
+
+    Who is late once in a step is so before one of its microbatches; how its layers compare with its peers'
+    does not matter there.
+    """
+    total = np.zeros(len(units))
+    for work in row:
+        usual = typical_ns(work)
+        if work is not None and usual is not None:
+            late = (work.own_ns > (1 + UNEQUAL) * usual) & (work.unit >= 0)
+            place = np.searchsorted(units, work.unit[late])
+            total += np.bincount(place, work.own_ns[late] - usual, len(units))
+    return total
 
 
 def _begins(pipeline: Pipeline, entries: Entries, units: NDArray[np.int64]) -> NDArray[np.int64]:
