@@ -246,7 +246,8 @@ def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
 
     Of others the credit comes at any time of the work, so few of these are taken for such.
     """
-    return (book.credit_ns != NEVER) & (book.credit_ns < AT_ONCE * (book.sent_ns - since))
+    soon = book.credit_ns < AT_ONCE * (book.sent_ns - since)
+    return np.asarray((book.credit_ns != NEVER) & soon, np.bool_)
 
 
 def _inputs(
