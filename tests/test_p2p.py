@@ -134,3 +134,37 @@ def test_channels_that_lost_packets_hold_up_are_one_transfer(tmp_path: Path) -> 
     result = analysed(loop("op: all_to_all, bytes: 5871376", keys, iterations=24), tmp_path)
     assert told(result) == {("all_to_all", 5_871_376): 24}
     assert not {"late", "intermittent"} & {each.verdict for each in result.lateness}
+
+
+@pytest.mark.parametrize("part", [64 << 10, 128 << 10])
+def test_few_chunks_for_each_of_many_peers(part: int, tmp_path: Path) -> None:
+    """The second chunk to each leaves after the first of all others have come: no ring of two does that."""
+    more = settings(cluster={"nodes": 8}, faults=[{"kind": "gpu_late", "rank": 1, "us": 300}])
+    scenario = loop(f"op: all_to_all, bytes: {8 * part}", more, iterations=10)
+    result = analysed(scenario, tmp_path)
+    assert told(result) == {("all_to_all", 8 * part): 10}
+    assert [row.endpoint for row in result.lateness if row.verdict == "late"] == [1]
+
+
+SHAPES = {
+    "m16-slowrecv-a2a-n4": (8, {"all_to_all"}),
+    "slow-receiver-sendrecv-n4": (27, {"send_recv"}),
+    "m02-fwd-pipe-2m-n4-clean": (72, {"send_recv"}),
+    "pp-infer-registered-n6-random": (140, {"send_recv"}),
+}
+"""Another simulator's: how many operations, and which."""
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_another_simulators_sends_and_receives(case: str, shared: Path) -> None:
+    """Slow receivers, a balanced pipeline and registered buffers: all is found, and no innocent accused."""
+    folder = shared / "captures" / "nccl" / case
+    result = dpuflow.analyze(
+        [dpuflow.Vantage(file.name, (str(file),)) for file in sorted(folder.glob("node*.pcap.gz"))]
+    )
+    count, ops = SHAPES[case]
+    assert len(result.collectives) == count
+    assert {c.op for c in result.collectives} == ops
+    assert not [row.endpoint for row in result.lateness if row.verdict == "late"]
+    if case.endswith("random"):
+        assert sum(row.verdict == "intermittent" for row in result.lateness) > 1

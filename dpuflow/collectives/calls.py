@@ -72,6 +72,30 @@ def in_common(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Trans
     return kept, cut
 
 
+def at_all(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
+    """Of edges seen from mid-job on the transfers while all of them are seen, and the others, cut off.
+
+    From one time to another at which none was under way.
+    """
+    first, last = max(int(e.start_ns[0]) for e in members), min(int(e.end_ns[-1]) for e in members)
+    start, end = (
+        np.concatenate(times) for times in zip(*((e.start_ns, e.end_ns) for e in members), strict=True)
+    )
+    order = np.argsort(start)
+    quiet = start[order][1:][start[order][1:] > np.maximum.accumulate(end[order])[:-1]]
+    quiet = quiet[(quiet >= first) & (quiet <= last)]
+    if len(quiet) < 2:
+        return [], []
+    kept, cut = [], []
+    for each in members:
+        low, high = np.searchsorted(each.start_ns, [quiet[0], quiet[-1]]).tolist()
+        kept.append(each.part(low, high))
+        cut += [each.part(0, low), each.part(high, len(each.rows))]
+    for part in cut:
+        part.whole[:] = False
+    return (kept, cut) if all(each.rows for each in kept) else ([], [])
+
+
 def as_most(members: Sequence[Transfers], near: frozenset[int] | None, columns: Columns) -> list[Transfers]:
     """Transfers of calls of all with all, those of some edges dealt anew to calls that most edges agree on.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.collectives.buffers import DEFAULT
-from dpuflow.collectives.calls import all_to_all, as_most, cliques, in_common, is_call
+from dpuflow.collectives.calls import all_to_all, as_most, at_all, cliques, in_common, is_call
 from dpuflow.collectives.model import Instance
 from dpuflow.collectives.parts import ALIKE, PACE, Parts, Sending, lines_of
 from dpuflow.collectives.pxn import calls_over_rails
@@ -94,7 +94,9 @@ def p2p_instances(
         members, cut = ([], together) if all(each.begun for each in together) else in_common(together)
         whole = bool(members) and is_call(members, near)
         if not whole:
-            members, cut = as_most(together, near, columns), []
+            begun = all(each.begun for each in together)
+            members, cut = (list(together), []) if begun else at_all(together)
+            members = as_most(members, near, columns) if members else members
             whole = bool(members) and is_call(members, near)
         calls += [members] if whole else []
         left += cut if whole else together

@@ -84,8 +84,8 @@ def _registered(
     after = same & (exchanges["grant_ns"][before[1:]] > columns.arrivals[before[:-1]])
     exact = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
     turns = np.bincount(line[1:][same], minlength=keys)
-    asked = np.bincount(line[1:][after], minlength=keys) >= ALIKE * turns
-    return np.asarray(exact & (turns > 0) & asked, bool)
+    alone = np.bincount(line[1:][after], minlength=keys) >= ALIKE * turns
+    return np.asarray(exact & (turns > 0) & alone, np.bool_)
 
 
 class Sending:

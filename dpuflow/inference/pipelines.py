@@ -146,7 +146,7 @@ class _Busy:
         if endpoint not in self.spans:
             return np.zeros(len(start), np.int64)
         begin, total, over = self.spans[endpoint]
-        last, first = np.searchsorted(begin, end, "right"), np.searchsorted(begin, start, "right")
+        last, first = np.searchsorted(begin, end, "left"), np.searchsorted(begin, start, "left")
         # The last of them may go on beyond the end.
         beyond = np.where(last > first, np.maximum(over[np.maximum(last - 1, 0)] - end, 0), 0)
         return np.asarray(np.maximum(total[last] - total[first] - beyond, 0), np.int64)
@@ -180,10 +180,12 @@ def _pipeline(
             since = np.where(before >= 0, acts[before], NEVER)
             number = book.unit
             known = np.ones(len(number), bool)
-            if source is None and schedule == "gpipe":  # one after the other, the first after a pause
-                known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
-            elif source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
+            if source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
                 source = into[1 - way]
+            elif source is None and schedule == "gpipe":  # one after the other, the first after a pause
+                known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
+            elif source is None:
+                known[:] = schedule is not None
             if source is not None:
                 arrived, of = _inputs(source, book.sent_ns, since)
                 since = np.maximum(since, arrived)
@@ -194,7 +196,10 @@ def _pipeline(
                     known &= (of >= 0) & (source.unit_of_arrival[of] == number)
             known &= since != NEVER
             held = _held(book, since)
-            own = np.maximum(book.sent_ns - since - busy.between(stage, since, book.sent_ns), 0)
+            within = busy.between(stage, since, book.sent_ns)
+            if source is None:  # nor what follows a collective: a step's first
+                known &= within == 0
+            own = np.maximum(book.sent_ns - since - within, 0)
             told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
             row.append(Work(book.rows, told, most, number))
         work.append(row)
@@ -241,8 +246,8 @@ def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
 
     Of others the credit comes at any time of the work, so few of these are taken for such.
     """
-    at_once = book.credit_ns < AT_ONCE * (book.sent_ns - since)
-    return np.asarray((book.credit_ns != NEVER) & at_once, bool)
+    soon = book.credit_ns < AT_ONCE * (book.sent_ns - since)
+    return np.asarray((book.credit_ns != NEVER) & soon, np.bool_)
 
 
 def _inputs(

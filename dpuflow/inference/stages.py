@@ -86,6 +86,9 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
     sigma = sends * float(np.median([_scatter(excess[p][known[p]]) for p in told])) if told else 0.0
     begin_ns = _begins(pipeline, entries, units)
     judged = [place for place in told if 2 * known[place].sum() >= len(units)]
+    # In 1F1B what a message follows from changes within a step.
+    apart_told = pipeline.schedule != "1f1b"
+    once = np.array([_beyond_usual(row, units) * apart_told for row in pipeline.work])
     amounts: dict[int, NDArray[np.int64]] = {}
     designs: dict[int, float] = {}
     for place in told:
@@ -94,17 +97,22 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
             continue
         usual_ns = float(np.median((own[place] - excess[place])[known[place]]))
         unequal = UNEQUAL * sends * usual_ns
-        designs[place] = max(SIGMAS * sends * float(apart[place]), unequal)
+        # One peer does not tell how far apart stages are by design: only its own past can.
+        alone = len(found[place].peers) < 2
+        designs[place] = np.inf if alone else max(SIGMAS * sends * float(apart[place]), unequal)
+        others = np.median(np.delete(once, place, axis=0), axis=0)
+        once_more = np.where(once[place] - others > SIGMAS * sigma, once[place] - others, 0.0)
         worked, longer = (sends * each[place][known[place]] for each in (own, excess))
-        amounts[place] = _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place])
+        amounts[place] = np.maximum(
+            _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place]),
+            once_more[known[place]].astype(np.int64),
+        )
     # Stages that are late in turn are so by habit together.
     often = bool(judged) and is_habit(np.concatenate([amounts[place] for place in judged]), span_ns)
     for place in judged:
-        # One peer does not tell how far apart stages are by design: only its own past can.
-        balanced = len(found[place].peers) > 1
         least_ns = max(sigma, designs[place])
         excess_ns = sends * excess[place][known[place]]
-        _judge(found[place], excess_ns, amounts[place], sigma, least_ns, balanced, often, span_ns)
+        _judge(found[place], excess_ns, amounts[place], sigma, least_ns, often, span_ns)
         onset = found[place].onset
         found[place].since_ns = int(begin_ns[known[place]][onset]) if onset is not None else None
         if found[place].verdict == "late":
@@ -196,6 +204,22 @@ def _scatter(values: NDArray[np.float64]) -> float:
     return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
 
 
+def _beyond_usual(row: list[Work | None], units: NDArray[np.int64]) -> NDArray[np.float64]:
+    """By unit how much longer than usual the stage worked for single messages, where it did by far.
+
+    Who is late once in a step is so before one of its microbatches; how its layers compare with its peers'
+    does not matter there.
+    """
+    total = np.zeros(len(units))
+    for work in row:
+        usual = typical_ns(work)
+        if work is not None and usual is not None:
+            late = (work.own_ns > (1 + UNEQUAL) * usual) & (work.unit >= 0)
+            place = np.searchsorted(units, work.unit[late])
+            total += np.bincount(place, work.own_ns[late] - usual, len(units))
+    return total
+
+
 def _begins(pipeline: Pipeline, entries: Entries, units: NDArray[np.int64]) -> NDArray[np.int64]:
     """When each unit began: the first send of any stage."""
     first = np.full(len(units), np.iinfo(np.int64).max)
@@ -228,30 +252,29 @@ def _judge(
     amount_ns: NDArray[np.int64],
     sigma_ns: float,
     least_ns: float,
-    balanced: bool,
     often: bool,
     span_ns: int,
 ) -> None:
     """Set verdict, steadiness and onset from how much longer the stage worked in each unit.
 
-    ``sigma_ns`` is the scatter of a unit, ``least_ns`` what that and a design explain; unless stages are
-    known to be ``balanced`` one that always worked longer is not late. ``often``: the pipeline's stages
-    together are late by habit.
+    ``sigma_ns`` is the scatter of a unit, ``least_ns`` what that and a design explain. ``often``: the
+    pipeline's stages together are late by habit.
     """
     stage.verdict, stage.excess_ns = "on_time", round(float(np.median(excess_ns)))
-    stage.detectable_ns = round(
-        max(SIGMAS * sigma_ns, least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1))
-    )
+    if np.isfinite(least_ns):
+        stage.detectable_ns = round(
+            max(SIGMAS * sigma_ns, least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1))
+        )
     whole_ns = excess_ns.astype(np.int64)
     usual = usual_excess(whole_ns, whole_ns, least_ns)
-    habit = is_habit(amount_ns, span_ns) or (often and is_material(int(amount_ns.sum()), span_ns))
-    if not habit and not is_material(usual * len(excess_ns), span_ns):
-        return
     onset = onset_of(whole_ns, sigma_ns)
-    if not balanced and onset is None and usual:
+    rise = 0 if onset is None else round(float(np.median(whole_ns[onset:]) - np.median(whole_ns[:onset])))
+    begun = onset is not None and is_material(rise * (len(whole_ns) - onset), span_ns)
+    habit = is_habit(amount_ns, span_ns) or (often and is_material(int(amount_ns.sum()), span_ns))
+    if not habit and not begun and not is_material(usual * len(excess_ns), span_ns):
         return
     stage.verdict, stage.steadiness = "intermittent", "transient"
-    if usual or (amount_ns[onset or 0 :] > 0).mean() >= LATE_SHARE:
+    if usual or begun or (amount_ns > 0).mean() >= LATE_SHARE:
         stage.verdict, stage.steadiness, stage.onset = "late", "persistent", onset
 
 
