@@ -81,7 +81,25 @@ def tagged_instances(
             found = [whole] if whole.complete else found
         instances.extend(found)
     _agree_on_sizes(exchanges, instances)
+    if near is None:
+        _keep_alike(exchanges, instances)
     return instances
+
+
+def _keep_alike(exchanges: Rows, instances: Sequence[Instance]) -> None:
+    """Collectives of no known algorithm are whole where several have the same messages on the same edges.
+
+    What is in a job again and again lacks nothing: its messages date its entries.
+    """
+    alike: dict[object, list[Instance]] = {}
+    for instance in instances:
+        if instance.algorithm is None and not instance.complete:
+            edges = _edges(exchanges[instance.rows])
+            counts = frozenset((edge, count) for edge, (count, _) in edges.items())
+            alike.setdefault((instance.op, counts), []).append(instance)
+    for several in alike.values():
+        for instance in several if len(several) > 1 else ():
+            instance.complete = True
 
 
 Like = tuple[object, ...]
