@@ -39,6 +39,21 @@ def test_roots_may_change_from_call_to_call(style: str, n: int) -> None:
         )
 
 
+@pytest.mark.parametrize("style", ["eager", "rendezvous"])
+def test_rounds_of_isends_are_all_to_alls(style: str) -> None:
+    """Each with sizes of its own; a pipeline's transfers stay what they are."""
+    world, free, n = World(style), dict.fromkeys(range(5), 0), 5
+    for turn in range(9):
+        enter = {r: at + 1_000_000 + (r * 7919 + turn * 31) % 9_000 for r, at in free.items()}
+        free = world.play(algorithm_of(Op.ALL_TO_ALL, "linear"), 640 * (turn + 1), enter, tag=7).leave_ns
+    transfers = world.transfers()
+    transfers["op"] = Op.SEND_RECV
+    found = build_collectives(build_exchanges(transfers), np.arange(n))
+    assert [(i.op, len(i.rows), i.size) for i in found] == [(Op.ALL_TO_ALL, n * (n - 1), None)] * 9
+    few = transfers[np.abs(transfers["src"].astype(int) - transfers["dst"]) == 1]
+    assert {i.op for i in build_collectives(build_exchanges(few), np.arange(n))} == {Op.SEND_RECV}
+
+
 @pytest.mark.parametrize(
     ("name", "last"),
     [("g_moe_n5_random", 0.97), ("g_allreduce_2pernode_n8_late5", 0.97), ("m_bcast_roots_n4_random", 0.0)],

@@ -54,6 +54,7 @@ def build_collectives(
     """
     from dpuflow.collectives.composed import composed
     from dpuflow.collectives.credited import EXPLAINED
+    from dpuflow.collectives.everyone import rounds_of_everyone
     from dpuflow.collectives.pages import without_pages
     from dpuflow.collectives.puts import put_instances
     from dpuflow.collectives.repeated import repeated_instances
@@ -101,7 +102,9 @@ def build_collectives(
     instances.extend(streamed)
     bursts = np.union1d(np.flatnonzero(wire == Wire.TCP_BURST), unread)
     instances.extend(repeated_instances(exchanges, bursts, position))
-    instances.extend(_send_recv(exchanges, np.flatnonzero(op == Op.SEND_RECV)))
+    for communicator in _communicators(exchanges, np.flatnonzero(op == Op.SEND_RECV)):
+        rounds, alone = rounds_of_everyone(exchanges, communicator, position)
+        instances.extend([*rounds, *_send_recv(exchanges, alone)])
     if near is not None:
         for instance in instances:
             instance.near = near

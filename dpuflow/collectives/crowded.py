@@ -108,18 +108,16 @@ class Processes:
         """Whether the ranks at both ends of all ``rows`` are known."""
         return all(max(self.at[row]) < UNTOLD for row in rows.tolist())
 
-    def unseen(self) -> frozenset[int]:
-        """Endpoints with a process that tells other nodes nothing: its rank lies between those of theirs."""
-        missing = [rank for rank in range(self.ranks) if rank not in self.node]
-        if not missing:
-            return frozenset()
+    def _silent(self, seen: set[int]) -> frozenset[int]:
+        """Endpoints with a rank that is not ``seen``; one between ranks of an endpoint is there, too."""
         hosts = set()
-        for rank in missing:
-            near = [self.node.get(other % self.ranks) for other in (rank - 1, rank + 1)]
-            if near[0] is None or near[0] != near[1]:
+        for rank in set(range(self.ranks)) - seen:
+            at = self.node.get(rank)
+            near = {self.node.get(other % self.ranks) for other in (rank - 1, rank + 1)}
+            if at is None and (None in near or len(near) > 1):
                 return frozenset(self.node.values())
-            hosts.add(near[0])
-        return frozenset(hosts)
+            hosts.add(near.pop() if at is None else at)
+        return frozenset(end for end in hosts if end is not None)
 
     def edges(self, exchanges: Rows, rows: NDArray[np.int64]) -> dict[tuple[int, int], tuple[int, int]]:
         """(sending, receiving process) -> messages and bytes."""
@@ -154,7 +152,10 @@ class Processes:
         if instance.root is not None and instance.root in self.node:
             first[self.node[instance.root]] = instance.root
         told = self.told(instance.rows)
-        silent = self.unseen() if told else frozenset()
+        seen = set(both.ravel().tolist())
+        silent = (
+            self._silent(seen) if told else frozenset(ends) if self._seen(seen) < self.ranks else frozenset()
+        )
         return replace(
             instance,
             order=ends,
@@ -163,6 +164,15 @@ class Processes:
             processes=both.T,
             blind=frozenset(place for place, end in enumerate(ends) if end in silent),
         )
+
+    def _seen(self, seen: set[int]) -> int:
+        """How many processes have these messages, at least: one without a rank may be one that has one."""
+        named: dict[int, int] = {}
+        nameless: dict[int, int] = {}
+        for process in seen:
+            those = named if process < UNTOLD else nameless
+            those[self.node[process]] = those.get(self.node[process], 0) + 1
+        return sum(max(named.get(end, 0), nameless.get(end, 0)) for end in {*named, *nameless})
 
 
 def between_nodes(

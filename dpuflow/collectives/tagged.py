@@ -80,7 +80,25 @@ def tagged_instances(
             whole = _instance(exchanges, component, op, position, near, habits)
             found = [whole] if whole.complete else found
         instances.extend(found)
+    if near is None:
+        _keep_alike(exchanges, instances)
     return instances
+
+
+def _keep_alike(exchanges: Rows, instances: Sequence[Instance]) -> None:
+    """Collectives of no known algorithm are whole where several have the same messages on the same edges.
+
+    What is in a job again and again lacks nothing: its messages date its entries.
+    """
+    alike: dict[object, list[Instance]] = {}
+    for instance in instances:
+        if instance.algorithm is None and not instance.complete:
+            edges = _edges(exchanges[instance.rows])
+            counts = frozenset((edge, count) for edge, (count, _) in edges.items())
+            alike.setdefault((instance.op, counts), []).append(instance)
+    for several in alike.values():
+        for instance in several if len(several) > 1 else ():
+            instance.complete = True
 
 
 def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
