@@ -71,7 +71,9 @@ def read_islands(joined: Joined, nodes: Ints, read: Callable[[Joined], Read]) ->
     for members in _sharing_nodes(views, nodes):
         alone = [read(views[members[0]])]
         together = None
-        if len(members) > 1 and not alone[0].understood:
+        # Ranks that nothing was seen of here may be those that the nodes' other NICs serve.
+        hidden = any(i.near is None and i.hides_ranks for i in alone[0].instances)
+        if len(members) > 1 and (hidden or not alone[0].understood):
             together = _read_together([views[n] for n in members], nodes, read)
         if together is None:
             alone += [read(views[n]) for n in members[1:]]

@@ -239,7 +239,9 @@ def _judge(
     together are late by habit.
     """
     stage.verdict, stage.excess_ns = "on_time", round(float(np.median(excess_ns)))
-    stage.detectable_ns = round(max(SIGMAS * sigma_ns, least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1)))
+    stage.detectable_ns = round(
+        max(SIGMAS * sigma_ns, least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1))
+    )
     whole_ns = excess_ns.astype(np.int64)
     usual = usual_excess(whole_ns, whole_ns, least_ns)
     habit = is_habit(amount_ns, span_ns) or (often and is_material(int(amount_ns.sum()), span_ns))
