@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.components import connected
 from dpuflow.exchanges import build_exchanges
 from dpuflow.ordering import Picked
 from dpuflow.schema import NEVER, NONE32
@@ -70,27 +71,48 @@ def read_islands(joined: Joined, nodes: Ints, read: Callable[[Joined], Read]) ->
     for members in _sharing_nodes(views, nodes):
         alone = [read(views[members[0]])]
         together = None
-        if len(members) > 1 and not alone[0].understood:
+        # Ranks that nothing was seen of here may be those that the nodes' other NICs serve.
+        hidden = any(i.near is None and i.hides_ranks for i in alone[0].instances)
+        if len(members) > 1 and (hidden or not alone[0].understood):
             together = _read_together([views[n] for n in members], nodes, read)
         if together is None:
             alone += [read(views[n]) for n in members[1:]]
         found.update(zip(members, together or alone, strict=True))
-    reads = [found[n] for n in range(len(views))]
+    reads = [part for n in range(len(views)) for part in _by_rails(found[n], nodes, read)]
     _without_doubles(reads)
     _tie(reads, nodes)
     return reads
 
 
+def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[Read]:
+    """Trees and chains that go through all GPUs of nodes, each rail's part by itself: there a NIC stands for
+    its node, whose entry it dates. What else there is, and captures of one place, as they are."""
+    trees = all(
+        i.inside and i.near is None and i.algorithm is not None and i.algorithm.name in _IN_NODES
+        for i in whole.instances
+    )
+    if not whole.instances or not trees or len(whole.joined.captures) < 2:
+        return [whole]
+    view = whole.joined
+    pairs = {(int(a), int(b)) for a, b in zip(view.columns["src"], view.columns["dst"], strict=True)}
+    rails = [{end for pair in part for end in pair} for part in connected(sorted(pairs), lambda pair: pair)]
+    found = []
+    for rail in rails:
+        rows = view.transfers[np.isin(view.columns["src"], list(rail))]
+        local = [[end for end in ends if end in rail] for ends in view.local]
+        used = frozenset(capture for capture, ends in enumerate(local) if ends)
+        found.append(
+            read(replace(view, transfers=rows, narrow=Picked.transfers(rows), local=local, used=used))
+        )
+    fit = all(each.understood and _of_nodes(each, nodes) is not None for each in found)
+    alike = fit and all(_same(found[0], each) for each in found)
+    return found if alike and len(found) > 1 else [whole]
+
+
 def _sharing_nodes(views: Sequence[Joined], nodes: Ints) -> list[list[int]]:
     """Numbers of islands that have captures of the same nodes, together."""
-    parts: list[tuple[set[int], set[int]]] = []
-    for number, view in enumerate(views):
-        mine = {number}, {int(nodes[end]) for ends in view.local for end in ends}
-        for part in [part for part in parts if part[1] & mine[1]]:
-            parts.remove(part)
-            mine = mine[0] | part[0], mine[1] | part[1]
-        parts.append(mine)
-    return sorted(sorted(numbers) for numbers, _ in parts)
+    at = [{int(nodes[end]) for ends in view.local for end in ends} for view in views]
+    return connected(range(len(views)), lambda number: at[number])
 
 
 def _without_doubles(reads: Sequence[Read]) -> None:
@@ -310,7 +332,11 @@ def _same(a: Read, b: Read) -> bool:
 
 def _lay_beside(read: Read, other: Read) -> None:
     """Lay the island's times beside those of another, by when each operation's first message was sent."""
-    if read is other:
+    if (
+        read is other
+        or read.joined.clocks[min(read.joined.used or {0})].island
+        == other.joined.clocks[min(other.joined.used or {0})].island
+    ):
         return
     from dpuflow.lateness import build_entries
 

@@ -104,14 +104,33 @@ def test_gpus_that_no_channel_leaves_at_make_bounds(tmp_path: Path) -> None:
                 assert rank.lateness_ns <= late + 5_000
 
 
-def test_what_a_tree_sends_up_may_have_waited_inside_the_node(tmp_path: Path) -> None:
+def test_what_a_tree_sends_up_may_have_waited_inside_the_node_so_the_node_is_named(tmp_path: Path) -> None:
     more = settings(cluster={"nodes": 4, "gpus_per_node": 2}, nccl={"channels": 4},
                     faults=[{"kind": "gpu_late", "rank": 3, "us": 200}])  # fmt: skip
-    result, _ = analysed(
+    result, truth = analysed(
         loop("op: all_reduce, algorithm: tree, bytes: 4000000", more, iterations=6), tmp_path
     )
     assert told(result) == {("all_reduce", "tree", 4000000): 6}
-    assert "exact" not in {rank.bound for c in result.collectives for rank in c.ranks}
+    address = {
+        node["ip"]: node["rank"] // 2 for node in json.loads((tmp_path / "meta.json").read_text())["nodes"]
+    }
+    place = {e.node: address[e.address] for e in result.endpoints}
+    for collective, true in zip(result.collectives, truth["collectives"], strict=True):
+        came = [max(true["enter_ns"][2 * node : 2 * node + 2]) for node in range(4)]  # the last of its GPUs
+        assert {place[rank.node] for rank in collective.ranks} == {0, 1, 2, 3}
+        for rank in collective.ranks:
+            assert rank.bound == "exact"
+            assert rank.lateness_ns is not None
+            late = came[place[rank.node]] - min(came)
+            assert abs(rank.lateness_ns - late) <= max(
+                rank.error_ns or 0, 10_000
+            )  # what the nodes pass on inside
+    (late_row,) = (row for row in result.lateness if row.verdict == "late")
+    assert late_row.node is not None
+    assert place[late_row.node] == 1
+    (straggler,) = (finding for finding in result.findings if finding.condition == "straggler")
+    assert {address[result.endpoints[end].address] for end in straggler.endpoints} == {1}
+    assert "a GPU of node" in straggler.summary
 
 
 def test_tensor_parallel_inside_nodes_data_parallel_between(tmp_path: Path) -> None:
