@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.findings.bulk import find_kv_bottlenecks
+from dpuflow.findings.hang import find_hangs
 from dpuflow.findings.network import (
     LOSS_SHARE,
     SHOWN,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
     from dpuflow.inference.stages import Stage
     from dpuflow.results import Analysis, Lateness
@@ -38,11 +40,16 @@ if TYPE_CHECKING:
 
 
 def build_findings(
-    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, result: Analysis
+    captures: Sequence[CaptureTables],
+    joined: Joined,
+    instances: Sequence[Instance],
+    inferred: Inferred,
+    result: Analysis,
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector. ``result`` has all but them."""
     network = np.array([name == "network" for name in _cause_names()])[inferred.causes.cause]
     found = [
+        *find_hangs(captures, joined, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
         *find_slow_links(captures, joined, inferred.links, result),
         *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),

@@ -38,7 +38,12 @@ CAUSES = {
     "unknown": "not told by these packets",
 }
 
-_ABOUT_THE_CAPTURE = {"straggler", "clock_untied", "capture_loss"}  # these speak of no fault of their own
+_ABOUT_THE_CAPTURE = {
+    "straggler",
+    "hang",
+    "clock_untied",
+    "capture_loss",
+}  # these speak of no fault of their own
 
 
 def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
@@ -70,6 +75,9 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
+    hangs = [finding for finding in result.findings if finding.condition == "hang"]
+    if hangs:
+        return f"HANG: {hangs[0].summary}", "bad"
     if late:
         told = [row for row in late if row.cause != "unknown"]
         style = "bad" if told and told[0].verdict == "late" else "warn"
