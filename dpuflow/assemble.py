@@ -16,6 +16,7 @@ from dpuflow.lateness import BOUNDS, RULES, Rule
 from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
 from dpuflow.rankmap import doubts_about
 from dpuflow.results import (
+    Account,
     Analysis,
     Bound,
     Cause,
@@ -24,6 +25,7 @@ from dpuflow.results import (
     Flow,
     Group,
     Lateness,
+    Parts,
     RankEntry,
     Told,
 )
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
+    from dpuflow.inference.accounts import Account as Found
     from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.judgement import Judgement
     from dpuflow.lateness import Entries, Relative
@@ -74,6 +77,7 @@ def assemble(
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
+        accounts=[_account(each) for each in inferred.accounts],
         pipelines=list(list_pipelines(inferred.pipelines, inferred.stages, inferred.entries)),
         transfers=list(list_transfers(inferred.bulk, inferred.entries)),
         limits=[
@@ -293,6 +297,13 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         told=Told(told.exact, told.bounded, told.untold) if told else Told(),
         detectable_ns=j.detectable_ns,
     )
+
+
+def _account(found: Found) -> Account:
+    work = {str(endpoint): ns for endpoint, ns in found.work.items()}
+    parts = Parts(work, found.library, found.transfer, found.network, found.credit, {}, found.unexplained)
+    waited = {str(endpoint): ns for endpoint, ns in found.waited.items()}
+    return Account(found.group, found.steps, found.step_ns, parts, waited, found.hidden_share)
 
 
 def _limits(joined: Joined, untold: int) -> list[str]:

@@ -191,6 +191,37 @@ class Lateness:
 
 
 @dataclass(slots=True)
+class Parts:
+    """Where a step's time went, ns; keys are endpoints (``in_node``: nodes), as text.
+
+    What is unexplained is no rank's, link's or node's that anything in the capture shows."""
+
+    work: dict[str, int] = field(default_factory=dict)
+    library: int = 0
+    transfer: int = 0
+    network: int = 0
+    credit: int = 0
+    in_node: dict[str, int] = field(default_factory=dict)
+    unexplained: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """The critical path of a job's typical step; ``parts`` add up to ``step_ns``.
+
+    ``group``: that of the step's last collective. ``waited``: of the work of these endpoints, what they
+    worked longer than their peers, who waited. ``unexplained_share``: of the time of all steps.
+    """
+
+    group: int
+    steps: int
+    step_ns: int
+    parts: Parts
+    waited: dict[str, int] = field(default_factory=dict)
+    unexplained_share: float = 0.0
+
+
+@dataclass(slots=True)
 class Edge:
     """Lateness of ``to`` minus that of ``from_``, told on one clock alone. ``from`` in JSON."""
 
@@ -293,7 +324,7 @@ class Evidence:
 
 CONDITIONS: Final = (
     "straggler", "slow_link", "packet_loss", "congestion", "credit_starvation", "kv_transfer_bottleneck",
-    "capture_loss", "clock_untied",
+    "hang", "capture_loss", "clock_untied",
 )  # fmt: skip
 """What a finding may say."""
 
@@ -330,6 +361,7 @@ class Analysis:
     edges: list[Edge] = field(default_factory=list)
     what_if: list[WhatIf] = field(default_factory=list)
     steps: list[Steps] = field(default_factory=list)
+    accounts: list[Account] = field(default_factory=list)
     pipelines: list[Pipeline] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

@@ -24,6 +24,7 @@ from dpuflow.results import (
     Pipeline,
     Steadiness,
     Steps,
+    Told,
     Transfer,
     Verdict,
     WhatIf,
@@ -102,6 +103,9 @@ class LatenessRow:
     relative_to: list[int] | None
     perhaps_last: int
     perhaps_ns: int | None
+    node: int | None
+    told: Told
+    detectable_ns: int | None
     judged_ns: int
 
 
@@ -310,6 +314,9 @@ def lateness_row(state: LatenessState, endpoints: Endpoints) -> LatenessRow:
         relative_to=None if others is None else [endpoints.id(address) for address in others],
         perhaps_last=state.perhaps_last,
         perhaps_ns=state.perhaps_ns,
+        node=None,
+        told=state.told,
+        detectable_ns=state.detectable_ns,
         judged_ns=state.judged_ns,
     )
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.results import Told
+
 if TYPE_CHECKING:
     from dpuflow.agent.board import Window
     from dpuflow.results import Cause, Collective, Lateness, Steadiness, Verdict
@@ -52,6 +54,8 @@ class LatenessState:
     relative_to: tuple[str, ...] | None
     perhaps_last: int
     perhaps_ns: int | None
+    told: Told  # of the window that the verdict is from, as is what follows
+    detectable_ns: int | None
     judged_ns: int  # end of the window that the verdict is from
 
 
@@ -207,6 +211,8 @@ class Rolled:
                     relative_to=state.relative_to,
                     perhaps_last=judged.perhaps_last if judged else 0,
                     perhaps_ns=judged.perhaps_ns if judged else None,
+                    told=judged.told if judged else Told(),
+                    detectable_ns=judged.detectable_ns if judged else None,
                     judged_ns=state.judged_ns,
                 )
             )

@@ -6,11 +6,13 @@ lateness alone: packets show when a rank was late, not what it was doing.
 
 from __future__ import annotations
 
+from math import erfc
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.findings.bulk import find_kv_bottlenecks
+from dpuflow.findings.hang import find_hangs
 from dpuflow.findings.network import (
     LOSS_SHARE,
     SHOWN,
@@ -20,6 +22,7 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
+from dpuflow.inference.charges import INTERVAL_IN_SIGMAS
 from dpuflow.inference.habits import CRITICAL_SHARE
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema import NEVER
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.collectives import Instance
     from dpuflow.inference import Inferred
     from dpuflow.inference.stages import Stage
     from dpuflow.results import Analysis, Lateness
@@ -36,11 +40,16 @@ if TYPE_CHECKING:
 
 
 def build_findings(
-    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, result: Analysis
+    captures: Sequence[CaptureTables],
+    joined: Joined,
+    instances: Sequence[Instance],
+    inferred: Inferred,
+    result: Analysis,
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector. ``result`` has all but them."""
     network = np.array([name == "network" for name in _cause_names()])[inferred.causes.cause]
     found = [
+        *find_hangs(captures, joined, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
         *find_slow_links(captures, joined, inferred.links, result),
         *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),
@@ -92,7 +101,7 @@ def _stragglers(
             start_ns=since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns),
             end_ns=max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
             severity="critical" if taken >= CRITICAL_SHARE else "warning",
-            confidence=min(_confidence(row, inferred) for row in together),
+            confidence=min(_confidence(row, inferred, result) for row in together),
             summary=_summary(together, inferred, result),
             advice=_ADVICE[steadiness],
             alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
@@ -229,13 +238,25 @@ def _by_kind(row: Lateness, result: Analysis) -> list[str]:
     )
 
 
-def _confidence(row: Lateness, inferred: Inferred) -> float:
-    """One minus the chance that noise alone makes this many late: many collectives, much certainty."""
+def _confidence(row: Lateness, inferred: Inferred, result: Analysis) -> float:
+    """One minus the chance that noise alone makes this many late: many collectives, much certainty.
+
+    Never more than that its usual lateness is no error of the times told: clocks err in all of them alike.
+    """
     late = (row.late_share or 0.0) * row.collectives
     for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return 0.9 if len(stage.peers) > 1 else 0.6  # one peer may be the quick one
-    return round(float(1 - 0.5 ** max(late, 1.0)), 3) if late < 10 else 0.99
+    often = 1 - 0.5 ** max(late, 1.0) if late < 10 else 0.99
+    known = result.when_late_ns(row)
+    mine = inferred.bounded.entries.endpoint == row.endpoint
+    errors = inferred.bounded.relative.error_ns[mine & inferred.bounded.entries.exact]
+    errors = errors[errors > 0]
+    if not known or not len(errors):
+        return round(often, 3)
+    # Half the width of a 95 % interval; the chance that a normal error stays below the lateness.
+    sigmas = INTERVAL_IN_SIGMAS * float(np.median(known)) / float(np.median(errors))
+    return round(min(often, 0.5 * erfc(-sigmas / 2**0.5)), 3)
 
 
 def _evidence(

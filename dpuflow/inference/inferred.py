@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.identity import uncaptured
+from dpuflow.inference.accounts import account_for
 from dpuflow.inference.awaited import group_before, left_before, unread_until
 from dpuflow.inference.beside import busy_elsewhere, never_captured
 from dpuflow.inference.bulk import fed_rows, find_bulk
@@ -33,6 +34,7 @@ from dpuflow.inference.stages import compare_stages
 from dpuflow.inference.stalls import without_stalls
 from dpuflow.inference.steps import find_steps
 from dpuflow.inference.troubles import waiting_rows
+from dpuflow.inference.units import kinds_of
 from dpuflow.lateness import bound_above, claim, previous_row, relate, short_of_ranks, weigh
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives import Instance
+    from dpuflow.inference.accounts import Account
     from dpuflow.inference.bulk import Bulk
     from dpuflow.inference.causes import Causes
     from dpuflow.inference.charges import Charges
@@ -72,6 +75,7 @@ class Inferred(NamedTuple):
     kinds: list[Kind | None]  # per group
     group_of: NDArray[np.int64]  # per collective
     steps: list[Steps]
+    accounts: list[Account]  # of jobs with steps
     tokens: list[Tokens | None]  # per job's steps
     pipelines: list[Pipeline]
     stages: list[Stage]
@@ -152,6 +156,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         kinds=group_kinds(groups, group_of, instances, steps, pipelines, decoding),
         group_of=group_of,
         steps=steps,
+        accounts=account_for(steps, dated, causes, own, slow, kinds_of(instances, group_of), group_of, tied),
         tokens=tokens,
         pipelines=pipelines,
         stages=stages,

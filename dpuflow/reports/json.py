@@ -50,7 +50,7 @@ def _lists(result: Analysis) -> Iterator[tuple[str, Iterable[object]]]:
     yield "clocks", map(_clock, result.clocks)
     for key in ("endpoints", "flows", "groups", "collectives", "lateness"):
         yield key, getattr(result, key)
-    for key in ("edges", "what_if", "steps", "pipelines", "transfers", "findings", "limits"):
+    for key in ("edges", "what_if", "steps", "accounts", "pipelines", "transfers", "findings", "limits"):
         yield key, getattr(result, key)
 
 

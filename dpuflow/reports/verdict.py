@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.inference.habits import is_material
+from dpuflow.inference.habits import CRITICAL_SHARE, is_material
 from dpuflow.inference.pauses import worked_ns
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
 from dpuflow.reports.sampled import sampled_one_of
@@ -38,7 +38,12 @@ CAUSES = {
     "unknown": "not told by these packets",
 }
 
-_ABOUT_THE_CAPTURE = {"straggler", "clock_untied", "capture_loss"}  # these speak of no fault of their own
+_ABOUT_THE_CAPTURE = {
+    "straggler",
+    "hang",
+    "clock_untied",
+    "capture_loss",
+}  # these speak of no fault of their own
 
 
 def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
@@ -53,6 +58,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
     for row in _perhaps(result)[:MOST_LATE]:
         yield wrap(_perhaps_sentence(result, row, names), "  ", "    ")
     if not late:
+        yield from _accounts(result, names)
         yield from _other_faults(result, names, "but")
         yield from _spread(result)
         yield from _what_to_add(result)
@@ -64,10 +70,14 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
     if len(late) > MOST_LATE:
         yield f"  and {len(late) - MOST_LATE} more, in the table below"
     if late:
+        yield from _accounts(result, names)
         yield from _other_faults(result, names, "beside that")
 
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
+    hangs = [finding for finding in result.findings if finding.condition == "hang"]
+    if hangs:
+        return f"HANG: {hangs[0].summary}", "bad"
     if late:
         told = [row for row in late if row.cause != "unknown"]
         style = "bad" if told and told[0].verdict == "late" else "warn"
@@ -119,6 +129,12 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         return (
             f"NOBODY SEEN LATE of its own doing{beyond}, but of {who} these captures do not tell:"
             f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
+        ), "warn"
+    hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
+    if hidden >= CRITICAL_SHARE:
+        return (
+            f"NOBODY SEEN LATE of its own doing{beyond}, but {percent(hidden)} of the time is not explained."
+            f"{_add_captures(result)}"
         ), "warn"
     if _partly(result):
         return (
@@ -179,6 +195,25 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
         f" {count(total, 'collective')}, by {duration(row.perhaps_ns or 0)} (median); which of them"
         " does not show here"
     )
+
+
+def _accounts(result: Analysis, names: Names) -> Iterator[str]:
+    """``step 31.2 ms: 18.4 ms work, 9.9 ms waiting for rank 3, 2.1 ms transfer, 800 us not explained``."""
+    for each in result.accounts:
+        late = {row.endpoint for row in result.lateness if row.verdict in ("late", "intermittent")}
+        waited = {end: ns for end, ns in each.waited.items() if int(end) in late and ns > 0}
+        parts = each.parts
+        told = [(sum(parts.work.values()) - sum(waited.values()), "work")]
+        told += [(ns, f"waiting for {names.short(int(end))}") for end, ns in waited.items()]
+        told += [
+            (parts.library, "in the library"),
+            (parts.transfer, "transfer"),
+            (parts.network, "for the network"),
+            (parts.credit, "without credit"),
+            (parts.unexplained, "not explained"),
+        ]
+        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns > 0)
+        yield wrap(f"step {duration(each.step_ns)}: {text}", "  ", "    ")
 
 
 def _partly(result: Analysis) -> bool:
