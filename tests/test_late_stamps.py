@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from dpuflow.synth.case import write_case
 
 def delay_stamps(path: Path, share: float, seed: int) -> None:
     """Rewrite a capture with ``share`` of the stamps of one direction 2 to 60 us late, in order of stamps."""
-    raw = path.read_bytes()
+    raw = gzip.decompress(path.read_bytes())
     at, records, stamps = 24, [], []
     while at < len(raw):
         seconds, rest, kept, _ = np.frombuffer(raw, "<u4", 4, at).tolist()
@@ -27,13 +28,13 @@ def delay_stamps(path: Path, share: float, seed: int) -> None:
         at += 16 + kept
     random, stamp_ns = np.random.default_rng(seed), np.array(stamps)
     senders = np.array([record[14:20] for record in records])
-    (one, *_), way = np.unique(senders, return_inverse=True)
+    (_one, *_), way = np.unique(senders, return_inverse=True)
     queue = np.flatnonzero(way == seed % 2)
     late = np.where(random.random(len(queue)) < share, random.integers(2_000, 60_000, len(queue)), 0)
     stamp_ns[queue] = np.maximum.accumulate(stamp_ns[queue] + late)
     order = np.argsort(stamp_ns, kind="stable").tolist()
     parts = [np.array(divmod(int(stamp_ns[k]), 10**9), "<u4").tobytes() + records[k] for k in order]
-    path.write_bytes(raw[:24] + b"".join(parts))
+    path.write_bytes(gzip.compress(raw[:24] + b"".join(parts), 1))
 
 
 @pytest.mark.parametrize("share", [0.002, 0.02])

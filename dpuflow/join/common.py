@@ -232,7 +232,9 @@ def _stars(
 
 
 def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> list[int] | None:
-    """Usual time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
+    """Least time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
+
+    Where stamps are late it is the time that most lie close to.
 
     ``rows`` are the common rows of its endpoints, ``sets`` those of the ends. At a receiver's own node next
     to nothing passes until the ACK; at the sender's the whole way there and back.
@@ -246,8 +248,9 @@ def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> li
         mine = took[np.isin(dst, end)]
         if not len(mine):
             return None
-        some = mine[mine > 0]  # no answer takes no time: one of the stamps is late, or both are coarse
-        times.append(densest(some)[0] if len(some) else 0)
+        some = mine[mine > 0]
+        late = len(some) > 0 and bool((mine < 0).any())  # stamps are: no answer comes before the question
+        times.append(densest(some)[0] if late else int(mine.min()))
     return times
 
 
