@@ -243,14 +243,14 @@ def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> li
     once = np.flatnonzero((messages["acked_ns"] != NEVER) & (messages["retransmitted"] == 0))
     took = messages["acked_ns"][once] - messages["last_ns"][once]
     dst = rows[tables.flows["dst"]][messages["flow"][once]]
+    late = bool((took < 0).any())  # stamps are: no answer comes before what it answers
     times = []
     for end in sets:
         mine = took[np.isin(dst, end)]
         if not len(mine):
             return None
         some = mine[mine > 0]
-        late = len(some) > 0 and bool((mine < 0).any())  # stamps are: no answer comes before the question
-        times.append(densest(some)[0] if late else int(mine.min()))
+        times.append(densest(some)[0] if late and len(some) else int(mine.min()))
     return times
 
 

@@ -101,7 +101,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
 
 
 def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
-    """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns (median, or mode).
+    """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns: the usual.
 
     Positive: it is nearer to the sender. Each difference is taken on one clock, so offsets do not matter.
     """
