@@ -10,7 +10,6 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.pipes import voted
 from dpuflow.join.common import densest
 from dpuflow.join.sightings import not_after
 from dpuflow.schema import NEVER
@@ -57,19 +56,6 @@ def test_a_tree_over_16_nodes_from_mid_run(shared: Path) -> None:
     result = dpuflow.analyze([dpuflow.Vantage(file.stem, (str(file),)) for file in files])
     assert {(each.op, each.algorithm) for each in result.collectives} == {("all_reduce", "tree")}
     assert len(result.collectives) == 33
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_beginnings_are_voted(seed: int) -> None:
-    """Receivers that are slow seem to begin in a sixth of the places, and late stamps hide one in fifty."""
-    random = np.random.default_rng(seed)
-    begins = np.zeros(600, bool)
-    begins[::30] = True
-    marks = (random.random((12, 600)) < 1 / 6) | begins
-    marks &= random.random((12, 600)) > 0.02
-    assert not np.array_equal(marks.all(axis=0), begins)
-    assert np.array_equal(voted(marks), begins)
-    assert np.array_equal(voted(marks[:1]), marks[0])
 
 
 def test_nothing_comes_after_what_came_of_it() -> None:
