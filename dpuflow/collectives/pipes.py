@@ -33,8 +33,6 @@ LIKE: Final = 0.5
 have as well. Chance gives pipes of other counts at most one in two."""
 
 _FAR: Final = np.iinfo(np.int64).max
-ROUNDS: Final = 20
-"""So often rates and places are estimated at most; two or three times they mostly are."""
 SIGMAS: Final = 3
 """Standard deviations beyond chance that show two pipes of equally many messages to be in lockstep."""
 
@@ -130,61 +128,47 @@ def pipes_of(
     return found
 
 
-class _Alike:
-    """Pipes that are in lockstep so far, and how many of them say that an operation begins with each message
-    of the first one."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipes, self.votes = [pipe], pipe.begins.astype(np.int64)
-
-    @property
-    def lead(self) -> Pipe:
-        """The first pipe, with the beginnings that most of them have."""
-        return self.pipes[0]._replace(begins=2 * self.votes > len(self.pipes))
-
-    def add(self, pipes: Sequence[Pipe], first: int, votes: NDArray[np.int64]) -> None:
-        """Take in others; ``votes`` begins with message ``first``."""
-        self.pipes += pipes
-        begin, stop = max(first, self.pipes[0].first), min(first + len(votes), self.pipes[0].stop)
-        at = self.pipes[0].first
-        self.votes[begin - at : stop - at] += votes[begin - first : stop - first]
-
-
 def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
     """``pipes`` by what they carry, those with the fewest messages first.
 
     ``strict``: operations begin at all places that those before have in common, and at hardly any others: not
     those of as many messages in more operations, whose places include those of fewer.
     """
-    sets: list[_Alike] = []
+    sets: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
     # Where receivers were slow many places look like beginnings: first those pipes with the fewest of these.
     for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(np.count_nonzero(pipe.begins)))):
-        for each in sets:
-            if _are_alike(each.lead, pipe, strict):
-                each.add([pipe], pipe.first, pipe.begins.astype(np.int64))
+        for number, (members, common) in enumerate(sets):
+            both = _in_both(members[0], common, pipe, strict)
+            if both is not None:
+                members.append(pipe)
+                sets[number] = members, both
                 break
         else:
-            sets.append(_Alike(pipe))
+            sets.append(([pipe], pipe.begins))
     if not strict:
         sets = _put_together(sets)
-    return [whole for each in sets if (whole := together(each.pipes)) is not None]
+    return [each for members, _ in sets if (each := together(members)) is not None]
 
 
-def _put_together(sets: Sequence[_Alike]) -> list[_Alike]:
-    """``sets`` of pipes, those in lockstep as one.
+def _put_together(
+    sets: Sequence[tuple[list[Pipe], NDArray[np.bool_]]],
+) -> list[tuple[list[Pipe], NDArray[np.bool_]]]:
+    """``sets`` of pipes, with what all of a set's have in common, those in lockstep as one.
 
     Where receivers were slow two pipes share hardly more places than chance gives them. What many pipes have
-    in common is nothing but beginnings, and shows which others have these, too.
+    in common is nothing but beginnings, and shows which others have all of these, too.
     """
-    kept: list[_Alike] = []
-    for each in sorted(sets, key=lambda each: (each.pipes[0].stop, -len(each.pipes))):
-        lead = each.lead
-        for other in kept:
-            if other.pipes[0].stop == lead.stop and _are_alike(other.lead, lead, surely=True):
-                other.add(each.pipes, lead.first, each.votes)
+    kept: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
+    for members, common in sorted(sets, key=lambda each: (each[0][0].stop, -len(each[0]))):
+        for number, (others, theirs) in enumerate(kept):
+            if others[0].stop != members[0].stop:
+                continue
+            both = _in_both(others[0], theirs, members[0]._replace(begins=common), surely=True)
+            if both is not None:
+                kept[number] = [*others, *members], both
                 break
         else:
-            kept.append(each)
+            kept.append((members, common))
     return kept
 
 
@@ -213,33 +197,39 @@ def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
     return [each] if None in parts else [part for part in parts if part is not None]
 
 
-def _are_alike(one: Pipe, other: Pipe, strict: bool = False, surely: bool = False) -> bool:
-    """Whether operations begin with the same messages of both pipes.
+def _in_both(
+    one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool = False, surely: bool = False
+) -> NDArray[np.bool_] | None:
+    """With which messages of ``one`` operations may begin on both pipes; None if they are not in lockstep.
 
-    ``surely``: at more places than chance gives, whatever else speaks for it. ``strict``: as in
-    ``in_lockstep``.
+    ``common``: with which of them they may begin on all pipes that are known to be like it. ``surely``: more
+    than chance gives, whatever else speaks for it.
     """
     first = max(one.first, other.first)
     stop = max(min(one.stop, other.stop), first)
-    left, right = (pipe.begins[first - pipe.first : stop - pipe.first] for pipe in (one, other))
-    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, left & right))
+    mine = slice(first - one.first, stop - one.first)
+    left, right = common[mine], other.begins[first - other.first : stop - other.first]
+    begin = left & right
+    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, begin))
     # Of many places that only look like beginnings chance gives both pipes as many as this.
     chance = lefts * rights / max(stop - first, 1)
     beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
     if not beyond and (surely or shared < max(1, LIKE * min(lefts, rights))):
-        return False
+        return None
     if strict and (shared < lefts or shared <= LIKE * max(lefts, rights)):
-        return False
+        return None
     if one.stop != other.stop:
         # The capture's end may have cut an operation off; more than one it cannot.
         # The numbers of a capture that begins in mid-job agree by no chance.
         surely = min(one.first, other.first) > 1 and shared > chance + SIGMAS * chance**0.5
         if 2 * shared < max(lefts, rights) and not surely:
-            return False
+            return None
         longest = max(_longest(left), _longest(right))
         if abs(one.stop - other.stop) > longest and not _stopped(one, other, longest):
-            return False
-    return True
+            return None
+    both = np.zeros_like(common)
+    both[mine] = begin
+    return both
 
 
 def _longest(begins: NDArray[np.bool_]) -> int:
@@ -286,36 +276,14 @@ def together(pipes: Sequence[Pipe]) -> Lockstep | None:
     first, stop = max(pipe.first for pipe in pipes), min(pipe.stop for pipe in pipes)
     if stop <= first:
         return None
-    parts = [(pipe, slice(first - pipe.first, stop - pipe.first)) for pipe in pipes]
-    rows = np.stack([pipe.rows[part] for pipe, part in parts])
-    begins = np.stack([pipe.begins[part] for pipe, part in parts])
-    bounds = np.flatnonzero(voted(begins))
-    beyond = [bool(pipe.begins[stop - pipe.first]) for pipe in pipes if pipe.stop > stop]
-    if 2 * sum(beyond) >= len(beyond):
+    rows = np.stack([pipe.rows[first - pipe.first : stop - pipe.first] for pipe in pipes])
+    begins = np.ones(stop - first, bool)
+    for pipe in pipes:
+        begins &= pipe.begins[first - pipe.first : stop - pipe.first]
+    bounds = np.flatnonzero(begins)
+    if all(pipe.stop == stop or pipe.begins[stop - pipe.first] for pipe in pipes):
         bounds = np.r_[bounds, stop - first]
     if len(bounds) < 2:
         return None
     slots = pipes[0].slots[bounds[:-1] + (first - pipes[0].first)]
     return Lockstep(list(pipes), rows, bounds, slots)
-
-
-def voted(marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where operations begin, by what each of several pipes says of each place: (pipes, places).
-
-    Each errs at a rate of its own where none begins (its receiver was slow), all at one rate where one does
-    (a stamp was late). Rates and places are estimated in turn, from the places that all agree on (Dawid and
-    Skene 1979).
-    """
-    begins = marks.all(axis=0)
-    if not begins.any():
-        begins = 2 * marks.sum(axis=0) > len(marks)
-    for _ in range(ROUNDS):
-        here, elsewhere = np.count_nonzero(begins), np.count_nonzero(~begins)
-        missed = (np.count_nonzero(~marks[:, begins]) + 0.5) / (here * len(marks) + 1)
-        seeming = (np.count_nonzero(marks[:, ~begins], axis=1) + 0.5) / (elsewhere + 1)
-        speaks = np.log((1 - missed) / seeming) @ marks + np.log(missed / (1 - seeming)) @ ~marks
-        found = speaks > np.log((elsewhere + 0.5) / (here + 0.5))
-        if np.array_equal(found, begins):
-            break
-        begins = found
-    return np.asarray(begins, np.bool_)

@@ -226,7 +226,9 @@ def _stars(
 
 
 def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> list[int] | None:
-    """Usual time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
+    """Least time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
+
+    Where stamps are late it is the time that most lie close to.
 
     ``rows`` are the common rows of its endpoints, ``sets`` those of the ends. At a receiver's own node next
     to nothing passes until the ACK; at the sender's the whole way there and back.
@@ -235,13 +237,14 @@ def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> li
     once = np.flatnonzero((messages["acked_ns"] != NEVER) & (messages["retransmitted"] == 0))
     took = messages["acked_ns"][once] - messages["last_ns"][once]
     dst = rows[tables.flows["dst"]][messages["flow"][once]]
+    late = bool((took < 0).any())  # stamps are: no answer comes before what it answers
     times = []
     for end in sets:
         mine = took[np.isin(dst, end)]
         if not len(mine):
             return None
-        some = mine[mine > 0]  # no answer takes no time: one of the stamps is late, or both are coarse
-        times.append(densest(some)[0] if len(some) else 0)
+        some = mine[mine > 0]
+        times.append(densest(some)[0] if late and len(some) else int(mine.min()))
     return times
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ROUND = 1 << PSN_BITS
 _MISSED = np.uint8(MessageFlag.GAP | MessageFlag.HIDDEN)
-WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
+_WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
 
 
 def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
@@ -41,7 +41,7 @@ def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
     under_way = (transfers["seen"] & Seen.AT_SENDER) == 0 if len(captures) > 1 else missed
     if not missed.any() and not under_way.any():
         return transfers
-    write = np.isin(transfers["wire"], WRITES)
+    write = np.isin(transfers["wire"], _WRITES)
     missed &= write
     under_way &= write
     if not missed.any() and not under_way.any():
@@ -55,26 +55,21 @@ def date_missed(captures: Sequence[CaptureTables], transfers: Rows) -> Rows:
     rows = np.flatnonzero((lossy | (late & stamped))[line] & write)
     rows = rows[np.argsort(line[rows], kind="stable")]
     for mine in np.split(rows, np.flatnonzero(np.diff(line[rows])) + 1) if len(rows) else ():
-        mine = in_psn_order(transfers, mine)
+        seq = transfers["seq"][mine].astype(np.int64)
+        step = seq[1:] - seq[:-1]
+        psn = np.r_[0, np.cumsum(((step + _ROUND // 2) & (_ROUND - 1)) - _ROUND // 2)]
+        mine = mine[np.argsort(psn, kind="stable")]
         _date_sending(transfers, mine)
         if lossy[line[mine[0]]]:
             _date_arrival(transfers, mine)
     return transfers[np.argsort(transfers["sent_ns"], kind="stable")] if len(rows) else transfers
 
 
-def in_psn_order(transfers: Rows, mine: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows of messages of one flow, in order of time, in order of their PSNs."""
-    seq = transfers["seq"][mine].astype(np.int64)
-    step = seq[1:] - seq[:-1]
-    psn = np.r_[0, np.cumsum(((step + _ROUND // 2) & (_ROUND - 1)) - _ROUND // 2)]
-    return mine[np.argsort(psn, kind="stable")]
-
-
 def _unstamped(captures: Sequence[CaptureTables], transfers: Rows) -> None:
     """Take AT_SENDER from WRITEs whose first packet the sender's capture missed."""
     for capture, tables in enumerate(captures):
         lost = (tables.messages["flags"] & _MISSED) == _MISSED
-        lost &= np.isin(tables.messages["wire"], WRITES)
+        lost &= np.isin(tables.messages["wire"], _WRITES)
         if lost.any():
             rows = np.flatnonzero(transfers["capture"] == capture)
             rows = rows[lost[transfers["message"][rows]]]

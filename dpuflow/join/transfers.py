@@ -24,7 +24,7 @@ from dpuflow.join.common import (
     total_flows,
     widen_local,
 )
-from dpuflow.join.missed import WRITES, date_missed, in_psn_order
+from dpuflow.join.missed import date_missed
 from dpuflow.join.sightings import (
     MOST_SLACK,
     Sightings,
@@ -40,7 +40,7 @@ from dpuflow.join.sightings import (
 )
 from dpuflow.join.unwound import unwound
 from dpuflow.ordering import Picked
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Wire
+from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Seen, Wire
 from dpuflow.tables import Joined
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _island(view: Joined, members: Sequence[int]) -> Joined:
 
 
 def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
-    """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns (mode).
+    """How much longer the first capture of the ties ``at`` waits for ACKs than the second, ns: the usual.
 
     Positive: it is nearer to the sender. Each difference is taken on one clock, so offsets do not matter.
     """
@@ -129,7 +129,10 @@ def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     a, b = a[both], b[both]
     if not len(a):
         return 0.0
-    return float(sum(densest(_wire_ns(seen, a, b)))) / 2
+    wait_ns = _wire_ns(seen, a, b)
+    if min((seen.acked_ns - seen.last_ns)[each].min() for each in (a, b)) < 0:  # stamps are late
+        return float(sum(densest(wait_ns))) / 2
+    return float(np.median(wait_ns))
 
 
 def _ahead(common: Common, seen: Sightings, ties: Ties, pair: int, ends: list[list[int]]) -> float:
@@ -255,14 +258,11 @@ def _wire_ns(seen: Sightings, a: Ints, b: Ints) -> Ints:
 
 
 def _to_reference(seen: Sightings, found: Clocks) -> None:
-    """Put all times on the reference clock, none later than the ACK of what it is a time of."""
     for capture, place in enumerate(found.maps):
         if place is not None and (place.offset_ns or place.drift or place.later):
             rows = seen.of(capture)
             for times in (seen.first_ns, seen.last_ns, seen.acked_ns):
                 times[rows] = place.to_reference(times[rows])
-    seen.last_ns[:] = not_after(seen.last_ns, seen.acked_ns)
-    np.minimum(seen.first_ns, seen.last_ns, out=seen.first_ns)
 
 
 def _own_transfers(tables: CaptureTables, common: Common) -> Rows:
@@ -353,15 +353,14 @@ def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
     slack = np.where(apart, slack_ns, 0)
     transfers["sent_end_ns"] = np.minimum(transfers["sent_end_ns"], end + slack)
     transfers["sent_ns"] = np.minimum(np.minimum(sent, arrived + slack), transfers["sent_end_ns"])
-    # What has a lower PSN left no later.
+    # What its sender sent before on the same connection left no later.
     line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
-    order = np.flatnonzero(np.isin(transfers["wire"], WRITES))
+    order = np.flatnonzero((transfers["seen"] & Seen.AT_SENDER) != 0)
     order = order[np.argsort(line[order], kind="stable")]
-    line, seq = line[order], transfers["seq"][order]
-    swapped = (line[1:] == line[:-1]) & ((seq[1:] < seq[:-1]) | (sent[order[1:]] < sent[order[:-1]]))
+    line = line[order]
+    swapped = (line[1:] == line[:-1]) & (sent[order[1:]] < sent[order[:-1]])
     for each in np.unique(line[1:][swapped]):
         mine = order[np.searchsorted(line, each) : np.searchsorted(line, each, "right")]
-        mine = in_psn_order(transfers, mine)
         place = np.arange(len(mine))
         sent[mine] = np.minimum.accumulate((sent[mine] - place)[::-1])[::-1] + place
     order = np.argsort(sent, kind="stable")
