@@ -292,6 +292,11 @@ def _tie(reads: Sequence[Read], nodes: Ints) -> None:
                 each.ties = number + np.arange(len(each.instances))
                 each.of_nodes = of_nodes
                 _lay_beside(each, first)
+            if not of_nodes and first.instances[0].near is None:  # each carries channels of its own
+                for parts in zip(*(each.instances for each in (first, *alike)), strict=True):
+                    sizes = [part.size for part in parts]
+                    for part in parts:
+                        part.size = None if None in sizes else sum(size or 0 for size in sizes)
             number += len(first.instances)
             left = [each for each in left if all(each is not other for other in alike)]
             break
@@ -312,8 +317,9 @@ def _of_nodes(read: Read, nodes: Ints) -> frozenset[int] | None:
 
 def _in_part(read: Read) -> int | None:
     """How many ranks there are where the island saw some of them only; None where it saw all."""
-    found = {i.ranks for i in read.instances if i.near is not None and i.hides_ranks}
-    return found.pop() if len(found) == 1 and all(i.near is not None for i in read.instances) else None
+    found = {i.ranks for i in read.instances if i.hides_ranks}
+    part = all(i.near is not None or i.hides_ranks for i in read.instances)
+    return found.pop() if len(found) == 1 and part else None
 
 
 def _same(a: Read, b: Read) -> bool:

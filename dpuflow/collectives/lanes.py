@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from dpuflow.collectives.model import Instance
 from dpuflow.components import connected
 
 if TYPE_CHECKING:
@@ -71,6 +72,24 @@ class Layout(NamedTuple):
     def named(self) -> tuple[Op, tuple[Op, ...]]:
         """What it is said to be, with what it may be as well."""
         return self.op, self.alike
+
+    def made(self, rows: Ints, nodes: Ints) -> Instance:
+        """The collective of these EXCHANGE rows; ``nodes``: each endpoint's."""
+        several = self.ranks > 0
+        return Instance(
+            rows,
+            self.op,
+            list(self.order),
+            self.algorithm,
+            root=self.root,
+            size=self.size,
+            ranks=self.ranks,
+            seats=tuple(range(len(self.order))) if several else (),
+            nodes=tuple(nodes[self.order].tolist()) if several else (),
+            inside=self.inside,
+            alike=self.alike,
+            tails=self.tails,
+        )
 
 
 class View:

@@ -6,6 +6,7 @@ same sizes. Out: whether a kind is an operation of all ranks, who of them needs 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from dpuflow.collectives.causal import is_causal, of_protocol
 from dpuflow.collectives.lanes import Lane
 from dpuflow.collectives.layouts import layout_of
-from dpuflow.collectives.model import Instance
 from dpuflow.collectives.protocols import LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.schedules.graph import free_ranks
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.collectives.lanes import Layout
+    from dpuflow.collectives.model import Instance
     from dpuflow.collectives.pipes import Pipe
     from dpuflow.collectives.quiet import Cuts
     from dpuflow.collectives.streams import Columns
@@ -111,24 +112,8 @@ class Meanings:
                     ]
                 )
                 rows = rows[np.argsort(self.columns.starts[rows], kind="stable")]
-                found.append(
-                    Instance(
-                        rows,
-                        layout.op,
-                        list(layout.order),
-                        layout.algorithm,
-                        root=layout.root,
-                        size=layout.size,
-                        ranks=layout.ranks,
-                        seats=tuple(range(len(layout.order))) if layout.ranks else (),
-                        nodes=tuple(self.nodes[layout.order].tolist()) if layout.ranks else (),
-                        inside=layout.inside,
-                        alike=layout.alike,
-                        tails=layout.tails,
-                        protocol=protocol,
-                        between=between,
-                    )
-                )
+                made = layout.made(rows, self.nodes)
+                found.append(replace(made, protocol=protocol, between=between))
         return found
 
     def _read(self, parts: Sequence[Part]) -> dict[int, Layout]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from dpuflow.collectives.lanes import Lane
 from dpuflow.collectives.layouts import layout_of
-from dpuflow.collectives.model import Instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from dpuflow.collectives.buffers import Buffer
     from dpuflow.collectives.lanes import Layout
+    from dpuflow.collectives.model import Instance
     from dpuflow.collectives.pipes import Lockstep
     from dpuflow.collectives.streams import Columns
     from dpuflow.collectives.turns import Part, Turn
@@ -156,18 +156,4 @@ class Operations:
             columns.append(mine.transpose(1, 0, 2).reshape(len(turns), -1))
         rows = np.concatenate(columns, axis=1)
         rows = np.take_along_axis(rows, np.argsort(self._columns.starts[rows], axis=1, kind="stable"), 1)
-        for mine in rows:
-            yield Instance(
-                mine,
-                layout.op,
-                list(layout.order),
-                layout.algorithm,
-                root=layout.root,
-                size=layout.size,
-                ranks=layout.ranks,
-                seats=tuple(range(len(layout.order))) if layout.ranks else (),
-                nodes=tuple(self._nodes[layout.order].tolist()) if layout.ranks else (),
-                inside=layout.inside,
-                alike=layout.alike,
-                tails=layout.tails,
-            )
+        yield from (layout.made(mine, self._nodes) for mine in rows)
