@@ -282,6 +282,7 @@ def test_a_clock_tied_to_no_other() -> None:
     def change(captures: list[CaptureTables], joined: Joined) -> None:
         joined.captures.append(replace(captures[0].info, id=1, vantage="node9"))
         joined.clocks.append(Clock(1, False, "none"))
+        joined.local.append([])
 
     found = only(analysed(job(), 4, change)[0], "clock_untied")
     assert "node9" in found.summary
@@ -382,7 +383,7 @@ def test_every_runbook_is_there() -> None:
     places = set()
     for module in (root / "dpuflow" / "findings").glob("*.py"):
         places |= set(re.findall(r'runbook="([^"]+)"', module.read_text()))
-    assert len(places) == 8
+    assert len(places) == 9
     for place in places:
         path, anchor = place.split("#")
         headings = re.findall(r"^#+ (.+)$", (root / path).read_text(), re.MULTILINE)
