@@ -177,7 +177,7 @@ def test_flows_that_are_over_are_forgotten_and_those_that_go_on_are_not(
 
 @pytest.mark.parametrize("compute_ms", [30, 100])
 def test_a_rank_that_turns_late_is_told_within_five_seconds(tmp_path: Path, compute_ms: int) -> None:
-    """By the agent of its own node, in the capture's own time at default settings; the machine's comes on top."""
+    """By the agent of its own node, in the capture's own time, at default settings."""
     iterations = round(10_000 / compute_ms)
     scenario = parse_scenario(
         f"cluster: {{nodes: 2}}\njob: {{kind: loop, iterations: {iterations}, compute_us: {compute_ms}000,"
