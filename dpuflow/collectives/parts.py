@@ -239,11 +239,14 @@ class Parts:
         return np.asarray(places[kept[::-1]], np.int64)
 
     def cut_by_rule(self) -> bool:
-        """Whether chunks are as large as NCCL cuts parts of ``lanes`` that a transfer may have."""
+        """Whether chunks are as large as NCCL cuts parts of ``lanes`` that a transfer may have.
+
+        By bytes: what a stall cut off a part is small, and its chunks those of the whole.
+        """
         total = self.lanes * np.add.reduceat(self.sizes, self.begins[:-1])
         largest = np.maximum.reduceat(self.sizes, self.begins[:-1])
         unit = np.where(total < 131_072, 32_768, np.where(total < 1 << 20, 65_536, max(CHUNKS)))
-        return bool((largest <= unit).mean() >= ALIKE)
+        return bool(total[largest <= unit].sum() >= ALIKE * total.sum())
 
     def signatures(self) -> list[tuple[int, int]]:
         """Messages and bytes of every part."""
