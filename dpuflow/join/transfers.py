@@ -239,10 +239,11 @@ def _prompt(
 
     There and back they then take less time on the wire: by how much longer the sender waits for the ACK than
     the receiver. Where for some no time at all is left stamps are late; then those count that take about as
-    long as the first that lie closer together than these.
+    long as the first that lie closer together than these. Where none is left for any, none is surer than
+    others: all count, and the clocks that they contradict are told to be so.
     """
     wire_ns = np.where(forward, _wire_ns(seen, a, b), -_wire_ns(seen, a, b))
-    if not (wire_ns < 0).any():
+    if not (wire_ns < 0).any() or not (wire_ns >= 0).any():
         return np.ones(len(wire_ns), bool)
     late, ordered = -wire_ns[wire_ns < 0], np.sort(wire_ns[wire_ns >= 0])
     apart_ns = float(np.quantile(late, 0.9)) / len(late)
