@@ -12,6 +12,7 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.join.common import densest
 from dpuflow.join.sightings import not_after
+from dpuflow.join.transfers import at_many_moments
 from dpuflow.schema import NEVER
 from dpuflow.synth.case import write_case
 
@@ -41,7 +42,7 @@ def test_operations_are_found_and_the_late_rank_named(share: float, tmp_path: Pa
     more = settings(
         cluster={"nodes": 2}, nccl={"channels": 2}, faults=[{"kind": "gpu_late", "rank": 1, "us": 500}]
     )
-    captures = write_case(loop("op: all_reduce, bytes: 1MiB", more, iterations=20), tmp_path)
+    captures = write_case(loop("op: all_reduce, bytes: 1MiB", more, iterations=20), str(tmp_path))
     files = [tmp_path / capture.name for capture in captures]
     for number, file in enumerate(files):
         delay_stamps(file, share, number)
@@ -70,3 +71,12 @@ def test_the_densest_values() -> None:
     low, high = densest(values)
     assert 3_000 <= low <= high <= 3_100
     assert densest(np.array([5])) == (5, 5)
+
+
+def test_a_clock_is_set_at_one_moment_and_stamps_are_late_at_many() -> None:
+    """However many messages wait while a clock is set, and however long they do."""
+    first, last = np.array([0, 90, 95, 10]), np.array([1_000, 105, 100, 99])
+    assert not at_many_moments(first, last)
+    assert not at_many_moments(np.r_[first, 2_000], np.r_[last, 2_001])  # set twice
+    assert at_many_moments(np.arange(0, 30, 10), np.arange(5, 35, 10))
+    assert not at_many_moments(first[:0], last[:0])

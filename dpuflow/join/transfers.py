@@ -24,6 +24,7 @@ from dpuflow.join.common import (
     total_flows,
     widen_local,
 )
+from dpuflow.join.envelope import MAX_DRIFT
 from dpuflow.join.missed import date_missed
 from dpuflow.join.sightings import (
     MOST_SLACK,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 CLOSER: Final = 1 / 16
 """So much closer than late stamps lie on average what is no chance lies: most of these are late by little."""
+MOMENTS: Final = 3
+"""Waits that show no time on the wire at so many moments or more are not due to a clock that was set."""
 
 
 def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
@@ -238,18 +241,34 @@ def _prompt(
     """Which messages show no late stamp that makes their way, or their ACK's, seem shorter than it was.
 
     There and back they then take less time on the wire: by how much longer the sender waits for the ACK than
-    the receiver. Where for some no time at all is left stamps are late; then those count that take about as
-    long as the first that lie closer together than these.
+    the receiver. Where for some no time at all is left, by more than two clocks drift apart in so long a
+    wait, stamps are late, or a clock was set during these waits; but that is at one moment, late stamps are
+    at many. Where they are late those count that take about as long as the first that lie closer together
+    than these. Where no time is left for any, none is surer than others: all count, and the clocks that they
+    contradict are told to be so.
     """
     wire_ns = np.where(forward, _wire_ns(seen, a, b), -_wire_ns(seen, a, b))
-    if not (wire_ns < 0).any():
+    waits = [np.sort([seen.last_ns[each], seen.acked_ns[each]], axis=0) for each in (a, b)]
+    early = wire_ns < -MAX_DRIFT * (waits[0][1] - waits[0][0])
+    late = all(at_many_moments(first[early], last[early]) for first, last in waits)
+    if not late or not (wire_ns >= 0).any():
         return np.ones(len(wire_ns), bool)
-    late, ordered = -wire_ns[wire_ns < 0], np.sort(wire_ns[wire_ns >= 0])
-    apart_ns = float(np.quantile(late, 0.9)) / len(late)
+    ordered = np.sort(wire_ns[wire_ns >= 0])
+    apart_ns = float(np.quantile(-wire_ns[early], 0.9)) / int(early.sum())
     close = ordered[FEWEST:] - ordered[:-FEWEST] < CLOSER * FEWEST * apart_ns
     at = int(np.argmax(close)) if close.any() else 0
     most = ordered[min(at + max(len(ordered) // 20, FEWEST), len(ordered) - 1)]
     return np.asarray((wire_ns >= ordered[at]) & (wire_ns <= most), np.bool_)
+
+
+def at_many_moments(first_ns: Ints, last_ns: Ints) -> bool:
+    """Whether it takes ``MOMENTS`` moments or more for each of these times to hold one."""
+    for _ in range(MOMENTS - 1):
+        if not len(last_ns):
+            return False
+        beyond = first_ns > last_ns.min()
+        first_ns, last_ns = first_ns[beyond], last_ns[beyond]
+    return len(last_ns) > 0
 
 
 def _wire_ns(seen: Sightings, a: Ints, b: Ints) -> Ints:
