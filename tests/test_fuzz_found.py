@@ -137,7 +137,7 @@ def test_times_centuries_apart_are_no_crash():
 def test_a_stage_without_any_input_seen_is_no_crash():
     """All that a pipeline's link carried came after its capture had ended."""
     nothing = SimpleNamespace(arrived_ns=np.zeros(0, np.int64))
-    arrived, of = pipelines._inputs(nothing, np.array([5, 9]))
+    arrived, of = pipelines._inputs(nothing, np.array([5, 9]), np.array([schema.NEVER, schema.NEVER]))
     assert arrived.tolist() == [schema.NEVER] * 2
     assert of.tolist() == [-1, -1]
 

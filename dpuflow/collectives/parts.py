@@ -60,7 +60,8 @@ def lines_of(
     chunk = np.isin(room, sizes)
     other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
     own = (np.bincount(key[chunk], minlength=keys) > 0) & (other == 0)
-    own = (own | _registered(exchanges, columns, rows, room, key, keys))[key]
+    slot = np.isin(room, list(buffers))  # full ones announce what comes, too: a collective's
+    own = (own | _registered(exchanges, columns, rows, room, slot, key, keys))[key]
     mine, line = rows[own], key[own]
     if not len(mine):
         return []
@@ -71,12 +72,19 @@ def lines_of(
 
 
 def _registered(
-    exchanges: Rows, columns: Columns, rows: Ints, room: Ints, key: Ints, keys: int
+    exchanges: Rows,
+    columns: Columns,
+    rows: Ints,
+    room: Ints,
+    slot: NDArray[np.bool_],
+    key: Ints,
+    keys: int,
 ) -> NDArray[np.bool_]:
     """Ways (``key``) of connections into registered buffers: a part is one message (enqueue.cc addP2pToPlan).
 
     Its entry announces what comes, and is posted when the receiver's kernel runs (net.cc, regBufferReady),
-    after all that came before. Full slots of a staging buffer have entries that run ahead.
+    after all that came before. A collective whose operations each fill one ``slot`` of a staging buffer
+    has such entries, too: nothing here tells them apart, so that a way with no other entries is not claimed.
     """
     order = np.lexsort((exchanges["order"][rows], key))
     line, before = key[order], rows[order]
@@ -85,7 +93,8 @@ def _registered(
     exact = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
     turns = np.bincount(line[1:][same], minlength=keys)
     alone = np.bincount(line[1:][after], minlength=keys) >= ALIKE * turns
-    return np.asarray(exact & (turns > 0) & alone, np.bool_)
+    other = np.bincount(key[~slot], minlength=keys) > 0
+    return np.asarray(exact & other & (turns > 0) & alone, np.bool_)
 
 
 class Sending:
