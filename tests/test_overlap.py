@@ -93,4 +93,8 @@ def test_ranks_that_are_late_by_chance_wait_all_the_same() -> None:
     from bench.accuracy.draw import draw
     from bench.accuracy.measure import measure
 
-    assert measure(draw(5, "fabric")).score.verdicts_right == 1
+    score = measure(draw(5, "fabric")).score
+    assert score.late_hits >= 5
+    assert score.late_false == 0
+    # Exact are its times only where it was late, in 7 of 20: that says nothing of the others, so no verdict.
+    assert not score.verdicts_right

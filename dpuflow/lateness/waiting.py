@@ -47,14 +47,17 @@ def released(
     idle = _idle_ns(entries)
     nccl = np.isin(of_row, of_row[entries.between[0]])
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
-        others = middle_ranks(entries, of_row, entries.between)[2]
-        slowest = np.where(nccl & np.isnan(usual.slowest_ns), others, usual.slowest_ns)
-        if max(len(entries.waited), len(entries.granted_data_ns)) < FEWEST <= len(entries.next_send_ns):
-            # To go on sending wakes nobody up, so even far more than that is usual.
-            slowest = np.fmax(slowest, FAR_BEYOND * percentile(entries.next_send_ns, 95))
+        instead = np.where(
+            nccl,
+            middle_ranks(entries, of_row, entries.between)[2],
+            _slowest_of_others(entries, idle, waiting & ~nccl, of_row),
+        )
+        slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
         if len(entries.waited) < FEWEST:  # one or two tell nothing
+            slowest = np.where(nccl, slowest, np.fmax(slowest, instead))
             waiting &= nccl | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest
+        limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Of hosts that stall now and then so late an act is no evidence yet.
         worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
         limit = np.where(nccl, np.fmax(limit, worst), limit)
@@ -109,6 +112,58 @@ def credited(scene: Scene, way_ns: NDArray[np.int64]) -> Credited:
     prompt |= unmeasured & known & ((least > 0) | alone)
     prompt &= ~known | (room >= least)
     return Credited(prompt, np.where(prompt & known, entries.since_ns + least, NEVER))
+
+
+def _slowest_of_others(
+    entries: Entries, idle_ns: NDArray[np.int64], waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For rows ``waiting`` how long the group's other ranks take to their first act (``idle_ns``), 95 %.
+
+    From an input, or from a credit that came after it.
+
+    It stands for the usual reaction where none was measured (data streams through), but no longer than hosts
+    take from a grant to the data it allows: some of these ranks were late themselves. With too few of them it
+    is that; and where there are no grants either, what hosts take from send to send. NaN with too few of all.
+    """
+    out, least = np.full(len(waiting), np.nan), np.full(len(waiting), np.inf)
+    if len(entries.granted_data_ns) >= FEWEST:
+        out[:] = least[:] = percentile(entries.granted_data_ns, 95)
+    elif len(entries.next_send_ns) >= FEWEST:
+        # That wakes nobody up, so even far more than that is usual.
+        out[:] = FAR_BEYOND * percentile(entries.next_send_ns, 95)
+    for each in np.unique(of_row[waiting]):
+        mine = np.flatnonzero(waiting & (of_row == each))
+        for endpoint in np.unique(entries.endpoint[mine]):
+            own = entries.endpoint[mine] == endpoint
+            if (~own).sum() >= FEWEST:
+                out[mine[own]] = percentile(idle_ns[mine[~own]], 95)
+    return np.asarray(np.minimum(out, least), np.float64)
+
+
+def _quickest_of_others(
+    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For rows ``waiting`` of NCCL from how long after an input on a first act has not waited for it.
+
+    From what the quickest other rank of the group, by its median, takes from an input to its first act: ranks
+    that wait for nothing are no quicker. Most of it is the same each time (a slice is copied), so what counts
+    is how far the slow ones (95 %) lie beyond the median. NaN where no other rank has enough of them.
+    """
+    out = np.full(len(waiting), np.nan)
+    for each in np.intersect1d(of_row[waiting], of_row[entries.between[0]]):
+        mine = np.flatnonzero(waiting & (of_row == each))
+        own = [mine[places] for places in classes(entries.endpoint[mine])]
+        usual = [
+            (*percentiles(entries.moved_ns[rows], (50, 95)), rank)
+            for rank, rows in enumerate(own)
+            if len(rows) >= FEWEST
+        ]
+        for rank, rows in enumerate(own):
+            others = [(middle, most) for middle, most, other in usual if other != rank]
+            if others:
+                middle, most = min(others)
+                out[rows] = most + FAR_BEYOND * (most - middle)
+    return out
 
 
 def _worst_of_others(
