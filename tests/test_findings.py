@@ -174,7 +174,7 @@ def test_loss_is_no_straggler() -> None:
     assert conditions(result) == ["packet_loss"]
     found = result.findings[0]
     assert found.endpoints == [1, 2]
-    assert found.summary.startswith("13 of 400 packets from 10.0.0.2 came again (3.25 %)")
+    assert found.summary.startswith("13 of 400 packets from 10.0.0.2 were retransmitted (3.25 %)")
     assert found.severity == "critical"
     assert {row.verdict for row in result.lateness} == {"on_time"}
     # The frames shown are those of messages that came again.
@@ -236,7 +236,7 @@ def test_losses_around_one_node_are_one_finding() -> None:
     result, _, _ = analysed(job(), 4, change)
     found = only(result, "packet_loss")
     assert found.endpoints == [2, 0, 1, 3]
-    assert found.summary.startswith("300 of 6000 packets from and to 10.0.0.3 came again")
+    assert found.summary.startswith("300 of 6000 packets from and to 10.0.0.3 were retransmitted")
 
     def more(captures: list[CaptureTables], joined: Joined) -> None:
         change(captures, joined)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpuflow.tables import CaptureTables, Joined
 
 _PATHS = {
-    "lossy": "packets of it came again",
+    "lossy": "packets of it were retransmitted",
     "slow": "its pages take three times as long as on the other ways, or longer",
     "marked": "packets of it carry congestion marks",
 }

@@ -230,7 +230,7 @@ def find_losses(
             severity="info" if share < SMALL_SHARE else "critical" if much else "warning",
             confidence=0.5 if again < FEWEST else 0.9,
             summary=(
-                f"{again} of {packets} packets {ways} {result.endpoints[place].address} came again"
+                f"{again} of {packets} packets {ways} {result.endpoints[place].address} were retransmitted"
                 f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost"
                 f" or late. Messages were held up for {held_ns / 1e6:.1f} ms by it"
                 f" ({100 * share:.1f} % of the time)."
