@@ -88,7 +88,7 @@ def _observed(result: Analysis) -> list[str]:
             f" {count(sum(flow.messages for flow in result.flows), 'message')}"
         )
     for attribute, what in (
-        ("retransmitted", "packet{} sent again"),
+        ("retransmitted", "packet{} retransmitted"),
         ("ecn_marked", "packet{} marked by ECN"),
         ("nak", "NAK{}"),
         ("rnr", "receiver-not-ready NAK{}"),
