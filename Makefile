@@ -72,8 +72,8 @@ score: $(READY) ## analyse the captures with known truth (CASES="folders") and s
 help-text: $(READY) ## write dpuflow/cli/help.txt again after a change to commands or options
 	$(PYTHON) -m dpuflow.cli.helptext
 
-headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/schema_ring.py
-	$(PYTHON) -m dpuflow.schema_c
+headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/schema/ring.py
+	$(PYTHON) -m dpuflow.schema.c_header
 
 bpf: ## compile the eBPF programs into dpuflow/live/ (clang, libbpf-dev)
 	sh tools/bpf.sh

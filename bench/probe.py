@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dpuflow.tables import Block
+    from dpuflow.schema.tables import Block
 
 
 class _Reader:
@@ -34,7 +34,7 @@ class _Reader:
 
     def __init__(self, path: str, threads: int) -> None:
         from dpuflow.capture import open_capture
-        from dpuflow.records import read_blocks
+        from dpuflow.packets.records import read_blocks
 
         self._blocks = read_blocks(open_capture([path]), threads=threads)
 
@@ -128,10 +128,10 @@ def check(path: str, threads: int) -> dict[str, Any]:
 _STAGES = (
     ("dpuflow.analysis", "read_captures"),
     ("dpuflow.join", "join"),
-    ("dpuflow.exchanges", "build_exchanges"),
-    ("dpuflow.collectives", "build_collectives"),
-    ("dpuflow.lateness", "build_entries"),
-    ("dpuflow.inference", "infer"),
+    ("dpuflow.exchanges.build", "build_exchanges"),
+    ("dpuflow.matching", "build_collectives"),
+    ("dpuflow.entries", "build_entries"),
+    ("dpuflow.verdicts", "infer"),
     ("dpuflow.assemble", "assemble"),
     ("dpuflow.findings", "build_findings"),
 )

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Made from dpuflow/schema_ring.py by `make headers`: change it there. */
+/* Made from dpuflow/schema/ring.py by `make headers`: change it there. */
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
         OptionError,
         TruthError,
     )
-    from dpuflow.rankmap import read_rank_map
+    from dpuflow.identity.rankmap import read_rank_map
     from dpuflow.reports.json import write_json
     from dpuflow.reports.text import write_text
     from dpuflow.results import Analysis
+    from dpuflow.schema.tables import Vantage
     from dpuflow.scoring.score import score_case
-    from dpuflow.tables import Vantage
 
 __version__ = "0.1.0"
 
@@ -55,9 +55,9 @@ _HOMES = {
     "MissingError": "errors",
     "OptionError": "errors",
     "TruthError": "errors",
-    "Vantage": "tables",
+    "Vantage": "schema.tables",
     "analyze": "analysis",
-    "read_rank_map": "rankmap",
+    "read_rank_map": "identity.rankmap",
     "score_case": "scoring.score",
     "write_json": "reports.json",
     "write_text": "reports.text",

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dpuflow.collectives import Instance
-    from dpuflow.inference import Inferred
-    from dpuflow.islands import Read
-    from dpuflow.rankmap import Place
+    from dpuflow.identity.communicators import Communicator
+    from dpuflow.identity.rankmap import Place
+    from dpuflow.islands.analyse import Read
+    from dpuflow.matching import Instance
     from dpuflow.results import Analysis
-    from dpuflow.tables import CaptureTables, Joined, Rows, Vantage
-    from dpuflow.told import Communicator
+    from dpuflow.schema.tables import CaptureTables, Joined, Rows, Vantage
+    from dpuflow.verdicts import Inferred
 
     Progress = Callable[[str, int, int], None]
     """Called with (stage, done, total); total 0 where it is not known."""
@@ -77,11 +77,11 @@ def analyze_tables(
 
     ``release``: of their messages only what the result cites is kept once they are joined, in place.
     """
-    from dpuflow.identity import endpoint_nodes
-    from dpuflow.islands import read_islands
+    from dpuflow.identity.communicators import communicators
+    from dpuflow.identity.endpoints import endpoint_nodes
+    from dpuflow.islands.analyse import read_islands
+    from dpuflow.islands.merge import merged
     from dpuflow.join import count_once, join, set_aside_samples
-    from dpuflow.merged import merged
-    from dpuflow.told import communicators
 
     captures, doubled = count_once(captures)
     captures, sampled = set_aside_samples(captures)
@@ -107,16 +107,16 @@ def _read(
     ranks: Mapping[str, Place] | None,
 ) -> Read:
     """The operations that captures on one time line saw, with when each rank came."""
-    from dpuflow.bunches import requested
-    from dpuflow.collectives import build_collectives, count_untold
-    from dpuflow.collectives.buffers import buffers_of
-    from dpuflow.collectives.protocols import without_flags
-    from dpuflow.collectives.sharing import sharing_told_apart
-    from dpuflow.exchanges import announced, build_exchanges
-    from dpuflow.identity import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
-    from dpuflow.islands import Read
-    from dpuflow.lateness import build_entries
-    from dpuflow.processes import connection_ends
+    from dpuflow.entries import build_entries
+    from dpuflow.exchanges.build import announced, build_exchanges
+    from dpuflow.exchanges.bunches import requested
+    from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
+    from dpuflow.identity.processes import connection_ends
+    from dpuflow.islands.analyse import Read
+    from dpuflow.matching import build_collectives, count_untold
+    from dpuflow.matching.buffers import buffers_of
+    from dpuflow.matching.protocols import without_flags
+    from dpuflow.matching.sharing import sharing_told_apart
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
@@ -145,7 +145,7 @@ def _worked(
     """The result of one island."""
     from dpuflow.assemble import assemble
     from dpuflow.findings import build_findings
-    from dpuflow.inference import infer
+    from dpuflow.verdicts import infer
 
     joined, exchanges, instances = read.joined, read.exchanges, read.instances
     inferred = infer(joined, exchanges, instances, read.entries)

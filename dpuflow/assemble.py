@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.identity import address_text, addresses_of, endpoint_nodes, mac_text
-from dpuflow.inference.causes import CAUSES
-from dpuflow.inference.edges import disagreements
-from dpuflow.inference.pauses import pause_sentences
-from dpuflow.inference.phases import ring_phases
-from dpuflow.lateness import BOUNDS, RULES, Rule
+from dpuflow.entries import BOUNDS, RULES, Rule
+from dpuflow.identity.endpoints import address_text, addresses_of, endpoint_nodes, mac_text
+from dpuflow.identity.rankmap import doubts_about
 from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
-from dpuflow.rankmap import doubts_about
 from dpuflow.results import (
     Account,
     Analysis,
@@ -29,22 +25,26 @@ from dpuflow.results import (
     RankEntry,
     Told,
 )
-from dpuflow.schema import NEVER, NONE32, Op, Transport
+from dpuflow.schema.rows import NEVER, NONE32, Op, Transport
+from dpuflow.verdicts.causes import CAUSES
+from dpuflow.verdicts.edges import disagreements
+from dpuflow.verdicts.pauses import pause_sentences
+from dpuflow.verdicts.phases import ring_phases
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives import Instance
-    from dpuflow.inference import Inferred
-    from dpuflow.inference.accounts import Account as Found
-    from dpuflow.inference.bulk import Bulk
-    from dpuflow.inference.judgement import Judgement
-    from dpuflow.lateness import Entries, Relative
-    from dpuflow.rankmap import Place
+    from dpuflow.entries import Entries, Relative
+    from dpuflow.identity.rankmap import Place
+    from dpuflow.matching import Instance
     from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict
-    from dpuflow.tables import CaptureTables, Joined, Rows
+    from dpuflow.schema.tables import CaptureTables, Joined, Rows
+    from dpuflow.verdicts import Inferred
+    from dpuflow.verdicts.accounts import Account as Found
+    from dpuflow.verdicts.bulk import Bulk
+    from dpuflow.verdicts.judgement import Judgement
 
 
 def assemble(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 # -- Gloo -------------------------------------------------------------------------------------
 GLOO_PREAMBLE: Final = 48

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.errors import CaptureError, FormatError
-from dpuflow.tables import CaptureTables
+from dpuflow.schema.tables import CaptureTables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dpuflow.capture import CaptureSource
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 
 def ingest(
@@ -31,7 +31,7 @@ def ingest(
     damaged are left out, and named in the info.
     """
     from dpuflow.capture import open_capture
-    from dpuflow.store import is_saved
+    from dpuflow.store.columns import is_saved
 
     saved = [is_saved(file) for file in files]
     if any(saved):
@@ -41,7 +41,7 @@ def ingest(
                 files[saved.index(True)], "column files go with other column files of the vantage point alone"
             )
         from dpuflow.messages.stamps import set_aside
-        from dpuflow.segments import join_segments
+        from dpuflow.store.segments import join_segments
 
         files, parts, damaged = _undamaged(files)
         times = [(part.info.first_ns, part.info.last_ns) for part in parts]
@@ -64,7 +64,7 @@ def _undamaged(files: list[str]) -> tuple[list[str], list[CaptureTables], list[s
 
     Raises FormatError; CaptureError where none can be read.
     """
-    from dpuflow.store import is_saved, load_tables
+    from dpuflow.store.columns import is_saved, load_tables
 
     read, parts, damaged = [], [], []
     for file in files:
@@ -87,8 +87,8 @@ def ingest_source(
     from dpuflow.messages.roce import RoceMessages
     from dpuflow.messages.stamps import set_aside
     from dpuflow.messages.tcp import TcpMessages
-    from dpuflow.records import read_blocks
-    from dpuflow.schema import MEMBER, MESSAGE, PAUSE, SETUP
+    from dpuflow.packets.records import read_blocks
+    from dpuflow.schema.rows import MEMBER, MESSAGE, PAUSE, SETUP
 
     reader = read_blocks(source, threads, progress)
     roce: RoceMessages | None = None

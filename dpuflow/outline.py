@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow import results
-from dpuflow.inference.pipelines import BACKWARD, FORWARD
-from dpuflow.inference.stages import idle_shares, typical_ns
-from dpuflow.inference.whatif import step_without
+from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
+from dpuflow.verdicts.stages import idle_shares, typical_ns
+from dpuflow.verdicts.whatif import step_without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives import Instance
-    from dpuflow.inference import Inferred
-    from dpuflow.inference.bulk import Bulk
-    from dpuflow.inference.judgement import Judgement
-    from dpuflow.inference.kinds import Tokens
-    from dpuflow.inference.own import Own
-    from dpuflow.inference.pipelines import Pipeline
-    from dpuflow.inference.stages import Stage
-    from dpuflow.inference.steps import Steps
-    from dpuflow.lateness import Entries
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
     from dpuflow.results import WhatIf
+    from dpuflow.verdicts import Inferred
+    from dpuflow.verdicts.bulk import Bulk
+    from dpuflow.verdicts.judgement import Judgement
+    from dpuflow.verdicts.kinds import Tokens
+    from dpuflow.verdicts.own import Own
+    from dpuflow.verdicts.pipelines import Pipeline
+    from dpuflow.verdicts.stages import Stage
+    from dpuflow.verdicts.steps import Steps
 
 
 def list_steps(

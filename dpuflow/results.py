@@ -2,7 +2,7 @@
 
 In: nothing but what the stages found. Out: objects that ``reports`` only format. Field names, their
 order and their meaning are the result format's own (docs/analysis.md); ``captures`` and ``clocks`` are
-the bundles of ``tables``. Ids are positions in the list that holds the row. All times are integer
+the bundles of ``schema.tables``. Ids are positions in the list that holds the row. All times are integer
 nanoseconds on the reference clock; None stands for what is not known, never 0.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from dpuflow.tables import CaptureInfo, Clock
+    from dpuflow.schema.tables import CaptureInfo, Clock
 
 OpToken = Literal[
     "all_reduce",

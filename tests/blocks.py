@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpuflow import schema, wire
 from dpuflow.messages.roce import RoceMessages
-from dpuflow.tables import Block
+from dpuflow.schema import rows as schema
+from dpuflow.schema.tables import Block
+from dpuflow.wire import headers as wire
 
 CODES = {opcode.name: code for code, opcode in wire.OPCODES.items()}
 

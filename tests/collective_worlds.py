@@ -14,20 +14,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.assemble import assemble
-from dpuflow.collectives import Instance
+from dpuflow.entries import build_entries
 from dpuflow.findings import build_findings
-from dpuflow.inference import infer
-from dpuflow.lateness import build_entries
+from dpuflow.matching import Instance
 from dpuflow.results import Analysis
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import schedule
-from dpuflow.schema import ENDPOINT, FLOW, MESSAGE, NEVER, NONE32, PAUSE, TRANSFER, Op, Role, Transport, Wire
-from dpuflow.tables import CaptureInfo, CaptureTables, Clock, Joined
+from dpuflow.schema.rows import (
+    ENDPOINT,
+    FLOW,
+    MESSAGE,
+    NEVER,
+    NONE32,
+    PAUSE,
+    TRANSFER,
+    Op,
+    Role,
+    Transport,
+    Wire,
+)
+from dpuflow.schema.tables import CaptureInfo, CaptureTables, Clock, Joined
+from dpuflow.verdicts import infer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 HOP = 20_000
 REACT = 5_000

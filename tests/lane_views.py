@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.buffers import DEFAULT
-from dpuflow.collectives.lanes import Lane, View
+from dpuflow.matching.buffers import DEFAULT
+from dpuflow.matching.lanes import Lane, View
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -10,7 +10,7 @@ from random import Random
 
 from naive_parse import records
 
-from dpuflow import wire
+from dpuflow.wire import headers as wire
 
 _INTERESTING = (0, 1, 2, 7, 8, 15, 16, 20, 27, 28, 32, 40, 63, 64, 127, 128, 255, 256, 0xFFFF, 0x7FFF, 0x8000)
 _WORDS = (

@@ -2,7 +2,7 @@
 
 ``read`` takes the bytes of a pcap or pcapng file and gives one ``Row`` a packet with everything the
 kernel's columns and sparse rows hold. It follows the RFCs and IBA chapter 9 step by step, knows opcodes
-from ``dpuflow.wire`` only, and shares no code with the kernel.
+from ``dpuflow.wire.headers`` only, and shares no code with the kernel.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dpuflow import wire
-from dpuflow.schema import BthFlag, Direction, Kind
+from dpuflow.schema.rows import BthFlag, Direction, Kind
+from dpuflow.wire import headers as wire
 
 LONGEST = 262_144  # captured bytes of a record; more is damage
 LONGEST_BLOCK = 1 << 20

@@ -6,8 +6,8 @@ out of order, and the capture may start or end within a message).
 
 from __future__ import annotations
 
-from dpuflow import wire
-from dpuflow.schema import NEVER, MessageFlag
+from dpuflow.schema.rows import NEVER, MessageFlag
+from dpuflow.wire import headers as wire
 from tests.blocks import CODES, Packet
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpuflow import schema
 from dpuflow.messages.tcp import TcpMessages
-from dpuflow.schema import TcpFlag, Wire
-from dpuflow.tables import Block
+from dpuflow.schema import rows as schema
+from dpuflow.schema.rows import TcpFlag, Wire
+from dpuflow.schema.tables import Block
 
 ISN = (1000, 0xFFFFF000)  # the second stream wraps soon
 GLOO_WIRE = {0: Wire.GLOO_DATA, 1: Wire.GLOO_DATA, 2: Wire.GLOO_SEND_READY, 3: Wire.GLOO_RECV_READY}

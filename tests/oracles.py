@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from readings import Reading
 
-from dpuflow import wire
-from dpuflow.schema import FIRST_SKIP, BthFlag, Kind
+from dpuflow.schema.rows import FIRST_SKIP, BthFlag, Kind
+from dpuflow.wire import headers as wire
 
 ALL = bool(os.environ.get("DPUFLOW_ALL_PACKETS"))
 """Whether to compare all packets of all captures and not only the first ones of some."""

@@ -19,9 +19,9 @@ from dpuflow.capture import open_capture
 from dpuflow.capture.base import SLACK, WINDOW, CaptureFile, CaptureSource
 from dpuflow.capture.pcapfile import Pcap
 from dpuflow.capture.pcapng import Pcapng
-from dpuflow.records import read_blocks
-from dpuflow.schema import FIRST_SKIP, NONE32, PACKET, Kind
-from dpuflow.tables import CaptureInfo
+from dpuflow.packets.records import read_blocks
+from dpuflow.schema.rows import FIRST_SKIP, NONE32, PACKET, Kind
+from dpuflow.schema.tables import CaptureInfo
 
 SPARSE = ("reth", "aeth", "imm", "deth", "atomic", "tcp", "pause")
 _PAGE = mmap.PAGESIZE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from random import Random
 
-from dpuflow import wire
+from dpuflow.wire import headers as wire
 
 MAPPED = bytes(10) + b"\xff\xff"
 

@@ -16,7 +16,7 @@ from dpuflow.results import (
     RankEntry,
     WhatIf,
 )
-from dpuflow.tables import CaptureInfo, Clock
+from dpuflow.schema.tables import CaptureInfo, Clock
 
 MS = 1_000_000
 T0 = 1_795_251_363_000_000_000  # 2026-11-21 08:56:03 UTC

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dpuflow.analysis import analyze
-from dpuflow.inference.accounts import _walk
-from dpuflow.lateness.entries import Entries, blank
-from dpuflow.lateness.relative import previous_row
+from dpuflow.entries.build import Entries, blank
+from dpuflow.entries.relative import previous_row
 from dpuflow.results import Account, Analysis
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
+from dpuflow.verdicts.accounts import _walk
 
 MS = 1_000_000
 TRACES = Path(__file__).resolve().parents[1] / "traces"

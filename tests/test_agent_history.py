@@ -23,8 +23,8 @@ from dpuflow.agent.windows import Windows
 from dpuflow.analysis import analyze
 from dpuflow.cli import run
 from dpuflow.errors import DpuflowError
-from dpuflow.segments import list_segments
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
+from dpuflow.store.segments import list_segments
 
 STEP_NS = 100_000_000
 SETTLE_NS = 100_000_000

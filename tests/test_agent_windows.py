@@ -18,10 +18,10 @@ from dpuflow.agent.windows import Windows
 from dpuflow.analysis import analyze
 from dpuflow.ingest import ingest
 from dpuflow.results import Analysis
+from dpuflow.schema.tables import Vantage
 from dpuflow.synth.case import write_case
 from dpuflow.synth.observe import epoch_ns
 from dpuflow.synth.scenario import parse_scenario
-from dpuflow.tables import Vantage
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 FILES = sorted(TRACES.glob("*/node0.pcap.gz"))

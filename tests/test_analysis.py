@@ -17,9 +17,9 @@ import pytest
 from dpuflow.analysis import analyze
 from dpuflow.reports.json import json_lines
 from dpuflow.results import Analysis
+from dpuflow.schema.tables import Vantage
 from dpuflow.scoring.score import match_collectives, score_case
 from dpuflow.scoring.truth import read_case
-from dpuflow.tables import Vantage
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 GLOO, MPI, NCCL = "gloo-allreduce-n4", "mpi-allreduce-n4", "nccl-allreduce-n2"

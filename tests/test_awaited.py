@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.inference.awaited import group_before, left_before, unread_until
-from dpuflow.inference.troubles import held_ns
-from dpuflow.lateness import Entries
+from dpuflow.entries import Entries
 from dpuflow.reports.json import json_lines
-from dpuflow.schema import EXCHANGE, NEVER, Wire
+from dpuflow.schema.rows import EXCHANGE, NEVER, Wire
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import (
     Cluster,
@@ -27,6 +25,8 @@ from dpuflow.synth.scenario import (
     SlowLink,
     Training,
 )
+from dpuflow.verdicts.awaited import group_before, left_before, unread_until
+from dpuflow.verdicts.troubles import held_ns
 
 MS = 1_000_000
 

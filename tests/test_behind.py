@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, analysed, run_job
 
-from dpuflow.collectives import Instance, build_collectives
-from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness.behind import Act, acts_seen
+from dpuflow.entries.behind import Act, acts_seen
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance, build_collectives
 from dpuflow.results import Analysis
-from dpuflow.schema import Op, Seen
+from dpuflow.schema.rows import Op, Seen
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -11,10 +11,10 @@ import pytest
 from bench.ablation.measure import measure
 from bench.ablation.rules import RULES
 from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
-from dpuflow.lateness import doubts, waiting
+from dpuflow.entries import doubts, waiting
 
-RELEASED = next(rule for rule in RULES if rule.name == "lateness.waiting:released")
-ANSWERS = next(rule for rule in RULES if rule.name == "lateness.waiting:own_answers")
+RELEASED = next(rule for rule in RULES if rule.name == "entries.waiting:released")
+ANSWERS = next(rule for rule in RULES if rule.name == "entries.waiting:own_answers")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -50,8 +50,8 @@ def test_results_are_compared_value_by_value() -> None:
 def test_ranks_that_answer_and_send_at_once_are_told_by_what_they_send() -> None:
     """On the bundled capture of Open MPI over libfabric."""
     case = "traces/mpi-alltoall-libfabric-n3"
-    unheard = Rule("inference.bulk:_named", lambda result, args: args[0])
-    harmless = Rule("inference.links:slow_rows", lambda result, args: result.astype(bool))
+    unheard = Rule("verdicts.bulk:_named", lambda result, args: args[0])
+    harmless = Rule("verdicts.links:slow_rows", lambda result, args: result.astype(bool))
     seen, effects = measure(case, ["whole"], [ANSWERS, unheard, harmless])
     assert seen.analyses == 1
     assert seen.entries > 0

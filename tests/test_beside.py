@@ -11,17 +11,17 @@ import pytest
 from collective_worlds import algorithm_of
 
 import dpuflow
-from dpuflow.collectives import Instance
-from dpuflow.inference.beside import _unseen, busy_elsewhere
-from dpuflow.inference.judgement import Judgement, doubt
+from dpuflow.matching import Instance
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.schedules.graph import awaited, edge_sizes
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
+from dpuflow.schema.tables import Vantage
 from dpuflow.scoring.score import score_case
 from dpuflow.scoring.truth import read_case
-from dpuflow.tables import Vantage
+from dpuflow.verdicts.beside import _unseen, busy_elsewhere
+from dpuflow.verdicts.judgement import Judgement, doubt
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 

@@ -10,13 +10,13 @@ import pytest
 
 import dpuflow
 from bench.robustness.records import read_records, write_records
-from dpuflow.collectives import Instance
-from dpuflow.lateness import Entries, Rule
-from dpuflow.lateness.blockers import Blocker, Scene, before_leaving, missing_before, solve
-from dpuflow.lateness.entries import blank
-from dpuflow.lateness.handover import Usual
-from dpuflow.ordering import Picked
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Wire
+from dpuflow.arrays.ordering import Picked
+from dpuflow.entries import Entries, Rule
+from dpuflow.entries.blockers import Blocker, Scene, before_leaving, missing_before, solve
+from dpuflow.entries.build import blank
+from dpuflow.entries.handover import Usual
+from dpuflow.matching import Instance
+from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Wire
 
 US = 1_000
 RANKS = (0, 1, 2)

@@ -11,9 +11,9 @@ from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.branches import trees
-from dpuflow.collectives.lanes import Lane
-from dpuflow.collectives.protocols import STEP_SLOT
+from dpuflow.matching.branches import trees
+from dpuflow.matching.lanes import Lane
+from dpuflow.matching.protocols import STEP_SLOT
 from dpuflow.schedules.nccl import double_tree
 from dpuflow.synth.case import write_case
 

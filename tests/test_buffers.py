@@ -10,10 +10,10 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.buffers import DEFAULT, LINES_OF_8, RING, STEP, buffers_of
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.ingest import ingest
 from dpuflow.join import join
+from dpuflow.matching.buffers import DEFAULT, LINES_OF_8, RING, STEP, buffers_of
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import Scenario, parse_scenario

@@ -23,7 +23,7 @@ from dpuflow.capture import open_capture
 from dpuflow.capture.compressed import unzstd
 from dpuflow.errors import CaptureError, DpuflowError, FormatError, MissingError
 from dpuflow.ingest import ingest
-from dpuflow.records import BlockReader, read_blocks
+from dpuflow.packets.records import BlockReader, read_blocks
 
 PACKETS = runs.frames(Random(1), 30, oddity=0)
 

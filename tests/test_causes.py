@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
 
-from dpuflow.collectives import Instance
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
-from dpuflow.inference.charges import charge
-from dpuflow.lateness import build_entries, relate, weigh
-from dpuflow.schema import NEVER, Op, Wire
+from dpuflow.entries import build_entries, relate, weigh
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance
+from dpuflow.schema.rows import NEVER, Op, Wire
+from dpuflow.verdicts.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
+from dpuflow.verdicts.charges import charge
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -25,7 +25,7 @@ from dpuflow.cli.helptext import PATH, render_help
 from dpuflow.cli.progress import ProgressLine
 from dpuflow.cli.vantages import vantages_from
 from dpuflow.errors import CaptureError, MissingError, OptionError
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
 
 DPUFLOW = [sys.executable, "-m", "dpuflow"]
 

@@ -11,8 +11,8 @@ from worlds import START, Sent, World
 from dpuflow.join import clockgraph, join
 from dpuflow.join.clockmap import ClockMap
 from dpuflow.join.envelope import fit_line
-from dpuflow.schema import NEVER
-from dpuflow.tables import Joined
+from dpuflow.schema.rows import NEVER
+from dpuflow.schema.tables import Joined
 
 NODES = ("node0", "node1", "node2", "node3")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dpuflow.components import connected
+from dpuflow.arrays.components import connected
 
 
 def by_growing(items: list[tuple[int, ...]]) -> list[set[int]]:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dpuflow.analysis import analyze
-from dpuflow.inference.coverage import HIDDEN, Coverage, _detectable_ns
 from dpuflow.results import Analysis
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
+from dpuflow.verdicts.coverage import HIDDEN, Coverage, _detectable_ns
 
 MS = 1_000_000
 

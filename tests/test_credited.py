@@ -10,14 +10,14 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.credited import credited_instances
-from dpuflow.collectives.pipes import Lockstep, Pipe, connections_of
-from dpuflow.collectives.protocols import RING_SLOT
-from dpuflow.collectives.reading import Reading
-from dpuflow.collectives.streams import Columns, columns_of
+from dpuflow.matching.credited import credited_instances
+from dpuflow.matching.pipes import Lockstep, Pipe, connections_of
+from dpuflow.matching.protocols import RING_SLOT
+from dpuflow.matching.reading import Reading
+from dpuflow.matching.streams import Columns, columns_of
 from dpuflow.schedules.graph import dependencies
 from dpuflow.schedules.nccl import looped_ring
-from dpuflow.schema import EXCHANGE, NEVER, Op
+from dpuflow.schema.rows import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 

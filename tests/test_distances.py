@@ -11,11 +11,11 @@ from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.lanes import Lane
-from dpuflow.collectives.pats import pat_of
-from dpuflow.collectives.protocols import STEP_SLOT
+from dpuflow.matching.lanes import Lane
+from dpuflow.matching.pats import pat_of
+from dpuflow.matching.protocols import STEP_SLOT
 from dpuflow.schedules.nccl import pat_dimensions
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:

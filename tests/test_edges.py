@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpuflow.collectives import Instance, build_collectives
-from dpuflow.exchanges import build_exchanges
-from dpuflow.identity import endpoint_ranks, rank_order, seen_whole
-from dpuflow.inference.edges import Measured, View, disagreements, measure_edges
+from dpuflow.entries import Entries, build_entries, weigh
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.identity.endpoints import endpoint_ranks, rank_order, seen_whole
 from dpuflow.ingest import ingest
 from dpuflow.join import join
-from dpuflow.lateness import Entries, build_entries, weigh
-from dpuflow.schema import NEVER
-from dpuflow.tables import CaptureTables, Joined
+from dpuflow.matching import Instance, build_collectives
+from dpuflow.schema.rows import NEVER
+from dpuflow.schema.tables import CaptureTables, Joined
+from dpuflow.verdicts.edges import Measured, View, disagreements, measure_edges
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 
@@ -123,7 +123,7 @@ def test_the_error_holds_where_one_way_is_slow(monkeypatch: pytest.MonkeyPatch) 
     number = np.arange(9)
     there, back = np.where(number == 0, 10_000, 2_000_000), np.full(9, 10_000)
     views = {(0, 1): View(number, there), (1, 0): View(number, back)}
-    monkeypatch.setattr("dpuflow.inference.edges._views", lambda *_: views)
+    monkeypatch.setattr("dpuflow.verdicts.edges._views", lambda *_: views)
     joined = join(captures("gloo-allreduce-n4")[:2])
     nothing = build_exchanges(joined.transfers[:0])
     (found,) = measure_edges(joined, nothing, [], build_entries(nothing, []))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, World, algorithm_of, run_job
 
-from dpuflow.exchanges import build_exchanges, there_ns
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
+from dpuflow.exchanges.build import build_exchanges, there_ns
+from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Role, Wire
 
 GLOO = {Role.OFFER: Wire.GLOO_SEND_READY, Role.GRANT: Wire.GLOO_RECV_READY, Role.DATA: Wire.GLOO_DATA}
 OB1 = {Role.OFFER: Wire.OB1_RNDV, Role.GRANT: Wire.OB1_PUT_REQUEST, Role.DATA: Wire.OB1_PUT}

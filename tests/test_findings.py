@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, captured, concluded, run_job
 
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.findings.build import _began, _share
-from dpuflow.inference import Inferred
 from dpuflow.results import Analysis, Finding, Lateness
-from dpuflow.schema import Op, Transport
-from dpuflow.tables import CaptureTables, Clock, Joined
+from dpuflow.schema.rows import Op, Transport
+from dpuflow.schema.tables import CaptureTables, Clock, Joined
+from dpuflow.verdicts import Inferred
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from lane_views import view
 
-from dpuflow.collectives.lanes import Lane, Layout
-from dpuflow.collectives.protocols import LL, RING_SLOT
-from dpuflow.collectives.rings import open_ring, ring
-from dpuflow.schema import Op
+from dpuflow.matching.lanes import Lane, Layout
+from dpuflow.matching.protocols import LL, RING_SLOT
+from dpuflow.matching.rings import open_ring, ring
+from dpuflow.schema.rows import Op
 
 RINGS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 

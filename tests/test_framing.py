@@ -10,7 +10,7 @@ from naive_tcp import Segment, cut, gloo, handshake, run
 
 from dpuflow import framing
 from dpuflow.kernels import grants
-from dpuflow.schema import Framing, MessageFlag, Op, Role, Wire
+from dpuflow.schema.rows import Framing, MessageFlag, Op, Role, Wire
 
 JOB = 0x59A20001
 

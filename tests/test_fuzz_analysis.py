@@ -20,7 +20,7 @@ from dpuflow import analyze
 from dpuflow.errors import DpuflowError
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
 
 SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 TRACES = Path(__file__).resolve().parents[1] / "traces"

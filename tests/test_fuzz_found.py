@@ -13,13 +13,13 @@ import numpy as np
 from readings import read_bytes, read_file
 
 import dpuflow
-from dpuflow import schema
-from dpuflow.collectives.sequenced import sequenced_instances
-from dpuflow.inference import beside, pipelines
-from dpuflow.lateness import needs, relative
+from dpuflow.entries import needs, relative
+from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schema import Direction, Op, Wire
+from dpuflow.schema import rows as schema
+from dpuflow.schema.rows import Direction, Op, Wire
+from dpuflow.verdicts import beside, pipelines
 
 SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
 

@@ -38,7 +38,7 @@ def test_random_packets(seed, packets):
 
 def test_random_packets_reach_every_kind():
     """The generator leaves no Kind out, so that the test above means something."""
-    from dpuflow.schema import Kind
+    from dpuflow.schema.rows import Kind
 
     seen = {row.kind for seed in range(60) for row in read(mutations.random_capture(Random(seed)))[0]}
     assert seen == set(Kind) - {Kind.NONE}

@@ -12,7 +12,7 @@ import pytest
 from dpuflow.analysis import analyze
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
 
 CASE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
 MS = 1_000_000

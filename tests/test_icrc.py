@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpuflow.icrc import icrc_of
+from dpuflow.packets.icrc import icrc_of
 
 # Frame 1 of the set was captured on a ConnectX-4 Lx: a CNP (public test vector of Scapy's roce module).
 CNP = bytes.fromhex("e41d2dc9a0d3e41d2dc99c4308004510003c6f19400040119b4d0a0a0a0b0a0a0a0c")

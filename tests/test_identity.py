@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, captured, run_job
 
-from dpuflow.identity import (
+from dpuflow.identity.endpoints import (
     address_text,
     addresses_of,
     endpoint_ranks,
@@ -14,9 +14,9 @@ from dpuflow.identity import (
     mac_text,
     rank_order,
 )
-from dpuflow.rankmap import Place
-from dpuflow.schema import ENDPOINT, TRANSFER, Op, Role, Wire
-from dpuflow.tables import Joined
+from dpuflow.identity.rankmap import Place
+from dpuflow.schema.rows import ENDPOINT, TRANSFER, Op, Role, Wire
+from dpuflow.schema.tables import Joined
 
 GID = 0xFE80_0000_0000_0000
 

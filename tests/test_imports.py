@@ -14,13 +14,11 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # From the bottom up: a module or subpackage imports only what stands above it here. Inside a subpackage
 # modules may import each other.
 ORDER = [
-    *("errors", "wire", "ncclwire", "settings", "synth", "schema", "schema_ring", "schema_c"),
-    *("framing", "tables", "rankmap", "results"),
-    *("kernels", "ordering", "icrc", "capture", "blocks", "workers", "records", "components"),
-    *("messages", "store", "segments", "ingest", "live"),
-    *("join", "stripes", "pieces", "bunches", "flagged", "exchanges", "told", "identity", "processes"),
-    *("schedules", "collectives", "lateness", "inference"),
-    *("outline", "assemble", "findings", "islands", "merged", "analysis"),
+    *("errors", "wire", "settings", "synth", "schema", "framing"),
+    *("results", "kernels", "arrays", "capture", "packets"),
+    *("messages", "store", "ingest", "live"),
+    *("join", "identity", "exchanges", "schedules", "matching", "entries", "verdicts"),
+    *("outline", "assemble", "findings", "islands", "analysis"),
     "scoring",
     *("reports", "agent", "cli"),
 ]
@@ -80,7 +78,7 @@ def test_the_simulator_and_what_reads_its_captures_share_the_wire_formats_alone(
         own = unit(path)
         used = {name.split(".")[1] for name in imports(path) if name.startswith("dpuflow.")}
         if own == "synth":
-            assert used <= {"synth", "wire", "ncclwire", "errors", "settings"}, path
+            assert used <= {"synth", "wire", "errors", "settings"}, path
         elif path != PACKAGE / "cli" / "synth.py":
             assert "synth" not in used, path
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpuflow.ingest import ingest
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Pairing, Role, Transport, Wire
-from dpuflow.tables import CaptureTables
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Pairing, Role, Transport, Wire
+from dpuflow.schema.tables import CaptureTables
 
 CASES = [
     "a2a-linear-n4-64k-random",

@@ -12,10 +12,10 @@ import pytest
 import dpuflow
 from dpuflow.analysis import analyze_tables, read_captures
 from dpuflow.reports.json import json_lines
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
+from dpuflow.schema.tables import CaptureTables
 from dpuflow.scoring.score import Score, score_case
 from dpuflow.scoring.truth import read_case
-from dpuflow.tables import CaptureTables
 
 
 def captures_of(folder: Path, without: str = "no such") -> list[CaptureTables]:

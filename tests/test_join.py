@@ -11,10 +11,10 @@ from worlds import START, Sent, World
 
 from dpuflow.errors import OptionError
 from dpuflow.join import join
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Pairing, Role, Seen, Transport
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Pairing, Role, Seen, Transport
 
 if TYPE_CHECKING:
-    from dpuflow.tables import CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
 BOTH = Seen.AT_SENDER | Seen.AT_RECEIVER
 

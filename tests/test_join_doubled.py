@@ -15,7 +15,7 @@ from dpuflow.analysis import analyze
 from dpuflow.ingest import ingest
 from dpuflow.join import count_once
 from dpuflow.join.doubled import LEAST
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
 
 TRACE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.kernels import match
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
 
 PARTIAL, HIDDEN, GAP = match.PARTIAL, match.HIDDEN, match.GAP
 

@@ -10,8 +10,8 @@ import pytest
 
 from dpuflow.ingest import ingest
 from dpuflow.join import join
-from dpuflow.schema import NEVER, Seen
-from dpuflow.tables import CaptureTables
+from dpuflow.schema.rows import NEVER, Seen
+from dpuflow.schema.tables import CaptureTables
 
 BOTH = Seen.AT_SENDER | Seen.AT_RECEIVER
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, analysed, run_job
 
-from dpuflow.collectives import Instance
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.causes import causes_of
-from dpuflow.inference.charges import Charges, charge, scatter_of
-from dpuflow.inference.habits import MISSED, comes_as_a_rule, in_rhythm, onset_of
-from dpuflow.inference.judgement import Judgement, judge
-from dpuflow.inference.links import measure_links, slow_rows
-from dpuflow.inference.own import own_lateness
-from dpuflow.inference.pauses import find_work, pause_sentences, worked_ns
-from dpuflow.inference.steps import find_steps
-from dpuflow.inference.units import sharing_ranks
-from dpuflow.lateness import Entries, build_entries, relate
+from dpuflow.entries import Entries, build_entries, relate
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance
 from dpuflow.results import Lateness
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts.causes import causes_of
+from dpuflow.verdicts.charges import Charges, charge, scatter_of
+from dpuflow.verdicts.habits import MISSED, comes_as_a_rule, in_rhythm, onset_of
+from dpuflow.verdicts.judgement import Judgement, judge
+from dpuflow.verdicts.links import measure_links, slow_rows
+from dpuflow.verdicts.own import own_lateness
+from dpuflow.verdicts.pauses import find_work, pause_sentences, worked_ns
+from dpuflow.verdicts.steps import find_steps
+from dpuflow.verdicts.units import sharing_ranks
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

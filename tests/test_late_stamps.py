@@ -13,7 +13,7 @@ import dpuflow
 from dpuflow.join.common import densest
 from dpuflow.join.sightings import not_after
 from dpuflow.join.transfers import at_many_moments
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
 from dpuflow.synth.case import write_case
 
 

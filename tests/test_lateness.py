@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from collective_worlds import REACT, TIME_0, World, algorithm_of, captured
 
-from dpuflow.collectives import Instance
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.charges import Charges, charge
-from dpuflow.lateness import (
+from dpuflow.entries import (
     AT_LEAST,
     AT_MOST,
     EXACT,
@@ -25,8 +22,11 @@ from dpuflow.lateness import (
     relate,
     weigh,
 )
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.charges import Charges, charge
 
 MS = 1_000_000
 SLACK = 9_000  # what a rank of the random worlds needs to hand a message on

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, REACT, World, algorithm_of, captured, run_job
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
-from dpuflow.lateness.needs import build_needs, started_ns
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
+from dpuflow.entries.needs import build_needs, started_ns
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import dependencies
-from dpuflow.schema import NEVER, NONE32, Op, Wire
-from dpuflow.tables import Clock, Joined
+from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
+from dpuflow.schema.tables import Clock, Joined
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

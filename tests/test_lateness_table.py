@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from collective_worlds import World, captured
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness import BOUNDS, RULES, Rule, build_entries, relate, weigh
-from dpuflow.lateness.table import (
+from dpuflow.entries import BOUNDS, RULES, Rule, build_entries, relate, weigh
+from dpuflow.entries.table import (
     EAGER,
     ENTRY,
     GLOO,
@@ -22,8 +21,9 @@ from dpuflow.lateness.table import (
     roles_of,
     rows,
 )
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schema import NEVER, Wire
+from dpuflow.schema.rows import NEVER, Wire
 
 MS = 1_000_000
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "inference" / "lateness.md"

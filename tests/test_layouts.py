@@ -13,13 +13,13 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.collectives.contents import passed_on, unchanged
-from dpuflow.collectives.lanes import Lane
-from dpuflow.collectives.layouts import layout_of
-from dpuflow.collectives.protocols import STEP_SLOT
+from dpuflow.matching.contents import passed_on, unchanged
+from dpuflow.matching.lanes import Lane
+from dpuflow.matching.layouts import layout_of
+from dpuflow.matching.protocols import STEP_SLOT
 from dpuflow.schedules.graph import dependencies, free_ranks
 from dpuflow.schedules.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:

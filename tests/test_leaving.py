@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.causes import COMPUTE, NONE, Causes, causes_of
-from dpuflow.inference.charges import charge
-from dpuflow.lateness import AT_LEAST, Entries, Rule, build_entries, relate
-from dpuflow.schema import NEVER, MessageFlag, Op, Wire
+from dpuflow.entries import AT_LEAST, Entries, Rule, build_entries, relate
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
+from dpuflow.verdicts.causes import COMPUTE, NONE, Causes, causes_of
+from dpuflow.verdicts.charges import charge
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

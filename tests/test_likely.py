@@ -9,11 +9,11 @@ from collective_worlds import World, algorithm_of, captured, run_job
 from test_behind import MS, RING, one_node, seen_by
 from test_upper import check_bounds, pointed, row_of
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference import infer
-from dpuflow.lateness import build_entries
+from dpuflow.entries import build_entries
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.graph import depths
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts import infer
 
 GATHER = algorithm_of(Op.ALL_GATHER, "ring")
 DOUBLING = algorithm_of(Op.ALL_REDUCE, "recursive_doubling")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, run_job
 
-from dpuflow.collectives import Instance
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
-from dpuflow.lateness import build_entries
-from dpuflow.schema import Op
+from dpuflow.entries import build_entries
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 PAIRWISE = algorithm_of(Op.ALL_TO_ALL, "pairwise")

@@ -18,9 +18,8 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live import blocks
 from dpuflow.live.base import Interface
 from dpuflow.live.nic import NIC_NAMES
-from dpuflow.records import read_blocks
-from dpuflow.schema import BthFlag
-from dpuflow.schema_ring import (
+from dpuflow.packets.records import read_blocks
+from dpuflow.schema.ring import (
     CELL_DATA,
     CELL_RECORD,
     CELL_TAIL,
@@ -29,6 +28,7 @@ from dpuflow.schema_ring import (
     RING_RUN,
     RingKind,
 )
+from dpuflow.schema.rows import BthFlag
 
 PAGE = 4096
 SIZE = 1 << 14

@@ -9,7 +9,7 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.schema import NEVER, MessageFlag, Role, Wire
+from dpuflow.schema.rows import NEVER, MessageFlag, Role, Wire
 from dpuflow.synth.case import write_case
 from tests.blocks import Packet, Script
 from tests.test_roce import QA, QB, A, B, cts

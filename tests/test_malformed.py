@@ -19,8 +19,8 @@ from readings import differences, problems, read_bytes, read_file
 from dpuflow import analyze
 from dpuflow.errors import DpuflowError, FormatError
 from dpuflow.ingest import ingest
-from dpuflow.schema import BthFlag, Kind
-from dpuflow.tables import Vantage
+from dpuflow.schema.rows import BthFlag, Kind
+from dpuflow.schema.tables import Vantage
 
 MAGIC = {"a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "a1b2cd34", "34cdb2a1", "0a0d0d0a"}
 

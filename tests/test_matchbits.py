@@ -9,8 +9,8 @@ import pytest
 from naive_tcp import Segment, cut, handshake, run
 
 from dpuflow import framing as fm
-from dpuflow.exchanges import build_exchanges
-from dpuflow.schema import NEVER, TRANSFER, Framing, MessageFlag, Op, Role, Wire
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.schema.rows import NEVER, TRANSFER, Framing, MessageFlag, Op, Role, Wire
 
 
 def ucx(kind: int, body: bytes) -> bytes:

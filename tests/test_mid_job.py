@@ -13,9 +13,9 @@ from synth_worlds import loop, settings
 
 import dpuflow
 from bench.accuracy.midjob import Span, cut
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.ingest import ingest
-from dpuflow.schema import NEVER, NONE32, TRANSFER, Role, Wire
+from dpuflow.schema.rows import NEVER, NONE32, TRANSFER, Role, Wire
 from dpuflow.synth.case import write_case
 from dpuflow.synth.observe import epoch_ns
 from dpuflow.synth.scenario import Scenario, parse_scenario

@@ -12,7 +12,7 @@ from naive_parse import records
 from oracles import ALL, Compared
 from readings import read_bytes
 
-from dpuflow.schema import BthFlag, Kind
+from dpuflow.schema.rows import BthFlag, Kind
 
 ROCE = ("rxe-cm-write-read/test.pcap", "huawei-roce-send-imm/roce.pcap", "roce-hex-scapy/roce_uts.pcap")
 REAL = (

@@ -15,8 +15,8 @@ from oracles import ALL, SAMPLE, Compared, against_tshark, icrc, tshark
 from readings import read_file, read_source
 
 from dpuflow.capture import open_capture
-from dpuflow.icrc import icrc_of
-from dpuflow.schema import Kind
+from dpuflow.packets.icrc import icrc_of
+from dpuflow.schema.rows import Kind
 
 ROCE = (
     "rxe-cm-write-read/roce_capture_read-write-ecn.pcap",

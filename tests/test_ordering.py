@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpuflow.arrays.ordering import (
+    Picked,
+    classes,
+    lower_medians,
+    order_within,
+    packed,
+    percentile,
+    percentiles,
+)
 from dpuflow.kernels import ordering as kernels
-from dpuflow.ordering import Picked, classes, lower_medians, order_within, packed, percentile, percentiles
-from dpuflow.schema import EXCHANGE, NEVER
+from dpuflow.schema.rows import EXCHANGE, NEVER
 
 
 @pytest.mark.parametrize("seed", range(60))

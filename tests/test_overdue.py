@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, analysed, captured, run_job
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference import infer
-from dpuflow.lateness import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
-from dpuflow.lateness.overdue import WRONG_SHARE, discoveries, rarity
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
+from dpuflow.entries.overdue import WRONG_SHARE, discoveries, rarity
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import Algorithm
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts import infer
 
 MS = 1_000_000
 HALF_MS = 500_000

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpuflow.inference.awaited import left_any
-from dpuflow.inference.overlap import Overlap, find_overlap
-from dpuflow.schema import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.awaited import left_any
+from dpuflow.verdicts.overlap import Overlap, find_overlap
 
 RANKS, STEPS, US = 4, 20, 1000
 

@@ -31,8 +31,8 @@ def test_a_write_that_nothing_announces_takes_part_where_its_receiver_goes_on() 
     """Rings of plain WRITEs (their receivers poll) remain collectives."""
     import numpy as np
 
-    from dpuflow.collectives.pages import without_pages
-    from dpuflow.schema import EXCHANGE, NONE32, Op, Wire
+    from dpuflow.matching.pages import without_pages
+    from dpuflow.schema.rows import EXCHANGE, NONE32, Op, Wire
 
     def ways(*pairs: tuple[int, int]) -> list[int]:
         rows = np.zeros(len(pairs), EXCHANGE.dtype)
@@ -64,7 +64,7 @@ def test_a_write_that_nothing_announces_takes_part_where_its_receiver_goes_on() 
 def test_pauses_that_part_transfers_leave_parts_of_one_size(gaps: list[int], parts: list[int]) -> None:
     import numpy as np
 
-    from dpuflow.inference.pages import least_pause
+    from dpuflow.verdicts.pages import least_pause
 
     size = np.full(len(gaps) + 1, 65536)
     limit = least_pause(np.array(gaps), size, 10.0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dpuflow.collectives.partial import Contact, placements
+from dpuflow.matching.partial import Contact, placements
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import edge_sizes, first_acts, schedule
 from dpuflow.schedules.plans import plan
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 
 def contacts_of(algorithm: Algorithm, n: int, seat: int) -> list[Contact]:

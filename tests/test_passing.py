@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.collectives.model import Instance
-from dpuflow.lateness.passing import consumed, reached_by_first
-from dpuflow.ordering import Picked
+from dpuflow.arrays.ordering import Picked
+from dpuflow.entries.passing import consumed, reached_by_first
+from dpuflow.matching.model import Instance
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, looped_ring
-from dpuflow.schema import EXCHANGE, NEVER, Op, Wire
+from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

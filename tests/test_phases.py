@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from collective_worlds import algorithm_of
 
-from dpuflow.collectives import Instance
-from dpuflow.inference.phases import ring_phases
+from dpuflow.matching import Instance
 from dpuflow.results import Phase
-from dpuflow.schema import EXCHANGE, NEVER, Op
+from dpuflow.schema.rows import EXCHANGE, NEVER, Op
+from dpuflow.verdicts.phases import ring_phases
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 

@@ -10,9 +10,9 @@ import pytest
 from synth_worlds import loop, messages_of, settings
 
 import dpuflow
-from dpuflow.exchanges import build_exchanges
-from dpuflow.pieces import cut, whole
-from dpuflow.schema import NEVER, TRANSFER, Role, Wire
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.exchanges.pieces import cut, whole
+from dpuflow.schema.rows import NEVER, TRANSFER, Role, Wire
 from dpuflow.synth.case import write_case
 from dpuflow.synth.trace import WRITE, WRITE_IMM
 from dpuflow.synth.world import play
@@ -20,7 +20,7 @@ from dpuflow.synth.world import play
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 SLOT = 1 << 20
 SIZES = [SLOT, 1000, SLOT, 200_000, 0, 64, SLOT, 130] * 3

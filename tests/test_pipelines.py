@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, captured, concluded
 
-from dpuflow.collectives import Instance
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance
 from dpuflow.results import Analysis
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 MS = 1_000_000
 BARRIER = algorithm_of(Op.BARRIER, "dissemination")

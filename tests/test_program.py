@@ -10,9 +10,9 @@ from collective_worlds import World, algorithm_of
 from test_sequenced import check
 
 import dpuflow
-from dpuflow.collectives import build_collectives
-from dpuflow.exchanges import build_exchanges
-from dpuflow.schema import Op
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import build_collectives
+from dpuflow.schema.rows import Op
 from dpuflow.scoring.score import score_files
 
 ROOTED = [(Op.BROADCAST, "binomial"), (Op.REDUCE, "binomial"), (Op.GATHER, "linear"), (Op.SCATTER, "linear")]

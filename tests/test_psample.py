@@ -14,7 +14,7 @@ from dpuflow.errors import MissingError, OptionError
 from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.psample import SampleCapture, attributes, messages
-from dpuflow.schema_ring import LOSSES
+from dpuflow.schema.ring import LOSSES
 
 FAMILY, GROUP = 37, 9
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from synth_worlds import settings
 
 import dpuflow
-from dpuflow.flagged import joined_puts
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, Wire
+from dpuflow.exchanges.flagged import joined_puts
+from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Wire
 from dpuflow.scoring.score import score_files
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario

@@ -10,10 +10,10 @@ import pytest
 from synth_worlds import loop, played, records, settings
 
 import dpuflow
-from dpuflow.bunches import bunched, requested
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.exchanges.bunches import bunched, requested
 from dpuflow.results import Analysis
-from dpuflow.schema import NEVER, NONE32, TRANSFER, Role, Wire
+from dpuflow.schema.rows import NEVER, NONE32, TRANSFER, Role, Wire
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import Scenario
 from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpuflow.errors import OptionError
-from dpuflow.rankmap import Place, canonical_address, doubts_about, place_of, read_rank_map
+from dpuflow.identity.rankmap import Place, canonical_address, doubts_about, place_of, read_rank_map
 
 
 def write(tmp_path: Path, text: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpuflow.kernels import _ready
-from dpuflow.schema import ENDPOINT
+from dpuflow.schema.rows import ENDPOINT
 
 BUILD = """
 import sys
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from dpuflow.kernels import acks, tables
 from dpuflow.kernels._build import build
-from dpuflow.schema import ENDPOINT
+from dpuflow.schema.rows import ENDPOINT
 folder = Path(sys.argv[1])
 assert build(folder / "kernels.so")
 index = np.full(64, -1, np.int32)

@@ -7,10 +7,10 @@ import random
 import pytest
 from collective_worlds import algorithm_of
 
-from dpuflow.collectives.recognise import EdgeBytes, matches, orders
+from dpuflow.matching.recognise import EdgeBytes, matches, orders
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import schedule
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(ALGORITHMS)]
 

@@ -13,8 +13,8 @@ import runs
 
 from dpuflow.capture import open_capture
 from dpuflow.capture.base import WINDOW
-from dpuflow.records import read_blocks
-from dpuflow.schema import NEVER, NONE32, Transport
+from dpuflow.packets.records import read_blocks
+from dpuflow.schema.rows import NEVER, NONE32, Transport
 
 SPARSE = ("reth", "aeth", "imm", "deth", "atomic", "tcp", "pause")
 
@@ -184,7 +184,7 @@ def test_memory_does_not_follow_the_file(tmp_path: Path, threads: int) -> None:
         code = (
             "import sys\n"
             "from dpuflow.capture import open_capture\n"
-            "from dpuflow.records import read_blocks\n"
+            "from dpuflow.packets.records import read_blocks\n"
             "for _ in read_blocks(open_capture([sys.argv[1]]), threads=int(sys.argv[2])): pass\n"
             "print(*(line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line))\n"
         )

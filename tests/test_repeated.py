@@ -10,11 +10,11 @@ import pytest
 from blinded import blind
 
 from dpuflow import analyze
-from dpuflow.collectives.model import Instance
-from dpuflow.collectives.repeated import repeated_instances
-from dpuflow.schema import EXCHANGE, NEVER, Op, Wire
+from dpuflow.matching.model import Instance
+from dpuflow.matching.repeated import repeated_instances
+from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
+from dpuflow.schema.tables import Vantage
 from dpuflow.scoring.score import Score, read_analysis, read_case, score_case
-from dpuflow.tables import Vantage
 
 US, MS = 1_000, 1_000_000
 TRACES = Path(__file__).resolve().parents[1] / "traces"

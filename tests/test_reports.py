@@ -16,7 +16,7 @@ from dpuflow.reports.json import json_lines, write_json
 from dpuflow.reports.layout import Paint, duration, listed, percent, size, table
 from dpuflow.reports.text import MOST_ROWS, text_lines, write_text
 from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness, Told
-from dpuflow.tables import CaptureInfo, Clock
+from dpuflow.schema.tables import CaptureInfo, Clock
 
 GOLDEN = Path(__file__).with_name("golden")
 SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "analysis.schema.json"

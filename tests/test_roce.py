@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Pairing, Role, Wire
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Pairing, Role, Wire
 from tests.blocks import Script
 
 A, B = 0, 1

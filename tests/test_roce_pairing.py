@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from dpuflow.messages.pairing import udp_port
-from dpuflow.schema import NEVER, NONE32, Pairing, Wire
+from dpuflow.schema.rows import NEVER, NONE32, Pairing, Wire
 from tests.blocks import Script
 
 A, B = 0, 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from dpuflow.schema import NEVER, MessageFlag
+from dpuflow.schema.rows import NEVER, MessageFlag
 from tests.blocks import CODES, Packet, Script
 from tests.naive_roce import messages_of
 from tests.test_roce import QA, QB, A, B, exchange

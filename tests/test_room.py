@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from dpuflow.lateness import AT_LEAST, AT_MOST, Rule, claim, relate
-from dpuflow.lateness.blockers import Scene, unacknowledged
-from dpuflow.lateness.entries import blank
-from dpuflow.lateness.handover import usual_reactions
-from dpuflow.lateness.tails import room, tail_ns
-from dpuflow.lateness.waiting import begun
-from dpuflow.ordering import Picked
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, Seen, Wire
+from dpuflow.arrays.ordering import Picked
+from dpuflow.entries import AT_LEAST, AT_MOST, Rule, claim, relate
+from dpuflow.entries.blockers import Scene, unacknowledged
+from dpuflow.entries.build import blank
+from dpuflow.entries.handover import usual_reactions
+from dpuflow.entries.tails import room, tail_ns
+from dpuflow.entries.waiting import begun
+from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Seen, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.lateness import Entries
+    from dpuflow.entries import Entries
 
 COUNT, RANKS, WORK = 40, 3, 10_000
 QUICK = 100

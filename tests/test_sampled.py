@@ -17,10 +17,10 @@ from dpuflow.reports.json import json_lines
 from dpuflow.reports.sampled import share_interval
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
-from dpuflow.schema import FLOW, MESSAGE, Transport, Wire
+from dpuflow.schema.rows import FLOW, MESSAGE, Transport, Wire
+from dpuflow.schema.tables import CaptureInfo, CaptureTables
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
-from dpuflow.tables import CaptureInfo, CaptureTables
 
 RING = {"kind": "loop", "iterations": 20, "ops": [{"op": "all_reduce", "bytes": "1MiB"}]}
 SMALL = {"kind": "loop", "iterations": 200, "ops": [{"op": "all_reduce", "bytes": "64KiB", "protocol": "ll"}]}

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from dpuflow.collectives.composed import one_after_the_other
+from dpuflow.matching.composed import one_after_the_other
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import awaited, dependencies, edge_sizes, free_ranks, reach, schedule
 from dpuflow.schedules.trees import (
@@ -18,7 +18,7 @@ from dpuflow.schedules.trees import (
     k_nomial,
     split_binary,
 )
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 ALL_TO_ALL_KNOWLEDGE = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.BARRIER, Op.REDUCE_SCATTER)
 IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(ALGORITHMS)]

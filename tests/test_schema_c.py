@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpuflow import schema_c, schema_ring
+from dpuflow.schema import c_header as schema_c
+from dpuflow.schema import ring as schema_ring
 
 
 def test_the_committed_header_is_current() -> None:

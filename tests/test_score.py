@@ -14,10 +14,10 @@ from dpuflow.errors import TruthError
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.scores import score_lines
 from dpuflow.results import Analysis, RankEntry
+from dpuflow.schema.tables import Clock
 from dpuflow.scoring.figures import percentile
 from dpuflow.scoring.score import Score, add_scores, score_case, score_files
 from dpuflow.scoring.truth import place_case
-from dpuflow.tables import Clock
 
 ROUNDS = 10
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpuflow.ingest import ingest
 from dpuflow.messages.sends import HEAD, SendHeads
-from dpuflow.schema import FLOW, MESSAGE, MessageFlag, Op, Pairing, Role, Wire
+from dpuflow.schema.rows import FLOW, MESSAGE, MessageFlag, Op, Pairing, Role, Wire
 
 
 def rxm(kind: int, number: int, size: int, tag: int, context: int = 0) -> bytes:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from collective_worlds import Played, World, algorithm_of, run_job
 
-from dpuflow.collectives import Instance, build_collectives
-from dpuflow.collectives.streams import HOLE, edge_streams, numbered_streams
-from dpuflow.exchanges import build_exchanges
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance, build_collectives
+from dpuflow.matching.streams import HOLE, edge_streams, numbered_streams
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schema import EXCHANGE, Op, Wire
+from dpuflow.schema.rows import EXCHANGE, Op, Wire
 
 SAME = {
     frozenset({"pairwise", "linear"}),  # the same edges and sizes

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, run_job
 
-from dpuflow.collectives import build_collectives
-from dpuflow.collectives.sessions import sessions
-from dpuflow.exchanges import build_exchanges
-from dpuflow.schema import EXCHANGE, Op
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import build_collectives
+from dpuflow.matching.sessions import sessions
+from dpuflow.schema.rows import EXCHANGE, Op
 
 
 def rows_of(connections: list[tuple[int, int, int]]) -> np.ndarray:

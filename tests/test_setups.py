@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from synth_worlds import loop, played, settings
 
-from dpuflow import ncclwire as nw
 from dpuflow.ingest import ingest
 from dpuflow.messages.bootstrap import Talk, messages_of, read_bootstrap
 from dpuflow.messages.exchange import read_exchange, version_number
 from dpuflow.messages.setups import MOST_BOOTSTRAP, Bytes
-from dpuflow.schema import Framing, Pairing, Role, Transport, Wire
-from dpuflow.store import load_tables, save_tables
+from dpuflow.schema.rows import Framing, Pairing, Role, Transport, Wire
+from dpuflow.schema.tables import CaptureTables
+from dpuflow.store.columns import load_tables, save_tables
 from dpuflow.synth.case import write_case
 from dpuflow.synth.keys.cluster import VERSIONS
 from dpuflow.synth.scenario import parse_scenario
 from dpuflow.synth.world import Played, play
-from dpuflow.tables import CaptureTables
+from dpuflow.wire import nccl as nw
 
 ALL_REDUCE = "op: all_reduce, bytes: 64k"
 

@@ -10,15 +10,15 @@ import pytest
 from synth_worlds import loop, settings
 
 from dpuflow.analysis import analyze_tables
-from dpuflow.collectives.model import Instance
+from dpuflow.arrays.ordering import Picked
+from dpuflow.entries import AT_LEAST, EXACT, Rule, build_entries, relate
+from dpuflow.entries.blockers import Scene, held_senders
+from dpuflow.entries.handover import usual_reactions
+from dpuflow.entries.slots import date_by_slots
+from dpuflow.entries.staging import kept_until_ns
 from dpuflow.ingest import ingest
-from dpuflow.lateness import AT_LEAST, EXACT, Rule, build_entries, relate
-from dpuflow.lateness.blockers import Scene, held_senders
-from dpuflow.lateness.handover import usual_reactions
-from dpuflow.lateness.slots import date_by_slots
-from dpuflow.lateness.staging import kept_until_ns
-from dpuflow.ordering import Picked
-from dpuflow.schema import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
+from dpuflow.matching.model import Instance
+from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.lateness import Entries
+    from dpuflow.entries import Entries
 
 TAKE, EVERY, LATE = 400, 1_000, 50_000
 """From an input's arrival to the grant of its slot; from message to message; how late a receiver is, ns."""

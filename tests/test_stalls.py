@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.inference.stalls import _least_ns
-from dpuflow.lateness.handover import apart_ns
-from dpuflow.lateness.tails import Tail, tail_ns
+from dpuflow.entries.handover import apart_ns
+from dpuflow.entries.tails import Tail, tail_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import match_collectives
 from dpuflow.scoring.truth import Case, read_case
@@ -32,6 +31,7 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.synth.timing import Timing
+from dpuflow.verdicts.stalls import _least_ns
 
 HOST = Machine(profile="host")
 

@@ -9,11 +9,11 @@ import pytest
 from collective_worlds import World, run_job
 from test_judgement import MS, RING, judged, stages
 
-from dpuflow.inference.habits import CHANCE
-from dpuflow.inference.judgement import Judgement
-from dpuflow.inference.rounds import going_round
-from dpuflow.inference.standing import standing_of
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.habits import CHANCE
+from dpuflow.verdicts.judgement import Judgement
+from dpuflow.verdicts.rounds import going_round
+from dpuflow.verdicts.standing import standing_of
 
 
 def naive_place(collective: np.ndarray, excess: np.ndarray, row: int) -> tuple[float, int]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, run_job
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.steps import Steps, _covered, _drawn, _pattern, _recurring, find_steps, jobs
-from dpuflow.lateness import build_entries
-from dpuflow.schema import Op
+from dpuflow.entries import build_entries
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts.steps import Steps, _covered, _drawn, _pattern, _recurring, find_steps, jobs
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpuflow import Vantage, analyze, store
+from dpuflow import Vantage, analyze
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.ingest import ingest
 from dpuflow.reports.json import json_lines
-from dpuflow.schema import MESSAGE, Role, Wire
-from dpuflow.tables import CaptureTables
+from dpuflow.schema.rows import MESSAGE, Role, Wire
+from dpuflow.schema.tables import CaptureTables
+from dpuflow.store import columns as store
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 TABLES = ("endpoints", "flows", "messages", "pauses")
@@ -156,7 +157,13 @@ def test_older_files_name_no_announced_address(saved: Path) -> None:
 
 def test_a_damaged_header_is_told(saved: Path) -> None:
     data = saved.read_bytes()
-    for text in (b"{", b"[]", b"{}", b"nonsense", json.dumps({"schema": "dpuflow.records/1"}).encode()):
+    for text in (
+        b"{",
+        b"[]",
+        b"{}",
+        b"nonsense",
+        json.dumps({"schema": "dpuflow.records/1"}).encode(),
+    ):
         saved.write_bytes(with_header(data, text))
         with pytest.raises(CaptureError):
             store.load_tables(str(saved))

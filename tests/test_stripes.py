@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import TRANSFER, Role, Wire
-from dpuflow.stripes import bundled, striped
+from dpuflow.exchanges.stripes import bundled, striped
+from dpuflow.schema.rows import TRANSFER, Role, Wire
 
 if TYPE_CHECKING:
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 SLOT = 1 << 20
 

@@ -12,12 +12,12 @@ from synth_worlds import loop
 
 import dpuflow
 from dpuflow.analysis import analyze_tables
-from dpuflow.collectives import build_collectives
-from dpuflow.collectives.model import Instance
-from dpuflow.collectives.streams import columns_of
-from dpuflow.collectives.structured import _kinds, _levels, _merged
 from dpuflow.ingest import ingest
-from dpuflow.schema import EXCHANGE, NEVER, Op
+from dpuflow.matching import build_collectives
+from dpuflow.matching.model import Instance
+from dpuflow.matching.streams import columns_of
+from dpuflow.matching.structured import _kinds, _levels, _merged
+from dpuflow.schema.rows import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:

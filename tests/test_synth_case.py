@@ -13,7 +13,7 @@ import pytest
 from synth_worlds import loop, records, settings
 
 import dpuflow
-from dpuflow.icrc import icrc_of
+from dpuflow.packets.icrc import icrc_of
 from dpuflow.scoring.score import score_files
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth import algorithms
 from dpuflow.synth.algorithms import Lane, double_tree
 from dpuflow.synth.pat import _gather, _scatter, depth_first, gather_messages
 from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks, p2p_parts
+from dpuflow.wire.nccl import NCCL_STEPS
 
 KIB, MIB = 1024, 1 << 20
 

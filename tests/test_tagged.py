@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, run_job
 
-from dpuflow.collectives import Instance, build_collectives
-from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness import build_entries
+from dpuflow.entries import build_entries
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import Instance, build_collectives
 from dpuflow.schedules.algorithms import Algorithm
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 GATHER = algorithm_of(Op.ALL_GATHER, "ring")

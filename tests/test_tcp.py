@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from naive_tcp import ISN, Message, Segment, cut, frame_gloo, gloo, handshake, reassemble, run
 
-from dpuflow.schema import NEVER, Framing, MessageFlag, Op, Pairing, Role, TcpFlag, Wire
+from dpuflow.schema.rows import NEVER, Framing, MessageFlag, Op, Pairing, Role, TcpFlag, Wire
 
 HELLO = (1).to_bytes(8, "little")
 SEND, GRANT = 2, 3

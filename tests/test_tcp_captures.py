@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dpuflow.ingest import ingest
-from dpuflow.schema import Op, Role, Wire
-from dpuflow.tables import CaptureTables
+from dpuflow.schema.rows import Op, Role, Wire
+from dpuflow.schema.tables import CaptureTables
 
 Edge = tuple[int, int]  # rank that sends, rank that receives
 

@@ -9,13 +9,13 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.identity import all_but_one, endpoint_ranks, seen_whole
+from dpuflow.identity.communicators import communicators, told_ranks, unseen
+from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, seen_whole
 from dpuflow.ingest import ingest
 from dpuflow.join import join
-from dpuflow.schema import MEMBER
+from dpuflow.schema.rows import MEMBER
+from dpuflow.schema.tables import CaptureTables, Joined, Vantage
 from dpuflow.synth.case import write_case
-from dpuflow.tables import CaptureTables, Joined, Vantage
-from dpuflow.told import communicators, told_ranks, unseen
 
 
 def captured(

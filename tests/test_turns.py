@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.schema import NEVER, NONE32, TRANSFER, Role, Wire
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.schema.rows import NEVER, NONE32, TRANSFER, Role, Wire
 
 
 def rows_of(script: list[tuple[int, int, Role, Wire, int]]) -> np.ndarray:

@@ -13,12 +13,12 @@ import dpuflow
 from dpuflow import Vantage
 from dpuflow.agent.board import Window
 from dpuflow.agent.rolling import counted_of
-from dpuflow.collectives import build_collectives
-from dpuflow.exchanges import build_exchanges
-from dpuflow.lateness import behind
+from dpuflow.entries import behind
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import build_collectives
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis, RankEntry
-from dpuflow.schema import NEVER, Op, Wire
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from pathlib import Path

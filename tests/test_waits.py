@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpuflow.arrays.ordering import Picked
 from dpuflow.kernels import streams, waits
-from dpuflow.ordering import Picked
-from dpuflow.schema import EXCHANGE, NEVER
+from dpuflow.schema.rows import EXCHANGE, NEVER
 
 
 def twin(

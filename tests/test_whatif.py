@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from collective_worlds import World, algorithm_of, analysed, run_job
 
-from dpuflow.exchanges import build_exchanges
-from dpuflow.inference.whatif import _needs
+from dpuflow.exchanges.build import build_exchanges
 from dpuflow.results import Analysis
 from dpuflow.schedules.algorithms import Algorithm
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts.whatif import _needs
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

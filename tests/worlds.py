@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpuflow.schema import ENDPOINT, FLOW, MESSAGE, NEVER, PAUSE, Pairing, Role, Transport, Wire
-from dpuflow.tables import CaptureInfo, CaptureTables
+from dpuflow.schema.rows import ENDPOINT, FLOW, MESSAGE, NEVER, PAUSE, Pairing, Role, Transport, Wire
+from dpuflow.schema.tables import CaptureInfo, CaptureTables
 
 START = 1_700_000_000_000_000_000
 PSN_MASK = 0xFFFFFF

@@ -42,7 +42,7 @@ cp deploy/debian/warm.py "$library/"
 install -m 755 deploy/debian/dpuflow.launcher "$payload/usr/bin/dpuflow"
 install -m 644 deploy/debian/agent.yaml "$payload/etc/dpuflow/agent.yaml"
 install -m 644 README.md docs/*.md "$payload/usr/share/doc/dpuflow/"
-install -m 644 -D -t "$payload/usr/share/doc/dpuflow/inference" docs/inference/*.md
+install -m 644 -D -t "$payload/usr/share/doc/dpuflow/verdicts" docs/inference/*.md
 # The DOCA adapter can only be compiled where DOCA is: its sources come along (docs/bluefield.md).
 mkdir -p "$payload/usr/share/dpuflow/doca_bindings"
 cp doca_bindings/Makefile doca_bindings/*.c doca_bindings/*.h doca_bindings/*.sh "$payload/usr/share/dpuflow/doca_bindings/"

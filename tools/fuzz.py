@@ -152,7 +152,7 @@ def through(vantages: list[list[Path]], clock: str = "auto") -> None:
     from dpuflow.errors import DpuflowError
     from dpuflow.reports.json import json_lines
     from dpuflow.reports.text import text_lines
-    from dpuflow.tables import Vantage
+    from dpuflow.schema.tables import Vantage
 
     named = [Vantage(f"node{n}", tuple(str(p) for p in paths)) for n, paths in enumerate(vantages)]
     try:

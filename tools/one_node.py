@@ -26,16 +26,16 @@ from unittest import mock
 import numpy as np
 
 import dpuflow
-import dpuflow.collectives
-from dpuflow.lateness.behind import acts_seen
+import dpuflow.matching
+from dpuflow.entries.behind import acts_seen
 from dpuflow.reports.json import json_lines
-from dpuflow.schema import NEVER, Wire
+from dpuflow.schema.rows import NEVER, Wire
 from dpuflow.scoring.score import match_collectives, score_case
 from dpuflow.scoring.truth import Case, TrueCollective, read_case
 
 if TYPE_CHECKING:
-    from dpuflow.collectives import Instance
-    from dpuflow.tables import Rows
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
 
 MARGIN_NS = 1_000_000
 CLAIMS = ("exact", "at_least")
@@ -44,13 +44,13 @@ CLAIMS = ("exact", "at_least")
 def analysed(files: list[Path]) -> tuple[dict[str, Any], Rows, list[Instance]]:
     """The JSON of an analysis, and the exchanges and collectives that it was made of."""
     kept: list[Any] = []
-    build = dpuflow.collectives.build_collectives
+    build = dpuflow.matching.build_collectives
 
     def keep(exchanges: Rows, *rest: Any) -> list[Instance]:
         kept[:] = [exchanges, build(exchanges, *rest)]
         return kept[1]
 
-    with mock.patch.object(dpuflow.collectives, "build_collectives", keep):
+    with mock.patch.object(dpuflow.matching, "build_collectives", keep):
         vantages = [dpuflow.Vantage(file.name.split(".")[0], (str(file),)) for file in files]
         result = json.loads("".join(json_lines(dpuflow.analyze(vantages))))
     return result, kept[0], kept[1]

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 if TYPE_CHECKING:
-    from dpuflow.tables import CaptureTables, Joined
+    from dpuflow.schema.tables import CaptureTables, Joined
 
     Times = np.typing.NDArray[np.float64]
 
@@ -56,7 +56,7 @@ SHAPES: dict[str, Shape] = {"linear": linear, "bent": bent, "stepped": stepped, 
 
 def skew(captures: list[CaptureTables], shape: Shape) -> tuple[list[CaptureTables], list[int]]:
     """Copies of captures with clocks of their own, the first as it was; their leads at the first packet."""
-    from dpuflow.schema import NEVER
+    from dpuflow.schema.rows import NEVER
 
     times = np.concatenate([t.messages["first_ns"] for t in captures])
     start, span = int(times.min()), float(times.max() - times.min())  # what no packet shows nobody can find

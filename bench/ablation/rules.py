@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from bench.ablation.switch import Rule
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ def _of(room: str, table: list[tuple[str, Neutral, str]]) -> list[Rule]:
     ]
 
 
-LATENESS: Final = _of("lateness", [
+ENTRIES: Final = _of("entries", [
     ("blockers", _no, "missing_before before_leaving held_senders first_on_connection sent_again"),
     ("blockers", _no, "unacknowledged behind_own_data"),
     ("doubts", _given(), "_undated"),
@@ -94,7 +94,7 @@ LATENESS: Final = _of("lateness", [
     ("relative", _given(1), "claim _latest_before"),
 ])  # fmt: skip
 
-INFERENCE: Final = _of("inference", [
+VERDICTS: Final = _of("verdicts", [
     ("awaited", _never, "unread_until left_before left_any"),
     ("beside", _says(frozenset()), "busy_elsewhere never_captured"),
     ("beside", _but(rows=np.zeros_like, partly=np.zeros_like), "seen_from_beside"),
@@ -127,7 +127,7 @@ INFERENCE: Final = _of("inference", [
     ("steps", lambda result, args: ([], np.full_like(result[1], -1)), "find_steps"),
 ])  # fmt: skip
 
-COLLECTIVES: Final = _of("collectives", [
+MATCHING: Final = _of("matching", [
     ("sharing", _given(), "sharing_told_apart"),
     ("protocols", _given(), "without_flags"),
     ("pages", _given(1), "without_pages"),
@@ -161,10 +161,10 @@ COLLECTIVES: Final = _of("collectives", [
 ])  # fmt: skip
 
 RULES: Final = [
-    *LATENESS,
-    *INFERENCE,
-    *COLLECTIVES,
-    Rule("lateness.passing:reached_by_first", lambda result, args: args[5].copy(), changes_arguments=True),
-    Rule("collectives:_may_go_on", _says(False)),
-    Rule("collectives.partial:mark_at_once", _says(None), changes_arguments=True),
+    *ENTRIES,
+    *VERDICTS,
+    *MATCHING,
+    Rule("entries.passing:reached_by_first", lambda result, args: args[5].copy(), changes_arguments=True),
+    Rule("matching:_may_go_on", _says(False)),
+    Rule("matching.partial:mark_at_once", _says(None), changes_arguments=True),
 ]

@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-ROOMS: Final = ("collectives", "lateness", "inference")
+ROOMS: Final = ("matching", "entries", "verdicts")
 
 
 @dataclass(frozen=True)

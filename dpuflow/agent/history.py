@@ -21,8 +21,9 @@ import numpy as np
 from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
 from dpuflow.errors import DpuflowError
-from dpuflow.schema import NEVER, MessageFlag
-from dpuflow.segments import (
+from dpuflow.schema.rows import NEVER, MessageFlag
+from dpuflow.store.columns import load_tables, save_tables
+from dpuflow.store.segments import (
     Segment,
     join_segments,
     named_segments,
@@ -31,7 +32,6 @@ from dpuflow.segments import (
     segment_name,
     widest,
 )
-from dpuflow.store import load_tables, save_tables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.config import History as Settings
     from dpuflow.agent.log import Log
     from dpuflow.agent.stream import Counts
-    from dpuflow.tables import CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
 QUEUE: Final = 8  # segments that wait for the disk; beyond it they are lost, and counted
 MERGED: Final = 24  # so many small files become one

@@ -18,7 +18,7 @@ from dpuflow.agent import metricnames as names
 from dpuflow.agent.counters import LABELS, NicCounterFiles
 from dpuflow.agent.tally import BUCKETS, FLOW_FIELDS, ROCE_ONLY, TCP_ONLY, Tally
 from dpuflow.live.nic import NIC_LOSSES, NIC_NAMES
-from dpuflow.schema_ring import COUNTER_NAMES, LOSSES
+from dpuflow.schema.ring import COUNTER_NAMES, LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -29,7 +29,7 @@ from dpuflow.results import (
     Verdict,
     WhatIf,
 )
-from dpuflow.schema import ANALYSIS_ID
+from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -29,7 +29,7 @@ from dpuflow.agent.usage import give_back, resident_bytes, restrain_allocator
 from dpuflow.agent.windows import Windows
 from dpuflow.errors import DpuflowError
 from dpuflow.results import Analysis
-from dpuflow.schema_ring import LOSSES
+from dpuflow.schema.ring import LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from dpuflow.agent.outlets import Outlets
     from dpuflow.agent.stream import Counts, Snapshot
     from dpuflow.agent.windows import Settled
-    from dpuflow.rankmap import Place
-    from dpuflow.tables import CaptureTables
+    from dpuflow.identity.rankmap import Place
+    from dpuflow.schema.tables import CaptureTables
 
 IDLE_S: Final = 60.0
 """Findings outlast a job's silence for this long: its next step may still be coming."""
@@ -322,7 +322,7 @@ def _governor(config: Config) -> Governor:
 def _ranks(config: Config) -> dict[str, Place] | None:
     if config.analysis.ranks is None:
         return None
-    from dpuflow.rankmap import read_rank_map
+    from dpuflow.identity.rankmap import read_rank_map
 
     return read_rank_map(config.analysis.ranks)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import MEMBER, MESSAGE, NEVER, PAUSE, SETUP
-from dpuflow.tables import CaptureInfo, CaptureTables
+from dpuflow.schema.rows import MEMBER, MESSAGE, NEVER, PAUSE, SETUP
+from dpuflow.schema.tables import CaptureInfo, CaptureTables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.capture.base import Bytes, Format
     from dpuflow.messages.roce import RoceMessages
     from dpuflow.messages.tcp import TcpMessages
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 
@@ -77,7 +77,7 @@ class Stream:
 
     def __init__(self, vantage: str) -> None:
         from dpuflow.capture.base import CaptureSource
-        from dpuflow.records import read_blocks
+        from dpuflow.packets.records import read_blocks
 
         self._reader = read_blocks(CaptureSource(0, vantage, ["live"]))
         self._roce: RoceMessages | None = None

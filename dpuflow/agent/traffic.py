@@ -9,12 +9,12 @@ import numpy as np
 from dpuflow.agent.board import Pause, Traffic
 from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
-from dpuflow.identity import address_text, mac_text
-from dpuflow.schema import Transport
+from dpuflow.identity.endpoints import address_text, mac_text
+from dpuflow.schema.rows import Transport
 
 if TYPE_CHECKING:
     from dpuflow.agent.stream import Counts
-    from dpuflow.tables import CaptureTables, Rows
+    from dpuflow.schema.tables import CaptureTables, Rows
 
 
 def traffic_between(before: Counts | None, now: Counts, tables: CaptureTables) -> tuple[Traffic, ...]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.lateness import AT_LEAST, EXACT
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Role
-from dpuflow.segments import only_flows
+from dpuflow.entries import AT_LEAST, EXACT
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Role
+from dpuflow.store.segments import only_flows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from dpuflow.agent.config import Windows as Settings
     from dpuflow.agent.stream import Counts
     from dpuflow.analysis import Worked
-    from dpuflow.rankmap import Place
+    from dpuflow.identity.rankmap import Place
     from dpuflow.results import Analysis, Collective, Transfer
-    from dpuflow.tables import CaptureTables, Rows
+    from dpuflow.schema.tables import CaptureTables, Rows
 
     Ints = NDArray[np.int64]
 
@@ -292,7 +292,7 @@ def _counter_names() -> tuple[str, ...]:
 
 
 def _narrow() -> list[int]:
-    from dpuflow.schema import FLOW
+    from dpuflow.schema.rows import FLOW
 
     return [n for n, name in enumerate(_counter_names()) if FLOW.dtype[name].itemsize == 4]
 

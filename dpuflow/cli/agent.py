@@ -59,7 +59,7 @@ def _checked(config: Config) -> Config:
     from dpuflow.agent.access import check_files
     from dpuflow.agent.source import check_settings
     from dpuflow.errors import OptionError
-    from dpuflow.rankmap import read_rank_map
+    from dpuflow.identity.rankmap import read_rank_map
 
     check_settings(config.capture)
     check_files(config)

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import click
 
-from dpuflow.tables import Vantage
+from dpuflow.schema.tables import Vantage
 
 _SUFFIXES = re.compile(r"\.(pcapng|pcap|cap|gz|zst)$", re.IGNORECASE)
 
@@ -47,7 +47,7 @@ def vantages_from(
 def _history(folder: str, since_ns: int | None, until_ns: int | None) -> list[Vantage]:
     """The vantage points of a folder. Raises FormatError where there are none."""
     from dpuflow.errors import FormatError
-    from dpuflow.segments import between, list_segments
+    from dpuflow.store.segments import between, list_segments
 
     every = list_segments(folder)
     if not every:

@@ -22,21 +22,21 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
-from dpuflow.inference.charges import INTERVAL_IN_SIGMAS
-from dpuflow.inference.habits import CRITICAL_SHARE
 from dpuflow.results import Evidence, Finding
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.charges import INTERVAL_IN_SIGMAS
+from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.collectives import Instance
-    from dpuflow.inference import Inferred
-    from dpuflow.inference.stages import Stage
+    from dpuflow.matching import Instance
     from dpuflow.results import Analysis, Lateness
-    from dpuflow.tables import CaptureTables, Joined
+    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.verdicts import Inferred
+    from dpuflow.verdicts.stages import Stage
 
 
 def build_findings(
@@ -65,7 +65,7 @@ def build_findings(
 
 
 def _cause_names() -> Sequence[str]:
-    from dpuflow.inference.causes import CAUSES
+    from dpuflow.verdicts.causes import CAUSES
 
     return CAUSES
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from dpuflow.findings.network import FEWEST, SHOWN, SMALL_SHARE, message_evidence
-from dpuflow.inference.habits import CRITICAL_SHARE
 from dpuflow.results import Finding
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.inference.bulk import Bulk
     from dpuflow.results import Analysis
-    from dpuflow.tables import CaptureTables, Joined
+    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.verdicts.bulk import Bulk
 
 _PATHS = {
     "lossy": "packets of it were retransmitted",

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.entries import Rule
 from dpuflow.findings.network import message_evidence
-from dpuflow.inference.pauses import TWICE
-from dpuflow.lateness import Rule
 from dpuflow.results import Finding
-from dpuflow.schema import NEVER, NONE32, Op
+from dpuflow.schema.rows import NEVER, NONE32, Op
+from dpuflow.verdicts.pauses import TWICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.collectives import Instance
-    from dpuflow.inference import Inferred
+    from dpuflow.matching import Instance
     from dpuflow.results import Analysis
-    from dpuflow.tables import CaptureTables, Joined
+    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.verdicts import Inferred
 
 
 def find_hangs(

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.identity import address_text
-from dpuflow.inference.habits import CRITICAL_SHARE
+from dpuflow.identity.endpoints import address_text
 from dpuflow.results import Evidence, Finding
-from dpuflow.schema import Transport
+from dpuflow.schema.rows import Transport
+from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.inference.links import Links
     from dpuflow.results import Analysis
-    from dpuflow.tables import CaptureTables, Joined, Rows
+    from dpuflow.schema.tables import CaptureTables, Joined, Rows
+    from dpuflow.verdicts.links import Links
 
     Ints = NDArray[np.int64]
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from dpuflow.join.clockmap import ClockMap, follow, follow_back
 from dpuflow.join.envelope import USUAL_DRIFT, Line, fit_line, fit_lines
-from dpuflow.tables import Clock
+from dpuflow.schema.tables import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpuflow.join.clockmap import Ints, Samples
-    from dpuflow.tables import CaptureInfo
+    from dpuflow.schema.tables import CaptureInfo
 
 NEIGHBOURS: Final = 8  # pairs of a capture that are fitted; more cost time and add little
 BROKEN_SHARE: Final = 0.05  # of the bins may contradict a straight line

@@ -14,13 +14,13 @@ import numpy as np
 from dpuflow.errors import OptionError
 from dpuflow.join.clockgraph import Clocks, estimate, nearest, parts_of
 from dpuflow.join.clockmap import ClockMap
-from dpuflow.tables import Clock
+from dpuflow.schema.tables import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from dpuflow.join.clockmap import Samples
-    from dpuflow.tables import CaptureInfo
+    from dpuflow.schema.tables import CaptureInfo
 
 MODES: Final = ("auto", "trust", "estimate")
 EARLY_SHARE: Final = 0.01  # of packets may arrive before they were sent on a clock that is trusted

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.components import connected
-from dpuflow.schema import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
+from dpuflow.arrays.components import connected
+from dpuflow.schema.rows import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.tables import CaptureTables, Rows
+    from dpuflow.schema.tables import CaptureTables, Rows
 
     Ints = np.typing.NDArray[np.int64]
 

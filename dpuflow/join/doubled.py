@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
 LEAST: Final = 20
 """Messages: were each sent again as likely as not, 3/4 of so many would be in 2 % of captures, and no job

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import NEVER, MessageFlag, Seen, Wire
-from dpuflow.wire import PSN_BITS
+from dpuflow.schema.rows import NEVER, MessageFlag, Seen, Wire
+from dpuflow.wire.headers import PSN_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import CaptureTables, Rows
+    from dpuflow.schema.tables import CaptureTables, Rows
 
 _ROUND = 1 << PSN_BITS
 _MISSED = np.uint8(MessageFlag.GAP | MessageFlag.HIDDEN)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import Transport, Wire
+from dpuflow.schema.rows import Transport, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import CaptureTables, Rows
+    from dpuflow.schema.tables import CaptureTables, Rows
 
     Floats = NDArray[np.float64]
 

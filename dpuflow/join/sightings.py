@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import NEVER, MessageFlag, Role, Transport, Wire
-from dpuflow.wire import PSN_BITS
+from dpuflow.schema.rows import NEVER, MessageFlag, Role, Transport, Wire
+from dpuflow.wire.headers import PSN_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dpuflow.join.common import Common
-    from dpuflow.tables import CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
     Ints = np.typing.NDArray[np.int64]
     Bools = np.typing.NDArray[np.bool_]

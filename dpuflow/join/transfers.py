@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Picked
 from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
@@ -40,15 +41,14 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.join.unwound import unwound
-from dpuflow.ordering import Picked
-from dpuflow.schema import NEVER, TRANSFER, MessageFlag, Role, Seen, Wire
-from dpuflow.tables import Joined
+from dpuflow.schema.rows import NEVER, TRANSFER, MessageFlag, Role, Seen, Wire
+from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpuflow.join.clockgraph import Clocks
-    from dpuflow.tables import CaptureTables, Rows
+    from dpuflow.schema.tables import CaptureTables, Rows
 
     Bools = np.typing.NDArray[np.bool_]
     Ints = np.typing.NDArray[np.int64]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from dpuflow.tables import CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
     Ints = np.typing.NDArray[np.int64]
 

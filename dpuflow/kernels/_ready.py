@@ -32,6 +32,7 @@ _KIND: Final = (
     ),  # arm64
 )
 _FOLDER: Final = Path(__file__).resolve().parent
+_SOURCES: Final = ("kernels", "schema", "wire")
 
 
 @cache
@@ -39,7 +40,9 @@ def source_stamp() -> str:
     """A digest of everything that compiled code depends on besides the compiler and the processor."""
     package = _FOLDER.parent
     digest = hashlib.sha256()
-    for path in sorted([*_FOLDER.glob("*.py"), package / "wire.py", *package.glob("schema*.py")]):
+    for path in sorted(
+        [*_FOLDER.glob("*.py"), *(package / "wire").glob("*.py"), *(package / "schema").glob("*.py")]
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

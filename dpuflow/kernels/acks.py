@@ -10,7 +10,7 @@ import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel
 from dpuflow.kernels.lanes import LANE, LINK, LOGGED, RIPE, acknowledge, signed24
-from dpuflow.schema import FLOW, MESSAGE
+from dpuflow.schema.rows import FLOW, MESSAGE
 
 OUTSTANDING = 1 << 16  # more PSNs than any sender leaves unacknowledged
 LOOK_BACK = 128  # message ends compared with an ACK, from the newest back

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from dpuflow import schema
+from dpuflow.schema import rows as schema
 
 ROWS: Final = 16_384  # rows of a full block: its columns stay in the second-level cache
 

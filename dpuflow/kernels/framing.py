@@ -11,7 +11,7 @@ from dpuflow.kernels._jit import inner, le16, le32, le64
 from dpuflow.kernels.grants import SAMPLED, sample_of
 from dpuflow.kernels.tagging import ofi_length, seen_all, ucx_length
 from dpuflow.kernels.tcp_state import KNOWN_ALL, KNOWN_KIND, KNOWN_LENGTH, KNOWN_MATCH
-from dpuflow.schema import Framing, MessageFlag, Op, Role, Wire
+from dpuflow.schema.rows import Framing, MessageFlag, Op, Role, Wire
 
 _GLOO, _OB1, _NCCL = int(Framing.GLOO), int(Framing.OB1), int(Framing.NCCL)
 _UCX, _OFI = int(Framing.UCX), int(Framing.OFI)

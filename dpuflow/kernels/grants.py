@@ -10,7 +10,7 @@ import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, le16, le32, u4, void
 from dpuflow.kernels.lanes import GRANT, NEVER, PSNS, WIRE_READ, WIRE_WRITE, WIRE_WRITE_IMM, WORDS
-from dpuflow.schema import MESSAGE
+from dpuflow.schema.rows import MESSAGE
 
 # NCCL's clear-to-send entries: 32 or 64 B each, at most eight in one WRITE (net_ib, common.h).
 CTS_UNIT, CTS_MAX = 32, 512

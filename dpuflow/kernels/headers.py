@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.kernels._jit import be16, be32, be64, inlined, inner, put8, put16, put32, put64
 from dpuflow.kernels.columns import (
     DATA_AT,
@@ -30,7 +29,8 @@ from dpuflow.kernels.columns import (
     TABLE_AT,
 )
 from dpuflow.kernels.layers import P_AT, P_CAPTURED, P_END, P_FRAGMENT, P_SRC_MAC
-from dpuflow.schema import AETH, ATOMIC, DETH, IMM, PAUSE, RETH, TCP, BthFlag, Kind, Record, TcpFlag
+from dpuflow.schema.rows import AETH, ATOMIC, DETH, IMM, PAUSE, RETH, TCP, BthFlag, Kind, Record, TcpFlag
+from dpuflow.wire import headers as wire
 
 _OK = int(Kind.NONE)
 _CUT_BTH = int(Kind.CUT_BTH)

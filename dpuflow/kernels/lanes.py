@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import inlined, inner
-from dpuflow.wire import FIRST, LAST
+from dpuflow.wire.headers import FIRST, LAST
 
 NEVER = np.int64(-(1 << 63))
 HOLES = 7  # open holes remembered per lane; an older one can no longer be filled, only acknowledged

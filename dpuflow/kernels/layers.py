@@ -14,10 +14,10 @@ draft-foschiano-erspan-03; LINKTYPE_LINUX_SLL and SLL2 of www.tcpdump.org.
 
 from __future__ import annotations
 
-from dpuflow import wire
 from dpuflow.kernels._jit import be16, be32, be64, inner, le32, le64
 from dpuflow.kernels.bytes import mac
-from dpuflow.schema import NEVER, Direction, Kind
+from dpuflow.schema.rows import NEVER, Direction, Kind
+from dpuflow.wire import headers as wire
 
 # -- what is known of the packet so far (int64 array) -------------------------------------------
 P_AT = 0  # where the transport header starts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, prefetch_row, u1, void
-from dpuflow.schema import EXCHANGE, TRANSFER
+from dpuflow.schema.rows import EXCHANGE, TRANSFER
 
 NEVER = np.int64(-(1 << 63))
 TOOK, OP, BYTES, SRC, DST = range(5)  # columns of `durations`

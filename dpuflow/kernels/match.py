@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4, void
-from dpuflow.schema import MESSAGE, TRANSFER, Wire
+from dpuflow.schema.rows import MESSAGE, TRANSFER, Wire
 
 SENDER, RECEIVER, HEADER = 1, 2, 4  # what a sighting gives to its transfer, as bits
 NEVER = np.int64(-(1 << 63))

@@ -31,7 +31,7 @@ from dpuflow.kernels.lanes import (
     link,
     open_message,
 )
-from dpuflow.wire import FIRST, LAST
+from dpuflow.wire.headers import FIRST, LAST
 
 
 @inner

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpuflow import schema_ring, wire
 from dpuflow.kernels import ring
 from dpuflow.kernels._jit import (
     be16,
@@ -26,8 +25,10 @@ from dpuflow.kernels._jit import (
     put64,
     u1,
 )
-from dpuflow.schema import Direction
-from dpuflow.schema_ring import Protocol
+from dpuflow.schema import ring as schema_ring
+from dpuflow.schema.ring import Protocol
+from dpuflow.schema.rows import Direction
+from dpuflow.wire import headers as wire
 
 # struct tpacket_block_desc
 STATUS: Final = 8

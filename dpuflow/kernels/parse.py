@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow import schema, wire
 from dpuflow.kernels import columns as c
 from dpuflow.kernels._jit import (
     be16,
@@ -75,7 +74,9 @@ from dpuflow.kernels.usual import (
     stamps,
     tally,
 )
-from dpuflow.schema import NEVER, NONE32, Kind, Transport
+from dpuflow.schema import rows as schema
+from dpuflow.schema.rows import NEVER, NONE32, Kind, Transport
+from dpuflow.wire import headers as wire
 
 _OK = int(Kind.NONE)
 _V2 = int(Kind.ROCE_V2)

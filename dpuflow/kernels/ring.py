@@ -1,6 +1,6 @@
 """Records of the programs' rings to pcapng packet blocks, many in one call and in the order of their times.
 
-Each CPU has a ring of its own, a cell of one mapped array (``schema_ring.CELL_HEAD`` and what follows); a
+Each CPU has a ring of its own, a cell of one mapped array (``schema.ring.CELL_HEAD`` and what follows); a
 record there is as long as what it holds. What they have no room for is in the kernel's ring buffer, Linux
 kernel/bpf/ringbuf.c. There a record starts with a 32-bit length, of which bit 31 says that it is still being
 written and bit 30 that it was given up; the next one follows at a multiple of 8 bytes, and the ring's pages
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpuflow import schema_ring
 from dpuflow.kernels._jit import (
     acquire32,
     acquire64,
@@ -29,6 +28,7 @@ from dpuflow.kernels._jit import (
     release64,
     u1,
 )
+from dpuflow.schema import ring as schema_ring
 
 _AT: Final = {name: place[1] for name, place in (schema_ring.RING_PACKET.dtype.fields or {}).items()}
 _TIME, _WIRE, _CAPTURED = _AT["time_ns"], _AT["wire_len"], _AT["captured"]

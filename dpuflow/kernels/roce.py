@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow import schema
 from dpuflow.kernels._jit import (
     from_dtype,
     i4,
@@ -54,7 +53,8 @@ from dpuflow.kernels.lanes import (
     signed24,
 )
 from dpuflow.kernels.mending import late_request, mend
-from dpuflow.wire import (
+from dpuflow.schema import rows as schema
+from dpuflow.wire.headers import (
     FIRST,
     LAST,
     ONLY,

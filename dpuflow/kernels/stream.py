@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from dpuflow import schema
 from dpuflow.framing import GLOO_HELLO, HEADER_BYTES, NCCL_SIZE
 from dpuflow.kernels import framing as fk
 from dpuflow.kernels._jit import inner, le64
@@ -36,6 +35,7 @@ from dpuflow.kernels.tcp_state import (
     SMALLEST_FULL,
     WRITING,
 )
+from dpuflow.schema import rows as schema
 
 _GAP = int(schema.MessageFlag.GAP)
 _HIDDEN = int(schema.MessageFlag.HIDDEN)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inlined, kernel, u1, u4, void
-from dpuflow.schema import EXCHANGE
+from dpuflow.schema.rows import EXCHANGE
 
 NEVER = np.int64(-(1 << 63))
 FAR = np.int64((1 << 63) - 1)

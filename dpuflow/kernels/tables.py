@@ -19,7 +19,7 @@ from dpuflow.kernels.intern import (
     hash_of,
     new_flow,
 )
-from dpuflow.schema import ENDPOINT, FLOW, NONE32
+from dpuflow.schema.rows import ENDPOINT, FLOW, NONE32
 
 
 @kernel(void(u1[::1], u1[::1]))

@@ -9,7 +9,7 @@ import numpy as np
 from dpuflow import framing as fm
 from dpuflow.kernels._jit import inner, le16, le32, le64
 from dpuflow.kernels.tcp_state import KNOWN_ALL, KNOWN_KIND, KNOWN_LENGTH
-from dpuflow.schema import MessageFlag, Role, Wire
+from dpuflow.schema.rows import MessageFlag, Role, Wire
 
 _MAX_LENGTH = 1 << 40  # longer transfers are implausible
 _HIDDEN = int(MessageFlag.HIDDEN)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dpuflow import schema
 from dpuflow.kernels._jit import from_dtype, i8, inner, kernel, u1, u2, u4, void
 from dpuflow.kernels.stream import close_message, consume, cut, give_up_trial, note_push, time_round_trip
 from dpuflow.kernels.tcp_state import (
@@ -39,6 +38,7 @@ from dpuflow.kernels.tcp_state import (
     WIDER_SLOTS,
     WRITING,
 )
+from dpuflow.schema import rows as schema
 
 _TWO_32 = 1 << 32
 _WINDOW = 1 << 30  # largest window there is (RFC 7323): older segments are no retransmissions

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, void
-from dpuflow.schema import EXCHANGE, TRANSFER
+from dpuflow.schema.rows import EXCHANGE, TRANSFER
 
 NEVER = np.int64(-(1 << 63))
 NONE32 = np.uint32(0xFFFFFFFF)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.kernels import columns as c
 from dpuflow.kernels import headers as h
 from dpuflow.kernels._jit import (
@@ -56,7 +55,8 @@ from dpuflow.kernels.intern import (
     known_endpoint,
     new_flow,
 )
-from dpuflow.schema import Kind, Transport
+from dpuflow.schema.rows import Kind, Transport
+from dpuflow.wire import headers as wire
 
 _V2 = int(Kind.ROCE_V2)
 _ROCE_FLOW = int(Transport.ROCE)

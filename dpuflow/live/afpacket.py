@@ -24,7 +24,7 @@ from dpuflow.live.base import OUT_BYTES, find_interface
 from dpuflow.live.clock import StampClock, WallClock
 from dpuflow.live.nic import take_all
 from dpuflow.live.options import address_words
-from dpuflow.schema_ring import COUNTER_NAMES
+from dpuflow.schema.ring import COUNTER_NAMES
 
 if TYPE_CHECKING:
     from dpuflow.live.base import Bytes, Interface, Numbers

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow import __version__
 from dpuflow.live.nic import NIC_LOSSES, NIC_NAMES
-from dpuflow.schema_ring import COUNTER_NAMES, LOSSES
-from dpuflow.wire import LINKTYPE_ETHERNET
+from dpuflow.schema.ring import COUNTER_NAMES, LOSSES
+from dpuflow.wire.headers import LINKTYPE_ETHERNET
 
 if TYPE_CHECKING:
     from dpuflow.live.base import Interface

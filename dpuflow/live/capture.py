@@ -14,7 +14,7 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live import blocks
 from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES
 from dpuflow.live.nic import NIC_LOSSES, NicCounters
-from dpuflow.schema_ring import LOSSES
+from dpuflow.schema.ring import LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

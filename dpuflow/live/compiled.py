@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dpuflow import schema_ring as ring
 from dpuflow.errors import DpuflowError, MissingError
+from dpuflow.schema import ring
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from dpuflow.live.afpacket import filter_words
 from dpuflow.live.base import OUT_BYTES, Interface, find_interface
 from dpuflow.live.clock import StampClock, WallClock
 from dpuflow.live.doca_session import ANY, SLACK, Session, copied_protocols, describe
-from dpuflow.schema_ring import COUNTER_NAMES
+from dpuflow.schema.ring import COUNTER_NAMES
 
 if TYPE_CHECKING:
     from dpuflow.live.base import Bytes, Numbers

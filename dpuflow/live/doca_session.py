@@ -12,7 +12,7 @@ from dpuflow.errors import DpuflowError, MissingError, OptionError
 from dpuflow.kernels import packets as kernel
 from dpuflow.live import doca_abi
 from dpuflow.live.afpacket import filter_words
-from dpuflow.schema_ring import Protocol
+from dpuflow.schema.ring import Protocol
 
 if TYPE_CHECKING:
     from dpuflow.live.base import Bytes

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow import schema_ring
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import attach, place
@@ -20,6 +19,7 @@ from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import ALL, Ring
 from dpuflow.live.wall import WallMap
 from dpuflow.live.watchdog import watch
+from dpuflow.schema import ring as schema_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable

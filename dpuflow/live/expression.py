@@ -12,7 +12,7 @@ from typing import Final
 
 from dpuflow.errors import OptionError
 from dpuflow.live.options import address_words
-from dpuflow.wire import ROCE_V2_PORT
+from dpuflow.wire.headers import ROCE_V2_PORT
 
 POSSIBLE: Final = (
     "possible are roce, tcp, any, host ADDR, port N, qp N and vlan N, joined by and, with alternatives"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dpuflow import schema_ring as ring
 from dpuflow.errors import DpuflowError, MissingError
+from dpuflow.schema import ring
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,8 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dpuflow import schema_ring as ring
 from dpuflow.errors import OptionError
+from dpuflow.schema import ring
 
 if TYPE_CHECKING:
     import numpy as np

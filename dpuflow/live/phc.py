@@ -17,9 +17,9 @@ import struct
 import time
 from typing import Final
 
-from dpuflow import schema_ring
 from dpuflow.errors import DpuflowError, MissingError
 from dpuflow.live import libbpf
+from dpuflow.schema import ring as schema_ring
 
 _ETHTOOL, _GET_TS_INFO = 0x8946, 0x41
 _GET_STAMPING: Final = 0x89B1  # SIOCGHWTSTAMP

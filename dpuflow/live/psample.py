@@ -21,7 +21,7 @@ from dpuflow.kernels import ring
 from dpuflow.live.afpacket import filter_words
 from dpuflow.live.base import OUT_BYTES, find_interface
 from dpuflow.live.clock import StampClock, WallClock
-from dpuflow.schema_ring import COUNTER_NAMES
+from dpuflow.schema.ring import COUNTER_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -102,7 +102,7 @@ def _save_columns(path: str) -> None:
     from pathlib import PurePath
 
     from dpuflow.ingest import ingest
-    from dpuflow.store import save_tables
+    from dpuflow.store.columns import save_tables
 
     journal = journal_of(path)
     tables = ingest([journal], vantage=PurePath(path).stem)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow import schema_ring
 from dpuflow.errors import DpuflowError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import libbpf
+from dpuflow.schema import ring as schema_ring
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

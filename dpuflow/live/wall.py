@@ -17,9 +17,9 @@ import struct
 import time
 from typing import TYPE_CHECKING, Final
 
-from dpuflow import schema_ring
 from dpuflow.live import libbpf
 from dpuflow.live.clock import read_clocks
+from dpuflow.schema import ring as schema_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ then each keeps a socket to the next one, around which all-gathers travel: every
 ``ncclPeerInfo``, which begins with its rank. In step i a rank passes on what rank r - i told; in newer
 versions to the one before it what rank r + i told, too, half as many of each. So one node's sockets name
 all ranks.
-Source: NVIDIA/nccl src/bootstrap.cc; lengths in ``ncclwire``.
+Source: NVIDIA/nccl src/bootstrap.cc; lengths in ``wire.nccl``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow import ncclwire as nw
+from dpuflow.wire import nccl as nw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What the two sides of a net_ib connection told each other: bytes in, queue pairs, GIDs and keys out.
 
 In: the first bytes of both directions of its socket, as far as captured. Out: a ``Found``, None where they
-are no whole exchange of a version that is known (``ncclwire.EXCHANGES``). The lengths of both directions
+are no whole exchange of a version that is known (``wire.nccl.EXCHANGES``). The lengths of both directions
 tell the version, so it is known even where the snap length hides the contents.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow import ncclwire as nw
+from dpuflow.wire import nccl as nw
 
 if TYPE_CHECKING:
     from dpuflow.messages.setups import Bytes

@@ -17,10 +17,10 @@ from dpuflow.messages.hidden_gloo import resolve_gloo
 from dpuflow.messages.hidden_tagged import resolve_tagged
 from dpuflow.messages.matchbits import name_messages
 from dpuflow.messages.stretches import HiddenCounts
-from dpuflow.schema import Framing
+from dpuflow.schema.rows import Framing
 
 if TYPE_CHECKING:
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 
 def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:

@@ -16,10 +16,10 @@ import numpy as np
 
 from dpuflow.framing import GLOO_PREAMBLE
 from dpuflow.messages.stretches import HiddenCounts, Part, Slot, split, stretches
-from dpuflow.schema import Framing, Role, Wire
+from dpuflow.schema.rows import Framing, Role, Wire
 
 if TYPE_CHECKING:
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 _ALL = 7  # LINK.known of a header that was seen whole
 _MATCH = 2

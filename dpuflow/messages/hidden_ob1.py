@@ -15,14 +15,14 @@ import numpy as np
 
 from dpuflow.framing import BTL_HEADER, OB1_BYTES, OB1_FIN, OB1_MATCH, OB1_PUT, OB1_RNDV
 from dpuflow.messages.stretches import Part
-from dpuflow.schema import Op, Role, Wire
+from dpuflow.schema.rows import Op, Role, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.messages.stretches import Part, split, stretches
-from dpuflow.schema import Framing, Role, Wire
+from dpuflow.schema.rows import Framing, Role, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dpuflow.messages.stretches import HiddenCounts
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 _MOST = 64  # messages in a stretch that are looked for: pipelined operations send many small ones
 _SIGNATURE = ("wire", "role", "bytes", "announces")

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import NEVER, NONE32, MessageFlag, Role, Wire
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 _HAS_FIRST, _HAS_LAST, _SIZED = 1, 2, 4  # kernels.lanes
 _CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER

@@ -23,12 +23,12 @@ import numpy as np
 from dpuflow.framing import MPI_TAG, OFI_DELIVERED
 from dpuflow.kernels.tcp_state import KNOWN_MATCH
 from dpuflow.messages.ob1 import latest_before
-from dpuflow.schema import Framing, Op, Role, Wire
+from dpuflow.schema.rows import Framing, Op, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from dpuflow.messages.hidden_ob1 import Usage, fill, gaps
 from dpuflow.messages.stretches import split, stretches
-from dpuflow.schema import NONE32, Framing, Role, Wire
+from dpuflow.schema.rows import NONE32, Framing, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.messages.stretches import HiddenCounts
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 
 def latest_before(

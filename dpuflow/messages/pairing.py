@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema import NONE32, Pairing, Transport, Wire
+from dpuflow.schema.rows import NONE32, Pairing, Transport, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 ENOUGH_ACKS = 8  # before a capture's end, fewer decide nothing
 SIGMAS = 3  # standard deviations by which the true one contradicts less than others

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import NONE32, Op, Role, Wire
-from dpuflow.wire import PSN_MASK
+from dpuflow.schema.rows import NONE32, Op, Role, Wire
+from dpuflow.wire.headers import PSN_MASK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.messages.lost import restore
 from dpuflow.messages.pairing import Pairs
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.messages.roles import assign_roles
 from dpuflow.messages.sends import SendHeads
-from dpuflow.schema import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport, Wire
+from dpuflow.schema.rows import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport, Wire
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Block, Rows
+    from dpuflow.schema.tables import Block, Rows
 
 _PLACE_SHIFT, _HAS_IMM, _DATAGRAM = 4, 1 << 8, 1 << 9
 

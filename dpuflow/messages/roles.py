@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import NONE32, Transport
+from dpuflow.schema.rows import NONE32, Transport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 
 class Entry(NamedTuple):

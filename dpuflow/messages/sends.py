@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.framing import MPI_TAG
 from dpuflow.messages.rendezvous import Said, link_rendezvous
-from dpuflow.schema import NONE32, Kind, MessageFlag, Op, Pairing, Role, Wire
+from dpuflow.schema.rows import NONE32, Kind, MessageFlag, Op, Pairing, Role, Wire
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Block, Rows
+    from dpuflow.schema.tables import Block, Rows
 
 HEAD: Final = 72
 RXM_HEADER, RXM_VERSION, RXM_OP_VERSION = 64, 4, 2

@@ -1,8 +1,8 @@
 """NCCL's set-up sockets among a capture's TCP flows: their first bytes kept, queue pairs and ranks read.
 
 In: blocks of packets with FLOW rows (TCP flows paired). Out: SETUP and MEMBER rows, and which flows carry
-such traffic. Layouts: ``ncclwire``; what bytes mean: ``exchange`` (net_ib) and ``bootstrap``. A stream counts
-as NCCL's when its first twelve bytes are the handshake and what follows fits; of other flows nothing is kept.
+such traffic. Layouts: ``wire.nccl``; what bytes mean: ``exchange`` (net_ib) and ``bootstrap``. A stream
+counts as NCCL's when its first twelve bytes are the handshake and what follows fits; others are dropped.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow import ncclwire as nw
 from dpuflow.messages.bootstrap import Talk, read_bootstrap
 from dpuflow.messages.exchange import Found, read_exchange
-from dpuflow.schema import MEMBER, NONE32, SETUP, TcpFlag
+from dpuflow.schema.rows import MEMBER, NONE32, SETUP, TcpFlag
+from dpuflow.wire import nccl as nw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Block, Rows
+    from dpuflow.schema.tables import Block, Rows
 
 MOST_EXCHANGE: Final = 1 << 13
 """Bytes kept of a stream of net_ib: no version's exchange is longer."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.schema import NEVER
+from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from dpuflow.tables import CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
 YEAR_NS: Final = 366 * 86_400 * 1_000_000_000
 """No capture is longer; float64 still tells times so far apart to 4 ns."""

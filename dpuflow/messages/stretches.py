@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema import MESSAGE, MessageFlag, Role, Wire
+from dpuflow.schema.rows import MESSAGE, MessageFlag, Role, Wire
 
 if TYPE_CHECKING:
-    from dpuflow.tables import Rows
+    from dpuflow.schema.tables import Rows
 
 Slot = tuple[int, int, int]  # op, tag, sub
 

@@ -17,12 +17,23 @@ from dpuflow.messages.hidden import resolve
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.messages.setups import SetupStreams
 from dpuflow.messages.stretches import HiddenCounts
-from dpuflow.schema import MEMBER, MESSAGE, NEVER, SETUP, Framing, MessageFlag, Pairing, Role, Transport, Wire
+from dpuflow.schema.rows import (
+    MEMBER,
+    MESSAGE,
+    NEVER,
+    SETUP,
+    Framing,
+    MessageFlag,
+    Pairing,
+    Role,
+    Transport,
+    Wire,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.tables import Block, Rows
+    from dpuflow.schema.tables import Block, Rows
 
 
 _TIMES = (

@@ -11,13 +11,13 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpuflow.reports.output import replacing
-from dpuflow.schema import ANALYSIS_ID
+from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dpuflow.results import Analysis
-    from dpuflow.tables import CaptureInfo, Clock
+    from dpuflow.schema.tables import CaptureInfo, Clock
 
 
 def write_json(result: Analysis, target: str) -> None:

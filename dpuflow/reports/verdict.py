@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.inference.habits import CRITICAL_SHARE, is_material
-from dpuflow.inference.pauses import worked_ns
 from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
 from dpuflow.reports.sampled import sampled_one_of
+from dpuflow.verdicts.habits import CRITICAL_SHARE, is_material
+from dpuflow.verdicts.pauses import worked_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -50,7 +50,7 @@ from dpuflow.schedules.trees import (
     synced_up,
     up,
 )
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.sending import Send
 from dpuflow.schedules.trees import chains, down, up
-from dpuflow.schema import Op
+from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

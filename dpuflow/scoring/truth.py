@@ -12,8 +12,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from dpuflow.errors import TruthError
-from dpuflow.rankmap import canonical_address
-from dpuflow.schema import ANALYSIS_ID
+from dpuflow.identity.rankmap import canonical_address
+from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.synth.flows import FRAMING_BYTES, STREAM_BYTES
 from dpuflow.synth.rows import internet_sum
 from dpuflow.synth.segments import STAMPS, TICK_NS
 from dpuflow.synth.stream import SCALE, SEGMENT
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

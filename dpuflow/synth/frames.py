@@ -1,7 +1,7 @@
 """Packets as columns in, frames out: Ethernet, IPv4, UDP, BTH and its extended headers, payload, ICRC.
 
 Frames of one operation code have one shape, so each header field is written for all of them at once.
-Formats: IBA volume 1 chapter 9, annexes A16 and A17; the operation codes' headers come from ``dpuflow.wire``.
+Formats: IBA volume 1 chapter 9, annexes A16 and A17; the operation codes' headers come from ``wire.headers``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.synth import checksum, segments
 from dpuflow.synth.pooled import MOST
 from dpuflow.synth.rows import internet_sum, put, put_little
 from dpuflow.synth.seeds import columns
 from dpuflow.synth.trace import ACKS, CTS, LENGTH, STREAM
 from dpuflow.synth.transport import LAYOUTS
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

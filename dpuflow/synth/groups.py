@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth import algorithms, sizes
 from dpuflow.synth.gpu import Part
 from dpuflow.synth.pat import pat as pat_lanes
 from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.transport import Connection, Grain, Link, Local
+from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.synth.conversations import seen_at
 from dpuflow.synth.frames import Framer
 from dpuflow.synth.packets import packets_at
 from dpuflow.synth.seeds import columns, stream
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

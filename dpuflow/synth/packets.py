@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.synth.segments import ACK_CODE, DATA_CODE, Streams
 from dpuflow.synth.trace import (
     ACK,
@@ -27,6 +26,7 @@ from dpuflow.synth.trace import (
     WRITE,
     WRITE_IMM,
 )
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

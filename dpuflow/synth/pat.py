@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dpuflow.ncclwire import NCCL_STEPS
 from dpuflow.synth.algorithms import Lane, Stretch, merged
 from dpuflow.synth.sizes import PROTOCOLS
+from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

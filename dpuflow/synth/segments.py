@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow import wire
 from dpuflow.synth.rows import internet_sum, put
 from dpuflow.synth.trace import ACKS, SEGMENT_ACK
+from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

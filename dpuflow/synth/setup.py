@@ -5,7 +5,7 @@ tells its number, and which answers with the next rank's address; around the rin
 ranks' addresses and ncclPeerInfo travel. Smaller communicators are split from it (ncclCommSplit): a ring of
 their own, without the root. Then each connection over the network is set up, one after the other for each
 sender. Sockets within a node are not on the wire. All go by the first NIC of their nodes
-(NCCL_SOCKET_IFNAME), as NCCL's sockets use one interface for all. Layouts: ``dpuflow.ncclwire``.
+(NCCL_SOCKET_IFNAME), as NCCL's sockets use one interface for all. Layouts: ``dpuflow.wire.nccl``.
 
 Left out: proxies' and RAS's sockets, which are inside nodes or to other services; the later all-gathers of
 topologies and the point-to-point messages of the bootstrap, whose contents no one reads; connections made
@@ -17,11 +17,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from dpuflow import ncclwire as nw
 from dpuflow.synth.conversations import Conversation, Say, Side
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.segments import TICK_NS
 from dpuflow.synth.sockets import Socket
+from dpuflow.wire import nccl as nw
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from dpuflow.ncclwire import NCCL_STEPS
+from dpuflow.wire.nccl import NCCL_STEPS
 
 ELEMENT: Final = 4
 """Bytes of the data type: float."""

@@ -61,7 +61,7 @@ def test_without_programs_or_with_those_of_another_version(programs: None, tmp_p
     assert broken.returncode == 1
     assert broken.stderr.count("\n") == 1
     from dpuflow.live.base import object_path
-    from dpuflow.schema_ring import layout_number
+    from dpuflow.schema.ring import layout_number
 
     number = layout_number().to_bytes(4, "little")
     (tmp_path / "packets.bpf.o").write_bytes(object_path().read_bytes().replace(number, b"1234"))

@@ -22,8 +22,8 @@ from dpuflow.live.capture import LiveCapture
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.record import journal_of
 from dpuflow.live.ring import Ring
-from dpuflow.schema import MESSAGE
-from dpuflow.tables import CaptureTables
+from dpuflow.schema.rows import MESSAGE
+from dpuflow.schema.tables import CaptureTables
 
 # Two captures of the same packets stamp them apart, and a run stands behind what came during it.
 TIMES = ("first_ns", "last_ns", "acked_ns")

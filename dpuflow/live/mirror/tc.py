@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow.errors import OptionError
 from dpuflow.live.mirror.base import Step
-from dpuflow.wire import ROCE_V2_PORT
+from dpuflow.wire.headers import ROCE_V2_PORT
 
 if TYPE_CHECKING:
     from dpuflow.live.mirror.base import MirrorPlan

@@ -1,0 +1,129 @@
+"""Columns of tables, and what sorts them by class, faster than NumPy's lexsort where classes are small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.schema.tables import Rows
+
+SPARSE: Final = 8
+"""Times as many numbers as there are rows that classes may be drawn from: a table of them is still small."""
+
+
+def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What sorts by class ``of`` (small numbers from 0), then by ``keys``, as lexsort((keys, of)) does."""
+    from dpuflow.kernels import ordering
+
+    order = np.empty(len(keys), np.int64)
+    count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
+    ordering.within(keys, of, np.cumsum(count) - count, np.empty_like(order), order)
+    return order
+
+
+def packed(*columns: NDArray[np.generic]) -> NDArray[np.int64] | None:
+    """Columns of numbers from 0, the first one leading, in one of 63 bits; None where they do not fit."""
+    widths = [int(column.max(initial=0)).bit_length() for column in columns]
+    if sum(widths) > 63:
+        return None
+    key = np.zeros(len(columns[0]), np.int64)
+    for column, width in zip(columns, widths, strict=True):
+        key <<= width
+        key |= column.astype(np.int64)
+    return key
+
+
+def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The places of each class, in order: rows with the same numbers (from 0) in all ``columns``.
+
+    Classes come in the order of their numbers, those of the first column leading.
+    """
+    if not len(columns[0]):
+        return []
+    of = columns[0]
+    for column in columns[1:]:
+        of = of * (int(column.max()) + 1) + column
+    if int(of.max()) > SPARSE * len(of):
+        of = np.unique(of, return_inverse=True)[1]
+    order = order_within(np.zeros(len(of), np.int64), np.ascontiguousarray(of))
+    return np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
+
+
+def percentiles(values: NDArray[Any], levels: Sequence[float]) -> list[float]:
+    """``np.percentile`` of one sample without NaN: that takes 0.1 ms, however small the sample."""
+    last = len(values) - 1
+    places = [last * (level / 100) for level in levels]
+    below = [int(place) for place in places]
+    ordered = np.partition(values, sorted({min(at + more, last) for at in below for more in (0, 1)}))
+    found = []
+    for place, at in zip(places, below, strict=True):
+        low, high = ordered[at].item(), ordered[min(at + 1, last)].item()
+        part = place - at
+        # From the nearer of both, as NumPy does: the same to the last bit.
+        found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))
+    return found
+
+
+def percentile(values: NDArray[Any], level: float) -> float:
+    """The same for one level."""
+    return percentiles(values, (level,))[0]
+
+
+def lower_medians(values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """Write the lower median of each class's values to ``out``; classes without values keep theirs."""
+    from dpuflow.kernels import links
+
+    count = np.bincount(of, minlength=len(out)) if len(of) else np.zeros(len(out), np.int64)
+    links.medians(values, of, np.cumsum(count) - count, np.empty_like(values), out)
+
+
+class Picked:
+    """Some rows of a table, or all, column by column: each is copied when it is first asked for, and kept.
+
+    A pass over a long table's rows for one narrow column takes as long as a pass for many.
+    """
+
+    def __init__(self, table: Rows, rows: NDArray[np.int64] | None = None) -> None:
+        self._table, self._rows = table, rows
+        self._columns: dict[str, NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._table if self._rows is None else self._rows)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            column = self._table[name]
+            self._columns[name] = np.ascontiguousarray(column) if self._rows is None else column[self._rows]
+        return self._columns[name]
+
+    @classmethod
+    def exchanges(cls, table: Rows, rows: NDArray[np.int64] | None = None) -> Picked:
+        """Some EXCHANGE rows, or all: what dating entries needs is copied at once, in one pass."""
+        from dpuflow.kernels import streams
+
+        picked = cls(table, rows)
+        groups = ((streams.TIMES, np.int64), (streams.NUMBERS, np.uint32), (streams.KINDS, np.uint8))
+        columns = [np.empty((len(names), len(picked)), kind) for names, kind in groups]
+        streams.pick(table, np.arange(len(table)) if rows is None else rows, *columns)
+        for (names, _), values in zip(groups, columns, strict=True):
+            picked._columns.update(zip(names, values, strict=True))
+        return picked
+
+    @classmethod
+    def transfers(cls, table: Rows) -> Picked:
+        """All TRANSFER rows: narrow columns that most stages read are copied at once, in one pass."""
+        from dpuflow.kernels import match
+
+        picked = cls(table)
+        groups = ((match.NUMBERS, np.uint32), (match.KINDS, np.uint8))
+        columns = [np.empty((len(names), len(table)), kind) for names, kind in groups]
+        match.narrow(table, *columns)
+        for (names, _), values in zip(groups, columns, strict=True):
+            picked._columns.update(zip(names, values, strict=True))
+        return picked

@@ -1,0 +1,54 @@
+"""Collectives in; enter, leave and lateness of every rank out, with the bound and error the packets justify.
+
+``needs`` lays the algorithm's dependencies over the messages, ``acts`` dates each rank's entry by its first
+act, ``leaving`` says when it was done, ``handover`` measures how fast hosts react, ``doubts`` weighs what an
+act may have waited for, ``relative`` turns entries into lateness, ``upper`` says who else may have been the
+last, ``tails`` how long hand-overs take at the worst.
+"""
+
+from dpuflow.entries.build import RULES, Entries, Rule
+from dpuflow.entries.doubts import weigh
+from dpuflow.entries.entering import build_entries
+from dpuflow.entries.relative import (
+    AT_LEAST,
+    AT_MOST,
+    BOUNDS,
+    EXACT,
+    UNOBSERVABLE,
+    Relative,
+    against_others,
+    claim,
+    medians,
+    previous_leave,
+    previous_row,
+    relate,
+    short_of_ranks,
+)
+from dpuflow.entries.tails import BEYOND, Tail, hand_overs
+from dpuflow.entries.upper import Bounded, bound_above
+
+__all__ = [
+    "AT_LEAST",
+    "AT_MOST",
+    "BEYOND",
+    "BOUNDS",
+    "EXACT",
+    "RULES",
+    "UNOBSERVABLE",
+    "Bounded",
+    "Entries",
+    "Relative",
+    "Rule",
+    "Tail",
+    "against_others",
+    "bound_above",
+    "build_entries",
+    "claim",
+    "hand_overs",
+    "medians",
+    "previous_leave",
+    "previous_row",
+    "relate",
+    "short_of_ranks",
+    "weigh",
+]

@@ -1,0 +1,106 @@
+"""Collectives in, enter and leave of every rank out: first acts, leaves, and how fast hosts go on in between.
+
+What else a first act may have waited for is weighed in ``doubts``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.entries.acts import first_acts
+from dpuflow.entries.build import blank
+from dpuflow.entries.handover import handled_ns, typical, waited_sends
+from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
+from dpuflow.entries.passing import consumed
+from dpuflow.entries.places import build_places
+from dpuflow.schema.rows import NEVER, MessageFlag, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries.build import Entries
+    from dpuflow.entries.places import Places
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+_EAGER = (Wire.OB1_MATCH, Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
+
+
+def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
+    """Enter and leave of every rank of every collective, on the reference clock."""
+    places = build_places(exchanges, instances)
+    picked, sender, receiver = places.picked, places.sender, places.receiver
+    acts = first_acts(places)
+    leaves = last_acts(places, acts)
+    waited, waited_ns = waited_sends(picked, places.needs, sender, receiver, acts.enter_ns)
+    granted_data, next_send = handled_ns(picked, sender, receiver)
+    taken, between, ended = consumed(picked, instances, places.of, receiver, acts.enter_ns)
+    entries = replace(
+        blank(places.collective, places.endpoint, places.offsets),
+        enter_ns=acts.enter_ns,
+        leave_ns=leaves.leave_ns,
+        idle_ns=leaves.idle_ns,
+        gone_ns=leaves.gone_ns,
+        rule=acts.rule,
+        act=acts.act,
+        after=acts.after,
+        retransmitted=_sent_again(places),
+        reaction_ns=typical(len(places), waited, waited_ns),
+        unmoved_ns=acts.unmoved_ns,
+        resumed_ns=acts.resumed_ns,
+        moved_ns=acts.moved_ns,
+        free_ns=acts.free_ns,
+        credit_ns=acts.credit_ns,
+        whole=_whole(places),
+        sent=acts.sent,
+        buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
+        fed=leaves.fed,
+        last=leaves.last,
+        grant=acts.grant,
+        granted_ns=acts.granted_ns,
+        posted_ns=acts.posted_ns,
+        waited=waited,
+        waited_ns=waited_ns,
+        granted_data_ns=granted_data,
+        next_send_ns=next_send,
+        taken=taken,
+        between=between,
+        ended=ended,
+        acked_ns=leaves.acked_ns,
+        early_ns=_early_ns(places),
+    )
+    return as_acknowledged(left_before(entries, places, leaves, acts.send_at), places)
+
+
+def _sent_again(places: Places) -> NDArray[np.int64]:
+    again = np.zeros(len(places), np.int64)
+    for end in (places.sender, places.receiver):
+        np.add.at(again, end, places.picked["retransmitted"].astype(np.int64))
+    return again
+
+
+def _whole(places: Places) -> NDArray[np.bool_]:
+    cut = (places.picked["flags"] & (MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER)) != 0
+    whole = np.fromiter((i.complete for i in places.instances), bool, len(places.instances))
+    whole[places.of[cut]] = False
+    return whole[places.collective]
+
+
+def _held_up(places: Places) -> NDArray[np.bool_]:
+    """Ranks that sent what their peers had to allow."""
+    held_up = np.zeros(len(places), bool)
+    offered = places.picked["offer_ns"] != NEVER
+    held_up[places.sender[offered | ~np.isin(places.picked["wire"], _EAGER)]] = True
+    return held_up
+
+
+def _early_ns(places: Places) -> NDArray[np.int64]:
+    """Where another algorithm fits as well, it is that one."""
+    early = places.needs.early_ns.tolist()
+    kept = [0 if i.alternatives else e for i, e in zip(places.instances, early, strict=True)]
+    return np.array(kept, np.int64)[places.collective]

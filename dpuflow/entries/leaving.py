@@ -1,0 +1,214 @@
+"""First acts in; when each rank had all that it needed, and had left, out.
+
+Three things end a rank's part: its last input is there, its own data has left (or, where it is sent again or
+read by the peer, is known to have come), and of NCCL's its last slot can be filled. For MPI over RoCE a
+message is complete when its receiver's adapter acknowledges it (InfiniBand volume 1, 9.7.5). Where a
+processor does the adapter's work, as in Soft-RoCE, packets lie in its queue before that for as long as it is
+busy: a rank that seems to have had all it needed still waits for its own host. Counted as its own work, that
+would make late ranks of busy hosts. libfabric's sends end with their ACK, too: the call waits for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.entries.beside import not_beside
+from dpuflow.entries.build import Rule
+from dpuflow.entries.passing import SLOTS
+from dpuflow.entries.places import FAR
+from dpuflow.entries.relative import previous_row
+from dpuflow.entries.staging import filled_ns, kept_until_ns, slot_free_ns
+from dpuflow.entries.tails import tails
+from dpuflow.exchanges.build import there_ns
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.entries.acts import Acts
+    from dpuflow.entries.build import Entries
+    from dpuflow.entries.places import Places
+
+CREDIT_TRIPS = 3.0
+"""Round trips of messages within which data may have left because its credit had come."""
+
+
+class Leaves(NamedTuple):
+    """By row of Entries, whose columns of the same names these are."""
+
+    leave_ns: NDArray[np.int64]
+    idle_ns: NDArray[np.int64]
+    gone_ns: NDArray[np.int64]
+    fed: NDArray[np.bool_]
+    last: NDArray[np.int64]
+    acked_ns: NDArray[np.int64]
+    freed_ns: NDArray[np.int64]
+    """Of ranks that fill slots and go: when the last was free, and their input there. NEVER for others."""
+    staged: NDArray[np.bool_]
+    """Ranks that leave when their slots are filled, and whose first act was to send."""
+    far: NDArray[np.bool_]
+    """Ranks beyond the captures, where not all nodes were captured."""
+
+
+def last_acts(places: Places, acts: Acts) -> Leaves:
+    """When each rank had left, with what is known from its own messages and its peers'."""
+    picked, total = places.picked, len(places)
+    sender, receiver = places.sender, places.receiver
+    there = there_ns(picked)
+    came = np.full(total, NEVER, np.int64)
+    np.maximum.at(came, receiver, there)
+    last = np.full(total, NONE32, np.int64)
+    ends = (there != NEVER) & (there == came[receiver])
+    last[receiver[ends]] = picked["data"][ends]
+    fed = came != NEVER
+    far = _far(places)
+    sent, heard = _sent(places, far)
+    leave = np.where(fed, np.maximum(came, heard), came)
+    done = _of_nodes(places, leave)
+    # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
+    # So it may have with who passes on what it received: its first message left when its credit had come.
+    unfed = (acts.enter_ns != NEVER) & ((leave == NEVER) | (acts.rule == Rule.AFTER_INPUT))
+    stages = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    gone, freed = sent.copy(), np.full(total, NEVER)
+    staged = np.zeros(total, bool)
+    if stages.any():
+        rows = np.flatnonzero(stages)
+        np.maximum.at(freed, sender[rows], slot_free_ns(picked, places.of, rows))
+        gone[sender[rows]] = np.maximum(acts.enter_ns, freed)[sender[rows]]
+        staged[sender[rows]] = acts.send_at[sender[rows]] >= 0
+    # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
+    filled = filled_ns(picked, places.instances, places.of, sender, total)
+    own = np.minimum(sent, filled)
+    acked = np.full(total, NEVER, np.int64)
+    np.maximum.at(acked, sender, picked["acked_ns"])
+    return Leaves(
+        leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), acts.enter_ns),
+        idle_ns=np.maximum(np.maximum(done, own), acts.enter_ns),
+        gone_ns=own,
+        fed=fed,
+        last=last,
+        acked_ns=acked,
+        freed_ns=np.maximum(freed, leave),
+        staged=staged,
+        far=far,
+    )
+
+
+def _far(places: Places) -> NDArray[np.bool_]:
+    beyond = (i.near is not None and e not in i.near for i in places.instances for e in i.order)
+    return np.fromiter(beyond, bool, len(places))
+
+
+def _sent(places: Places, far: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By row when all the rank's data had left; and when it had heard that its peers had read theirs."""
+    picked, sender = places.picked, places.sender
+    sent = np.full(len(places), NEVER, np.int64)
+    # What arrived from a rank without a capture of its own may have left as early as its first packet.
+    begun = far[sender] & (picked["data_ns"] != NEVER)
+    np.maximum.at(sent, sender, np.where(begun, picked["data_ns"], picked["data_end_ns"]))
+    # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
+    resent = picked["retransmitted"] > 0
+    np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
+    # Who lets its peer read goes on when it hears that it has.
+    let = (picked["wire"] == Wire.ROCE_READ) & (picked["op"] != Op.UNKNOWN)
+    let |= (picked["wire"] == Wire.TAGGED_DONE) & (picked["acked_ns"] != NEVER)
+    heard = np.full(len(places), NEVER, np.int64)
+    np.maximum.at(heard, sender[let], picked["acked_ns"][let])
+    return np.maximum(sent, heard), heard
+
+
+def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When ranks that share nodes with others can have left at the latest; at the earliest into ``leave``.
+
+    Most of what such a rank receives comes over NVLink. It has not left before it sent its last; nor long
+    after the last data of its whole node had come or left, for all of its GPUs pass on every channel.
+    """
+    railed = [number for number, instance in enumerate(places.instances) if instance.nodes]
+    if not railed:
+        return leave
+    mine = np.isin(places.of, railed)
+    np.maximum.at(leave, places.sender[mine], places.picked["data_ns"][mine])
+    latest: NDArray[np.int64] = leave.copy()
+    for number in railed:
+        rows = slice(*places.offsets[number : number + 2].tolist())
+        nodes = np.array(places.instances[number].nodes)
+        for node in np.unique(nodes):
+            latest[rows][nodes == node] = latest[rows][nodes == node].max()
+    return latest
+
+
+def left_before(entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]) -> Entries:
+    """Entries with ``since_ns``: no rank enters before it has left what it did before.
+
+    ``send_at``: of each row which exchange's sending its first act is.
+    """
+    held, gone_ns = _gone(entries, places, np.where(leaves.staged, send_at, -1))
+    at = not_beside(entries, places, previous_row(entries))
+    before = _left_before(at, held, gone_ns, leaves.freed_ns)
+    entered = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)  # it had by then
+    shown = np.where((at >= 0) & leaves.fed[at], leaves.last[at], NONE32)
+    return replace(entries, since_ns=np.where(before <= entered, before, NEVER), since_act=shown)
+
+
+def _gone(
+    entries: Entries, places: Places, send_at: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Rows whose first message may have lain there long, as its rank had gone on; others' earliest leaving.
+
+    ``send_at``: of rows that leave when their slots are filled the first message, -1 for others. It was kept
+    if it left soon, in round trips or the worst hand-over, after what may have kept it; else it had been
+    filled no more than such a hand-over before.
+    """
+    picked, left = places.picked, entries.leave_ns.copy()
+    held = np.zeros(len(left), bool)
+    rows = np.flatnonzero(send_at >= 0)
+    if not len(rows):
+        return held, left
+    trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
+    worst = float(np.nan_to_num(tails(entries, np.zeros(len(left), np.int64))[0], nan=0.0))
+    soon = max(CREDIT_TRIPS * float(np.median(trips)), worst) if len(trips) else np.inf
+    kept = kept_until_ns(picked, send_at[rows])
+    held[rows] = (kept != NEVER) & (entries.enter_ns[rows] - kept <= soon)
+    left[rows] -= round(worst)
+    return held, left
+
+
+def _left_before(
+    last: NDArray[np.int64], held: NDArray[np.bool_], left_ns: NDArray[np.int64], freed: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """When each rank had left what it did before (``last``, -1 for nothing), at the earliest (``left_ns``).
+
+    Of rows ``held`` something else kept the first message than the rank: it had left when the slots were free
+    and its input was there (``freed``), and not before it left what came before that.
+    """
+    left = np.where(held, freed, np.maximum(left_ns, freed))
+    rows = np.flatnonzero(held & (last >= 0))
+    for _ in range(SLOTS):  # several in a row
+        left[rows] = np.maximum(left[rows], left[last[rows]])
+    return np.where(last >= 0, left[last], NEVER)
+
+
+def as_acknowledged(entries: Entries, places: Places) -> Entries:
+    """Entries with ``leave_ns`` and ``idle_ns`` no sooner than the ACKs that the library waits for.
+
+    An ACK may stand for several messages and leave after the rank has gone on: who enters its next collective
+    has left. What bounds entries from below (``since_ns``) rests on arrivals and stays as it is.
+    """
+    picked, sender, receiver = places.picked, places.sender, places.receiver
+    wire = picked["wire"]
+    mpi = (picked["op"] != Op.UNKNOWN) & (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)
+    if not mpi.any():
+        return entries
+    leave = entries.leave_ns.copy()
+    np.maximum.at(leave, receiver[mpi], picked["taken_ns"][mpi])
+    holds = mpi & ((picked["flags"] & MessageFlag.HOLDS_SENDER) != 0)
+    np.maximum.at(leave, sender[holds], picked["acked_ns"][holds])
+    last = previous_row(entries)
+    rows = np.flatnonzero((last >= 0) & (entries.enter_ns != NEVER))
+    limit = np.full(len(leave), FAR)
+    limit[last[rows]] = entries.enter_ns[rows]
+    leave = np.maximum(entries.leave_ns, np.minimum(leave, limit))
+    return replace(entries, leave_ns=leave, idle_ns=np.maximum(entries.idle_ns, leave))

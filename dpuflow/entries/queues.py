@@ -1,0 +1,181 @@
+"""Collectives that queue inside the library behind others of the same group (DDP's buckets).
+
+In: entries of all collectives. Out: which of them may have been called before they show on the wire, and what
+bounds that call.
+
+A blocking caller cannot have two collectives of one group open at once. Where a rank ever has, calls are
+handed to workers of the library, as many as were ever seen busy together. One that starts as another ends,
+while all workers had been busy, may have been called long before: not before the rank's last call that did
+not queue. Ranks that call one after the other in one go (buckets of a backward pass) stay as far apart as
+they were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.arrays.components import connected
+from dpuflow.entries.handover import FEWEST, is_gloo
+from dpuflow.schema.rows import NEVER, NONE32, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries.build import Entries
+    from dpuflow.entries.handover import Usual
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+
+FAR_BEYOND = 3.0
+"""Times the slowest usual reaction (95th percentile) after which a call had not queued for a free worker."""
+
+
+class Queued(NamedTuple):
+    """Per row of Entries."""
+
+    rows: NDArray[np.bool_]  # may have queued
+    behind: NDArray[np.int64]  # TRANSFER row whose arrival let it start; NONE32 for none
+    called_ns: NDArray[
+        np.int64
+    ]  # it was called no earlier than this: the rank's last call that did not queue ...
+    called: NDArray[np.int64]  # ... of which this TRANSFER row is the first act; NONE32 for none
+    lead_ns: NDArray[
+        np.int64
+    ]  # so much later than a peer, if their calls follow each other alike; else NEVER
+
+
+def queued_rows(entries: Entries, exchanges: Rows, instances: Sequence[Instance], usual: Usual) -> Queued:
+    """Rows that may have queued.
+
+    A group's calls come in order, so none was called before the last one of its rank that did not queue.
+    Ranks that do the same work from one call to the next stay as far apart as they were at that one.
+    """
+    total = len(entries.endpoint)
+    out = Queued(
+        np.zeros(total, bool),
+        np.full(total, NONE32, np.int64),
+        np.full(total, NEVER, np.int64),
+        np.full(total, NONE32, np.int64),
+        np.full(total, NEVER, np.int64),
+    )
+    lane = _lanes(exchanges, instances)[entries.collective]
+    # Open while the rank has not yet received all it needs; who receives nothing is never known to be.
+    done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
+    good = np.flatnonzero((lane >= 0) & (entries.enter_ns != NEVER))
+    order = good[np.lexsort((entries.enter_ns[good], entries.endpoint[good], lane[good]))]
+    if not len(order):
+        return out
+    enter, done = entries.enter_ns[order], done[order]
+    # A worker is free once it has all it needs, or once its own data has left as well: that is the later.
+    idle = np.maximum(entries.idle_ns[order], done)
+    new = np.r_[
+        True,
+        (lane[order][1:] != lane[order][:-1]) | (entries.endpoint[order][1:] != entries.endpoint[order][:-1]),
+    ]
+    starts = np.flatnonzero(new)
+    if not (enter[1:] < np.maximum.accumulate(done)[:-1])[~new[1:]].any():
+        return out  # quickly: nothing overlaps anywhere
+    pieces = [slice(a, b) for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True)]
+    busy = np.zeros(len(order), np.int64)
+    for piece in pieces:
+        busy[piece] = _open_before(enter[piece], done[piece])
+    workers = np.zeros(int(lane.max()) + 1, np.int64)
+    np.maximum.at(workers, lane[order], busy + 1)
+    slack = np.nan_to_num(usual.most_ns[order], nan=0.0) * 2
+    far = np.maximum(slack, np.nan_to_num(usual.slowest_ns[order], nan=0.0) * FAR_BEYOND)
+    turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
+    gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
+    for piece in pieces:
+        room = int(workers[lane[order[piece.start]]])
+        if room > 1:
+            rows, number = order[piece], np.arange(piece.stop - piece.start)
+            full, first = _was_full(enter[piece], idle[piece], slack[piece], room)
+            # A busy host starts what had queued as late as it reacts at its slowest.
+            may, _ = _was_full(enter[piece], idle[piece], far[piece], room)
+            for place in np.flatnonzero(may & ~full).tolist():
+                full[place] = place > 0 and full[place - 1]  # the calls before it queue still
+            out.rows[rows] = full
+            out.behind[rows] = entries.last[rows[first]]
+            last = np.r_[-1, np.maximum.accumulate(np.where(may, -1, number))[:-1]]
+            out.called_ns[rows] = np.where(last >= 0, enter[piece][last], NEVER)
+            out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
+            turn[rows] = np.where(last >= 0, number - last, 0)
+            goes_on = np.r_[False, enter[piece][1:] < done[piece][:-1]] & ~may & (last == number - 1)
+            gap[rows[goes_on]] = np.diff(enter[piece], prepend=0)[goes_on]
+    _leads(out, entries, lane, turn, gap)
+    return out
+
+
+def _leads(
+    queued: Queued,
+    entries: Entries,
+    lane: NDArray[np.int64],
+    turn: NDArray[np.int64],
+    gap: NDArray[np.int64],
+) -> None:
+    """Fill in ``lead_ns``: a rank's distance from its peers at the last call that did not queue.
+
+    Less what ranks differ by from one such call to the next (95 %), as often as they have called since; it
+    adds as squares.
+    """
+    for each in np.unique(lane[queued.rows]).tolist():
+        mine = np.flatnonzero((lane == each) & (gap != NEVER))
+        apart: list[int] = []
+        for collective in np.unique(entries.collective[mine]).tolist():
+            own = np.sort(gap[mine[entries.collective[mine] == collective]])
+            apart += [int(b - a) for place, a in enumerate(own) for b in own[place + 1 :]]
+        if len(apart) < FEWEST:
+            continue
+        margin = float(np.percentile(apart, 95))
+        known = np.flatnonzero((lane == each) & queued.rows & (queued.called_ns != NEVER))
+        for collective in np.unique(entries.collective[known]).tolist():
+            rows = known[entries.collective[known] == collective]
+            for row in rows:
+                # Who has not called as often since may have more work before this call.
+                fair = rows[(turn[rows] == turn[row]) & (rows != row)]
+                if len(fair):
+                    lead = queued.called_ns[row] - queued.called_ns[fair].min() - margin * np.sqrt(turn[row])
+                    queued.lead_ns[row] = round(max(float(lead), 0.0))
+
+
+def _lanes(exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.int64]:
+    """Numbers the communicators: same ranks, same context, connections in common.
+
+    -1 for single transfers, and where the caller itself carries out its collectives: only Gloo's users hand
+    them to threads.
+    """
+    lane = np.full(len(instances), -1, np.int64)
+    meets: list[list[tuple[object, ...]]] = []
+    owner: list[int] = []
+    contexts, lines, wires = exchanges["context"], exchanges["connection"], exchanges["wire"]
+    for number, instance in enumerate(instances):
+        if instance.op == Op.SEND_RECV or not len(instance.rows) or not is_gloo(wires[instance.rows[0]]):
+            continue
+        ranks, context = frozenset(instance.order), int(contexts[instance.rows[0]])
+        owner.append(number)
+        meets.append([(ranks, context, line) for line in np.unique(lines[instance.rows]).tolist()])
+    for own, members in enumerate(connected(range(len(owner)), meets.__getitem__)):
+        lane[[owner[place] for place in members]] = own
+    return lane
+
+
+def _open_before(enter: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of a rank's collectives were open when each one began; in order of ``enter``."""
+    ended = np.searchsorted(np.sort(done), enter, side="right")
+    begun = np.searchsorted(enter, enter, side="left")
+    return np.asarray(np.maximum(begun - ended, 0), np.int64)
+
+
+def _was_full(
+    enter: NDArray[np.int64], idle: NDArray[np.int64], slack: NDArray[np.float64], room: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Whether ``room`` earlier ones were open until shortly before each began; the first of them to end."""
+    by_end = np.argsort(idle, kind="stable")
+    gone = np.searchsorted(idle[by_end], enter - slack, side="left")
+    begun = np.searchsorted(enter, enter, side="left")
+    return begun - gone >= room, by_end[np.minimum(gone, len(by_end) - 1)]

@@ -1,0 +1,108 @@
+"""What had reached a rank before its first act, of all that the act may have waited for.
+
+In: the exchanges of all collectives and each rank's first act. Out: when the last of it had come, and what it
+was (docs/inference/lateness.md, "Dependencies").
+
+A first answer needs its own offer. So do those that follow it before any data has come: their receives were
+posted at once, and who had been there would have answered the first of these offers when it came. Other
+offers may lie there unanswered; they did not hold it up. A first message whose place in its algorithm is
+known needs the inputs that its step has: of a transfer in segments the first one, however many more had come.
+Elsewhere all that had come may be needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.exchanges.build import there_ns
+from dpuflow.schema.rows import NEVER, NONE32, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.entries.needs import Needs
+
+
+def reached_before(
+    needs: Needs,
+    receiver: NDArray[np.int64],
+    enter: NDArray[np.int64],
+    answer_at: NDArray[np.int64],
+    send_at: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each rank when the last of what its first act (``enter``) may have waited for had come, and its
+    TRANSFER row; NEVER and NONE32 where nothing had.
+
+    ``receiver``: the rank's row of each of ``needs.rows``. ``answer_at`` and ``send_at``: which of these the
+    first act answers, or sends after an input; -1 for ranks whose first act is another one.
+    """
+    picked, total = needs.picked, len(enter)
+    reached = np.full(total, NEVER, np.int64)
+    after = np.full(total, NONE32, np.int64)
+    if not len(picked):
+        return reached, after
+    data, offer = there_ns(picked), picked["offer_arrived_ns"].copy()
+    answers = (answer_at >= 0)[receiver]
+    next_data = np.full(total, np.iinfo(np.int64).max)
+    later = answers & (data > enter[receiver])
+    np.minimum.at(next_data, receiver[later], data[later])
+    posted = answers & (offer != NEVER) & (offer <= enter[receiver]) & (picked["grant_ns"] != NEVER)
+    posted &= picked["grant_ns"] <= next_data[receiver]
+    first = np.full(total, np.iinfo(np.int64).max)
+    np.minimum.at(first, receiver[posted], offer[posted])
+    offer[answers & (offer != first[receiver])] = NEVER
+    came = {"data": data, "offer": offer}
+    for times in came.values():
+        before = (times != NEVER) & (times <= enter[receiver])
+        np.maximum.at(reached, receiver[before], times[before])
+    for what, times in came.items():
+        latest = (times != NEVER) & (times == reached[receiver])
+        after[receiver[latest]] = picked[what][latest]
+
+    # NCCL's streams have their own way (``passing``): any of several channels may have the first message.
+    streams = np.isin(picked["wire"], (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA))
+    row_of = np.full(len(picked), -1, np.int64)
+    rows = np.flatnonzero(send_at >= 0)
+    rows = rows[~streams[send_at[rows]]]
+    row_of[send_at[rows]] = rows
+    arcs = row_of[needs.send] >= 0
+    row, needed = row_of[needs.send[arcs]], needs.input[arcs]
+    when = data[needed]
+    there = (when != NEVER) & (when <= enter[row])
+    missing = np.zeros(total, bool)
+    missing[row[~there]] = True  # an input that was not captured may have been the last
+    told = np.zeros(total, bool)
+    told[row] = True
+    told &= ~missing
+    reached[told], after[told] = NEVER, NONE32
+    use = told[row]
+    row, needed, when = row[use], needed[use], when[use]
+    np.maximum.at(reached, row, when)
+    last = when == reached[row]
+    after[row[last]] = picked["data"][needed[last]]
+    return reached, after
+
+
+def resumed_before(
+    needs: Needs, receiver: NDArray[np.int64], enter: NDArray[np.int64], waiting: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """For rows ``waiting`` when data went on coming after a pause, before their first act; NEVER without one.
+
+    A sender is stopped by a window that its receiver does not empty, and goes on when that reads again: then
+    the rank is there, whenever its first message leaves. A pause counts that is longer than all that follows
+    it up to the first act; every other one may be chance.
+    """
+    ends = there_ns(needs.picked)
+    out = np.full(len(enter), NEVER, np.int64)
+    if not len(ends):
+        return out
+    rows = np.flatnonzero(waiting[receiver] & (ends != NEVER) & (ends <= enter[receiver]))
+    to, when = receiver[rows], ends[rows]
+    order = np.lexsort((when, to))
+    to, when = to[order], when[order]
+    pause = np.where(to[1:] == to[:-1], when[1:] - when[:-1], 0)
+    after = np.flatnonzero(pause > (enter[to] - when)[1:]) + 1
+    np.maximum.at(out, to[after], when[after])
+    return out

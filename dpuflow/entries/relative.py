@@ -1,0 +1,298 @@
+"""Entries in, lateness of every rank against the earliest of its collective out; helpers to compare ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER, NONE32
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries.build import Entries
+    from dpuflow.matching import Instance
+
+_FAR = np.iinfo(np.int64).max
+
+BOUNDS = ("exact", "at_most", "at_least", "unobservable")
+EXACT, AT_MOST, AT_LEAST, UNOBSERVABLE = range(4)
+TAIL: Final = float(np.log(200) / np.log(20))
+"""What one in 200 exceeds over what one in 20 does, of an exponential tail, as waits for a processor have."""
+FAR_BEYOND: Final = 3.0
+"""Times a slow reaction (95th percentile) beyond which a host was not at it."""
+
+
+class Relative(NamedTuple):
+    """Lateness of each row of Entries: ``lateness_ns`` (NEVER where unobservable), its bound and error.
+
+    ``error_ns`` is half of a 95 % interval, NEVER where nothing in the capture tells it. Bounds are the wider
+    by what of it is hand-over.
+    """
+
+    lateness_ns: NDArray[np.int64]
+    bound: NDArray[np.int64]  # index into BOUNDS
+    error_ns: NDArray[np.int64]
+    enter_ns: NDArray[
+        np.int64
+    ]  # the entry that goes with it: of a lower bound that is not exact the earliest
+
+
+def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
+    short = np.array([i.near is not None or i.hides_ranks for i in instances], bool)
+    for number in np.flatnonzero(short).tolist():
+        instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
+        short[number] = instance.hides_ranks or not entries.exact[rows].all()
+    return short
+
+
+def relate(
+    entries: Entries, short: NDArray[np.bool_] | None = None, room_ns: NDArray[np.int64] | int = 0
+) -> Relative:
+    """Lateness against the earliest rank of each collective.
+
+    Where a rank's entry is not exact it may have been the earliest of all, though never earlier
+    than ``since_ns``; what follows for the others is a bound, not a value, unless both bounds are closer
+    than the error, with the stalls that reactions show. A rank that cannot have entered before another one
+    had is late by at least what lies between, exact or not. ``short`` marks collectives with ranks that no
+    capture saw: any of these may have been the earliest, so what is known of the others are lower bounds. Of
+    a collective that was seen only in part nothing follows. ``room_ns``: how long before its first act a rank
+    may have entered at the worst (``tails.room``): lower bounds leave so much room.
+    """
+    starts = entries.offsets[:-1]
+    count = np.diff(entries.offsets)
+    if not len(starts):
+        none = np.zeros(0, np.int64)
+        return Relative(none, none, none, none)
+
+    def over(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.repeat(np.minimum.reduceat(values, starts), count)
+
+    exact = entries.exact
+    seen = (entries.enter_ns != NEVER) & entries.told
+    when = np.where(seen, entries.enter_ns, _FAR)
+    earliest = over(when)
+    first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
+    soonest = entries.enter_ns - entries.lag_ns
+    floor = _least_of_others(np.where(exact, soonest, entries.since_ns), starts, count)
+    floor = np.minimum(floor, entries.enter_ns)  # being early oneself makes nobody late but others
+    known = over(exact.astype(np.int64)) == 1
+    missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
+    known &= ~missing
+    floor = np.where(missing, NEVER, floor)
+    narrow, clocks = _errors(entries, entries.spread_ns, first)
+    slack = np.maximum(_errors(entries, entries.wide_ns, first)[0], narrow)
+    apart = np.where(first == np.arange(len(first)), 0, entries.lag_ns[first % len(first)])
+    lag = np.hypot(entries.lag_ns, apart)
+    known_error, slack = slack != NEVER, np.maximum(slack, 0)
+    error = np.where(known_error, np.hypot(slack, lag).round().astype(np.int64) + clocks, NEVER)
+    lead = entries.enter_ns - earliest
+    # A rank without a capture of its own acted before that arrived, never after.
+    error = np.where(error == NEVER, NEVER, error + entries.way_ns + entries.way_ns[first % len(first)])
+    most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
+
+    near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
+    # The way and the hand-over err each by itself.
+    usual = np.minimum(entries.usual_way_ns, entries.way_ns)
+    handed = np.hypot(entries.way_ns - usual, np.maximum(narrow, 0))
+    off = usual + np.hypot(handed, entries.lag_ns).round().astype(np.int64)
+    most_off = np.maximum(off, room_ns)
+    least = exact & ((lead > most_off) | missing)
+    # From the latest possible entry of the first of the others to its own earliest possible one, where a
+    # message shows that: no call returns before its data is there.
+    shown = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
+    shown = np.where(exact, entries.enter_ns, shown)
+    ahead = np.where(shown != NEVER, shown - _least_of_others(when, starts, count), NEVER)
+    ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
+    off = np.where(exact, most_off, off)
+    held = ~exact & (ahead > off)
+    least |= held
+    seen |= held & (entries.enter_ns == NEVER) & ~missing  # but when it left what came before was
+    bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
+    # Nor need the others have entered when their first messages left.
+    roomy = np.where(exact, entries.enter_ns - np.maximum(entries.lag_ns, room_ns), entries.since_ns)
+    lowest = np.minimum(_least_of_others(roomy, starts, count), floor)
+    widened = np.where(most != NEVER, entries.enter_ns - lowest + slack, NEVER)
+    lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened)
+    bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
+    gone = bound == UNOBSERVABLE
+    enter = np.where(held & (bound == AT_LEAST), shown, entries.enter_ns)
+    return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
+
+
+def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Lateness, with less claimed where not all ranks were seen (``short``, per collective).
+
+    There a claim rests on two entries alone, and no third shows that a host acted late on its call. Of
+    what is beyond the hand-over that one call in 200 takes, half is claimed, as if half of it were hand-over
+    still; all that is beyond three times a slow reaction, too, for no host that is at it takes so long.
+    """
+    if not len(short):
+        return relative.lateness_ns
+    starts, count = entries.offsets[:-1], np.diff(entries.offsets)
+    seen = (entries.enter_ns != NEVER) & entries.told
+    when = np.where(seen, entries.enter_ns, _FAR)
+    own = np.where(
+        when == np.repeat(np.minimum.reduceat(when, starts), count), np.arange(len(when)), len(when)
+    )
+    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    usual = np.minimum(entries.usual_way_ns, entries.way_ns)
+
+    way = entries.way_ns - usual
+
+    def off(spread: NDArray[np.float64], tail: float) -> NDArray[np.float64]:
+        off = _errors(entries, np.minimum(spread, 2.0**62).astype(np.int64), first)[0]
+        return np.asarray(np.hypot(tail * way, np.maximum(off, 0)), np.float64)
+
+    known = np.maximum(entries.spread_ns, 0).astype(np.float64)
+    slow = np.where(entries.slow_ns != NEVER, FAR_BEYOND * entries.slow_ns, np.inf)
+    given = relative.lateness_ns + off(known, 1)  # what is left of the lead without either
+    least = (given - off(TAIL * known, 1)) / 2
+    sure = given - off(np.maximum(TAIL * known, slow), TAIL)
+    claimed = np.repeat(short, count) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    told = np.where(claimed, relative.lateness_ns, 0)
+    share = np.maximum(np.maximum(least, sure), 0) / np.maximum(told, 1)
+    return np.where(claimed, _given_away(entries, told, share), relative.lateness_ns)
+
+
+def claim(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> Relative:
+    """``relative`` as it is claimed to readers: lower bounds leave room for the worst hand-over.
+
+    A proxy thread that sleeps before it sends its rank's first message leaves the same packets as a rank that
+    enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``stalls``).
+    """
+    roomy = relate(entries, short, entries.room_ns)
+    claimed = (roomy.bound == AT_LEAST) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    told = np.where(claimed, relative.lateness_ns, 0)
+    share = np.where(claimed, roomy.lateness_ns, 0) / np.maximum(told, 1)
+    lateness = np.where(claimed, _given_away(entries, told, share), roomy.lateness_ns)
+    return roomy._replace(lateness_ns=lateness)
+
+
+def _given_away(entries: Entries, told: NDArray[np.int64], share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The ``share`` of what is ``told`` of each row. Whose claim is the largest of its collective keeps it
+    so: all give away at least the share that it does."""
+    starts, count = entries.offsets[:-1], np.diff(entries.offsets)
+    most = np.repeat(np.maximum.reduceat(told, starts), count)
+    of_most = np.repeat(np.maximum.reduceat(np.where((told == most) & (told > 0), share, 0), starts), count)
+    return np.asarray((told * np.minimum(share, of_most)).round(), np.int64)
+
+
+def _least_of_others(
+    values: NDArray[np.int64], starts: NDArray[np.int64], count: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """For each row the least value of the other rows of its collective; far in the future without others."""
+    least = np.repeat(np.minimum.reduceat(values, starts), count)
+    own = np.where(values == least, np.arange(len(values)), len(values))
+    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    mine = first == np.arange(len(values))
+    second = np.repeat(np.minimum.reduceat(np.where(mine, _FAR, values), starts), count)
+    return np.where(mine, second, least)
+
+
+def _errors(
+    entries: Entries, spread_ns: NDArray[np.int64], first: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Errors of each entry's distance from its collective's earliest (row ``first``): hand-overs, clocks.
+
+    ``spread_ns``: how far hand-overs differ, NEVER where not known. Clocks err steadily, not at random: their
+    errors add to the rest.
+    """
+    first = np.minimum(first, len(entries.endpoint) - 1)
+    own = np.maximum(spread_ns, entries.held_ns).astype(np.float64)
+    apart = np.where(first == np.arange(len(first)), 0, entries.held_ns[first]).astype(np.float64)
+    # Stamps may be centuries apart: what no longer fits is as good as the largest number.
+    both = np.minimum(np.hypot(own, apart), 2.0**62).round().astype(np.int64)
+    handed = np.where(spread_ns == NEVER, NEVER, both)
+    clocks = np.where(entries.clock != entries.clock[first], entries.clock_ns + entries.clock_ns[first], 0)
+    return handed, clocks
+
+
+def previous_row(entries: Entries) -> NDArray[np.int64]:
+    """For each row that of the same rank's collective before, -1 for its first.
+
+    In the order in which the rank entered them: where groups take turns, a peer may have begun a
+    collective before the rank had finished one of another group. What a rank only receives may lie there long
+    before it calls: not before it entered its group's collectives that came before, nor before it had what it
+    received of these.
+    """
+    seen = entries.enter_ns != NEVER
+    when = np.where(seen, entries.enter_ns, entries.leave_ns)
+    if not seen.all():
+        when = np.maximum(when, np.where(seen, NEVER, _latest_before(entries, when)))
+    order = np.lexsort((entries.collective, when, entries.endpoint))
+    before = np.full(len(order), -1, np.int64)
+    same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def _latest_before(entries: Entries, when: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row the latest of its own time and those of its rank in its group's collectives before."""
+    # Groups as sums of scrambled endpoint numbers (the constant of Fibonacci hashing).
+    mixed = (entries.endpoint.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    group = np.repeat(np.add.reduceat(mixed, entries.offsets[:-1]), np.diff(entries.offsets))
+    order = np.lexsort((entries.collective, group, entries.endpoint))
+    same = (entries.endpoint[order][1:] == entries.endpoint[order][:-1]) & (
+        group[order][1:] == group[order][:-1]
+    )
+    # What a rank only received it has taken once it has left what came before: calls come in order.
+    shown = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)
+    pieces = np.split(shown[order], np.flatnonzero(~same) + 1)
+    out = np.empty(len(order), np.int64)
+    out[order] = np.concatenate([np.maximum.accumulate(each) for each in pieces])
+    return out
+
+
+def previous_leave(entries: Entries) -> NDArray[np.int64]:
+    """When each rank left the collective it was in before this one; NEVER for its first."""
+    before = previous_row(entries)
+    return np.where(before >= 0, entries.leave_ns[before], NEVER)
+
+
+def against_others(
+    entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Each row's value less the median of the other ranks' values in its collective; 0 outside ``mine``."""
+    rows = np.flatnonzero(mine)
+    if not len(rows):
+        return np.zeros(len(mine))
+    collective = entries.collective[rows]
+    own = values[rows] - values[rows].min()  # a double holds no epoch to the nanosecond
+    order = np.lexsort((own, collective))
+    starts = np.flatnonzero(np.r_[True, collective[order][1:] != collective[order][:-1]])
+    count = np.diff(np.r_[starts, len(order)])
+    rank = np.arange(len(order)) - np.repeat(starts, count)
+    low = np.repeat(starts, count)
+    others = np.repeat(count, count) - 1
+    ordered = own[order].astype(np.float64)
+
+    def pick(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        # The place-th of the others: one further on where one's own place lies before it.
+        place = np.clip(place, 0, np.maximum(others - 1, 0))
+        return np.asarray(ordered[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)
+
+    median = (pick((others - 1) // 2) + pick(others // 2)) / 2
+    out = np.zeros(len(mine), np.float64)
+    out[rows[order]] = np.where(others > 0, ordered - median, 0.0)
+    return out
+
+
+def medians(entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Of each collective the median of the ``values`` of its rows ``mine``; NaN without any."""
+    out = np.full(len(entries.offsets) - 1, np.nan)
+    rows = np.flatnonzero(mine)
+    if not len(rows):
+        return out
+    zero = int(values[rows].min())  # a double holds no epoch to the nanosecond
+    order = rows[np.lexsort((values[rows], entries.collective[rows]))]
+    number, starts = np.unique(entries.collective[order], return_index=True)
+    count = np.diff(np.r_[starts, len(order)])
+    low, high = (values[order[starts + (count + side) // 2]] - zero for side in (-1, 0))
+    out[number] = zero + (low + high) / 2
+    return out

@@ -1,0 +1,1 @@
+"""Captures whose clocks nothing ties: each island analysed on its own, the results put beside each other."""

@@ -1,0 +1,367 @@
+"""Islands of clocks whose nodes take part in the same operations, beside each other without a common clock.
+
+In: what was read on each island alone. Out: what is one operation on several islands. NICs of a node (rails)
+share no packets, so nothing ties their clocks; but they carry the same operations in the same order, and as
+many of them. That lays one island's times beside another's, roughly, by the median over all messages: near
+enough to read operations that go over all rails, never to compare times across islands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import Picked
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.schema.rows import NEVER, NONE32
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Joined, Rows
+
+    Ints = NDArray[np.int64]
+
+EXPLAINED: Final = 0.9
+"""What leaves more than a tenth of the messages over, or out of the order that it asks for, is no reading."""
+SAME_SIZE: Final = 1.1
+"""Operations of two islands are in the same proportion throughout, up to roundings."""
+_FAR: Final = np.iinfo(np.int64).max
+_IN_NODES: Final = ("tree", "chain")
+
+
+@dataclass
+class Read:
+    """One island's operations. ``ties``: of each instance the number of the operation that it is a part of,
+    where other islands have parts of it as well; -1: none. ``of_nodes``: whether those behind one NIC each
+    stand for their nodes."""
+
+    joined: Joined
+    exchanges: Rows
+    instances: list[Instance]
+    entries: Entries
+    untold: int
+    ranks: Mapping[int, int]
+    ties: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    of_nodes: bool = False
+
+    @property
+    def understood(self) -> bool:
+        """Whether its operations explain its messages, and these come in the order that they ask for."""
+        data = int((self.exchanges["data"] != NONE32).sum())
+        early = int((self.entries.early_ns > 0).sum())
+        return (
+            bool(self.instances)
+            and self.untold <= (1 - EXPLAINED) * data
+            and (early <= (1 - EXPLAINED) * len(self.entries.early_ns))
+        )
+
+
+def read_islands(joined: Joined, nodes: Ints, read: Callable[[Joined], Read]) -> list[Read]:
+    """All islands read: alone, or together where their operations make sense together only."""
+    views = joined.islands or [joined]
+    found: dict[int, Read] = {}
+    for members in _sharing_nodes(views, nodes):
+        alone = [read(views[members[0]])]
+        together = None
+        # Ranks that nothing was seen of here may be those that the nodes' other NICs serve.
+        hidden = any(i.near is None and i.hides_ranks for i in alone[0].instances)
+        if len(members) > 1 and (hidden or not alone[0].understood):
+            together = _read_together([views[n] for n in members], nodes, read)
+        if together is None:
+            alone += [read(views[n]) for n in members[1:]]
+        found.update(zip(members, together or alone, strict=True))
+    reads = [part for n in range(len(views)) for part in _by_rails(found[n], nodes, read)]
+    _without_doubles(reads)
+    _tie(reads, nodes)
+    return reads
+
+
+def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[Read]:
+    """Trees and chains that go through all GPUs of nodes, each rail's part by itself: there a NIC stands for
+    its node, whose entry it dates. What else there is, and captures of one place, as they are."""
+    trees = all(
+        i.inside and i.near is None and i.algorithm is not None and i.algorithm.name in _IN_NODES
+        for i in whole.instances
+    )
+    if not whole.instances or not trees or len(whole.joined.captures) < 2:
+        return [whole]
+    view = whole.joined
+    pairs = {(int(a), int(b)) for a, b in zip(view.columns["src"], view.columns["dst"], strict=True)}
+    rails = [{end for pair in part for end in pair} for part in connected(sorted(pairs), lambda pair: pair)]
+    found = []
+    for rail in rails:
+        rows = view.transfers[np.isin(view.columns["src"], list(rail))]
+        local = [[end for end in ends if end in rail] for ends in view.local]
+        used = frozenset(capture for capture, ends in enumerate(local) if ends)
+        found.append(
+            read(replace(view, transfers=rows, narrow=Picked.transfers(rows), local=local, used=used))
+        )
+    fit = all(each.understood and _of_nodes(each, nodes) is not None for each in found)
+    alike = fit and all(_same(found[0], each) for each in found)
+    return found if alike and len(found) > 1 else [whole]
+
+
+def _sharing_nodes(views: Sequence[Joined], nodes: Ints) -> list[list[int]]:
+    """Numbers of islands that have captures of the same nodes, together."""
+    at = [{int(nodes[end]) for ends in view.local for end in ends} for view in views]
+    return connected(range(len(views)), lambda number: at[number])
+
+
+def _without_doubles(reads: Sequence[Read]) -> None:
+    """Who has no capture may talk to several islands: what it does is told of the first of them."""
+    told_of: set[int] = set()
+    for each in reads:
+        if each.ties.any() or not len(each.ties):
+            kept = [i for i in each.instances if told_of.isdisjoint(i.order)]
+            if len(kept) < len(each.instances):
+                from dpuflow.entries import build_entries
+
+                each.instances, each.entries = kept, build_entries(each.exchanges, kept)
+        told_of |= {end for instance in each.instances for end in instance.order}
+
+
+# -- one operation over several islands ---------------------------------------------------------
+
+
+def _read_together(views: Sequence[Joined], nodes: Ints, read: Callable[[Joined], Read]) -> list[Read] | None:
+    """The islands read as one, each with its part of every operation; None where that makes no sense."""
+    from dpuflow.entries import build_entries
+
+    by_ns = _laid(views, nodes)
+    if by_ns is None:
+        return None
+    laid = [shifted(view, by) for view, by in zip(views, by_ns, strict=True)]
+    rows = np.concatenate([view.transfers for view in laid])
+    of = np.repeat(np.arange(len(laid)), [len(view.transfers) for view in laid])
+    order = np.argsort(rows["sent_ns"], kind="stable")
+    rows, of = rows[order], of[order]
+    local = [[end for view in laid for end in view.local[c]] for c in range(len(laid[0].local))]
+    used = frozenset(c for view in laid for c in view.used or ())
+    whole = read(replace(laid[0], transfers=rows, narrow=Picked.transfers(rows), local=local, used=used))
+    if not whole.understood:
+        return None
+    for view, by in zip(laid, by_ns, strict=True):
+        _set_clocks(view, by)
+    place = np.full(len(rows) + 1, NONE32, np.int64)
+    found = []
+    line = np.full(int(rows["connection"].max(initial=0)) + 1, -1)
+    line[rows["connection"]] = of
+    island_of = line[whole.exchanges["connection"]]
+    for number, view in enumerate(laid):
+        mine = np.flatnonzero(of == number)
+        place[mine] = np.arange(len(mine))
+        transfers = rows[mine]
+        exchanges = whole.exchanges[island_of == number]
+        for name in ("offer", "grant", "data"):
+            exchanges[name] = place[np.minimum(exchanges[name], len(rows))]
+        row_of = np.cumsum(island_of == number) - 1
+        parts = [_part(i, i.rows[island_of[i.rows] == number], whole, row_of) for i in whole.instances]
+        kept = [n for n, part in enumerate(parts) if part is not None]
+        instances = [part for part in parts if part is not None]
+        found.append(
+            replace(
+                whole,
+                joined=replace(view, transfers=transfers, narrow=Picked.transfers(transfers)),
+                exchanges=exchanges,
+                instances=instances,
+                entries=build_entries(exchanges, instances),
+                untold=whole.untold if not number else 0,
+                ties=np.array(kept, np.int64),
+            )
+        )
+    return found
+
+
+def _part(instance: Instance, rows: Ints, whole: Read, row_of: Ints) -> Instance | None:
+    """What an island saw of an operation: its messages, and the ranks that sent or received them."""
+    if not len(rows):
+        return None
+    if len(rows) == len(instance.rows):
+        return replace(instance, rows=row_of[rows])
+    seen = {*whole.exchanges["src"][rows].tolist(), *whole.exchanges["dst"][rows].tolist()}
+    places = [place for place, end in enumerate(instance.order) if end in seen]
+    seats = instance.seats or tuple(range(len(instance.order)))
+    return replace(
+        instance,
+        rows=row_of[rows],
+        order=[instance.order[place] for place in places],
+        seats=tuple(seats[place] for place in places),
+        ranks=instance.ranks or len(instance.order),
+        nodes=tuple(instance.nodes[place] for place in places) if instance.nodes else (),
+        parts=None if instance.parts is None else instance.parts[np.isin(instance.rows, rows)],
+    )
+
+
+def _laid(views: Sequence[Joined], nodes: Ints) -> list[int] | None:
+    """By how much islands' times are to be later to lie beside the first's; None where nothing shows it."""
+    sent = [_sent_between(view, nodes) for view in views]
+    ahead = [_ahead_ns(sent[0], mine) for mine in sent]
+    return None if None in ahead else [-each for each in ahead if each is not None]
+
+
+def _sent_between(view: Joined, nodes: Ints) -> dict[tuple[int, int], Ints]:
+    """By pair of nodes when data was sent from one to the other, in order."""
+    exchanges = build_exchanges(view.transfers, view.columns)
+    exchanges = exchanges[exchanges["data_ns"] != NEVER]
+    src, dst = nodes[exchanges["src"]], nodes[exchanges["dst"]]
+    pairs, of = np.unique(np.stack([src, dst], axis=1), axis=0, return_inverse=True)
+    return {
+        (int(a), int(b)): np.sort(exchanges["data_ns"][of.reshape(-1) == number])
+        for number, (a, b) in enumerate(pairs)
+    }
+
+
+def _ahead_ns(here: Mapping[tuple[int, int], Ints], there: Mapping[tuple[int, int], Ints]) -> int | None:
+    """How far the second island's stamps are ahead: the median over messages of the same number.
+
+    Counted from the first or from the last ones, as captures begin or end together; where counts say
+    nothing the stamps as they are may.
+    """
+    common = [(here[pair], there[pair]) for pair in here.keys() & there.keys()]
+    if not common:
+        return None
+    found: list[tuple[float, int]] = []
+    for side in (slice(None, None, 1), slice(None, None, -1)):
+        apart = [b[side][: len(a)] - a[side][: len(b)] for a, b in common]
+        middle = int(np.median(np.concatenate([each - apart[0][0] for each in apart]))) + int(apart[0][0])
+        spread = float(np.median(np.abs(np.concatenate([each - middle for each in apart]))))
+        found.append((spread, middle))
+    return min(found)[1]
+
+
+def shifted(view: Joined, by_ns: int) -> Joined:
+    """The island with all its times later by so much; its clocks' offsets are as they were."""
+
+    transfers = _moved(view.transfers, by_ns)
+    return replace(
+        view,
+        transfers=transfers,
+        narrow=Picked.transfers(transfers),
+        start_ns=view.start_ns + by_ns,
+        end_ns=view.end_ns + by_ns,
+    )
+
+
+def _moved(rows: Rows, by_ns: int) -> Rows:
+    """Rows of times with all of them later by so much."""
+    rows = rows.copy()
+    for name in rows.dtype.names or ():
+        if name.endswith("_ns"):
+            rows[name] += np.where(rows[name] == NEVER, 0, by_ns)
+    return rows
+
+
+def _set_clocks(view: Joined, by_ns: int) -> None:
+    """Let the offsets of the island's clocks lead to its times as laid."""
+    for clock in view.clocks:
+        if view.used is not None and clock.capture in view.used and clock.offset_ns is not None:
+            clock.offset_ns -= by_ns
+
+
+# -- operations in the same order and number ----------------------------------------------------
+
+
+def _tie(reads: Sequence[Read], nodes: Ints) -> None:
+    """Number the operations that several islands have parts of: as many, the same in the same order."""
+    number = max((int(each.ties.max(initial=-1)) for each in reads), default=-1) + 1
+    left = [each for each in reads if not len(each.ties)]
+    for each in left:
+        each.ties = np.full(len(each.instances), -1)
+    while left:
+        first = left.pop(0)
+        for of_nodes in (True, False):
+            kind = _of_nodes(first, nodes) if of_nodes else _in_part(first)
+            if kind is None:
+                continue
+            alike = [
+                each
+                for each in left
+                if (_of_nodes(each, nodes) if of_nodes else _in_part(each)) == kind and _same(first, each)
+            ]
+            if not alike:
+                continue
+            for each in (first, *alike):
+                each.ties = number + np.arange(len(each.instances))
+                each.of_nodes = of_nodes
+                _lay_beside(each, first)
+            if not of_nodes and first.instances[0].near is None:  # each carries channels of its own
+                for parts in zip(*(each.instances for each in (first, *alike)), strict=True):
+                    sizes = [part.size for part in parts]
+                    for part in parts:
+                        part.size = None if None in sizes else sum(size or 0 for size in sizes)
+            number += len(first.instances)
+            left = [each for each in left if all(each is not other for other in alike)]
+            break
+
+
+def _of_nodes(read: Read, nodes: Ints) -> frozenset[int] | None:
+    """The nodes of trees or chains that have one NIC of each on this island; None of anything else.
+
+    Inside the nodes they go through all GPUs, so other NICs of the same nodes may carry other channels.
+    """
+    if not read.instances:
+        return None
+    found = {frozenset(int(nodes[end]) for end in instance.order) for instance in read.instances}
+    known = all(i.algorithm is not None and i.algorithm.name in _IN_NODES for i in read.instances)
+    alone = all(len({int(nodes[end]) for end in i.order}) == len(i.order) for i in read.instances)
+    return found.pop() if len(found) == 1 and known and alone and len(read.instances[0].order) > 1 else None
+
+
+def _in_part(read: Read) -> int | None:
+    """How many ranks there are where the island saw some of them only; None where it saw all."""
+    found = {i.ranks for i in read.instances if i.hides_ranks}
+    part = all(i.near is not None or i.hides_ranks for i in read.instances)
+    return found.pop() if len(found) == 1 and part else None
+
+
+def _same(a: Read, b: Read) -> bool:
+    """Whether the operations of both are the same, in the same order and number."""
+    if len(a.instances) != len(b.instances):
+        return False
+    ratios = []
+    for one, two in zip(a.instances, b.instances, strict=True):
+        names = [None if i.algorithm is None else i.algorithm.name for i in (one, two)]
+        if one.op != two.op or names[0] != names[1]:
+            return False
+        if one.size and two.size:
+            ratios.append(one.size / two.size)
+    return not ratios or max(ratios) <= SAME_SIZE * min(ratios)
+
+
+def _lay_beside(read: Read, other: Read) -> None:
+    """Lay the island's times beside those of another, by when each operation's first message was sent."""
+    if (
+        read is other
+        or read.joined.clocks[min(read.joined.used or {0})].island
+        == other.joined.clocks[min(other.joined.used or {0})].island
+    ):
+        return
+    from dpuflow.entries import build_entries
+
+    began = [
+        np.array(
+            [
+                int(np.where(d == NEVER, _FAR, d).min())
+                for i in each.instances
+                for d in [each.exchanges["data_ns"][i.rows]]
+            ]
+        )
+        for each in (other, read)
+    ]
+    seen = (began[0] != _FAR) & (began[1] != _FAR)
+    if not seen.any():
+        return
+    apart = (began[0] - began[1])[seen]
+    by_ns = int(np.median(apart - apart[0])) + int(apart[0])
+    read.joined = shifted(read.joined, by_ns)
+    read.exchanges = _moved(read.exchanges, by_ns)
+    read.entries = build_entries(read.exchanges, read.instances)
+    _set_clocks(read.joined, by_ns)

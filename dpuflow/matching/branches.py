@@ -1,0 +1,205 @@
+"""NCCL's trees: lanes that pass chunks up and down again, at all nodes or at some.
+
+In: the lanes of one operation. Out: its trees and the bytes of the buffer as on the wire, or None where they
+are none. On a tree's edge what comes down waits for what went up. Which ranks are next to each other follows
+from their number (``nccl.double_tree``): half of the channels each.
+
+Where only some nodes were captured, the edges at these are seen. A captured rank passes every channel's part
+of the buffer up to its parent in that channel's tree, but for the channels of which it is the root: there
+what comes up ends, and nothing that goes up waits for it. So each one tells the bytes by itself. Who else
+there is remains open, unless the edges seen are all that NCCL's trees of the ranks seen have.
+NCCL 2.30 src/graph/trees.cc, src/device/all_reduce.h (runTreeSplit).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from dpuflow.matching.lanes import Layout
+from dpuflow.matching.rings import meet
+from dpuflow.schedules.nccl import double_tree, some_trees, tree_all_reduce
+from dpuflow.schema.rows import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpuflow.matching.lanes import Lane, View
+    from dpuflow.schedules.algorithms import Algorithm
+
+WAITS: Final = 0.9
+"""Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
+seen where captures lost packets."""
+
+
+class _Link(NamedTuple):
+    """One channel of an edge."""
+
+    up: Lane
+    down: Lane
+
+
+def chunked(lanes: Sequence[Lane]) -> bool:
+    """Whether all messages of each lane are of one size, but for a shorter last one."""
+    return all(
+        (lane.sizes[:-1] == lane.sizes[0]).all() and 0 < lane.sizes[-1] <= lane.sizes[0] for lane in lanes
+    )
+
+
+def waits(down: Lane, up: Lane) -> bool:
+    """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
+    known = (down.starts != NEVER) & (up.arrivals != NEVER)
+    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= WAITS)
+
+
+def trees(view: View) -> Layout | None:
+    """The trees of which the lanes are the edges: all of them, or those at captured ranks."""
+    own = [end for end in view.members if view.is_captured(end)]
+    seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
+    links = _links(view.lanes) if seen else None
+    if links is None:
+        return None
+    edges = [(link.up.src, link.up.dst) for link in links]
+    size: int | None
+    if view.whole:
+        n = len(view.members)
+        channels, rest = divmod(len(links), n - 1)
+        size, more = divmod(sum(int(lane.sizes.sum()) for lane in view.lanes), 2 * (n - 1))
+        if rest or more:
+            return None
+        known = _known(edges, channels, view.members)
+    else:
+        told = [_passed_up(rank, links) for rank in own]
+        parts = view.rails()
+        if None in told or (len(parts) > 1 and not meet(view.lanes, [part.members for part in parts])):
+            return None
+        sizes, counts = {each[0] for each in told if each}, {each[1] for each in told if each}
+        size, channels = sizes.pop() if len(sizes) == 1 else None, max(counts)
+        # On one channel any inner rank looks like the root of fewer ranks.
+        known = _known(edges, channels, view.members) if len(counts) == 1 and channels > 1 else None
+    algorithm = known or _some(edges, view.members)
+    return Layout(Op.ALL_REDUCE, algorithm, view.members, size, tails=channels)
+
+
+def trees_by_rail(view: View) -> Layout | None:
+    """The trees of nodes with several GPUs: a tree's links to other nodes are all at one GPU of each node, so
+    each rail has trees of its own, through the same nodes."""
+    rails = view.rails()
+    found = [each for rail in rails if (each := trees(rail)) is not None]
+    nodes = {frozenset(rail.node(end) for end in rail.members if rail.is_captured(end)) for rail in rails}
+    whole = found[0] if view.whole and found else trees(view)
+    if len(nodes) > 1 or len(found) < len(rails) or whole is None:
+        return None
+    sizes = [each.size for each in found]
+    return whole._replace(
+        order=view.members,
+        size=None if None in sizes else sum(size or 0 for size in sizes),
+        ranks=len(view.members),
+        inside=True,
+        tails=sum(each.tails for each in found),
+    )
+
+
+def _passed_up(rank: int, links: Sequence[_Link]) -> tuple[int, int] | None:
+    """Bytes of all channels at a captured rank, and how many channels; None where that makes no trees."""
+    up = [link.up for link in links if link.up.src == rank]
+    below: dict[int, list[Lane]] = {}
+    for link in links:
+        if link.up.dst == rank:
+            below.setdefault(link.up.src, []).append(link.up)
+    most = max(map(len, below.values()), default=0)
+    root = [
+        (child, lane)
+        for child, mine in below.items()
+        for lane in mine
+        if not any(each.kind == lane.kind and waits(each, lane) for each in up)
+    ]
+    if not root and most >= max(len(up), 2):
+        # It is late as a rule, so that all it sends comes after all it gets. But an inner rank has a parent
+        # on all channels, and children on half of them.
+        root = [(child, lane) for child, mine in below.items() if len(mine) == most for lane in mine]
+    if len({child for child, _ in root}) > 1:
+        return None  # NCCL's roots have one child
+    ends = [lane for _, lane in root]
+    return sum(int(lane.sizes.sum()) for lane in (*up, *ends)), len(up) + len(ends)
+
+
+def _links(lanes: Sequence[Lane]) -> list[_Link] | None:
+    """The channels of all edges; None where one has not as many both ways, one waiting for the other."""
+    if not chunked(lanes):
+        return None
+    ways: dict[tuple[int, int], list[Lane]] = {}
+    for lane in sorted(lanes, key=lambda lane: lane.kind):
+        ways.setdefault(lane[:2], []).append(lane)
+    links: list[_Link] = []
+    for (a, b), forth in ways.items():
+        back = ways.get((b, a), [])
+        if [lane.kind for lane in forth] != [lane.kind for lane in back]:
+            return None
+        if a < b:
+            found = _oriented(forth, back)
+            if found is None:
+                return None
+            links += found
+    return links
+
+
+def _oriented(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
+    """An edge's channels, None where neither way waits for the other."""
+    links: list[_Link] = []
+    left = list(range(len(back)))
+    for one in forth:
+        for number in left:
+            other = back[number]
+            if one.kind != other.kind:
+                continue
+            link = next((_Link(u, d) for u, d in ((one, other), (other, one)) if waits(d, u)), None)
+            if link is not None:
+                left.remove(number)
+                links.append(link)
+                break
+        else:
+            return _in_order(forth, back)
+    return links
+
+
+def _in_order(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
+    """The same for channels that are up one way in one tree and down in the other: of those that look alike
+    the first ones go up, both ways, and what comes down first answers what went up first."""
+    links: list[_Link] = []
+    for kind in sorted({lane.kind for lane in forth}):
+        one, other = (
+            sorted((lane for lane in lanes if lane.kind == kind), key=lambda lane: int(lane.starts[0, 0]))
+            for lanes in (forth, back)
+        )
+        count = len(one)
+        for up in range(count + 1):
+            pairs = [*zip(one[:up], other[count - up :], strict=True)]
+            pairs += zip(other[: count - up], one[up:], strict=True)
+            if all(waits(after, before) for before, after in pairs):
+                links += [_Link(*pair) for pair in pairs]
+                break
+        else:
+            return None
+    return links
+
+
+def _known(edges: list[tuple[int, int]], channels: int, members: list[int]) -> Algorithm | None:
+    """NCCL's trees over ``members``, where they have these (child, parent): half of the channels each."""
+    first, second = double_tree(len(members))
+    for trees in ([first] * -(-channels // 2) + [second] * (channels // 2), [first] * channels):
+        wanted = [
+            (members[child], members[parent])
+            for parents in trees
+            for child, parent in enumerate(parents)
+            if parent >= 0
+        ]
+        if sorted(wanted) == sorted(edges):
+            return tree_all_reduce(tuple(dict.fromkeys(trees)))
+    return None
+
+
+def _some(edges: list[tuple[int, int]], members: list[int]) -> Algorithm:
+    """Trees with these (child, parent), of which no more is known."""
+    return some_trees(
+        tuple(sorted((members.index(child), members.index(parent)) for child, parent in set(edges)))
+    )

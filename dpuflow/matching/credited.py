@@ -1,0 +1,192 @@
+"""Operations of NCCL's net_ib, cut where its clear-to-send entries say that one begins.
+
+In: connections and what each message's clear-to-send entry announced. Out: collectives, and the connections
+that carry something else. One mechanism serves rings, chains, trees and PAT; no pause and no guess of sizes
+enters:
+
+1. Connections that carry the same operations are in lockstep: the same numbers of messages, and the places
+   where an operation may begin are the same on all of them (``pipes``).
+2. Each rank carries out the operations of a communicator one after the other, on all connections. So the
+   turns of several sets in lockstep go together if at every rank all first messages of a turn come before
+   those of the next one (``turns``, ``reading``).
+3. What takes part in a turn must make up one algorithm of NCCL with sizes that it can have (``layouts``,
+   ``operations``).
+
+Which connections are of one communicator is not known, nor are all in lockstep known to be: what explains the
+most messages stands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.arrays.components import connected
+from dpuflow.matching.buffers import DEFAULT
+from dpuflow.matching.communicators import communicators, completed, without
+from dpuflow.matching.model import placed
+from dpuflow.matching.pipes import begun_together, in_lockstep, in_turn, pipes_of, together
+from dpuflow.matching.reading import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.buffers import Buffer
+    from dpuflow.matching.model import Instance
+    from dpuflow.matching.pipes import Lockstep, Pipe
+    from dpuflow.matching.streams import Columns
+    from dpuflow.schema.tables import Rows
+
+EXPLAINED: Final = 0.9
+"""What leaves more than a tenth of the messages over has not understood them."""
+
+
+def credited_instances(
+    exchanges: Rows,
+    columns: Columns,
+    connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    announced: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None,
+    nodes: NDArray[np.int64],
+    until: NDArray[np.int64] | None = None,
+    buffers: Mapping[int, Buffer] = DEFAULT,
+) -> tuple[list[Instance], NDArray[np.bool_]]:
+    """Collectives, and whether each connection is understood, or can be nothing else.
+
+    ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
+    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position``,
+    ``near``, ``nodes``, ``until`` and ``buffers`` as in ``structured_instances``.
+    """
+    dealt, at, end = connections
+    told = np.zeros(len(at), bool)
+    found: list[Instance] = []
+    if not announced.any():
+        return found, told
+    pipes = pipes_of(exchanges, dealt, at, end, announced, until)
+    usable = [
+        (number, pipe)
+        for number, pipe in enumerate(pipes)
+        if pipe is not None and set(pipe.slots.tolist()) <= buffers.keys()
+    ]
+    for members in _alike(joined(usable, nodes), near):
+        joint = [pipe for _, pipe in members]
+        in_part = near is not None and _in_part(joint, near, nodes)
+        sets = in_lockstep(joint)
+        own, instances = _by_communicators(columns, sets, position, nodes, near, buffers)
+        for others in (_coarser, _finer):
+            if len(own) < len(members) and len(other := others(columns, joint)) != len(sets):
+                more = _by_communicators(columns, other, position, nodes, near, buffers)
+                own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
+        found += [placed(instance, near) for instance in instances]
+        told[[number for number, pipe in members if in_part or id(pipe.rows) in own]] = True
+    return found, told
+
+
+def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
+    """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
+    known then. What is not understood here (trees) nothing else makes sense of either."""
+    ends = {end for pipe in pipes for end in pipe[:2]}
+    return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
+
+
+def _apart(
+    parts: list[list[Lockstep]], nodes: NDArray[np.int64], near: frozenset[int] | None
+) -> list[list[Lockstep]]:
+    """``parts`` that may be communicators: where not all nodes were captured not those with several GPUs of a
+    node. These are rather a part of what was not understood."""
+    ends = ({end for each in part for pipe in each.pipes for end in pipe[:2]} for part in parts)
+    own = (near is None or len({int(nodes[end]) for end in mine}) == len(mine) for mine in ends)
+    return [part for part, alone in zip(parts, own, strict=True) if alone]
+
+
+def _alike(
+    groups: Iterable[list[tuple[int, Pipe]]], near: frozenset[int] | None
+) -> Iterator[list[tuple[int, Pipe]]]:
+    """``groups`` of connected pipes; where not all nodes were captured, those with as many messages are one:
+    what lies between parts of a ring was not seen."""
+    if near is None:
+        yield from groups
+        return
+    found: dict[frozenset[int], list[tuple[int, Pipe]]] = {}
+    for members in groups:
+        found.setdefault(frozenset(pipe.stop for _, pipe in members), []).extend(members)
+    yield from found.values()
+
+
+def _coarser(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
+    """``pipes`` by how many messages they have: where receivers were slow few of them do not show to be in
+    lockstep, and yet have in common hardly more than beginnings."""
+    alike: dict[tuple[int, int], list[Pipe]] = {}
+    for pipe in pipes:
+        alike.setdefault((pipe.first, pipe.stop), []).append(pipe)
+    return [each for mine in alike.values() if (each := together(mine)) is not None]
+
+
+def _finer(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
+    """``pipes`` in lockstep, more of them apart: operations that have as many messages, each on pipes of its
+    own, may look like one. What is cut too often goes together again in turns."""
+    alike: dict[int, list[Pipe]] = {}
+    for pipe in pipes:
+        alike.setdefault(int(columns.sizes[pipe.rows].max()), []).append(pipe)
+    sets = [each for mine in alike.values() for each in in_lockstep(mine, strict=True)]
+    return [part for each in sets for part in in_turn(each, columns.starts)]
+
+
+def _explained(instances: Sequence[Instance]) -> int:
+    """How many messages they have."""
+    return sum(len(each.rows) for each in instances)
+
+
+def _by_communicators(
+    columns: Columns,
+    sets: list[Lockstep],
+    position: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    near: frozenset[int] | None,
+    buffers: Mapping[int, Buffer],
+) -> tuple[set[int], list[Instance]]:
+    """Pipes that are understood, by the identity of their rows, and what they carry."""
+    own: set[int] = set()
+    found: list[Instance] = []
+    # One communicator; several, each with its own endpoints; or with its own nodes.
+    for kind in (None, np.arange(len(nodes)), nodes):
+        left = without(sets, own)
+        parts = [left] if kind is None else _apart(communicators(left, kind), nodes, near)
+        for part, instances in _understood(columns, parts, position, nodes, near, buffers):
+            found += instances
+            own |= {id(pipe.rows) for each in part for pipe in each.pipes}
+    left = without(sets, own)
+    rest = _apart(completed(left), nodes, near)
+    for part, instances in _understood(columns, rest, position, nodes, near, buffers):
+        found += instances
+        own |= {id(pipe.rows) for each in part for pipe in each.pipes}
+    return own, found
+
+
+def _understood(
+    columns: Columns,
+    parts: list[list[Lockstep]],
+    position: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    near: frozenset[int] | None,
+    buffers: Mapping[int, Buffer],
+) -> list[tuple[list[Lockstep], list[Instance]]]:
+    """Communicators, each given by its sets, with their operations, where these explain enough."""
+    found = []
+    for part in filter(None, parts):
+        whole = begun_together(part, columns)
+        instances = Reading(columns, whole, position, nodes, near, buffers).instances()
+        # Of operations that the capture's ends cut, no more is asked.
+        count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in whole)
+        if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
+            found.append((part, instances))
+    return found
+
+
+def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:
+    """Pipes that are connected by endpoints, or by nodes: inside one NVLink connects them."""
+    return connected(pipes, lambda numbered: nodes[[numbered[1].src, numbered[1].dst]].tolist())

@@ -1,0 +1,186 @@
+"""Collectives of processes that share addresses: what each process sent, and what that is of its endpoint.
+
+What processes of one address tell each other stays in their node: of a schedule only the edges between nodes
+are seen. An endpoint has entered when the last of its processes has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.identity.processes import UNNAMED
+from dpuflow.matching.recognise import Match, agree
+from dpuflow.schedules.algorithms import ALGORITHMS
+from dpuflow.schedules.graph import edge_sizes
+from dpuflow.schema.rows import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.identity.processes import Ends
+    from dpuflow.matching.model import Instance
+    from dpuflow.matching.recognise import EdgeBytes
+    from dpuflow.schema.tables import Rows
+
+RINGS: Final = {Op.ALL_REDUCE: -1, Op.REDUCE_SCATTER: -1, Op.ALL_GATHER: 1}
+"""Gloo's rings: whom a rank sends to, relative to itself (gloo/allreduce.cc, allgather.cc)."""
+UNTOLD: Final = 1 << 20
+"""Processes of which no rank is known have numbers from here on."""
+
+
+def shares_addresses(exchanges: Rows, rows: NDArray[np.int64], ends: Ends | None) -> bool:
+    """Whether hellos name several ranks at one endpoint among ``rows``."""
+    if ends is None or not len(rows):
+        return False
+    picked = exchanges[rows]
+    several: dict[int, set[int]] = {}
+    for end, ranks in zip(("src", "dst"), ends.of(picked), strict=True):
+        for endpoint, rank in set(zip(picked[end].tolist(), ranks.tolist(), strict=True)):
+            if rank != UNNAMED:
+                several.setdefault(endpoint, set()).add(rank)
+    return any(len(ranks) > 1 for ranks in several.values())
+
+
+class Processes:
+    """The processes at both ends of exchanges of one job, and the endpoint of each."""
+
+    def __init__(self, exchanges: Rows, rows: NDArray[np.int64], ends: Ends) -> None:
+        """``rows``: of all collectives of one process group."""
+        picked = exchanges[rows]
+        side = (picked["src"] > picked["dst"]).astype(np.int64)
+        line = picked["connection"].astype(np.int64)
+        ranks = [ends.rank[line, side], ends.rank[line, 1 - side]]
+        ports = [ends.port[line, side], ends.port[line, 1 - side]]
+        where = [picked["src"].astype(np.int64), picked["dst"].astype(np.int64)]
+        self.node: dict[int, int] = {}
+        for endpoint, rank in zip(where, ranks, strict=True):
+            known = rank != UNNAMED
+            self.node.update(zip(rank[known].tolist(), endpoint[known].tolist(), strict=True))
+        self.ranks = max(self.node, default=-1) + 1
+        listeners = self._listeners(picked["op"], ranks, ports, where)
+        names: dict[tuple[int, int], int] = {}
+        for place, (rank, port, endpoint) in enumerate(zip(ranks, ports, where, strict=True)):
+            for row in np.flatnonzero(rank == UNNAMED).tolist():
+                key = (int(endpoint[row]), int(port[row]))
+                ranks[place][row] = listeners.get(key, names.setdefault(key, UNTOLD + len(names)))
+                self.node[int(ranks[place][row])] = key[0]
+        self.at = dict(
+            zip(rows.tolist(), zip(ranks[0].tolist(), ranks[1].tolist(), strict=True), strict=True)
+        )
+
+    def _listeners(
+        self,
+        op: NDArray[np.uint8],
+        ranks: Sequence[NDArray[np.int64]],
+        ports: Sequence[NDArray[np.int64]],
+        where: Sequence[NDArray[np.int64]],
+    ) -> dict[tuple[int, int], int]:
+        """The rank of each listener (endpoint, port): its peer's neighbour in a ring, else the one left."""
+        found: dict[tuple[int, int], int] = {}
+        for sender, receiver in ((0, 1), (1, 0)):
+            known = (ranks[sender] != UNNAMED) & (ranks[receiver] == UNNAMED) & np.isin(op, list(RINGS))
+            for row in np.flatnonzero(known).tolist():
+                step = RINGS[Op(int(op[row]))] * (1 if sender == 0 else -1)
+                key = (int(where[receiver][row]), int(ports[receiver][row]))
+                rank = (int(ranks[sender][row]) + step) % self.ranks
+                if found.setdefault(key, rank) != rank or self.node.get(rank, key[0]) != key[0]:
+                    return {}
+        if len(set(found.values())) < len(found):
+            return {}
+        left: dict[int, set[tuple[int, int]]] = {}
+        for named, port, endpoint in zip(ranks, ports, where, strict=True):
+            for row in np.flatnonzero(named == UNNAMED).tolist():
+                key = (int(endpoint[row]), int(port[row]))
+                if key not in found:
+                    left.setdefault(key[0], set()).add(key)
+        for end, keys in left.items():
+            free = {rank for rank, node in self.node.items() if node == end} - set(found.values())
+            if len(keys) == len(free) == 1:
+                found[keys.pop()] = free.pop()
+        return found
+
+    def told(self, rows: NDArray[np.int64]) -> bool:
+        """Whether the ranks at both ends of all ``rows`` are known."""
+        return all(max(self.at[row]) < UNTOLD for row in rows.tolist())
+
+    def _silent(self, seen: set[int]) -> frozenset[int]:
+        """Endpoints with a rank that is not ``seen``; one between ranks of an endpoint is there, too."""
+        hosts = set()
+        for rank in set(range(self.ranks)) - seen:
+            at = self.node.get(rank)
+            near = {self.node.get(other % self.ranks) for other in (rank - 1, rank + 1)}
+            if at is None and (None in near or len(near) > 1):
+                return frozenset(self.node.values())
+            hosts.add(near.pop() if at is None else at)
+        return frozenset(end for end in hosts if end is not None)
+
+    def edges(self, exchanges: Rows, rows: NDArray[np.int64]) -> dict[tuple[int, int], tuple[int, int]]:
+        """(sending, receiving process) -> messages and bytes."""
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for row, size in zip(rows.tolist(), exchanges["bytes"][rows].tolist(), strict=True):
+            count, total = found.get(self.at[row], (0, 0))
+            found[self.at[row]] = count + 1, total + size
+        return found
+
+    def matches(self, edges: EdgeBytes, op: Op, sized: bool = True) -> list[Match]:
+        """All algorithms of ``op`` among all ranks whose edges between nodes are these."""
+        found = []
+        total, n = sum(size for _, size in edges.values()), self.ranks
+        for algorithm in (a for a in ALGORITHMS if a.op == op and a.fits(n)):
+            if (op == Op.BARRIER) != (total == 0):
+                continue
+            # Rings run either way round.
+            for order in (tuple(range(n)), (0, *range(n - 1, 0, -1)))[: 1 if algorithm.rooted else 2]:
+                node = {place: self.node[rank] for place, rank in enumerate(order) if rank in self.node}
+                for root in range(n) if algorithm.rooted else (0,):
+                    expected = between_nodes(edge_sizes(algorithm, n, root), node)
+                    size = total / max(sum(map(sum, expected.values())), 1e-12)
+                    if agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts):
+                        found.append(Match(algorithm, order, root, round(size) if sized else None))
+        return found
+
+    def instance(self, instance: Instance, position: NDArray[np.int64]) -> Instance:
+        """The collective of ranks as one of endpoints; ``order`` of the former are the ranks."""
+        both = np.array([self.at[row] for row in instance.rows.tolist()], np.int64).reshape(-1, 2)
+        ends = sorted({self.node[p] for p in set(both.ravel().tolist())}, key=lambda e: int(position[e]))
+        first = {end: min(p for p, node in self.node.items() if node == end) for end in ends}
+        if instance.root is not None and instance.root in self.node:
+            first[self.node[instance.root]] = instance.root
+        told = self.told(instance.rows)
+        seen = set(both.ravel().tolist())
+        silent = (
+            self._silent(seen) if told else frozenset(ends) if self._seen(seen) < self.ranks else frozenset()
+        )
+        return replace(
+            instance,
+            order=ends,
+            ranks=self.ranks if told else 0,
+            seats=tuple(first[end] for end in ends) if told else (),
+            processes=both.T,
+            blind=frozenset(place for place, end in enumerate(ends) if end in silent),
+        )
+
+    def _seen(self, seen: set[int]) -> int:
+        """How many processes have these messages, at least: one without a rank may be one that has one."""
+        named: dict[int, int] = {}
+        nameless: dict[int, int] = {}
+        for process in seen:
+            those = named if process < UNTOLD else nameless
+            those[self.node[process]] = those.get(self.node[process], 0) + 1
+        return sum(max(named.get(end, 0), nameless.get(end, 0)) for end in {*named, *nameless})
+
+
+def between_nodes(
+    edges: Mapping[tuple[int, int], tuple[float, ...]], node: Mapping[int, int]
+) -> dict[tuple[int, int], tuple[float, ...]]:
+    """Of a schedule's edges those between nodes; what a rank of no known node sends is not seen."""
+    return {
+        (src, dst): sizes
+        for (src, dst), sizes in edges.items()
+        if src in node and dst in node and node[src] != node[dst]
+    }

@@ -1,0 +1,306 @@
+"""What the collectives of one communicator might look like, and how far each guess explains its messages.
+
+A hypothesis (algorithm, numbering of ranks, root, segments a message) says how many messages of which
+size each edge carries per collective; it holds as far as counts and sizes agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.matching.partial import Contact, placements
+from dpuflow.matching.recognise import ELEMENT_BYTES, orders
+from dpuflow.matching.streams import HOLE
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import edge_sizes
+from dpuflow.schedules.kept import kept
+from dpuflow.schedules.plans import Plan, plan
+from dpuflow.schedules.sending import Send
+from dpuflow.schedules.trees import split_binary, synced_up
+from dpuflow.schema.rows import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.streams import Columns, Edge, Streams
+
+SEGMENTED = frozenset((Op.UNKNOWN, Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE))
+"""Operations whose messages may be segments: of a library that names its operations only these (Open MPI,
+ompi/mca/coll/base); what nobody names may be cut whatever it is."""
+SAMPLE = 1024
+"""Messages on which hypotheses are compared; the best one then takes all that it explains."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """How each collective of a run might look; ``cuts`` segments per message of the schedule.
+
+    ``near``: the endpoints all of whose messages were captured, None for everyone. In ``order`` negative
+    numbers stand for ranks that no capture saw (``partial``).
+    """
+
+    algorithm: Algorithm
+    order: tuple[int, ...]
+    root: int
+    cuts: int
+    near: frozenset[int] | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The schedule as arrays, ranks by position."""
+        return _plan(self.algorithm, self.order, self.root, self.near)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """(src, dst) endpoints, in the order of the plan's edges."""
+        return _edges(self.algorithm, self.order, self.root, self.near)
+
+    @property
+    def messages(self) -> int:
+        """Messages of one collective."""
+        return self.cuts * self.plan.messages
+
+
+def _plan(algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None) -> Plan:
+    captured = None if near is None else frozenset(at for at, end in enumerate(order) if end in near)
+    return plan(algorithm, len(order), root, captured)
+
+
+@kept(lambda edges: 64 * len(edges))
+def _edges(
+    algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None
+) -> tuple[Edge, ...]:
+    return tuple((order[src], order[dst]) for src, dst in _plan(algorithm, order, root, near).edges)
+
+
+class Proposer:
+    """Names the hypotheses that streams might follow, and measures how far they do.
+
+    ``op`` is the operation that the library names, UNKNOWN where it names none; ``endpoints`` the
+    ranks in the default numbering; ``near`` as in Hypothesis.
+    """
+
+    def __init__(
+        self, columns: Columns, op: Op, endpoints: Sequence[int], near: frozenset[int] | None = None
+    ) -> None:
+        from dpuflow.kernels import hypotheses
+
+        self.op = op
+        self.near = near
+        self.arrivals = columns.arrivals
+        self.endpoints = endpoints
+        self.sizes, self.starts = columns.sizes, columns.starts
+        self._kernels = hypotheses
+        self._shapes: dict[frozenset[Edge], tuple[list[tuple[int, ...]], list[Hypothesis]]] = {}
+        self._alike: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._earliest: tuple[int, int] = (-1, -1)
+
+    def propose(self, streams: Streams) -> Iterator[Hypothesis]:
+        """All that could hold from here: whole messages first, then messages in segments."""
+        for base in self.shapes(streams):
+            yield base
+            if base.algorithm.cuts and self.op in SEGMENTED:
+                for cuts in self.segments(streams, base):
+                    yield replace(base, cuts=cuts)
+
+    def shapes(self, streams: Streams) -> list[Hypothesis]:
+        """Algorithms, numberings and roots whose edges are among the streams'.
+
+        Of unknown operation, only what explains every edge is worth a try.
+        """
+        edges = streams.present
+        if edges not in self._shapes:
+            tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near)
+            self._shapes[edges] = tries, list(shapes)
+            if self.near is not None:
+                self._shapes[edges][1].extend(
+                    base
+                    for algorithm, order, root in placements(self.op, self._contacts(streams), self.near)
+                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
+                    and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
+                )
+        tries, shapes = self._shapes[edges]
+        phased = [
+            base
+            for algorithm in self._phased(streams)
+            for order in tries
+            for root in (range(len(order)) if algorithm.rooted else (0,))
+            if _is_among(edges, algorithm, order, root, self.near)
+            for base in (Hypothesis(algorithm, order, root, 1, self.near),)
+        ]
+        return shapes + phased
+
+    def _contacts(self, streams: Streams) -> list[Contact]:
+        """The streams' edges in order of their first message, as the captured ends saw it."""
+        found = []
+        for (src, dst), rows in streams.left():
+            times = self.starts if self.near and src in self.near else self.arrivals
+            found.append((int(times[rows[int(np.argmax(rows != HOLE))]]), src, dst, len(rows)))
+        return [Contact(src, dst, count) for _, src, dst, count in sorted(found)]
+
+    def _phased(self, streams: Streams) -> Iterator[Algorithm]:
+        """What the sizes suggest of algorithms that cut one phase into segments and another not.
+
+        The segmented ring's reduce_scatter sends parts of a block; a split binary tree's halves come down in
+        segments.
+        """
+        n = len(self.endpoints)
+        longest = int((streams.end - streams.at).max())  # no more segments than messages on an edge
+        if self.op == Op.GATHER:
+            two = streams.at + 1 < streams.end
+            first, second = (self.sizes[streams.rows[streams.at[two] + k]] for k in (0, 1))
+            parts = {(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True) if a > 0 and b > 0}
+            for a, b in sorted(parts)[:1]:
+                yield synced_gather(a / (a + b))
+        if self.op in (Op.UNKNOWN, Op.BROADCAST) and n > 2:
+            here = streams.at < streams.end
+            first = self.sizes[streams.rows[streams.at[here]]]
+            half, segment = int(first.max()), int(first[first > 0].min(initial=int(first.max())))
+            if 0 < segment < half <= segment * longest:
+                yield split_tree(segment / half)
+        if self.op in (Op.UNKNOWN, Op.ALL_REDUCE) and n > 1:
+            here = streams.at < streams.end
+            head = int(self.sizes[streams.rows[streams.at[here]]].max())
+            largest = self._kernels.largest(streams.rows, streams.at, streams.end, self.sizes, 64 * n)
+            phases = round(largest / head) if head > 0 else 1
+            if phases > 1 and (phases + 1) * (n - 1) <= longest:
+                yield segmented_ring(phases)
+
+    def segments(self, streams: Streams, base: Hypothesis) -> list[int]:
+        """Segments per message worth trying: up to a shorter last one, or what divides the first sizes.
+
+        The first collective's messages are of one size, so their number on an edge, up to where the
+        size changes, is a multiple of its segments.
+        """
+        alike, shorter = self._heads(streams)
+        lanes = streams.lanes(base.edges)
+        whole = gcd(*(alike[lanes] // base.plan.counts).tolist())
+        tries = {*_divisors(whole), *(alike[lanes[shorter[lanes] > 0]] + 1).tolist()}
+        return sorted(tries - {1})
+
+    def _heads(self, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each stream its messages before the size changes, and whether it gets smaller there."""
+        if self._alike is None or self._alike[0] != streams.version:
+            alike, shorter = np.zeros((2, len(streams.edges)), np.int64)
+            self._kernels.heads(streams.rows, streams.at, streams.end, self.sizes, SAMPLE, alike, shorter)
+            self._alike = streams.version, alike, shorter
+        return self._alike[1:]
+
+    def run_length(self, streams: Streams, hypothesis: Hypothesis, most: int | None = None) -> int:
+        """How many collectives in a row the hypothesis explains from here.
+
+        ``most`` bounds the messages looked at, though never to fewer than four collectives.
+        """
+        if self._earliest[0] != streams.version:
+            first = self._kernels.earliest(streams.rows, streams.at, streams.end, self.starts)
+            self._earliest = streams.version, first
+        lanes = streams.lanes(hypothesis.edges)
+        if self._earliest[1] not in lanes:
+            return 0  # the first message of all must belong to the first collective
+        kind = self._kernels.SIZED if self.op == Op.UNKNOWN else 0
+        if hypothesis.algorithm.op == Op.BARRIER:
+            kind = self._kernels.BARRIER
+        length: int = self._kernels.run_length(
+            streams.rows, streams.at, streams.end, lanes, hypothesis.plan.counts, hypothesis.plan.shares,
+            hypothesis.cuts, self.sizes, kind, self._uneven(hypothesis),
+            streams.count if most is None else max(4, most // hypothesis.messages),
+        )  # fmt: skip
+        return length
+
+    def _uneven(self, hypothesis: Hypothesis) -> int:
+        """By how many bytes a segment may differ from its share.
+
+        Libraries that name their operations round each rank's block to an element. NCCL rounds all blocks but
+        the last up to 16 bytes, twice that on the wire in its LL protocol: the last one lacks what the
+        others have too much.
+        """
+        if self.op != Op.UNKNOWN:
+            return ELEMENT_BYTES
+        return max(ELEMENT_BYTES, 2 * ELEMENT_BYTES * len(hypothesis.order) // hypothesis.cuts)
+
+
+@lru_cache(maxsize=256)
+def _shapes(
+    op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None
+) -> tuple[list[tuple[int, ...]], list[Hypothesis]]:
+    """Numberings of the endpoints, and what fits their edges. Channels of one group ask for the same."""
+    n = len(endpoints)
+    tries = orders(edges, endpoints)
+    rooted = _rooted(op, n, None if near is not None else len(edges))
+    return tries, [
+        base
+        for order in tries
+        for algorithm, root in rooted
+        if _is_among(edges, algorithm, order, root, near)
+        and (base := Hypothesis(algorithm, order, root, 1, near)).edges
+        and (op != Op.UNKNOWN or len(base.edges) == len(edges))
+    ]
+
+
+@lru_cache(maxsize=256)
+def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
+    """Algorithms and roots for ``n`` ranks with as many edges; of a known operation no more; None: any."""
+    found = []
+    for algorithm in (a for a in ALGORITHMS if op in (Op.UNKNOWN, a.op) and a.fits(n)):
+        for root in range(n) if algorithm.rooted else (0,):
+            if edges is not None:
+                own = len(edge_sizes(algorithm, n, 0 if algorithm.turned else root))
+                if own > edges or (own < edges and op == Op.UNKNOWN):
+                    continue
+            found.append((algorithm, root))
+    return found
+
+
+def _is_among(
+    edges: frozenset[Edge],
+    algorithm: Algorithm,
+    order: tuple[int, ...],
+    root: int,
+    near: frozenset[int] | None,
+) -> bool:
+    """Whether all edges that the hypothesis has are among these; most have one early on that is not."""
+    return all(
+        (order[send.src], order[send.dst]) in edges
+        or (near is not None and order[send.src] not in near and order[send.dst] not in near)
+        for send in algorithm.sends(len(order), 1.0, root)
+    )
+
+
+@lru_cache(maxsize=256)
+def _divisors(whole: int) -> list[int]:
+    """Its divisors from 2 to 4096."""
+    return [d for d in range(2, min(whole, 4096) + 1) if whole % d == 0]
+
+
+@lru_cache(maxsize=256)
+def synced_gather(segment: float) -> Algorithm:
+    """Gather of blocks that the root asks for, a first segment of this share of a block before the rest."""
+    return Algorithm(Op.GATHER, "linear", synced_up(segment), rooted=True)
+
+
+@lru_cache(maxsize=256)
+def split_tree(segment: float) -> Algorithm:
+    """Broadcast by a split binary tree whose halves come down in segments of this share of a half."""
+    return Algorithm(Op.BROADCAST, "tree", split_binary(segment), rooted=True)
+
+
+@lru_cache(maxsize=256)
+def segmented_ring(phases: int) -> Algorithm:
+    """Ring all_reduce whose reduce_scatter goes round once for each of ``phases`` parts of a block."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        for step in range(phases * (n - 1)):
+            for rank in range(n):
+                yield Send(step, rank, (rank + 1) % n, size / n / phases)
+        for step in range(n - 1):
+            for rank in range(n):
+                yield Send(phases * (n - 1) + step, rank, (rank + 1) % n, size / n)
+
+    return Algorithm(Op.ALL_REDUCE, "segmented_ring", sends)

@@ -1,0 +1,157 @@
+"""One operation of NCCL's as connections saw it: its lanes, what could be seen, and what it is said to be.
+
+A ``View`` says what of a schedule is on the wire: ranks of one node talk over NVLink, several may share an
+adapter, and where some nodes have no capture only what these exchange with captured ones was seen.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dpuflow.arrays.components import connected
+from dpuflow.matching.model import Instance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.buffers import Buffer
+    from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schema.rows import Op
+
+    Ints = NDArray[np.int64]
+
+T = TypeVar("T")
+K = TypeVar("K", bound="Hashable")
+
+
+class Lane(NamedTuple):
+    """One connection's part in operations that look alike. Times are (operations, messages)."""
+
+    src: int
+    dst: int
+    slot: int
+    sizes: Ints
+    starts: Ints
+    arrivals: Ints
+    samples: NDArray[np.uint32]  # of the first bytes; 0 where they were not captured
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """What tells channels apart: the number of messages, and their bytes."""
+        return len(self.sizes), int(self.sizes.sum())
+
+
+class Layout(NamedTuple):
+    """An operation. ``order`` lists endpoints by position; ``alike``: operations with the same packets.
+
+    ``ranks`` is how many took part where nodes have several GPUs, else 0; ``inside`` says that a first
+    message may have waited for others of its node. ``size`` is None where the packets leave it open, and
+    ``order`` has negative numbers for ranks that no capture saw; ``among``: how many ranks a ring has, 0
+    where that is not known. ``tails``: so many parts of the buffer may end within a slot; all others fill
+    theirs. 0: not known. ``held``: so many messages are what their sender had got, as the operation has it.
+    """
+
+    op: Op
+    algorithm: Algorithm
+    order: list[int]
+    size: int | None
+    root: int | None = None
+    alike: tuple[Op, ...] = ()
+    ranks: int = 0
+    inside: bool = False
+    tails: int = 1
+    among: int = 0
+    held: int = 0
+
+    @property
+    def named(self) -> tuple[Op, tuple[Op, ...]]:
+        """What it is said to be, with what it may be as well."""
+        return self.op, self.alike
+
+    def made(self, rows: Ints, nodes: Ints) -> Instance:
+        """The collective of these EXCHANGE rows; ``nodes``: each endpoint's."""
+        several = self.ranks > 0
+        return Instance(
+            rows,
+            self.op,
+            list(self.order),
+            self.algorithm,
+            root=self.root,
+            size=self.size,
+            ranks=self.ranks,
+            seats=tuple(range(len(self.order))) if several else (),
+            nodes=tuple(nodes[self.order].tolist()) if several else (),
+            inside=self.inside,
+            alike=self.alike,
+            tails=self.tails,
+        )
+
+
+class View:
+    """What was seen of one operation.
+
+    ``position``: each endpoint's place in the default numbering of ranks; ``nodes``: its node; ``ends``: all
+    endpoints of the communicator; ``near``: those all of whose messages were captured, None for everyone's;
+    ``among``: how many ranks there are, 0 where that is not known; ``kind``: what the slots are.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        position: Ints,
+        nodes: Ints,
+        ends: Iterable[int],
+        near: AbstractSet[int] | None,
+        among: int,
+        kind: Buffer,
+    ) -> None:
+        self.lanes, self.nodes, self.near = sorted(lanes, key=lambda lane: lane.kind), nodes, near
+        self.among, self.kind, self._position = among, kind, position
+        self.members = self.ordered(end for lane in lanes for end in lane[:2])
+        self.ends = self.ordered(ends)
+        self.shared = len({int(nodes[end]) for end in self.ends}) < len(self.ends)
+        self.whole = near is None or near >= set(self.members)
+
+    def ordered(self, ends: Iterable[int]) -> list[int]:
+        """``ends``, each once, by their place."""
+        return sorted(set(ends), key=lambda end: int(self._position[end]))
+
+    def node(self, end: int) -> int:
+        """The node of an endpoint."""
+        return int(self.nodes[end])
+
+    def is_captured(self, end: int) -> bool:
+        """Whether all messages of an endpoint are there."""
+        return self.near is None or end in self.near
+
+    @cached_property
+    def out(self) -> dict[int, list[Lane]]:
+        """The lanes that leave each node, by kind."""
+        return grouped(self.lanes, lambda lane: self.node(lane.src))
+
+    @cached_property
+    def into(self) -> dict[int, list[Lane]]:
+        """The lanes that lead to each node, by kind."""
+        return grouped(self.lanes, lambda lane: self.node(lane.dst))
+
+    def rails(self) -> list[View]:
+        """What is connected by endpoints, each by itself: NVLink joins the rails of a node."""
+        parts = connected(self.lanes, lambda lane: lane[:2])
+        return [
+            View(part, self._position, self.nodes, {end for lane in part for end in lane[:2]},
+                 self.near, self.among, self.kind)
+            for part in parts
+        ]  # fmt: skip
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """``items`` by their ``key``, in order."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found

@@ -1,0 +1,151 @@
+"""What the messages between two cuts are: the layouts of their sizes that their times bear out.
+
+In: pipes that nothing announces (NCCL's sockets), cuts, and parts between these. Parts of one kind hold the
+same sizes. Out: whether a kind is an operation of all ranks, who of them needs no input first, collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.matching.causal import is_causal, of_protocol
+from dpuflow.matching.lanes import Lane
+from dpuflow.matching.layouts import layout_of
+from dpuflow.matching.protocols import LINES, LL, RING_SLOT, STEP_SLOT
+from dpuflow.schedules.graph import free_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.lanes import Layout
+    from dpuflow.matching.model import Instance
+    from dpuflow.matching.pipes import Pipe
+    from dpuflow.matching.quiet import Cuts
+    from dpuflow.matching.streams import Columns
+
+    Ints = NDArray[np.int64]
+
+MOST_KINDS: Final = 4000
+"""Kinds of parts that are looked at, at most."""
+
+
+class Part(NamedTuple):
+    """Messages between two cuts."""
+
+    begin: int
+    end: int
+    kind: int
+
+
+class Meanings:
+    """What parts of connected ``pipes`` between ``cuts`` are, by their kinds, each looked at once.
+
+    ``position`` and ``nodes``: see ``structured_instances``.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        pipes: Sequence[Pipe],
+        position: Ints,
+        nodes: Ints,
+        cuts: Cuts,
+    ) -> None:
+        self.columns, self.pipes, self.position, self.nodes = columns, pipes, position, nodes
+        self.cuts = cuts
+        self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
+        self.limit = MOST_KINDS
+        self._layouts: dict[int, dict[int, Layout]] = {}  # by kind: by slot
+
+    def over(self, cuts: Cuts) -> Meanings:
+        """The same for other cuts, of which no kind was looked at yet."""
+        return Meanings(self.columns, self.pipes, self.position, self.nodes, cuts)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many kinds were looked at as may be."""
+        return len(self._layouts) >= self.limit
+
+    def reads(self, kind: int, begin: int, end: int) -> bool:
+        """Whether parts of that kind, as that from cut ``begin`` to ``end``, are operations."""
+        if kind not in self._layouts:
+            if self.full:
+                return False
+            self._layouts[kind] = self._read([Part(int(begin), int(end), kind)])
+        return bool(self._layouts[kind])
+
+    def is_chain(self, kind: int) -> bool:
+        """Whether parts of that kind are passed on from one rank to the next."""
+        return next(iter(self._layouts[kind].values())).algorithm.name == "chain"
+
+    def is_ordered(self, kind: int) -> bool:
+        """Whether it is known which ranks' first messages need no input."""
+        layout = next(iter(self._layouts[kind].values()))
+        return bool(free_ranks(layout.algorithm, len(layout.order), layout.root or 0))
+
+    def free(self, kind: int) -> frozenset[int]:
+        """The endpoints whose first message in parts of that kind needs no input, else all."""
+        layout = next(iter(self._layouts[kind].values()))
+        places = free_ranks(layout.algorithm, len(layout.order), layout.root or 0)
+        return frozenset(layout.order[place] for place in places) or frozenset(layout.order)
+
+    def made(self, parts: list[Part]) -> list[Instance]:
+        """The collectives of ``parts``."""
+        alike: dict[int, list[Part]] = {}
+        for part in parts:
+            alike.setdefault(part.kind, []).append(part)
+        found: list[Instance] = []
+        for kind, mine in alike.items():
+            fits = self._read(mine) or self._layouts[kind]
+            lanes = self._lanes(mine)
+            layout, protocol, between = of_protocol(fits, lanes)
+            for part in mine:
+                rows = np.concatenate(
+                    [
+                        pipe.rows[self.cuts.at[part.begin, n] : self.cuts.at[part.end, n]]
+                        for n, pipe in enumerate(self.pipes)
+                    ]
+                )
+                rows = rows[np.argsort(self.columns.starts[rows], kind="stable")]
+                made = layout.made(rows, self.nodes)
+                found.append(replace(made, protocol=protocol, between=between))
+        return found
+
+    def _read(self, parts: Sequence[Part]) -> dict[int, Layout]:
+        """What ``parts`` of one kind are, by the slot that it takes for that."""
+        lanes = self._lanes(parts)
+        if {end for lane in lanes for end in lane[:2]} != set(self.ends):
+            return {}  # all ranks take part in every operation
+        slots = [RING_SLOT, STEP_SLOT]
+        if not any((lane.sizes % LINES[LL]).any() for lane in lanes):
+            slots.append(LL)
+        found = {}
+        for slot in slots:
+            mine = [lane._replace(slot=slot) for lane in lanes]
+            layout = layout_of(mine, self.position, self.nodes, self.ends)
+            if layout is not None and is_causal(layout, mine):
+                found[slot] = layout
+        return found
+
+    def _lanes(self, parts: Sequence[Part]) -> list[Lane]:
+        lanes = []
+        begins = self.cuts.at[[part.begin for part in parts]]
+        ends = self.cuts.at[[part.end for part in parts]]
+        for number, pipe in enumerate(self.pipes):
+            length = int(ends[0, number] - begins[0, number])
+            if not length:
+                continue
+            places = begins[:, number, None] + np.arange(length)
+            rows = pipe.rows[places]
+            lanes.append(
+                Lane(
+                    pipe.src, pipe.dst, 0, self.columns.sizes[rows[0]], self.columns.starts[rows],
+                    self.columns.arrivals[rows], self.columns.samples[rows],
+                )
+            )  # fmt: skip
+        return lanes

@@ -1,0 +1,133 @@
+"""One collective as the reconstruction passes it on: which exchanges, which algorithm, which places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dpuflow.schedules.graph import first_acts, free_ranks
+from dpuflow.schema.rows import Op
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dpuflow.schedules.algorithms import Algorithm
+
+
+@dataclass(slots=True)
+class Instance:
+    """One collective. ``rows`` are EXCHANGE rows in order of their first sign.
+
+    ``order`` lists the endpoints by their position in the algorithm; ``root`` is a position.
+    ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``blind`` are the
+    positions whose first message is known to be missing; ``free``, where the algorithm is not known, those
+    whose first message is known to need no input. Where ranks took part that no capture saw,
+    ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
+    endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
+    they will send and receive as soon as they enter. ``nodes``: where nodes have several ranks, the node
+    of each place; ``inside``: a first message may have waited for ranks of the same node, of which nothing is
+    on the wire. ``alike``: other operations that have the same packets.
+    ``parts``: where adapters serve several ranks whose own messages are all seen, the rank behind each of
+    ``rows``.
+    ``processes``: where processes share addresses, those at the sender and at the receiver of ``rows`` (two
+    lines), by rank where ``ranks`` are known.
+    ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
+    slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told.
+    """
+
+    rows: NDArray[np.int64]
+    op: Op
+    order: list[int]
+    algorithm: Algorithm | None = None
+    alternatives: list[str] = field(default_factory=list)
+    root: int | None = None
+    size: int | None = None
+    complete: bool = True
+    confidence: float = 1.0
+    blind: frozenset[int] = frozenset()
+    free: frozenset[int] = frozenset()
+    ranks: int = 0
+    seats: tuple[int, ...] = ()
+    near: frozenset[int] | None = None
+    at_once: bool = False
+    nodes: tuple[int, ...] = ()
+    inside: bool = False
+    parts: NDArray[np.int64] | None = None
+    processes: NDArray[np.int64] | None = None
+    alike: tuple[Op, ...] = ()
+    protocol: str | None = None
+    tails: int = 0
+    between: tuple[int, int] | None = None
+
+    @property
+    def hides_ranks(self) -> bool:
+        """Whether ranks took part of which no message of their own is seen."""
+        return self.ranks > len(self.order) and self.parts is None and self.processes is None
+
+    @property
+    def root_endpoint(self) -> int | None:
+        """The endpoint at the root, None without a root or where it was not seen."""
+        if self.root is None:
+            return None
+        seats = self.seats or tuple(range(len(self.order)))
+        return self.order[seats.index(self.root)] if self.root in seats else None
+
+    def free_rows(self) -> list[int]:
+        """Places in ``order`` whose first message needs no input, and was not missed."""
+        if self.inside:
+            return []
+        if self.algorithm is None:
+            return sorted(self.free - self.blind)
+        places = free_ranks(self.algorithm, self.ranks or len(self.order), self.root or 0) - self.blind
+        seats = self.seats or tuple(range(len(self.order)))
+        return [row for row, seat in enumerate(seats) if seat in places]
+
+    def undated_rows(self) -> tuple[list[int], list[int]]:
+        """Places in ``order`` whose first seen send, and whose first seen grant, need not be their first act.
+
+        Of an endpoint without a capture of its own only what it exchanged with captured ones was seen. Its
+        send dates its entry where the schedule has it as the first of all its sends, in its first step; its
+        grant where the data is of that step. Libraries that post everything at once (``at_once``) need
+        no such order.
+        """
+        if self.inside:
+            return list(range(len(self.order))), []
+        if self.near is None:
+            return [], []
+        hidden = [row for row, end in enumerate(self.order) if end not in self.near]
+        if self.algorithm is not None and self.algorithm.rooted and len(self.order) == 2 and not self.ranks:
+            # One edge of a tree, of any size: who sends may have waited for others, who receives has not.
+            down = self.op in (Op.BROADCAST, Op.SCATTER)
+            return hidden, [] if down else hidden
+        if self.at_once:
+            return [], []
+        if self.algorithm is None:
+            return hidden, hidden
+        n, seats = self.ranks or len(self.order), self.seats or tuple(range(len(self.order)))
+        captured = {seats[row] for row, end in enumerate(self.order) if end in self.near}
+        sends, grants = first_acts(self.algorithm, n, self.root or 0)
+        # Where several send to one at once, data waits its turn in the network: its arrival dates no entry.
+        alone = {seat for seat in captured if len(grants.get(seat, ())) < 2}
+        starters = self.algorithm.starters
+        free = set(seats) if starters is None else starters(n, self.root or 0)
+        return (
+            [row for row in hidden if sends.get(seats[row]) not in alone or seats[row] not in free],
+            [row for row in hidden if captured.isdisjoint(grants.get(seats[row], ()))],
+        )
+
+
+def placed(instance: Instance, near: frozenset[int] | None) -> Instance:
+    """The instance with ranks that nobody saw (negative in ``order``) taken out of ``order``."""
+    if near is None:
+        return instance
+    if min(instance.order) >= 0:
+        return replace(instance, near=near)
+    seats = tuple(place for place, end in enumerate(instance.order) if end >= 0)
+    return replace(
+        instance,
+        order=[instance.order[place] for place in seats],
+        seats=seats,
+        ranks=len(instance.order),
+        near=near,
+    )

@@ -1,0 +1,278 @@
+"""The parts that NCCL's connections for sends and receives carry, one way each.
+
+In: EXCHANGE rows of connections whose clear-to-send entries announce the chunk of point-to-point buffers.
+Out: which rows of each make up a part, from times and sizes, and from how often parts are alike. Facts of
+NCCL's that carry this (2.30, src/transport/net.cc, src/enqueue.cc addP2pToPlan, src/device/sendrecv.h):
+
+- point-to-point connections are never a collective's (connIndex 1), and have buffers of their own;
+- a transfer is cut into parts, one a channel, and each part into equal chunks but for the last;
+- a connection takes up a part when the one before it is done there, so the entry for a part's first chunk
+  comes after the last chunk before it (``credited``); as many entries as there are slots come with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.matching.buffers import CHUNKS, RING, STEP
+from dpuflow.schema.rows import NEVER
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.buffers import Buffer
+    from dpuflow.matching.streams import Columns, Edge
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+    Reals = NDArray[np.float64]
+
+ALIKE: Final = 0.9
+"""Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
+ANY, PLAIN, STALL, HIDDEN, SURE = 2.0, 4.0, 7.0, 10.0, 12.0
+"""Bits: a part of any shape; a single sign; a proxy thread that stalls (one in a hundred); a late stamp (one
+in a thousand); several signs."""
+LEAST: Final = 2
+"""Slots of a connection: eight, fewer where up to eight peers' sends and receives go together (net.cc)."""
+PACE: Final = 4
+"""Entries that wait for a chunk to be taken come so many times as slowly as those that are posted at once."""
+FEW: Final = 3
+"""Parts alike from which on they are a habit."""
+
+
+def lines_of(
+    exchanges: Rows, columns: Columns, rows: Ints, announced: Ints, buffers: Mapping[int, Buffer]
+) -> list[tuple[Edge, Ints]]:
+    """(sender, receiver) and rows of each way of a connection whose entries announce a chunk, or all that
+    comes."""
+    from dpuflow.kernels import streams
+
+    key = np.empty(len(rows), np.int64)
+    keys = streams.directions(exchanges, rows, key) + 1
+    room = announced[rows]
+    # Rings of Simple have such slots where NCCL_BUFFSIZE is 512 KiB or 1 MiB, others where it is 2 MiB.
+    sizes = [s for s in CHUNKS if buffers.get(s) != RING and (s == min(CHUNKS) or buffers.get(s) != STEP)]
+    chunk = np.isin(room, sizes)
+    other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
+    own = (np.bincount(key[chunk], minlength=keys) > 0) & (other == 0)
+    slot = np.isin(room, list(buffers))  # full ones announce what comes, too: a collective's
+    own = (own | _registered(exchanges, columns, rows, room, slot, key, keys))[key]
+    mine, line = rows[own], key[own]
+    if not len(mine):
+        return []
+    order = np.lexsort((exchanges["order"][mine], line))
+    parts = np.split(mine[order], np.flatnonzero(np.diff(line[order])) + 1)
+    parts.sort(key=lambda part: int(part[0]))
+    return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
+
+
+def _registered(
+    exchanges: Rows,
+    columns: Columns,
+    rows: Ints,
+    room: Ints,
+    slot: NDArray[np.bool_],
+    key: Ints,
+    keys: int,
+) -> NDArray[np.bool_]:
+    """Ways (``key``) of connections into registered buffers: a part is one message (enqueue.cc addP2pToPlan).
+
+    Its entry announces what comes, and is posted when the receiver's kernel runs (net.cc, regBufferReady),
+    after all that came before. A collective whose operations each fill one ``slot`` of a staging buffer
+    has such entries, too: nothing here tells them apart, so that a way with no other entries is not claimed.
+    """
+    order = np.lexsort((exchanges["order"][rows], key))
+    line, before = key[order], rows[order]
+    same = line[1:] == line[:-1]
+    after = same & (exchanges["grant_ns"][before[1:]] > columns.arrivals[before[:-1]])
+    exact = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
+    turns = np.bincount(line[1:][same], minlength=keys)
+    alone = np.bincount(line[1:][after], minlength=keys) >= ALIKE * turns
+    other = np.bincount(key[~slot], minlength=keys) > 0
+    return np.asarray(exact & other & (turns > 0) & alone, np.bool_)
+
+
+class Sending:
+    """When each endpoint sent anything."""
+
+    def __init__(self, src: Ints, start_ns: Ints, end_ns: Ints) -> None:
+        self.spans: dict[int, tuple[Ints, Ints, Ints]] = {}
+        order = np.lexsort((start_ns, src))
+        for mine in np.split(order, np.flatnonzero(np.diff(src[order])) + 1):
+            begin, end = start_ns[mine], np.maximum.accumulate(end_ns[mine])
+            begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])
+            self.spans[int(src[mine[0]])] = begin, end, np.cumsum(np.maximum(end - begin, 0))
+
+    def idle_ns(self, end: int, since: Ints, until: Ints) -> Ints:
+        """How much of each time an endpoint sent nothing."""
+        return np.asarray(until - since - self._busy(end, until) + self._busy(end, since), np.int64)
+
+    def _busy(self, end: int, when: Ints) -> Ints:
+        begins, ends, total = self.spans[end]
+        at = np.maximum(np.searchsorted(begins, when, "right") - 1, 0)
+        return np.asarray(total[at] - np.maximum(ends[at] - np.maximum(when, begins[at]), 0), np.int64)
+
+
+class Parts:
+    """The parts that one connection carries one way: ``begins[k]:begins[k + 1]`` are places in ``rows``."""
+
+    def __init__(
+        self,
+        exchanges: Rows,
+        columns: Columns,
+        edge: Edge,
+        rows: Ints,
+        asked: Ints,
+        announced: Ints,
+        lanes: int,
+        sending: Sending,
+    ) -> None:
+        self.edge, self.rows, self.lanes = edge, rows, lanes
+        self.bytes, self.starts = columns.sizes[rows], columns.starts[rows]
+        self.sizes = self.bytes // asked  # of several senders' messages that go together one
+        self.arrivals = columns.arrivals[rows]
+        self.grants = exchanges["grant_ns"][rows]
+        # How long the sender had sent nothing while it had the entry.
+        granted = exchanges["grant_arrived_ns"][rows]
+        self.idle = sending.idle_ns(edge[0], np.where(granted == NEVER, self.starts, granted), self.starts)
+        self.lossy = bool(exchanges["retransmitted"][rows].any())
+        self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
+        self.slots = 1
+        granted = self.grants[1:] > self.arrivals[:-1]
+        self.registered = bool((announced == self.sizes).all()) and len(rows) > 1 and granted.mean() >= ALIKE
+        if self.registered:
+            self.begins = np.arange(len(rows) + 1)
+        else:
+            self.cut()
+
+    def cut(self, known: Counter[tuple[int, int]] | None = None) -> None:
+        """Cut into parts: the likeliest, of all ways to cut, by what entries and sizes say of each place.
+
+        ``known``: how many parts of so many messages and bytes there are. A part like others is likelier then
+        than one like none, whatever a late receiver, a proxy that stalls or a late stamp make it look like.
+        """
+        maybe, begins, inside, at_once = self._evidence()
+        shapes: dict[tuple[int, int], float] = {}
+        strange = ANY
+        if known:
+            total = sum(known.values())
+            often = [shape for shape, count in known.most_common() if count >= FEW]
+            shapes = {shape: float(np.log2(total / known[shape])) for shape in often}
+            # Good and Turing: what was not seen yet is as likely as what was seen once.
+            strange += float(np.log2(total / max(1, sum(1 for count in known.values() if count == 1))))
+            # A late stamp hides where a part ends; ones like the others would end there.
+            maybe = np.unique(np.concatenate([maybe, *(maybe + count for count, _ in often[:FEW])]))
+        places = np.append(maybe[maybe < len(self.rows)], len(self.rows))
+        self.begins = self._likeliest(places, begins, inside, at_once, shapes, strange)
+
+    def _evidence(self) -> tuple[Ints, Reals, Reals, Ints]:
+        """Where parts may begin; what each message costs, in bits, if it does, and if it goes on with one;
+        and how many entries had come, from its own on, when it was there.
+
+        A part's first entry comes when the part before is done, together with as many more as there are
+        slots. So it does within a part where the receiver came late or is slow, but then one by one.
+        """
+        count = len(self.rows)
+        grants, before = self.grants, np.r_[NEVER, self.arrivals[:-1]]
+        unknown = (grants == NEVER) | (before == NEVER)
+        # A part's chunks never grow.
+        grown = np.r_[True, self.sizes[1:] > self.sizes[:-1]]
+        lost = np.r_[False, np.diff(self.number) > 1]
+        smaller = np.r_[False, self.sizes[1:] < self.sizes[:-1]]
+        maybe = np.flatnonzero(np.where(unknown, smaller, grants > before) | grown | lost)
+        there = np.maximum.accumulate(grants)
+        at_once = np.maximum(np.searchsorted(there, self.arrivals, "right") - np.arange(count), 1)
+        at_once[unknown & ~grown] = 0
+        self.slots = max(LEAST, int(at_once[maybe].max(initial=1)))
+        apart = np.diff(grants)
+        posted = float(np.median(np.sort(apart[apart > 0])[: max(1, len(apart) // 4)])) if len(apart) else 0.0
+        # Who waits for a slot sends as soon as it is given back, not when it calls again.
+        blocked = self.idle <= PACE * (self.arrivals - self.starts)
+        begins, inside = np.full(count, HIDDEN), np.zeros(count)
+        for at, seen in zip(maybe.tolist(), at_once[maybe].tolist(), strict=True):
+            if not blocked[at]:
+                begins[at], inside[at] = 0.0, SURE
+                continue
+            together = seen > 1 and np.median(apart[at : at + seen - 1]) <= PACE * posted
+            begins[at], inside[at] = (0.0, PLAIN) if together else (1.0, 1.0)
+        begins[unknown], inside[unknown] = 1.0, 1.0
+        inside[grown] = np.inf
+        return maybe, begins, inside, at_once
+
+    def _likeliest(
+        self,
+        places: Ints,
+        begins: Reals,
+        inside: Reals,
+        at_once: Ints,
+        shapes: Mapping[tuple[int, int], float],
+        strange: float,
+    ) -> Ints:
+        """The cut at some of ``places`` that costs least: the shortest path from the first to the end."""
+        count = len(self.rows)
+        bytes_to = np.r_[0, np.cumsum(self.sizes)]
+        within = np.r_[0.0, np.cumsum(np.where(np.isfinite(inside), inside, 0.0))]
+        # From where on all chunks are as large as each one.
+        changed = np.flatnonzero(np.r_[True, np.diff(self.sizes) != 0])
+        alike = changed[np.searchsorted(changed, np.arange(count), "right") - 1]
+        best, origin = np.zeros(len(places)), np.zeros(len(places), np.int64)
+        for number in range(1, len(places)):
+            end = int(places[number])
+            shrinks = end > 1 and self.sizes[end - 1] <= self.sizes[end - 2]
+            low = int(alike[end - 2]) if shrinks else end - 1
+            first = min(int(np.searchsorted(places, low)), number - 1)
+            starts = places[first:number]
+            long, seen = end - starts, at_once[starts]
+            asked = np.minimum(long, self.slots)
+            # A busy proxy has not posted all of a part's entries when its first chunk is there, but most.
+            few = np.where(2 * seen > asked, np.where(seen < asked, 1.0, 0.0), STALL)
+            late = inside[np.minimum(starts + 1, count - 1)]  # of the second entry that is said already
+            few = np.where((seen == 1) & np.isfinite(late), np.maximum(few - late, 0.0), few)
+            cost = best[first:number] + within[end] - within[starts + 1]
+            cost += np.where(seen > long, SURE, np.where(seen == 0, 0.0, few))
+            for k, start in enumerate(starts.tolist()):
+                shape = end - start, int(bytes_to[end] - bytes_to[start])
+                cut_off = end == count or (start == 0 and self.number[0] > 1)
+                cost[k] += min(shapes.get(shape, strange), ANY if cut_off else strange)
+            k = int(np.argmin(cost))
+            best[number] = cost[k] + (begins[end] if end < count else 0.0)
+            origin[number] = first + k
+        kept = [len(places) - 1]
+        while kept[-1]:
+            kept.append(int(origin[kept[-1]]))
+        return np.asarray(places[kept[::-1]], np.int64)
+
+    def cut_by_rule(self) -> bool:
+        """Whether chunks are as large as NCCL cuts parts of ``lanes`` that a transfer may have.
+
+        By bytes: what a stall cut off a part is small, and its chunks those of the whole.
+        """
+        total = self.lanes * np.add.reduceat(self.sizes, self.begins[:-1])
+        largest = np.maximum.reduceat(self.sizes, self.begins[:-1])
+        unit = np.where(total < 131_072, 32_768, np.where(total < 1 << 20, 65_536, max(CHUNKS)))
+        return bool(total[largest <= unit].sum() >= ALIKE * total.sum())
+
+    def signatures(self) -> list[tuple[int, int]]:
+        """Messages and bytes of every part."""
+        total = np.add.reduceat(self.sizes, self.begins[:-1])
+        return list(zip(np.diff(self.begins).tolist(), total.tolist(), strict=True))
+
+    def close(self, known: Counter[tuple[int, int]]) -> None:
+        """What the parts are, now that they are cut."""
+        begins = self.begins[:-1]
+        self.start_ns = self.starts[begins]
+        self.end_ns = self.arrivals[self.begins[1:] - 1]
+        self.size = np.add.reduceat(self.bytes, begins)
+        self.whole = np.ones(len(begins), bool)
+        if self.number[0] > 1:
+            self.whole[0] = known[int(self.begins[1]), int(self.size[0])] > 1
+        self.next_ns = np.r_[self.grants[begins[1:]], NEVER]
+
+    def piece(self, number: int) -> Ints:
+        """The rows of a part."""
+        return self.rows[self.begins[number] : self.begins[number + 1]]

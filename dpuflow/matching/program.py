@@ -1,0 +1,335 @@
+"""Collectives of one communicator in the order of its ranks' programs: EXCHANGE rows with operations in.
+
+Blocking collectives leave a rank no choice: all that it sends in one comes before all that it sends in the
+next, and it goes on only when it has what the first one owes it. So the earliest message that is left belongs
+to the next collective of its sender, and what belongs to it there is what every rank sends next. That
+holds whatever operations, roots and sizes follow each other; a message that fits nowhere costs its operation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.matching.crowded import between_nodes
+from dpuflow.matching.model import Instance
+from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, whole_size
+from dpuflow.schedules.algorithms import ALGORITHMS
+from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schema.rows import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.crowded import Processes
+    from dpuflow.matching.streams import Columns
+    from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schema.tables import Rows
+
+Edge = tuple[int, int]
+FAR = int(np.iinfo(np.int64).max)
+ASTRAY = 0.1
+"""A reading of what ran before holds although so many of its messages speak against it."""
+
+
+class Reading(NamedTuple):
+    """How the next collective may look: the ``rows`` of each edge; ``size`` None: parts differ."""
+
+    algorithm: Algorithm
+    root: int
+    rows: dict[Edge, list[int]]
+    size: float | None
+
+    @property
+    def taken(self) -> list[int]:
+        """All its rows."""
+        return [row for rows in self.rows.values() for row in rows]
+
+
+def read_processes(
+    exchanges: Rows, columns: Columns, rows: NDArray[np.int64], processes: Processes
+) -> list[Instance]:
+    """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
+    return _Program(exchanges, columns, rows, None, processes).run()
+
+
+def in_program_order(
+    exchanges: Rows,
+    columns: Columns,
+    cut: Sequence[Instance],
+    position: NDArray[np.int64],
+) -> Sequence[Instance]:
+    """The collectives of one communicator all of whose messages were captured.
+
+    They stay as they were ``cut``, operation by operation, where that keeps the order of the programs; else
+    they are read in that order. ``position`` gives each endpoint's place in the default numbering of ranks.
+    """
+    rows = np.sort(np.concatenate([instance.rows for instance in cut]))
+    before = sorted(cut, key=lambda instance: int(instance.rows[0]))
+    held = _Program(exchanges, columns, rows, position).in_order(before)
+    if held == len(rows):
+        return cut
+    read = _Program(exchanges, columns, rows, position).run()
+    return read if sum(len(each.rows) for each in read if each.algorithm is not None) > held else cut
+
+
+class _Program:
+    """What each rank sends, in order, and on which edge."""
+
+    def __init__(
+        self,
+        exchanges: Rows,
+        columns: Columns,
+        rows: NDArray[np.int64],
+        position: NDArray[np.int64] | None,
+        processes: Processes | None = None,
+    ) -> None:
+        picked = exchanges[rows]
+        self.processes = processes
+        if processes is None:
+            ends = np.unique(np.stack([picked["src"], picked["dst"]])).tolist()
+            self.order = sorted(ends, key=lambda end: end if position is None else int(position[end]))
+            place = {end: number for number, end in enumerate(self.order)}
+            self.src = [place[end] for end in picked["src"].tolist()]
+            self.dst = [place[end] for end in picked["dst"].tolist()]
+        else:
+            self.order = list(range(processes.ranks))
+            self.src, self.dst = ([processes.at[row][end] for row in rows.tolist()] for end in (0, 1))
+        self.rows = rows
+        self.op = picked["op"].tolist()
+        self.size = columns.sizes[rows].tolist()
+        self.start = columns.starts[rows].tolist()
+        self.there = columns.arrivals[rows].tolist()
+        self.free = [True] * len(rows)
+        self.lanes: dict[Edge, list[int]] = {}
+        for number in np.argsort(picked["order"], kind="stable").tolist():
+            self.lanes.setdefault((self.src[number], self.dst[number]), []).append(number)
+        self.at = dict.fromkeys(self.lanes, 0)
+        self.sent: list[list[int]] = [[] for _ in self.order]  # by rank, in order of time
+        self.in_time = sorted(range(len(rows)), key=lambda number: self.start[number])
+        for number in self.in_time:
+            self.sent[self.src[number]].append(number)
+        self.begin = [0] * len(self.order)  # of each rank's sends: the first that is left
+        self.varied: frozenset[Op] = frozenset()  # operations whose parts may be of any size
+        self.usual: dict[int, list[Algorithm]] = {}  # of each operation: what ran, the latest first
+
+    def run(self) -> list[Instance]:
+        """All collectives, and what is left over as incomplete ones.
+
+        Parts of any size would fit a reading that is off by a message, too. So they are asked for only of
+        operations whose messages are no equal parts of a buffer.
+        """
+        begun = self.free.copy(), dict(self.at), list(self.begin)
+        found = self._read()
+        count, told = (Counter[Op](), Counter[Op]())
+        for instance in found:
+            count[instance.op] += len(instance.rows)
+            told[instance.op] += len(instance.rows) * (instance.algorithm is not None)
+        self.varied = VARIED & {op for op in count if told[op] < ASTRAY * count[op]}
+        if self.varied:
+            self.free, self.at, self.begin = begun
+            found = self._read()
+        return found
+
+    def _read(self) -> list[Instance]:
+        found: list[Instance] = []
+        stray: list[int] = []
+        for number in self.in_time:
+            if not self.free[number]:
+                continue
+            readings = self._readings(number)
+            if readings:
+                found += self._stray(stray)
+                found.append(self._instance(readings))
+                stray = []
+                self._take(readings[0].taken)
+                self._note(readings[0].algorithm)
+            else:
+                if stray and self.op[stray[-1]] != self.op[number]:
+                    found += self._stray(stray)
+                    stray = []
+                stray.append(number)
+                self._take([number])
+        return found + self._stray(stray)
+
+    def _edges(self, algorithm: Algorithm, root: int) -> Mapping[Edge, tuple[float, ...]]:
+        """The schedule's edges that are seen, with the sizes of their messages."""
+        edges = edge_sizes(algorithm, len(self.order), root)
+        return edges if self.processes is None else between_nodes(edges, self.processes.node)
+
+    def _note(self, algorithm: Algorithm) -> None:
+        usual = self.usual.setdefault(int(algorithm.op), [])
+        if algorithm in usual:
+            usual.remove(algorithm)
+        usual.insert(0, algorithm)
+
+    def _readings(self, number: int) -> list[Reading]:
+        """What the collective may be that message ``number`` begins, nothing against it; the likeliest first.
+
+        What ran before is asked first; others only where that does not fit.
+        """
+        n, op, edge = len(self.order), Op(self.op[number]), (self.src[number], self.dst[number])
+        usual = self.usual.get(int(op), [])
+        doubtful: list[tuple[int, Reading]] = []
+        for sized in (True, False) if op in self.varied else (True,):
+            for known in (True, False):
+                found = [
+                    (self._against(reading), reading)
+                    for algorithm, root in _candidates(op, n, edge)
+                    if (algorithm in usual) == known
+                    for reading in self._laid(algorithm, root, number, sized=sized)
+                ]
+                sure = [reading for against, reading in found if not against]
+                if sure:
+                    # Of several the one that leaves least over: parts of a larger one fit as well.
+                    most = max(len(reading.taken) for reading in sure)
+                    sure = [reading for reading in sure if len(reading.taken) == most]
+                    return sorted(sure, key=lambda r: usual.index(r.algorithm) if known else 0)
+                doubtful += found if known else []
+        # A message or two may have been given another one's time.
+        doubtful.sort(key=lambda each: each[0] / len(each[1].taken))
+        return [r for against, r in doubtful[:1] if against <= max(1, ASTRAY * len(r.taken))]
+
+    def _laid(self, algorithm: Algorithm, root: int, number: int, *, sized: bool) -> Iterator[Reading]:
+        """The schedule laid over what the edges carry next, if operation and sizes agree."""
+        edges = self._edges(algorithm, root)
+        mine = edges[self.src[number], self.dst[number]]
+        for cuts in self._cuts(number, len(mine)) if algorithm.cuts and sized else (1,):
+            rows: dict[Edge, list[int]] = {}
+            for edge, shares in edges.items():
+                lane, at = self.lanes.get(edge, []), self.at.get(edge, 0)
+                rows[edge] = lane[at : at + len(shares) * cuts]
+                if len(rows[edge]) < len(shares) * cuts or any(
+                    self.op[row] != algorithm.op for row in rows[edge]
+                ):
+                    break
+            else:
+                if number not in rows[self.src[number], self.dst[number]]:
+                    continue
+                size = self._size(edges, rows, algorithm.op) if sized else 0.0
+                if size is not None:
+                    yield Reading(algorithm, root, rows, size if sized else None)
+
+    def _cuts(self, number: int, messages: int) -> list[int]:
+        """Segments a message may have: up to where an edge's sizes change or its sender pauses, or none."""
+        edge = self.src[number], self.dst[number]
+        lane = self.lanes[edge][self.at[edge] :]
+        size, op, run = self.size[number], self.op[number], 0
+        while run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] == size:
+            run += 1
+        tries = [1]
+        if run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] < size:
+            tries.append(run + 1)
+        pauses = np.diff([self.start[row] for row in lane[:run]])
+        long = np.flatnonzero(2 * pauses >= pauses.max(initial=0))
+        if len(long) and 2 * len(long) < len(pauses):
+            tries.append(int(long[0]) + 1)
+        return sorted({segments // messages for segments in tries if segments % messages == 0}, reverse=True)
+
+    def _size(
+        self, edges: Mapping[Edge, tuple[float, ...]], rows: dict[Edge, list[int]], op: Op
+    ) -> float | None:
+        """The buffer of one rank, bytes, None where what was sent are no shares of one."""
+        total = sum(self.size[row] for each in rows.values() for row in each)
+        shares = sum(map(sum, edges.values()))
+        if (op == Op.BARRIER) != (total == 0):
+            return None
+        size = total / shares if shares else 0.0
+        for edge, own in edges.items():
+            cuts = len(rows[edge]) // len(own)
+            for turn, share in enumerate(own):
+                carried = sum(self.size[row] for row in rows[edge][turn * cuts : (turn + 1) * cuts])
+                if abs(carried - share * size) > ELEMENT_BYTES * cuts:
+                    return None
+        return size
+
+    def in_order(self, instances: Sequence[Instance]) -> int:
+        """How many messages are in collectives of known algorithm that keep the programs' order."""
+        place = {int(row): number for number, row in enumerate(self.rows)}
+        held = 0
+        for instance in instances:
+            taken = [place[row] for row in instance.rows.tolist()]
+            if instance.algorithm is not None and not self._astray(taken):
+                held += len(taken)
+            self._take(taken)
+        return held
+
+    def _against(self, reading: Reading) -> int:
+        """How many of its messages speak against it: out of order, or sent before what they need."""
+        edges = self._edges(reading.algorithm, reading.root)
+        early = set()
+        for (edge, turn), (before, turn_before) in _arcs(reading.algorithm, len(self.order), reading.root):
+            if edge not in edges or before not in edges:
+                continue
+            cuts = len(reading.rows[edge]) // len(edges[edge])
+            send = reading.rows[edge][turn * cuts]
+            needed = self.there[reading.rows[before][turn_before * cuts]]
+            if needed != NEVER and self.start[send] < needed:
+                early.add(send)
+        return len(early) + self._astray(reading.taken)
+
+    def _astray(self, rows: Sequence[int]) -> int:
+        """How many of ``rows`` came after something that is left beside them, though their ranks sent it."""
+        taken = set(rows)
+        first: dict[int, int] = {}  # of each rank: when it sent the first of what is left
+        for rank in {end for row in rows for end in (self.src[row], self.dst[row])}:
+            left = (row for row in self.sent[rank][self.begin[rank] :] if self.free[row] and row not in taken)
+            following = next(left, None)
+            first[rank] = FAR if following is None else self.start[following]
+        late = 0
+        for row in rows:
+            late += self.start[row] > first[self.src[row]] or self.there[row] > first[self.dst[row]]
+        return late
+
+    def _take(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.free[row] = False
+        for edge in {(self.src[row], self.dst[row]) for row in rows}:
+            lane = self.lanes[edge]
+            while self.at[edge] < len(lane) and not self.free[lane[self.at[edge]]]:
+                self.at[edge] += 1
+        for rank in {self.src[row] for row in rows}:
+            sent = self.sent[rank]
+            while self.begin[rank] < len(sent) and not self.free[sent[self.begin[rank]]]:
+                self.begin[rank] += 1
+
+    def _instance(self, readings: Sequence[Reading]) -> Instance:
+        best = readings[0]
+        names = dict.fromkeys(
+            r.algorithm.name for r in readings[1:] if r.algorithm.name != best.algorithm.name
+        )
+        size = None if best.size is None else whole_size(best.size, [self.size[row] for row in best.taken])
+        root = best.root if best.algorithm.rooted else None
+        op = best.algorithm.op
+        return Instance(
+            self._sorted(best.taken), op, list(self.order), best.algorithm, list(names), root, size
+        )
+
+    def _stray(self, rows: Sequence[int]) -> list[Instance]:
+        if not rows:
+            return []
+        op = Op(self.op[rows[0]])
+        return [Instance(self._sorted(rows), op, list(self.order), complete=False, confidence=0.3)]
+
+    def _sorted(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        return self.rows[sorted(rows, key=lambda row: (self.start[row], row))]
+
+
+@lru_cache(maxsize=4096)
+def _candidates(op: Op, n: int, edge: Edge) -> tuple[tuple[Algorithm, int], ...]:
+    """Algorithms of ``op`` with their roots that begin with a message on this edge."""
+    return tuple(
+        (algorithm, root)
+        for algorithm in ALGORITHMS
+        if algorithm.op == op and algorithm.fits(n)
+        for root in (range(n) if algorithm.rooted else (0,))
+        if edge in edge_sizes(algorithm, n, root)
+    )
+
+
+_arcs = lru_cache(maxsize=4096)(dependencies)

@@ -1,0 +1,241 @@
+"""Where an operation may end and the next one begin on all connections of a communicator, told from times.
+
+In: pipes whose messages nothing announces (NCCL over TCP). Out: cuts. A cut parts the messages of every pipe
+in those before and those after. A rank begins an operation when it is through with the one before, so what
+it sends after a cut it sends later than all that it sent, and got, before. Most messages of an operation
+are on their way while others are sent, so that few cuts lie within one. Those that do have short pauses:
+who waits for an input goes on as soon as it has come; between two operations every rank computes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER
+from dpuflow.wire.nccl import NCCL_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.pipes import Pipe
+    from dpuflow.matching.streams import Columns
+
+SLOTS: Final = NCCL_STEPS
+"""Messages that a rank may be ahead of the next one: its slots."""
+MOST: Final = 4_000_000
+"""Cuts times pipes that are kept, at most: 32 bytes each on their way."""
+RARE: Final = 0.1
+"""Share of messages whose times may be wrong: packets that came twice, late or out of order."""
+_FAR = np.iinfo(np.int64).max
+
+
+class Times(NamedTuple):
+    """When each message of one pipe left, and came; known at one end only, the other is put in."""
+
+    starts: NDArray[np.int64]
+    arrivals: NDArray[np.int64]
+
+
+class Cuts(NamedTuple):
+    """Cuts in order. The first one lies before all messages, the last one behind them."""
+
+    at: NDArray[np.int64]  # (cuts, pipes): messages of each pipe before it
+    pauses: NDArray[np.int64]  # (cuts, ranks): of each before its first message behind it; _FAR: not known
+    ranks: list[int]
+
+    @property
+    def gaps(self) -> NDArray[np.int64]:
+        """The least pause of any rank at each cut."""
+        least: NDArray[np.int64] = self.pauses.min(axis=1)
+        return least
+
+
+def times_of(columns: Columns, pipes: Sequence[Pipe]) -> list[Times]:
+    """The times of all pipes, each in the order of the stream: what comes late holds up what is behind it."""
+    found = []
+    for pipe in pipes:
+        starts, arrivals = columns.starts[pipe.rows], columns.arrivals[pipe.rows]
+        sent, came = starts != NEVER, arrivals != NEVER
+        both = sent & came
+        way = max(0, int(np.median((arrivals - starts)[both]))) if both.any() else 0
+        starts = np.where(sent, starts, arrivals - way)
+        arrivals = np.where(came, arrivals, starts + way)
+        found.append(Times(np.maximum.accumulate(starts), np.maximum.accumulate(arrivals)))
+    return found
+
+
+def cuts_of(pipes: Sequence[Pipe], times: Sequence[Times], behind: Mapping[int, int] | None = None) -> Cuts:
+    """Cuts of connected pipes: each holds what was sent by one time, as far as that has all that it needs.
+
+    ``behind``: by how much ranks are usually later than others, ns. That is taken off, as else what a rank
+    sends early lies before what others send late, of the operation before.
+    """
+    late = {} if behind is None else behind
+    ends = sorted({end for pipe in pipes for end in pipe[:2]})
+    starts = np.concatenate([each.starts for each in times])
+    keys = starts - np.repeat([late.get(pipe.src, 0) for pipe in pipes], [len(t.starts) for t in times])
+    arrivals = np.concatenate([each.arrivals for each in times])
+    counts = [len(each.starts) for each in times]
+    src = np.repeat([ends.index(pipe.src) for pipe in pipes], counts)
+    dst = np.repeat([ends.index(pipe.dst) for pipe in pipes], counts)
+    order = np.lexsort((starts, src))
+    last = _closed(keys[order], starts[order], arrivals[order], src[order], dst[order], len(ends))
+    closed = np.empty_like(last)
+    closed[order] = last
+    marks = _far_apart(np.unique(closed), np.sort(keys), MOST // len(pipes))
+    at = np.zeros((len(marks) + 1, len(pipes)), np.int64)
+    low = 0
+    for number, count in enumerate(counts):
+        at[1:, number] = np.searchsorted(closed[low : low + count], marks, "right")
+        low += count
+    return _with_pauses(at, pipes, times)
+
+
+def _far_apart(marks: NDArray[np.int64], times: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Of places in ``times`` at most so many, those behind which the next one is longest in coming."""
+    if len(marks) <= most:
+        return marks
+    pause = times[np.minimum(marks + 1, len(times) - 1)] - times[marks]
+    kept = np.sort(np.argsort(-pause, kind="stable")[:most])
+    return np.union1d(marks[kept], marks[-1:])
+
+
+def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
+    """The cuts ``at``, but for those before which a rank had not been through with all."""
+    ends = sorted({end for pipe in pipes for end in pipe[:2]})
+    pauses = np.full((len(at), len(ends)), _FAR)
+    for place, rank in enumerate(ends):
+        before, first = np.full(len(at), NEVER), np.full(len(at), _FAR)
+        for number, (pipe, each) in enumerate(zip(pipes, times, strict=True)):
+            behind = at[:, number]
+            if pipe.src == rank:
+                first = np.minimum(first, np.append(each.starts, _FAR)[behind])
+                before = np.maximum(before, np.r_[NEVER, each.starts][behind])
+            if pipe.dst == rank:
+                before = np.maximum(before, np.r_[NEVER, each.arrivals][behind])
+        known = (first != _FAR) & (before != NEVER)
+        pauses[known, place] = (first - before)[known]
+    sound = np.asarray((pauses >= 0).all(axis=1), np.bool_)
+    sound[0] = sound[-1] = True
+    return Cuts(at[sound], pauses[sound], ends)
+
+
+def _closed(
+    keys: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    arrivals: NDArray[np.int64],
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    ranks: int,
+) -> NDArray[np.int64]:
+    """For each message the place by ``keys`` of the last one that must lie before any cut behind it.
+
+    Messages are in order of ``src`` and time. Before a cut behind a message lies all that its sender had
+    sent, and all that its receiver sent until it came; and so on with these.
+    """
+    count = len(starts)
+    bounds = np.searchsorted(src, np.arange(ranks + 1))
+    upto = np.empty(count, np.int64)
+    for rank in range(ranks):
+        into = dst == rank
+        low, high = bounds[rank], bounds[rank + 1]
+        upto[into] = low + np.searchsorted(starts[low:high], arrivals[into], "left") - 1
+    sends = upto >= bounds[dst]
+    upto = np.where(sends, upto, np.arange(count))
+    place = np.empty(count, np.int64)
+    place[np.argsort(keys, kind="stable")] = np.arange(count)
+    own = src * count  # keeps ranks apart
+    last = place
+    while True:
+        more = np.maximum.accumulate(np.maximum(last, last[upto]) + own) - own
+        if (more == last).all():
+            return last
+        last = more
+
+
+def counted_cuts(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
+    """The cuts behind as many messages of each pipe, or as many times what it has more, from the first on.
+
+    Times tell nothing where ranks are early as a rule: what they send for the next operation may leave before
+    others have sent all of this one. But captures that begin between two operations show all pipes from the
+    same one on; their ends may be a few messages apart.
+    """
+    counts = [len(each.starts) for each in times]
+    least: list[int] = []
+    for count in sorted(counts):
+        if not least or count - least[-1] > min(SLOTS, least[-1] // 2):
+            least.append(count)
+    whole = np.array([max(n for n in least if n <= count) for count in counts])
+    steps = int(np.gcd.reduce(whole))
+    at = np.arange(steps + 1)[:, None] * (whole // steps)
+    return _with_pauses(np.unique(np.concatenate([at, [counts]]), axis=0), pipes, times)
+
+
+def chain_cuts(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts | None:
+    """The cuts behind as many messages of each pipe, where pipes make a chain; None where they do not.
+
+    Who sends along a chain waits for nobody behind it, and may be operations ahead. What a rank passes on had
+    come before: of the messages of a hop so many are left out at its beginning as makes that true.
+    """
+    after = {pipe.src: pipe.dst for pipe in pipes}
+    heads = sorted(set(after) - set(after.values()))
+    if len({pipe[:2] for pipe in pipes}) != len(after) or len(heads) != 1:
+        return None
+    skip = np.zeros(len(pipes), np.int64)
+    at, before = heads[0], -1
+    while at in after:
+        lanes = [number for number, pipe in enumerate(pipes) if pipe.src == at]
+        for number in lanes[1:]:
+            skip[number] = _beside(times[lanes[0]].starts, times[number].starts)
+        if before >= 0:
+            ahead = _behind(times[before].arrivals[skip[before] :], times[lanes[0]].starts[skip[lanes[0]] :])
+            skip[lanes] += ahead
+        before, at = lanes[0], after.pop(at)
+    if after:
+        return None
+    skip -= min(0, int(skip.min()))
+    count = min(len(each.starts) - int(left) for each, left in zip(times, skip, strict=True))
+    if count < 1:
+        return None
+    cuts = np.concatenate([np.zeros((1, len(pipes)), np.int64), skip + np.arange(count + 1)[:, None]])
+    return _with_pauses(np.unique(cuts, axis=0), pipes, times)
+
+
+def _beside(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """By how many messages ``other`` begins before ``one``, so that they go side by side."""
+
+    def apart(shift: int) -> float:
+        a, b = one[max(0, -shift) :], other[max(0, shift) :]
+        count = min(len(a), len(b))
+        return float(np.median(np.abs(a[:count] - b[:count]))) if count else np.inf
+
+    return min(range(-SLOTS, SLOTS + 1), key=lambda shift: (apart(shift), abs(shift)))
+
+
+def _behind(came: NDArray[np.int64], goes: NDArray[np.int64]) -> int:
+    """How many of the messages ``goes`` are of before the first of ``came``, which they pass on."""
+    for shift in range(SLOTS + 1):
+        count = min(len(came), len(goes) - shift)
+        if count > 0 and (goes[shift : shift + count] < came[:count]).mean() <= RARE:
+            return shift
+    return 0
+
+
+def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[NDArray[np.int64]]:
+    """For each message of each pipe how long nothing had left or reached its sender before; _FAR: nothing
+    ever."""
+    events: dict[int, list[NDArray[np.int64]]] = {}
+    for pipe, each in zip(pipes, times, strict=True):
+        events.setdefault(pipe.src, []).append(each.starts)
+        events.setdefault(pipe.dst, []).append(each.arrivals)
+    known = {end: np.sort(np.concatenate(parts)) for end, parts in events.items()}
+    found = []
+    for pipe, each in zip(pipes, times, strict=True):
+        mine = known[pipe.src]
+        at = np.searchsorted(mine, each.starts, "left")
+        found.append(np.where(at > 0, each.starts - mine[np.maximum(at - 1, 0)], _FAR))
+    return found

@@ -1,0 +1,429 @@
+"""Collectives of libraries that do not number them (Open MPI): cut from the order of messages.
+
+Ranks of one communicator carry out the same collectives in the same order, so each edge's messages
+are those of the first collective, then of the second, and so on. The hypothesis (``hypotheses``) that
+explains most counts and sizes is cut by; where several do, time decides (``scoring``). Idle time alone
+never cuts: a rank that waits for a late peer is idle too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.matching.crowded import Processes, shares_addresses
+from dpuflow.matching.hypotheses import SAMPLE, Proposer
+from dpuflow.matching.model import Instance, placed
+from dpuflow.matching.program import in_program_order, read_processes
+from dpuflow.matching.recognise import whole_size
+from dpuflow.matching.scoring import NO_CONTRAST, Scorer
+from dpuflow.matching.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
+from dpuflow.schedules.graph import schedule
+from dpuflow.schema.rows import MessageFlag, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from dpuflow.identity.processes import Ends
+    from dpuflow.matching.hypotheses import Hypothesis
+    from dpuflow.matching.streams import Columns, Streams
+    from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schema.tables import Rows
+
+ALIGNMENTS = 512
+"""Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
+TRIES = 24
+"""Of these, the offsets to try: behind the first long pauses, and the longest."""
+EARLY = 4
+"""So many messages a rank at the front have their own longest pauses tried."""
+NEAR = 0.9
+"""A beginning that comes this near the best one, by the same algorithm, is taken if it drops less."""
+
+
+def sequenced_instances(
+    exchanges: Rows,
+    rows: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None = None,
+    ends: Ends | None = None,
+) -> list[Instance]:
+    """The collectives among ``rows`` of EXCHANGE, all of one communicator.
+
+    ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` the endpoints all
+    of whose messages were captured, None for everyone. Messages that fit no
+    algorithm become incomplete collectives of their own. ``ends``: who is at both ends of each connection.
+    """
+    found: list[Instance] = []
+    if near is None and ends is not None and shares_addresses(exchanges, rows, ends):
+        processes = Processes(exchanges, rows, ends)
+        read = read_processes(exchanges, columns_of(exchanges), rows, processes)
+        return [processes.instance(each, position) for each in read]
+    # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
+    heads = rows[exchanges["order"][rows] == 0]
+    opening = (exchanges["flags"][heads] & MessageFlag.OPENING) != 0
+    whole = bool((opening | (has_numbers(exchanges, heads) & (exchanges["sub"][heads] <= 1))).all())
+    columns = columns_of(exchanges)
+    parts = numbered_streams(exchanges, edge_streams(exchanges, rows))
+    begins = {op: streams.at.copy() for op, streams in parts.items()}
+    places = Places()
+    for op, streams in parts.items():
+        found.extend(cut_streams(columns, streams, op, position, settled=whole, near=near, places=places))
+    if near is None:
+        return list(in_program_order(exchanges, columns, found, position))
+    if len(places.taken) < 2:
+        return found
+    # A communicator has one numbering of its ranks: the one that explains most of all of its collectives.
+    usual = max(places.fitting, key=lambda order: (*places.fitting[order], -len(order)))
+    found = []
+    for op, streams in parts.items():
+        streams.back_to(begins[op])
+        found.extend(
+            cut_streams(columns, streams, op, position, settled=whole, near=near, places=Places(usual=usual))
+        )
+    return found
+
+
+@dataclass
+class Places:
+    """How the ranks of a communicator may be numbered of which only some were captured."""
+
+    usual: tuple[int, ...] | None = None  # this is known to hold
+    # Numbering -> messages of collectives that it explains, and what time says of that.
+    fitting: dict[tuple[int, ...], tuple[int, float]] = field(default_factory=dict)
+    taken: set[tuple[int, ...]] = field(default_factory=set)  # by which collectives were cut
+
+    def note(self, chosen: Hypothesis, fitting: Iterable[tuple[Hypothesis, int, float]]) -> None:
+        """Add what a choice tells: (hypothesis, messages it explains, its score) of all that fitted."""
+        self.taken.add(chosen.order)
+        best: dict[tuple[int, ...], tuple[int, float]] = {}
+        for hypothesis, messages, score in fitting:
+            best[hypothesis.order] = max(best.get(hypothesis.order, (0, 0.0)), (messages, score))
+        for order, (messages, score) in best.items():
+            before = self.fitting.get(order, (0, 0.0))
+            self.fitting[order] = before[0] + messages, before[1] + messages * score
+
+
+Habits = dict[int, tuple["Algorithm", int, list[str]]]
+"""Ranks -> the algorithm and segments that fitted last, and the alternatives: tried first next time."""
+
+
+def cut_streams(
+    columns: Columns,
+    streams: Streams,
+    op: Op,
+    position: NDArray[np.int64],
+    *,
+    settled: bool = False,
+    habits: Habits | None = None,
+    near: frozenset[int] | None = None,
+    places: Places | None = None,
+) -> list[Instance]:
+    """The collectives of one communicator's streams; ``op`` UNKNOWN: of any operation.
+
+    ``settled`` says that the streams begin where a collective begins. ``habits`` is what was found
+    on other channels of the same job, ``places`` on other operations of the same communicator; both are
+    brought up to date. ``near`` as in ``sequenced_instances``.
+    """
+    segmenter = _Segmenter(columns, streams, op, position, near)
+    segmenter.places = places or Places()
+    segmenter.habits = {} if habits is None else habits
+    return segmenter.run(settled=settled)
+
+
+class _Segmenter:
+    """Cuts the streams of one communicator and operation into collectives, from the front."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        streams: Streams,
+        op: Op,
+        position: NDArray[np.int64],
+        near: frozenset[int] | None,
+    ) -> None:
+        self.op = op
+        self.streams = streams
+        ends = {end for edge in streams.edges for end in edge}
+        self.endpoints = sorted(ends, key=lambda e: int(position[e]))
+        self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
+        self.proposer = Proposer(columns, op, self.endpoints, near)
+        self.scorer = Scorer(columns, named=op != Op.UNKNOWN)
+        self.habits: Habits = {}
+        self.places = Places()
+
+    def run(self, *, settled: bool) -> list[Instance]:
+        """Cut all; ``settled``: the streams begin where a collective begins."""
+        found: list[Instance] = []
+        stray: list[int] = []
+        while self.streams:
+            drop, chosen = self._align(settled)
+            if chosen is None and self.op != Op.UNKNOWN and (blocks := self._equal_blocks()):
+                found.extend(self._stray(stray))
+                found.extend(self._unnamed(block) for block in blocks)
+                stray = []
+                continue
+            stray.extend(self._drop(drop))
+            if chosen is None:
+                continue
+            if stray:
+                found.extend(self._stray(stray))
+                stray = []
+            hypothesis, alternatives = chosen
+            self.habits[len(hypothesis.order)] = (hypothesis.algorithm, hypothesis.cuts, alternatives)
+            found.extend(
+                self._take(hypothesis, self.proposer.run_length(self.streams, hypothesis), alternatives)
+            )
+            settled = True
+            left = self.streams.count
+            if self.op == Op.UNKNOWN and left < hypothesis.messages:
+                # The capture ends within a collective; half an all_reduce would pass for an all_gather.
+                stray.extend(self._drop(left))
+        if stray:
+            found.extend(self._stray(stray))
+        return found
+
+    def _align(self, settled: bool) -> tuple[NDArray[np.int64] | int, tuple[Hypothesis, list[str]] | None]:
+        """What to drop before cutting (``_drop``), and the hypothesis that holds from there.
+
+        A capture may begin within a collective, and a lost message may break one. Then equal sizes
+        fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
+        """
+        usual = self._as_usual()
+        if usual is not None:
+            return 0, usual
+        whole = self.streams.at.copy()
+        tried: list[tuple[float, int, Hypothesis, list[tuple[Hypothesis, int]]]] = []
+        beginnings = self._beginnings()
+        for which, beginning in enumerate(beginnings):
+            self.streams.back_to(whole)
+            self.streams.take(slice(None), beginning)
+            drop = int(beginning.sum())
+            if not self.streams:
+                break
+            runs = [
+                (h, n)
+                for h in self.proposer.propose(self.streams)
+                if (n := self.proposer.run_length(self.streams, h, SAMPLE)) > 0
+            ]
+            if runs:
+                hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
+                score = self.scorer.score(self.streams, hypothesis, count)
+                tried.append((score * min(count, 4), which, hypothesis, runs))
+                if (settled and drop == 0) or self.scorer.is_clear(self.streams, hypothesis, count):
+                    break
+                if drop >= len(hypothesis.order) and drop > hypothesis.messages:
+                    break  # every offset within one collective has been tried
+        self.streams.back_to(whole)
+        if not tried:
+            # What is not named and not understood here will not be further on.
+            every = self.streams.count
+            return every if self.op == Op.UNKNOWN else min(every, ALIGNMENTS), None
+        best, _, like, _ = max(tried, key=lambda each: each[0])
+        which, runs = next(
+            (which, runs)
+            for score, which, hypothesis, runs in tried
+            if score >= NEAR * best and (hypothesis.algorithm, hypothesis.cuts) == (like.algorithm, like.cuts)
+        )
+        self.streams.take(slice(None), beginnings[which])
+        hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
+        if hypothesis.near is not None:
+            self.places.note(hypothesis, self.scorer.fitting(self.streams, runs, count * hypothesis.messages))
+        self.streams.back_to(whole)
+        alternatives = [
+            h.algorithm.name
+            for h, n in runs
+            if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
+        ]
+        return beginnings[which], (hypothesis, list(dict.fromkeys(alternatives)))
+
+    def _as_usual(self) -> tuple[Hypothesis, list[str]] | None:
+        """What fitted another channel, if nothing here speaks against it."""
+        habit = self.habits.get(len(self.endpoints))
+        if habit is None:
+            return None
+        algorithm, cuts, alternatives = habit
+        for base in self.proposer.shapes(self.streams):
+            if base.algorithm is not algorithm or (
+                cuts > 1 and cuts not in self.proposer.segments(self.streams, base)
+            ):
+                continue
+            hypothesis = replace(base, cuts=cuts)
+            count = self.proposer.run_length(self.streams, hypothesis, SAMPLE)
+            if count and self.scorer.is_clear(self.streams, hypothesis, count, NO_CONTRAST):
+                return hypothesis, alternatives
+        return None
+
+    def _equal_blocks(self) -> list[NDArray[np.int64]]:
+        """The collectives of an algorithm that no schedule describes, if every edge repeats itself.
+
+        As many as the edge with the fewest messages can tell: each edge carries a fixed number of
+        messages a collective, the same sizes every time. What is left over at the end is dropped.
+        """
+        streams = [rows for _, rows in self.streams.left()]
+        for count in range(min(map(len, streams)), 1, -1):
+            per = [len(rows) // count for rows in streams]
+            if any(len(rows) - count * some >= some for rows, some in zip(streams, per, strict=True)):
+                continue
+            parts = [rows[: count * n].reshape(count, -1) for rows, n in zip(streams, per, strict=True)]
+            sizes = [np.where(part == HOLE, -1, self.sizes[part]) for part in parts]
+            if all(((size == size.max(axis=0)) | (size < 0)).all() for size in sizes):
+                self.streams.take(slice(None), self.streams.end - self.streams.at)
+                blocks = [row[row != HOLE] for row in np.concatenate(parts, axis=1)]
+                return [block for block in blocks if len(block)]
+        return []
+
+    def _unnamed(self, rows: NDArray[np.int64]) -> Instance:
+        rows = rows[np.argsort(self.starts[rows], kind="stable")]
+        return Instance(rows, self.op, list(self.endpoints), confidence=0.7)
+
+    def _ahead(self) -> list[tuple[int, int]]:
+        """The edges of the next messages, in order of time."""
+        edges, heads = zip(*((edge, rows[:ALIGNMENTS]) for edge, rows in self.streams.left()), strict=True)
+        times = [np.maximum.accumulate(self.starts[rows]) for rows in heads]
+        which = np.repeat(np.arange(len(edges)), [len(rows) for rows in heads])
+        order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
+        return [edges[i] for i in which[order].tolist()]
+
+    def _beginnings(self) -> list[NDArray[np.int64]]:
+        """What to drop of each stream so that a collective may begin behind it: where a sender paused.
+
+        The fewest messages first, none at all before all others.
+        """
+        ahead = self._ahead()
+        at = self.streams.at.tolist()
+        lanes = np.array([self.streams.number[edge] for edge in ahead])
+        rows = np.empty(len(ahead), np.int64)
+        for i, lane in enumerate(lanes.tolist()):
+            rows[i] = self.streams.rows[at[lane]]
+            at[lane] += 1
+        src = np.array([edge[0] for edge in ahead])
+        dst = np.array([edge[1] for edge in ahead])
+        pause = np.zeros(len(ahead), np.int64)
+        for rank in np.unique(src).tolist():
+            mine = np.flatnonzero((src == rank) & (rows != HOLE))
+            events = np.sort(np.concatenate([self.starts[rows[mine]], self.arrivals[rows[dst == rank]]]))
+            before = np.searchsorted(events, self.starts[rows[mine]]) - 1
+            pause[mine] = np.where(before >= 0, self.starts[rows[mine]] - events[before], 0)
+        # A stream of a few collectives has few places to begin at.
+        tries = min(TRIES, len(ahead) // len(self.endpoints)) // 2
+        first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[:tries] + 1
+        longest = np.argsort(-pause[1:], kind="stable")[:tries] + 1
+        # Later pauses may be longer; yet a few messages may be all that a collective lacks here.
+        early = np.argsort(-pause[1 : 1 + EARLY * len(self.endpoints)], kind="stable")[: tries // 2] + 1
+        found = {(0,) * len(at): np.zeros(len(at), np.int64)}
+        for place in np.unique(np.concatenate([first, longest, early])).tolist():
+            for gone in (np.arange(place), _behind(place, src, pause)):
+                beginning = np.bincount(lanes[gone], minlength=len(at))
+                found.setdefault(tuple(beginning.tolist()), beginning)
+        return sorted(found.values(), key=lambda beginning: int(beginning.sum()))
+
+    # -- taking ------------------------------------------------------------------------------
+
+    def _take(self, hypothesis: Hypothesis, count: int, alternatives: list[str]) -> list[Instance]:
+        plan, cuts, algorithm, streams = hypothesis.plan, hypothesis.cuts, hypothesis.algorithm, self.streams
+        lanes, per = streams.lanes(hypothesis.edges), plan.counts * hypothesis.cuts
+        starts = streams.at[lanes].tolist()
+        parts = zip(starts, per.tolist(), strict=True)
+        together = np.concatenate(
+            [streams.rows[at : at + count * n].reshape(count, n) for at, n in parts], axis=1
+        )
+        streams.take(lanes, count * per)
+        # What each message of a collective is of the buffer, in the order of ``together``.
+        share = np.repeat(plan.shares / cuts, cuts)
+        whole = (together != HOLE).all(axis=1).tolist()
+        known = self.sizes[together].sum(axis=1) / share.sum() if share.any() else np.zeros(count)
+        in_time = np.take_along_axis(together, np.argsort(self.starts[together], axis=1, kind="stable"), 1)
+        root = hypothesis.root if algorithm.rooted else None
+        found = []
+        for number, block in enumerate(in_time):
+            if whole[number]:
+                size, confidence, blind = float(known[number]), 1.0, frozenset[int]()
+            else:
+                slot = together[number] != HOLE
+                blind = frozenset(self._opening(hypothesis)[~slot].tolist()) - {-1}
+                block = block[block != HOLE]
+                size = float(self.sizes[block].sum()) / share[slot].sum() if share[slot].any() else 0.0
+                confidence = len(block) / len(slot)
+            order = list(hypothesis.order)
+            buffer = whole_size(size, self.sizes[block].tolist()) if size != round(size) else round(size)
+            instance = Instance(block, algorithm.op, order, algorithm, alternatives, root, buffer,
+                                confidence=confidence, blind=blind)  # fmt: skip
+            found.append(placed(instance, hypothesis.near))
+        return found
+
+    def _opening(self, hypothesis: Hypothesis) -> NDArray[np.int64]:
+        """For each message of a block the position that opens with it, -1 for later ones."""
+        order, cuts = hypothesis.order, hypothesis.cuts
+        first: dict[int, int] = {}
+        for send in schedule(hypothesis.algorithm, len(order), hypothesis.root):
+            first.setdefault(send.src, send.step)
+        steps = {
+            (order[send.src], order[send.dst]): send.src
+            for send in reversed(schedule(hypothesis.algorithm, len(order), hypothesis.root))
+            if send.step == first[send.src]
+        }
+        parts = []
+        for edge, count in zip(hypothesis.edges, hypothesis.plan.counts.tolist(), strict=True):
+            part = np.full(count * cuts, -1)
+            part[0] = steps.get(edge, -1)
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def _drop(self, what: NDArray[np.int64] | int) -> list[int]:
+        """Take away so many of each stream, or of all the next ones in order of time; returns their rows."""
+        if not isinstance(what, int):
+            gone = [
+                self.streams.rows[at : at + some]
+                for at, some in zip(self.streams.at.tolist(), what.tolist(), strict=True)
+            ]
+            self.streams.take(slice(None), what)
+            together: list[int] = np.concatenate(gone).tolist()
+            return together
+        count = what
+        if count >= self.streams.count:
+            every = np.concatenate([part for _, part in self.streams.left()] or [np.zeros(0, np.int64)])
+            self.streams.take(slice(None), self.streams.end - self.streams.at)
+            dropped: list[int] = every[np.argsort(self.starts[every], kind="stable")].tolist()
+            return dropped
+        rows: list[int] = []
+        while count > len(rows) and self.streams:
+            by: dict[tuple[int, int], int] = {}
+            for edge in self._ahead()[: count - len(rows)]:
+                by[edge] = by.get(edge, 0) + 1
+            for edge, some in by.items():
+                lane = self.streams.number[edge]
+                at = int(self.streams.at[lane])
+                rows.extend(self.streams.rows[at : at + some].tolist())
+                self.streams.take(lane, some)
+        return rows
+
+    def _stray(self, rows: list[int]) -> list[Instance]:
+        rows = [row for row in rows if row != HOLE]
+        if not rows:
+            return []
+        return [
+            Instance(np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3)
+        ]
+
+
+def _behind(place: int, src: NDArray[np.int64], pause: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What comes before the collective that message ``place`` opens for its sender; all in order of time.
+
+    A sender that is late opens after the others have: theirs is the message with the longest pause since that
+    sender's last one, which ended the collective before.
+    """
+    late = src[place]
+    since = np.flatnonzero(src[:place] == late)
+    window = int(since[-1]) + 1 if len(since) else 0
+    gone = np.ones(place, bool)
+    for rank in np.unique(src[window:place]).tolist():
+        own = np.flatnonzero(src == rank)
+        own = own[own >= window]
+        own = own[: int(np.searchsorted(own, place)) + 1]  # with the next one
+        opens = int(own[np.argmax(pause[own])])
+        gone[own[(own >= opens) & (own < place)]] = False
+    return np.flatnonzero(gone)

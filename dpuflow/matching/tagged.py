@@ -1,0 +1,322 @@
+"""Collectives of libraries whose every message names its collective (Gloo's slot: prefix and tag).
+
+The tag counts up per communicator, so it is unique only among the connections of one. A cell is
+what one connection carried under one tag; cells of one collective share the tag, meet in endpoints
+and follow each other with nothing else of those connections in between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.arrays.components import connected
+from dpuflow.matching.crowded import Processes, shares_addresses
+from dpuflow.matching.model import Instance, placed
+from dpuflow.matching.recognise import VARIED, Match, matches, whole_size
+from dpuflow.schema.rows import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.identity.processes import Ends
+    from dpuflow.schema.tables import Rows
+
+RING_OPS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER)
+
+
+class Cell(NamedTuple):
+    """What one connection carried under one tag."""
+
+    connection: int
+    op: int
+    tag: int
+    start_ns: int
+    end_ns: int
+    rows: NDArray[np.int64]
+    ends: tuple[int, int]  # the two endpoints
+    forward: bool  # data flowed from ends[0] to ends[1]
+    backward: bool
+
+
+def tagged_instances(
+    exchanges: Rows,
+    rows: NDArray[np.int64],
+    position: NDArray[np.int64],
+    near: frozenset[int] | None = None,
+    ends: Ends | None = None,
+) -> list[Instance]:
+    """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag.
+
+    ``position`` gives each endpoint's place in the order in which ranks are numbered by default; ``near``
+    the endpoints all of whose messages were captured, None for everyone; ``ends`` who is at both ends of each
+    connection.
+    """
+    cells = _cells(exchanges, rows)
+    starts: dict[int, list[int]] = {}
+    by_tag: dict[tuple[int, int], list[Cell]] = {}
+    for cell in cells:
+        starts.setdefault(cell.connection, []).append(cell.start_ns)
+        by_tag.setdefault((cell.op, cell.tag), []).append(cell)
+    instances: list[Instance] = []
+    components = [c for tagged in by_tag.values() for c in _components(tagged, starts)]
+    habits = None if near is None else _habits(exchanges, components, near)
+    mixed = [part for part in components if near is None and _shared(exchanges, part, ends)]
+    if mixed and ends is not None:
+        crowd = np.sort(np.concatenate([cell.rows for part in mixed for cell in part]))
+        processes = Processes(exchanges, crowd, ends)
+        instances = [_of_processes(exchanges, part, processes, position) for part in mixed]
+        components = [part for part in components if all(part is not other for other in mixed)]
+    for component in components:
+        op = Op(component[0].op)
+        parts = _rings(component) if op in RING_OPS else [component]
+        found = [_instance(exchanges, part, op, position, near, habits) for part in parts]
+        if len(found) > 1 and not all(i.algorithm and i.algorithm.name == "ring" for i in found):
+            whole = _instance(exchanges, component, op, position, near, habits)
+            found = [whole] if whole.complete else found
+        instances.extend(found)
+    if near is None:
+        _keep_alike(exchanges, instances)
+    return instances
+
+
+def _keep_alike(exchanges: Rows, instances: Sequence[Instance]) -> None:
+    """Collectives of no known algorithm are whole where several have the same messages on the same edges.
+
+    What is in a job again and again lacks nothing: its messages date its entries.
+    """
+    alike: dict[object, list[Instance]] = {}
+    for instance in instances:
+        if instance.algorithm is None and not instance.complete:
+            edges = _edges(exchanges[instance.rows])
+            counts = frozenset((edge, count) for edge, (count, _) in edges.items())
+            alike.setdefault((instance.op, counts), []).append(instance)
+    for several in alike.values():
+        for instance in several if len(several) > 1 else ():
+            instance.complete = True
+
+
+def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
+    """Cells in order of their start."""
+    if not len(rows):
+        return []
+    picked = exchanges[rows]
+    key = (picked["connection"].astype(np.int64) << 32) | picked["tag"]
+    order = np.lexsort((picked["op"], key))
+    key, op = key[order], picked["op"][order]
+    bounds = np.flatnonzero(np.r_[True, (key[1:] != key[:-1]) | (op[1:] != op[:-1]), True])
+    starts, ends = span(picked)
+    cells = []
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        inside = order[low:high]
+        src = picked["src"][inside]
+        first, second = sorted((int(src[0]), int(picked["dst"][inside[0]])))
+        cells.append(
+            Cell(
+                int(key[low] >> 32),
+                int(op[low]),
+                int(key[low] & 0xFFFFFFFF),
+                int(starts[inside].min()),
+                int(ends[inside].max()),
+                rows[np.sort(inside)],
+                (first, second),
+                bool((src == first).any()),
+                bool((src == second).any()),
+            )
+        )
+    cells.sort(key=lambda cell: cell.start_ns)
+    return cells
+
+
+def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last sign of each exchange, ns."""
+    from dpuflow.kernels import streams
+
+    first, last = np.empty((2, len(exchanges)), np.int64)
+    streams.spans(exchanges, first, last)
+    return first, last
+
+
+def _components(cells: list[Cell], starts: dict[int, list[int]]) -> list[list[Cell]]:
+    """Cells of one tag (in order of time), joined where they meet in an endpoint and in time."""
+    meets = [[number] for number in range(len(cells))]
+    latest: dict[int, int] = {}  # endpoint -> its cell that ends last so far
+    for i, cell in enumerate(cells):
+        for end in cell.ends:
+            before = latest.get(end)
+            if before is not None and _adjacent(cells[before], cell, starts):
+                meets[i].append(before)
+            if (
+                before is None
+                or cells[before].end_ns < cell.end_ns
+                or not _adjacent(cells[before], cell, starts)
+            ):
+                latest[end] = i
+    return [[cells[i] for i in some] for some in connected(range(len(cells)), meets.__getitem__)]
+
+
+def _adjacent(a: Cell, b: Cell, starts: dict[int, list[int]]) -> bool:
+    """Whether nothing else began on the two connections between cells ``a`` and ``b``."""
+    if a.connection == b.connection:
+        return False  # the same tag again on the same connection: the counter has wrapped
+    low, high = min(a.end_ns, b.end_ns), max(a.start_ns, b.start_ns)
+    if high <= low:
+        return True
+    for connection in (a.connection, b.connection):
+        times = starts[connection]
+        at = bisect_right(times, low)
+        if at < len(times) and times[at] < high:
+            return False
+    return True
+
+
+def _rings(cells: list[Cell]) -> list[list[Cell]]:
+    """Split cells of a ring operation where two communicators took turns with equal tags.
+
+    In a ring every rank sends to one neighbour and receives from one. Two ranks exchange on one
+    connection in both directions and need nobody else.
+    """
+    out: dict[int, int] = {}
+    into: dict[int, int] = {}
+    for cell in cells:
+        for src, dst, used in ((*cell.ends, cell.forward), (*cell.ends[::-1], cell.backward)):
+            if used:
+                out[src] = out.get(src, 0) + 1
+                into[dst] = into.get(dst, 0) + 1
+    if max(out.values()) <= 1 and max(into.values()) <= 1:
+        return [cells]
+    parts = [[cell] for cell in cells if cell.forward and cell.backward]
+    single = [cell for cell in cells if not (cell.forward and cell.backward)]
+    unused = set(range(len(single)))
+    while unused:
+        first = min(unused)
+        unused.discard(first)
+        ring = [single[first]]
+        begin, end = ring[0].ends if ring[0].forward else ring[0].ends[::-1]
+        while end != begin:  # another ring may go through the same rank
+            follow = [
+                i for i in unused if (single[i].ends[0] if single[i].forward else single[i].ends[1]) == end
+            ]
+            if not follow:
+                break
+            best = max(follow, key=lambda i: _overlap(single[i], ring[-1]))
+            unused.discard(best)
+            ring.append(single[best])
+            end = single[best].ends[1] if single[best].forward else single[best].ends[0]
+        parts.append(ring)
+    return parts
+
+
+def _overlap(a: Cell, b: Cell) -> int:
+    """How long two cells were open together, ns; negative: the gap between them."""
+    return min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)
+
+
+def _instance(
+    exchanges: Rows,
+    cells: list[Cell],
+    op: Op,
+    position: NDArray[np.int64],
+    near: frozenset[int] | None,
+    habits: Habits | None,
+) -> Instance:
+    rows = np.sort(np.concatenate([cell.rows for cell in cells]))
+    picked = exchanges[rows]
+    endpoints = sorted({end for cell in cells for end in cell.ends}, key=lambda e: int(position[e]))
+    edges = _edges(picked)
+    found = matches(edges, endpoints, op, near, None if habits is None else habits.get(_shape(op, edges)))
+    if not found:
+        return Instance(rows, op, endpoints, complete=False, confidence=0.5)
+    best = found[0]
+    others = list(
+        dict.fromkeys(m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name)
+    )
+    return placed(
+        Instance(
+            rows,
+            best.algorithm.op,
+            list(best.order),
+            best.algorithm,
+            others,
+            best.root if best.algorithm.rooted else None,
+            None if best.size is None else whole_size(best.size, picked["bytes"].tolist()),
+        ),
+        near,
+    )
+
+
+def _shared(exchanges: Rows, cells: Sequence[Cell], ends: Ends | None) -> bool:
+    """Whether processes share addresses: one collective used several connections between two endpoints."""
+    if ends is None:
+        return False
+    pairs = Counter(cell.ends for cell in cells)
+    return max(pairs.values()) > 1 or shares_addresses(
+        exchanges, np.concatenate([cell.rows for cell in cells]), ends
+    )
+
+
+def _of_processes(
+    exchanges: Rows, cells: Sequence[Cell], processes: Processes, position: NDArray[np.int64]
+) -> Instance:
+    """The collective of ``cells``, whose processes share addresses."""
+    rows, op = np.sort(np.concatenate([cell.rows for cell in cells])), Op(cells[0].op)
+    found: list[Match] = []
+    if processes.told(rows):
+        edges = processes.edges(exchanges, rows)
+        found = processes.matches(edges, op)
+        if not found and op in VARIED:
+            found = processes.matches(edges, op, sized=False)
+    if not found:
+        return processes.instance(Instance(rows, op, [], confidence=0.7), position)
+    best = found[0]
+    names = [m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name]
+    size = None if best.size is None else whole_size(best.size, exchanges["bytes"][rows].tolist())
+    root = best.root if best.algorithm.rooted else None
+    told = Instance(rows, op, list(best.order), best.algorithm, list(dict.fromkeys(names)), root, size)
+    return processes.instance(told, position)
+
+
+def _edges(picked: Rows) -> dict[tuple[int, int], tuple[int, int]]:
+    """(src, dst) -> messages and bytes."""
+    edges: dict[tuple[int, int], tuple[int, int]] = {}
+    for src, dst, size in zip(
+        picked["src"].tolist(), picked["dst"].tolist(), picked["bytes"].tolist(), strict=True
+    ):
+        count, total = edges.get((src, dst), (0, 0))
+        edges[src, dst] = (count + 1, total + size)
+    return edges
+
+
+Shape = tuple[Op, frozenset[tuple[tuple[int, int], tuple[int, int]]]]
+Habits = dict[Shape, dict[int, int]]
+"""For collectives of one operation, edges and bytes: by how many each captured rank's sends (offers, or
+data without one) were usually ahead of the data that had reached it, at most."""
+
+
+def _shape(op: Op, edges: dict[tuple[int, int], tuple[int, int]]) -> Shape:
+    return op, frozenset(edges.items())
+
+
+def _habits(exchanges: Rows, components: Sequence[Sequence[Cell]], near: frozenset[int]) -> Habits:
+    """How far captured ranks run ahead of their inputs, by the median over collectives of one shape."""
+    counts: dict[Shape, dict[int, list[int]]] = {}
+    for component in components:
+        op = Op(component[0].op)
+        for cells in _rings(list(component)) if op in RING_OPS else [component]:
+            picked = exchanges[np.concatenate([cell.rows for cell in cells])]
+            began = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
+            of = counts.setdefault(_shape(op, _edges(picked)), {})
+            for end in near & {end for cell in cells for end in cell.ends}:
+                heard = picked["arrived_end_ns"][(picked["dst"] == end) & (picked["arrived_end_ns"] != NEVER)]
+                mine = np.sort(began[(picked["src"] == end) & (began != NEVER)])
+                ahead = np.arange(1, len(mine) + 1) - np.searchsorted(np.sort(heard), mine)
+                of.setdefault(end, []).append(int(ahead.max(initial=0)))
+    return {
+        shape: {end: round(float(np.median(numbers))) for end, numbers in of.items()}
+        for shape, of in counts.items()
+    }

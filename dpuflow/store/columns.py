@@ -1,0 +1,227 @@
+"""Column files: the tables of one capture, saved and loaded; analysing them equals analysing the packets.
+
+A file: eight bytes of magic, format version and header length (two u4), the CRC-32 of these and of the header
+(u4), four bytes of zero, a header in JSON (what was captured, and of each table its fields, rows, place and
+the CRC-32 of each ``BLOCK`` of its bytes), then the tables' rows, each table at a multiple of 64 bytes. All
+is little endian.
+
+A damaged block of messages or pauses is left out and named; the other tables are what these refer to, so that
+damage there costs the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import asdict, fields
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from dpuflow.errors import CaptureError, DpuflowError, FormatError
+from dpuflow.schema import rows as schema
+from dpuflow.schema.tables import CaptureInfo, CaptureTables
+
+if TYPE_CHECKING:
+    from dpuflow.schema.rows import Record
+    from dpuflow.schema.tables import Rows
+
+MAGIC: Final = b"DPUFLOW\0"
+VERSION: Final = 4
+OLDEST: Final = 1
+"""Clear-to-send entries of this format have the address that they were written to, not what they announce."""
+_LATER: Final = ("setups", "members")
+"""Tables that files before format ``_LATER_FROM`` do not have."""
+_LATER_FROM: Final = 3
+_CHECKED: Final = 4
+"""The first format with checksums."""
+BLOCK: Final = 1 << 16
+"""Bytes of a table that share a checksum: what one flipped bit costs, at most, and a row more."""
+_SPARE: Final = ("messages", "pauses")
+"""Tables whose rows no other row refers to."""
+_ALIGN: Final = 64
+_START: Final = struct.Struct("<8sII")
+_SUM: Final = struct.Struct("<II")
+_TABLES: Final = {
+    "endpoints": schema.ENDPOINT,
+    "flows": schema.FLOW,
+    "messages": schema.MESSAGE,
+    "pauses": schema.PAUSE,
+    "setups": schema.SETUP,
+    "members": schema.MEMBER,
+}
+
+
+def is_saved(name: str) -> bool:
+    """Whether the file is a column file; False for anything that cannot be told, which others will name.
+
+    Of a pipe nothing is read: it would be missing afterwards.
+    """
+    if not os.path.isfile(name):
+        return False
+    try:
+        with open(name, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def save_tables(tables: CaptureTables, name: str, durable: bool = False) -> None:
+    """Write ``tables``, whole or not at all; ``durable``: also if the power fails. Raises DpuflowError."""
+    parts, described, at = [], {}, 0
+    for table, record in _TABLES.items():
+        rows = getattr(tables, table)
+        record.check(rows)
+        data = rows.tobytes()
+        described[table] = {"fields": _fields(record), "rows": len(rows), "at": at, "crc": _sums(data)}
+        parts.append(data + bytes(-len(data) % _ALIGN))
+        at += len(parts[-1])
+    header = {"schema": schema.SCHEMA_ID, "info": asdict(tables.info), "tables": described}
+    text = json.dumps(header).encode()
+    text += b" " * (-(_START.size + _SUM.size + len(text)) % _ALIGN)
+    start = _START.pack(MAGIC, VERSION, len(text))
+    new = f"{name}.new"
+    try:
+        with open(new, "wb") as file:
+            file.write(start + _SUM.pack(zlib.crc32(text, zlib.crc32(start)), 0) + text)
+            for part in parts:
+                file.write(part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(new, name)
+        if durable:
+            _sync_folder(os.path.dirname(name) or ".")
+    except OSError as error:
+        if os.path.exists(new):
+            os.unlink(new)
+        raise DpuflowError(f"{name}: {error.strerror or error}") from None
+
+
+def _sync_folder(folder: str) -> None:
+    """Have the names in a folder written, too."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def load_tables(name: str) -> CaptureTables:
+    """Read a column file. Raises FormatError for one of another version, CaptureError for a damaged one."""
+    try:
+        size = os.path.getsize(name)
+        with open(name, "rb") as file:
+            start = file.read(_START.size)
+            if len(start) < _START.size:
+                raise CaptureError(name, len(start), "the column file is cut short")
+            magic, version, length = _START.unpack(start)
+            if magic != MAGIC:
+                raise FormatError(name, "this is no column file of dpuflow")
+            if not OLDEST <= version <= VERSION:
+                raise FormatError(
+                    name, f"a column file of format {version}; this dpuflow reads {OLDEST} to {VERSION}"
+                )
+            told = file.read(_SUM.size) if version >= _CHECKED else b""
+            body = _START.size + len(told) + length
+            if body > size:
+                raise CaptureError(name, size, "the column file is cut short")
+            text = file.read(length)
+            if told and _SUM.unpack(told)[0] != zlib.crc32(text, zlib.crc32(start)):
+                raise CaptureError(
+                    name, _START.size, "the column file's header is damaged (its checksum differs)"
+                )
+            header = _header(name, text)
+            damaged: list[str] = []
+            tables = {
+                table: _rows(name, table, header["tables"][table], body, size, damaged)
+                for table in _TABLES
+                if version >= _LATER_FROM or table not in _LATER
+            }
+        _check_places(name, tables, size)
+        if version == OLDEST:
+            messages = tables["messages"]
+            messages["va"][
+                (messages["role"] == schema.Role.GRANT) & (messages["wire"] == schema.Wire.ROCE_WRITE)
+            ] = 0
+        info = _info(header["info"])
+        info.warnings += damaged
+        info.complete &= not damaged
+        return CaptureTables(info, **tables)
+    except OSError as error:
+        raise DpuflowError(f"{name}: {error.strerror or error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaptureError(name, _START.size, f"the column file's header is damaged ({error})") from None
+
+
+def _fields(record: Record) -> list[list[str]]:
+    return [[field.name, field.type] for field in record.fields]
+
+
+def _header(name: str, text: bytes) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(text)
+    if header["schema"] != schema.SCHEMA_ID:
+        raise FormatError(name, f"its records are {header['schema']}; this dpuflow reads {schema.SCHEMA_ID}")
+    return header
+
+
+def _sums(data: bytes | memoryview) -> list[int]:
+    """The CRC-32 of each block."""
+    return [zlib.crc32(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
+
+
+def _rows(name: str, table: str, described: dict[str, Any], body: int, size: int, damaged: list[str]) -> Rows:
+    """One table, if its fields are those of this version and the file holds it, less what is damaged.
+
+    ``damaged`` gets a sentence on what was left out.
+    """
+    record = _TABLES[table]
+    if described["fields"] != _fields(record):
+        raise FormatError(name, f"its {record.name} rows have other fields than this dpuflow's")
+    count, at, wide = int(described["rows"]), body + int(described["at"]), record.dtype.itemsize
+    if count < 0 or at < body or at + count * wide > size:
+        raise CaptureError(name, size, f"the column file ends inside its {record.name} rows")
+    if not count:
+        return record.zeros(0)
+    rows = np.fromfile(name, record.dtype, count, offset=at)
+    sums = described.get("crc")
+    if sums is None:
+        return rows
+    bad = [
+        k for k, pair in enumerate(zip_longest(sums, _sums(rows.view(np.uint8).data))) if pair[0] != pair[1]
+    ]
+    if not bad:
+        return rows
+    if table not in _SPARE:
+        raise CaptureError(
+            name, at + bad[0] * BLOCK, f"the column file is damaged: a checksum of its {table} differs"
+        )
+    whole = np.ones(count, bool)
+    for k in bad:
+        whole[k * BLOCK // wide : -(-(k + 1) * BLOCK // wide)] = False
+    spans = ", ".join(f"{at + k * BLOCK}" for k in bad[:4]) + (" ..." if len(bad) > 4 else "")
+    damaged.append(
+        f"{name}: {int((~whole).sum())} of {count} {table} were left out, as they are damaged (blocks of"
+        f" {BLOCK >> 10} KiB at byte {spans})"
+    )
+    return rows[whole]
+
+
+def _check_places(name: str, tables: dict[str, Rows], size: int) -> None:
+    """Whether rows name rows that are there: else an analysis would fail far from here."""
+    flows, endpoints, messages = (tables[each] for each in ("flows", "endpoints", "messages"))
+    peers = flows["peer"][flows["peer"] != schema.NONE32]
+    for places, count, what in (
+        (flows["src"], len(endpoints), "flows"), (flows["dst"], len(endpoints), "flows"),
+        (peers, len(flows), "flows"), (messages["flow"], len(flows), "messages"),
+    ):  # fmt: skip
+        if len(places) and int(places.max()) >= count:
+            raise CaptureError(name, size, f"the column file is damaged: its {what} name rows that are not")
+
+
+def _info(values: dict[str, Any]) -> CaptureInfo:
+    known = {field.name for field in fields(CaptureInfo)}
+    return CaptureInfo(**{key: value for key, value in values.items() if key in known})

@@ -1,0 +1,13 @@
+"""Collectives and the entries of their ranks in; who was late, why, since when and at what cost out.
+
+``inferred`` runs the stages in their order: ``links`` and ``causes`` say why a rank was late, ``steps``,
+``habits``, ``pauses``, ``pipelines``, ``stages`` and ``replicas`` what is usual in the job, ``bulk`` and
+``pages`` find transfers beside the collectives, ``charges`` says what counts as late and what it costs,
+``own`` what a rank answers for, ``units`` lays that out step by step, ``stalls`` what of it is chance,
+``judgement`` (doubted by ``beside``) gives a verdict a rank, ``whatif`` replays a step without its lateness,
+``kinds`` says what groups are for, ``edges`` measures neighbours on one clock, ``phases`` cuts rings.
+"""
+
+from dpuflow.verdicts.inferred import Inferred, infer
+
+__all__ = ["Inferred", "infer"]

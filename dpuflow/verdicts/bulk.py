@@ -1,0 +1,353 @@
+"""Bulk one-sided transfers: pages that one endpoint WRITEs into another's memory, or READs from it.
+
+In: EXCHANGE rows that no collective was made of, and entries of ranks. Out: transfers, and which entries had
+waited for one. Transfer engines move the KV caches of disaggregated inference so (Mooncake, NIXL): pages of
+one size at scattered addresses, one way, without an immediate and without clear-to-send entries. What the
+bytes are shows in no packet; that a rank which had been idle takes part in collectives again as soon as they
+are there is what speaks for a cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
+from dpuflow.verdicts.pages import MOST, begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+    Way = tuple[int, int, bool]  # from, to, by READs
+
+FEWEST: Final = 2
+"""Pages: a single WRITE or READ is no burst of pages."""
+OTHERS: Final = 3.0
+"""A path is slow if its pages take so many times as long as those of the middle path: as of links."""
+TWICE: Final = 2
+"""Times a usual pause: a transfer that ends in one of the longer pauses had not been waited for."""
+FEWEST_PAUSES: Final = 3
+"""So many of an endpoint's pauses between collectives tell which one is usual."""
+
+
+class Bulk(NamedTuple):
+    """One transfer. Times are on the reference clock; ``rows`` of EXCHANGE, in order.
+
+    ``busy_ns``: how long some page was under way. ``row``: of Entries, the receiver's first entry after it,
+    -1 for none; ``idle_ns``: since when the receiver had done nothing else while it was under way, where it
+    had waited for the transfer, else NEVER; ``left_ns``: when it had left its last collective before.
+    ``last`` of those that the receiver waited for at the same time. ``slow``: the path was."""
+
+    src: int
+    dst: int
+    read: bool
+    rows: Ints
+    start_ns: int
+    end_ns: int
+    bytes: int
+    page_bytes: int | None
+    busy_ns: int
+    retransmitted: int
+    ecn_marked: int
+    complete: bool
+    message: int  # TRANSFER row of its last page
+    row: int = -1
+    idle_ns: int = NEVER
+    left_ns: int = NEVER
+    last: bool = False
+    slow: bool = False
+    cache: bool = False
+
+    @property
+    def waited(self) -> bool:
+        """Whether the receiver had nothing to do but wait for it."""
+        return self.idle_ns != NEVER
+
+    @property
+    def path(self) -> Literal["slow", "lossy", "marked"] | None:
+        """What the network did to it; None for nothing that shows."""
+        if self.retransmitted:
+            return "lossy"
+        return "slow" if self.slow else "marked" if self.ecn_marked else None
+
+    @property
+    def exposed_ns(self) -> int:
+        """How long the receiver was idle while the transfer was under way, at the most."""
+        return min(self.busy_ns, self.end_ns - self.idle_ns) if self.waited else 0
+
+
+class Fed(NamedTuple):
+    """What transfers did to each row of Entries: when the last one that it had waited for was there (NEVER
+    without), whether the network had held that one up, and whether its endpoint still had pages to send on a
+    slow path as it entered: an adapter whose queue stands still keeps everything else, too."""
+
+    ns: Ints
+    held: NDArray[np.bool_]
+    carrying: NDArray[np.bool_]
+
+
+def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
+    """All bulk transfers, in order of their start."""
+    found: list[Bulk] = []
+    parts: dict[Way, list[Bulk]] = {}
+    for rows in page_ways(exchanges, instances):
+        notices = notices_ns(exchanges, rows)
+        pieces = list(cut_pieces(exchanges, rows, notices))
+        fine = [each for piece in pieces for each in _made(exchanges, piece)]
+        if not len(notices):
+            if fine:
+                parts[_way(fine[0])] = fine
+            pieces = list(_merged(exchanges, pieces, entries, instances))
+        found += (each for piece in pieces for each in _made(exchanges, piece))
+    if not found:
+        return found
+    found = _awaited(found, instances, entries)
+    whole = _by_siblings(exchanges, _by_waits(found, parts))
+    if whole is not found:
+        found = _awaited(whole, instances, entries)
+    found = _named(_slow(found))
+    return sorted(found, key=lambda each: (each.start_ns, each.src, each.dst))
+
+
+def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
+    """What transfers did to each row of Entries."""
+    fed = np.full(len(entries.endpoint), NEVER)
+    held, carrying = np.zeros((2, len(fed)), bool)
+    for each in transfers:
+        if each.waited and each.last:
+            fed[each.row] = each.end_ns
+            held[each.row] = each.path is not None
+        if each.slow:
+            mine = entries.endpoint == each.src
+            carrying |= mine & (entries.enter_ns >= each.start_ns) & (entries.enter_ns <= each.end_ns)
+    return Fed(fed, held, carrying)
+
+
+def _merged(
+    exchanges: Rows, pieces: Sequence[Ints], entries: Entries, instances: Sequence[Instance]
+) -> Iterator[Ints]:
+    """``pieces`` of one way; those between which the receiver, who takes part in collectives, entered none
+    are one: a cache that is moved layer by layer, while the receiver waits for the whole."""
+    tied = _tied(instances, entries, int(exchanges["dst"][pieces[0][0]]))
+    enter, left = entries.enter_ns[tied], entries.leave_ns[tied]
+    together: list[Ints] = []
+    for piece in pieces:
+        if together and len(enter):
+            until = end_ns(exchanges, together[-1]).max()
+            place = int(np.searchsorted(enter, until))
+            idle = not place or left[place - 1] <= until
+            if idle and place < len(enter) and place == np.searchsorted(enter, begin_ns(exchanges, piece)[0]):
+                together.append(piece)
+                continue
+        if together:
+            yield np.concatenate(together)
+        together = [piece]
+    yield np.concatenate(together)
+
+
+def _made(exchanges: Rows, rows: Ints) -> Iterator[Bulk]:
+    if len(rows) < FEWEST:
+        return
+    rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
+    begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
+    until = np.maximum.accumulate(end)
+    idle = np.maximum(begin[1:] - until[:-1], 0).sum()
+    sizes, counts = np.unique(exchanges["bytes"][rows], return_counts=True)
+    most = int(np.argmax(counts))
+    cut = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
+    yield Bulk(
+        src=int(exchanges["src"][rows[0]]),
+        dst=int(exchanges["dst"][rows[0]]),
+        read=bool(exchanges["wire"][rows[0]] == Wire.ROCE_READ),
+        rows=rows,
+        start_ns=int(begin[0]),
+        end_ns=int(until[-1]),
+        bytes=int(exchanges["bytes"][rows].sum()),
+        page_bytes=int(sizes[most]) if 2 * counts[most] >= len(rows) else None,
+        busy_ns=int(until[-1]) - int(begin[0]) - int(idle),  # stamps may be centuries apart
+        retransmitted=int(exchanges["retransmitted"][rows].sum()),
+        ecn_marked=int(exchanges["ecn_marked"][rows].sum()),
+        complete=not bool((exchanges["flags"][rows] & cut).any()),
+        message=int(exchanges["data"][rows[-1]]),
+    )
+
+
+def _tied(instances: Sequence[Instance], entries: Entries, endpoint: int) -> Ints:
+    """Rows of Entries by which an endpoint entered collectives, in order of time."""
+    single = np.fromiter((i.op == Op.SEND_RECV for i in instances), bool, len(instances))
+    mine = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+    mine = mine[~single[entries.collective[mine]]]
+    order: Ints = mine[np.argsort(entries.enter_ns[mine], kind="stable")]
+    return order
+
+
+def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
+    """``transfers`` with the entry that followed each, and whether the receiver had waited for it.
+
+    It had if the transfer ended in a pause between two of its collectives that is longer than its pauses
+    without one (nineteen in twenty); where it has hardly any of these, if most of the pause was the
+    transfer."""
+    found: list[Bulk] = []
+    for dst in sorted({each.dst for each in transfers}):
+        mine = [each for each in transfers if each.dst == dst]
+        rows = _tied(instances, entries, dst)
+        enter = entries.enter_ns[rows]
+        left = np.maximum.accumulate(np.r_[NEVER, entries.leave_ns[rows]])[:-1] if len(rows) else enter
+        after = np.searchsorted(enter, [each.end_ns for each in mine])
+        taken = np.zeros(len(rows) + 1, bool)
+        taken[after] = True
+        pause = (enter - left)[(left != NEVER) & ~taken[:-1]]
+        usual = TWICE * float(np.percentile(pause, 95)) if len(pause) >= FEWEST_PAUSES else None
+        for each, place in zip(mine, after.tolist(), strict=True):
+            if place == len(rows):
+                found.append(each)
+                continue
+            idle = max(each.start_ns, int(left[place]))
+            waits = int(enter[place]) - int(left[place]) if left[place] != NEVER else None
+            waited = idle < each.end_ns
+            if usual is not None and waits is not None:
+                waited &= waits > usual
+            else:
+                waited &= 2 * (each.end_ns - idle) >= int(enter[place]) - idle
+            others = [o.end_ns for o, at in zip(mine, after.tolist(), strict=True) if at == place]
+            found.append(
+                each._replace(
+                    row=int(rows[place]),
+                    idle_ns=idle if waited else NEVER,
+                    left_ns=int(left[place]),
+                    last=each.end_ns == max(others),
+                )
+            )
+    return found
+
+
+def _way(each: Bulk) -> Way:
+    return each.src, each.dst, each.read
+
+
+def _by_waits(transfers: list[Bulk], parts: Mapping[Way, Sequence[Bulk]]) -> list[Bulk]:
+    """``transfers`` with the parts of one cache put together, and those of several apart.
+
+    Where a cache is moved layer by layer the receiver may still be at work when the first layers come. How
+    large the whole is shows from one wait of the receiver to the next: as many bytes, most times. Transfers
+    of a way that add up to that are wholes, and so are the ``parts`` that they were made of: where the path
+    stood still, several came before the receiver went on. ``transfers`` itself if nothing changes.
+    """
+    ways: dict[Way, list[Bulk]] = {}
+    for each in sorted(transfers, key=lambda each: each.start_ns):
+        ways.setdefault(_way(each), []).append(each)
+    sums: Counter[int] = Counter()
+    own: dict[Way, int] = {}
+    for way, mine in ways.items():
+        ends = [place + 1 for place, each in enumerate(mine) if each.waited]
+        these = Counter(sum(e.bytes for e in mine[a:b]) for a, b in pairwise([0, *ends]))
+        size, times = these.most_common(1)[0] if these else (0, 0)
+        if times >= FEWEST_PAUSES and 2 * times > these.total():
+            own[way] = size
+            sums[size] += times
+    usual = sums.most_common(1)[0][0] if sums else 0
+    found: list[Bulk] = []
+    changed = False
+    for way, mine in ways.items():
+        size = own.get(way, usual) if way in parts else 0  # notices have told
+        whole = _wholes(mine, size) or _wholes(parts.get(way, mine), size) or mine
+        changed |= len(whole) != len(mine)
+        found += whole
+    return found if changed else transfers
+
+
+def _by_siblings(exchanges: Rows, transfers: list[Bulk]) -> list[Bulk]:
+    """``transfers``, with those that nothing parts cut as on other ways. ``transfers`` if nothing changes.
+
+    Ranks that share a model each hand on their part of the same requests, so all have as many bytes to move,
+    in transfers of the same sizes one after the other. Where pages queue (a slow link) no pause tells.
+    """
+    ways: dict[Way, list[Bulk]] = {}
+    for each in sorted(transfers, key=lambda each: each.start_ns):
+        ways.setdefault(_way(each), []).append(each)
+    sizes: dict[int, list[int]] = {}  # of a way's transfers, by the bytes of all: of the way that has most
+    for mine in ways.values():
+        these = [each.bytes for each in mine]
+        sizes[sum(these)] = max(sizes.get(sum(these), []), these, key=len)
+    found: list[Bulk] = []
+    changed = False
+    for mine in ways.values():
+        told = sizes[sum(each.bytes for each in mine)]
+        if len(told) >= FEWEST_PAUSES and len(told) > len(mine):
+            rows = np.concatenate([each.rows for each in mine])
+            rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
+            parts = parts_of(exchanges, rows, np.array(told))
+            if parts is not None:
+                mine = [each for part in parts for each in _made(exchanges, part)]
+                changed = True
+        found += mine
+    return found if changed else transfers
+
+
+def _wholes(parts: Sequence[Bulk], size: int) -> list[Bulk]:
+    """``parts`` put together to so many bytes each; none if they do not add up to that.
+
+    A page that was seen twice, or not at all, leaves one of them a little longer or shorter.
+    """
+    if not size:
+        return []
+    found: list[Bulk] = []
+    slack = min(each.bytes for each in parts) / 2
+    begin = total = exact = 0
+    for place, each in enumerate(parts):
+        total += each.bytes
+        if total > size + slack:
+            return []
+        if total >= size - slack:
+            found.append(_together(parts[begin : place + 1]))
+            exact += total == size
+            begin, total = place + 1, 0
+    return found + list(parts[begin:]) if exact >= MOST * len(found) else []
+
+
+def _together(parts: Sequence[Bulk]) -> Bulk:
+    """One transfer from several that follow each other on one way."""
+    if len(parts) == 1:
+        return parts[0]
+    pages = {each.page_bytes for each in parts}
+    return parts[-1]._replace(
+        rows=np.concatenate([each.rows for each in parts]),
+        start_ns=parts[0].start_ns,
+        bytes=sum(each.bytes for each in parts),
+        page_bytes=parts[0].page_bytes if len(pages) == 1 else None,
+        busy_ns=sum(each.busy_ns for each in parts),
+        retransmitted=sum(each.retransmitted for each in parts),
+        ecn_marked=sum(each.ecn_marked for each in parts),
+        complete=all(each.complete for each in parts),
+    )
+
+
+def _slow(transfers: Sequence[Bulk]) -> list[Bulk]:
+    """Mark transfers over ways whose pages take three times as long, byte for byte, as the middle way's."""
+    paces: dict[tuple[int, int], list[float]] = {}
+    for each in transfers:
+        paces.setdefault((each.src, each.dst), []).append(each.busy_ns / max(each.bytes, 1))
+    pace = {way: float(np.median(values)) for way, values in paces.items()}
+    found = []
+    for each in transfers:
+        others = [value for way, value in pace.items() if way != (each.src, each.dst)]
+        slow = bool(others) and pace[each.src, each.dst] >= OTHERS * float(np.median(others))
+        found.append(each._replace(slow=slow))
+    return found
+
+
+def _named(transfers: Sequence[Bulk]) -> list[Bulk]:
+    """Mark what are caches likely: of ways for which the receiver waited, and on which nothing goes back."""
+    ways = {(each.src, each.dst) for each in transfers}
+    waited = {(each.src, each.dst) for each in transfers if each.waited}
+    caches = {way for way in waited if way[::-1] not in ways}
+    return [each._replace(cache=(each.src, each.dst) in caches) for each in transfers]

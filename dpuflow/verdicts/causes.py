@@ -1,0 +1,278 @@
+"""Why a rank was late: its own doing, its host's, a receiver's, the network's, or handed on by a peer.
+
+A rank enters a collective after it has left the one before and done its work. Its own time is what
+lies between. A rank whose own time is no longer than its peers' was late because it left late: it
+inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
+it has a link that is slow (``links``), the network made it late. Where it had all it needed, but its own
+data could not leave, its receiver did. Of a rank without a capture of its own it is not seen when it left:
+it is blamed only where no link can have held it so long (``beside``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.arrays.ordering import classes
+from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.awaited import left_any
+from dpuflow.verdicts.beside import seen_from_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries, Relative
+    from dpuflow.matching import Instance
+    from dpuflow.verdicts.bulk import Fed
+    from dpuflow.verdicts.charges import Charges
+    from dpuflow.verdicts.overlap import Overlap
+
+NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
+CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
+
+
+class Causes(NamedTuple):
+    """Per row of Entries: an index into CAUSES, and how much longer than its peers the rank worked.
+
+    NONE also stands for lateness that a peer handed on: there is nothing to find at this rank.
+    ``excess_ns`` is NEVER where there is nothing to compare: the rank was in no collective before, or
+    came from a point-to-point transfer, which its peers leave at other times by design (pipelines).
+    """
+
+    cause: NDArray[np.int64]
+    excess_ns: NDArray[np.int64]
+    partly: NDArray[np.bool_]  # rows of collectives of which not all messages were captured
+    least: NDArray[
+        np.bool_
+    ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
+
+
+def causes_of(
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    charges: Charges,
+    slow: NDArray[np.bool_],
+    fed: Fed | None = None,
+    registered: Callable[[], NDArray[np.bool_]] | None = None,
+    awaited: NDArray[np.int64] | None = None,
+    kin: NDArray[np.int64] | None = None,
+    overlap: Overlap | None = None,
+) -> Causes:
+    """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
+
+    ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
+    it begins when it is there; or when what else it may have waited for was done (``awaited``, see there).
+    ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is the row of
+    the same group's collective before. ``overlap`` says whose work goes on beside their collectives: of these
+    it also counts how long ago they had entered the one before, and not again what they were late by before.
+    """
+    last = previous_row(entries)
+    transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
+    staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
+    # Whether a call returns before its last data has left the node depends on the library: a rank is
+    # blamed only if it worked longer by either reckoning.
+    fed_ns = fed.ns if fed else np.full(len(last), NEVER)
+    since_ns = fed_ns if awaited is None else np.maximum(fed_ns, np.where(last >= 0, awaited, NEVER))
+    # Who entered after it had left, nobody knows when, may have worked for any time.
+    open_ended = (relative.bound == AT_LEAST) & ~entries.exact & (entries.rule != Rule.QUEUED)
+    left = last if kin is None else _left(entries, last, kin)
+    since_leave = _excess(entries, left, entries.leave_ns, since_ns, instances, ~open_ended)
+    since_idle = _excess(entries, left, entries.idle_ns, since_ns, instances, ~open_ended)
+    excess = np.minimum(since_leave, since_idle)
+    if overlap is not None:
+        until = np.maximum(since_ns, left_any(entries))
+        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, instances, ~open_ended))
+    if overlap is not None and overlap.rows.any():
+        since_enter = _excess(entries, last, entries.enter_ns, fed_ns, instances, ~open_ended)
+        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
+        excess = overlap.less_carried(excess, entries)
+    excess[staged] = NEVER
+    least = _held_peers(entries)
+    excess = _beyond_free(entries, left, excess, least, instances)
+    beside = seen_from_beside(instances, entries)
+    # How much longer it worked is not seen of such a rank, only how much later it entered.
+    excess = np.where(beside.rows & ~staged & (last >= 0), beside.lead_ns, excess)
+    troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
+    known = excess != NEVER
+    with np.errstate(invalid="ignore"):
+        beyond_links = np.where(known, excess - beside.held_ns, -np.inf)
+    proved = (beyond_links > 0) & (2 * beyond_links >= relative.lateness_ns)
+    most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
+    # Most of it must be its own doing; of a rank that the network gave trouble more than noise explains, too.
+    working = known & most & (beyond | ~troubled)
+    working |= (last < 0) & (fed_ns == NEVER)  # nothing was there to wait for
+    if fed:
+        working &= ~fed.carrying
+    # By its own last data, which left later than its peers' by at least half of what the rank was late.
+    held = known & ~working & (troubled | ~beyond) & (since_leave > charges.noise_ns)
+    since_gone = since_idle
+    if any(i.nodes for i in instances):  # what the rest of its node still had to do was not its own data
+        gone = np.maximum(entries.leave_ns, entries.gone_ns)
+        since_gone = _excess(entries, left, gone, since_ns, instances, ~open_ended, alike=True)
+    held &= 2 * (since_leave - since_gone) >= relative.lateness_ns
+    granted_late = _granted_late(entries, last, excess, working, instances)
+    if registered is not None and granted_late.any():
+        granted_late &= ~registered()
+    own = np.where(granted_late, HOST, COMPUTE)
+    others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
+    proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
+    proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
+    # A call may not return before the network has taken all of its data, to be seen at the other end.
+    draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
+    own = np.where(beside.partly & ~proved & (beside.rows | troubled | draining), UNKNOWN, own)
+    others = np.where(beside.rows, UNKNOWN, others)
+    if fed:
+        others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
+    causes = np.where(charges.late, np.where(working, own, others), NONE)
+    # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
+    waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
+    causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
+    return Causes(causes, excess, beside.partly, least)
+
+
+def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row of the collective that each rank had left when its own time began.
+
+    That is ``last``, the one that it entered last. Where for some rank of a collective that one was still
+    going on beside it (buckets of gradients), all of its ranks compare by their own group's last, ``kin``.
+    """
+    seen = (last >= 0) & (entries.enter_ns != NEVER)
+    beside = np.unique(entries.collective[seen & (entries.leave_ns[last] > entries.enter_ns)])
+    usable = (kin >= 0) & (entries.leave_ns[kin] <= entries.enter_ns)
+    return np.where(np.isin(entries.collective, beside) & usable, kin, last)
+
+
+def _held_peers(entries: Entries) -> NDArray[np.bool_]:
+    """Rows of ranks whose peers all sent by a credit or an input: of none is seen when it entered.
+
+    Where a root may run ahead of a late receiver (NCCL's slots), it works, and then waits for that one's
+    credits. From outside it takes as long as the late one.
+    """
+    credited = (
+        np.bincount(entries.collective[entries.rule == Rule.CREDIT], minlength=len(entries.offsets)) > 0
+    )
+    sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
+    others = sure[entries.collective] - entries.exact
+    return np.asarray(credited[entries.collective] & (others == 0) & (entries.rule != Rule.CREDIT), np.bool_)
+
+
+def _beyond_free(
+    entries: Entries,
+    left: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    least: NDArray[np.bool_],
+    instances: Sequence[Instance],
+) -> NDArray[np.int64]:
+    """``excess``, of rows ``least`` against what peers work in collectives of the same kind.
+
+    A root works at its own pace until its slots are used up: by the median of the collectives that nothing
+    held. Where it never was free it needed no longer than in the quickest.
+    """
+    if not least.any():
+        return excess
+    out: NDArray[np.int64] = excess.copy()
+    known = (left >= 0) & (entries.enter_ns != NEVER) & (entries.leave_ns[left] != NEVER)
+    own = np.where(known, entries.enter_ns - entries.leave_ns[left], 0)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = [kinds.setdefault((i.op, i.size, tuple(i.order)), len(kinds)) for i in instances]
+    of_row = np.array(kind, np.int64)[entries.collective]
+    free = known & entries.exact & ~least & (entries.rule != Rule.CREDIT)
+    rows = np.flatnonzero(least & known & (excess != NEVER))
+    for places in classes(of_row[rows], entries.endpoint[rows]):
+        mine = rows[places]
+        peers = (of_row == of_row[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
+        alone, held = own[free & peers], own[known & peers & (entries.rule == Rule.CREDIT)]
+        if len(alone):
+            out[mine] = np.maximum(excess[mine], own[mine] - round(float(np.median(alone))))
+        elif len(held):
+            out[mine] = np.maximum(excess[mine], own[mine] - int(held.min()))
+    return out
+
+
+def _granted_late(
+    entries: Entries,
+    last: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    working: NDArray[np.bool_],
+    instances: Sequence[Instance],
+) -> NDArray[np.bool_]:
+    """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
+
+    Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
+    late with those, too, is what kept the rank; not one that posts them when the rank has left late. Nor is
+    it one whose rank went on without entering: who waits for its host enters as soon after its credits as any
+    rank ever did in such a collective, who computes does so later.
+    """
+    known: NDArray[np.bool_] = entries.granted_ns != NEVER
+    if not known.any():
+        return known
+    behind = against_others(entries, entries.granted_ns, known)
+    left = known & (last >= 0) & (entries.leave_ns[last] != NEVER)
+    since = np.where(left, entries.granted_ns - np.where(left, entries.leave_ns[last], 0), 0)
+    behind = np.where(left, np.minimum(behind, against_others(entries, since, left)), behind)
+    late: NDArray[np.bool_] = known & working & (excess > 0) & (2 * behind >= excess)
+    if not late.any():
+        return late
+    both = known & (entries.enter_ns != NEVER)
+    ahead = np.where(both, entries.enter_ns - entries.granted_ns, NEVER)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = [kinds.setdefault((i.op, i.size, len(i.order), i.order[0]), len(kinds)) for i in instances]
+    of_row = np.array(kind, np.int64)[entries.collective]
+    least = np.full(len(kinds), np.iinfo(np.int64).max)
+    np.minimum.at(least, of_row[both], np.maximum(ahead[both], 0))
+    late &= both & (2 * (ahead - least[of_row]) < excess)
+    return late
+
+
+def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.int64]:
+    """Since when each rank may have worked at the earliest, where that is not one moment; else NEVER.
+
+    Who sent what needed nothing of its peers may have left as soon as it had entered. A GPU that shares its
+    node with others may have left with its own last packet, or as late as with the last one of its node.
+    """
+    before = np.maximum(last, 0)
+    earliest = np.full(len(last), NEVER)
+    if any(i.nodes for i in instances):
+        shared = np.array([bool(i.nodes) for i in instances], bool)[entries.collective[before]]
+        earliest[shared] = entries.leave_ns[before][shared]
+    earliest = np.where(entries.buffered[before], entries.enter_ns[before], earliest)
+    return np.where(last >= 0, earliest, NEVER)
+
+
+def _excess(
+    entries: Entries,
+    last: NDArray[np.int64],
+    left_ns: NDArray[np.int64],
+    fed_ns: NDArray[np.int64],
+    instances: Sequence[Instance],
+    dated: NDArray[np.bool_],
+    alike: bool = False,
+) -> NDArray[np.int64]:
+    """How much longer each rank worked before a collective than the others of its group, ns.
+
+    From leaving the one before, or from when data that it had waited for was there. Of a rank that may have
+    waited before its first message it is not known how long it worked: where any other's entry is exact, only
+    those count (NCCL, and where all wait for a root; elsewhere hosts may have been busy with what others sent
+    them). ``alike``: GPUs that share a node are compared as if each had left at ``left_ns``.
+    """
+    since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
+    # Of a rank that nothing was seen of only a lower bound of its entry is known.
+    known = dated & (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
+    own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
+    credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))
+    from_root = np.array([i.op in (Op.BROADCAST, Op.SCATTER) for i in instances], bool)
+    sure = known & entries.exact & ((credited[entries.collective] > 0) | from_root[entries.collective])
+    several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
+    sure &= several
+    # Who may have left sooner may have worked since then: that is what peers compare with.
+    earliest = _earliest(entries, last, [] if alike else instances)
+    most = np.where(known & (earliest != NEVER), entries.enter_ns - np.maximum(earliest, fed_ns), own)
+    most = np.maximum(own, most)
+    excess = np.where(sure, against_others(entries, most, sure), against_others(entries, most, known))
+    excess -= most - own
+    return np.where(known, excess, NEVER).astype(np.int64)

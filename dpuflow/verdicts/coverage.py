@@ -1,0 +1,186 @@
+"""What each verdict rests on: how many of a rank's times were told, and what lateness could have hidden.
+
+In: entries, lateness, what ranks answer for, and the bytes that no collective was made of. Out: per endpoint
+how many times were told exactly, bounded and not at all, and the smallest lateness a step that would have
+been named with 95 % probability. A verdict stands only where at least half of the times were told.
+
+A time that is exact shows any lateness beyond the scatter of its group's work and its own error. One that is
+bounded from above shows what is beyond the bound, for had the rank come later, it would be larger. One that
+is not told shows nothing, nor does a collective that nobody recognised, of which the bytes alone are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.arrays.ordering import classes
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT
+from dpuflow.schema.rows import NEVER, NONE32, Role
+from dpuflow.verdicts.habits import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries, Relative
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Joined, Rows
+    from dpuflow.verdicts.bulk import Bulk
+    from dpuflow.verdicts.judgement import Judgement
+    from dpuflow.verdicts.own import Own
+
+HALF: Final = 0.5
+"""Share of a rank's times that must be told for a verdict: fewer may be chosen by the lateness itself."""
+FIFTH_ERROR: Final = 2.35
+"""Half of the one-sided 95 % interval of a normal sample's fifth percentile, times the root of its size, in
+standard deviations: late as a rule is who works longer than its peers four times of five."""
+SMALLEST: Final = 1e-3
+"""Share of an endpoint's bytes that were recognised at the least, for counting what was not."""
+HIDDEN: Final = 1 << 62
+"""Stands for no lateness, however large, that would show."""
+
+
+class Coverage(NamedTuple):
+    """Of one endpoint; the three counts are of its collectives."""
+
+    exact: int
+    bounded: int
+    untold: int  # among them those that its messages outside all collectives would have made
+    detectable_ns: int | None  # smallest lateness a step that would have been named; None: none would
+    step_ns: int  # how long a step takes, in the mean
+
+    @property
+    def clears(self) -> bool:
+        """Whether lateness that matters would have been named, so that naming none clears the rank."""
+        return self.detectable_ns is not None and self.detectable_ns <= CRITICAL_SHARE * self.step_ns
+
+
+def coverage_of(
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    own: Own,
+    tied: NDArray[np.bool_],
+    step: NDArray[np.int64],
+    unread: Mapping[int, float],
+    worked_ns: int,
+) -> dict[int, Coverage]:
+    """For each endpoint of ``tied`` rows what was told of it.
+
+    ``step`` as of ``find_steps``, ``unread`` as of ``unread_shares``, ``worked_ns`` how long the job took
+    without stalls (``find_work``).
+    """
+    found = {}
+    # Behind an endpoint of several ranks others may be late, whenever its first message left.
+    several = np.array([i.near is None and i.hides_ranks for i in instances], bool)[entries.collective]
+    for rows in classes(np.where(tied, entries.endpoint, -1) + 1):
+        if not tied[rows[0]]:
+            continue
+        endpoint = int(entries.endpoint[rows[0]])
+        bound = relative.bound[rows]
+        exact = int((bound == EXACT).sum())
+        bounded = int(((bound == AT_MOST) | (bound == AT_LEAST)).sum())
+        # As many more as the bytes that nobody recognised would make, up to none recognised but these.
+        total = round(len(rows) / max(1 - unread.get(endpoint, 0.0), SMALLEST))
+        inside = step[rows][step[rows] >= 0]
+        steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
+        hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, entries, relative, own))
+        least = _detectable_ns(hidden, total, steps, worked_ns)
+        untold = total - exact - bounded
+        found[endpoint] = Coverage(exact, bounded, untold, least, round(worked_ns / max(steps, 1)))
+    return found
+
+
+def _hidden_ns(
+    rows: NDArray[np.int64], entries: Entries, relative: Relative, own: Own
+) -> NDArray[np.float64]:
+    """The largest lateness of one endpoint's ``rows`` that would not show in each; HIDDEN where any would.
+
+    What is random in an entry's error is part of the scatter, and evens out; what clocks err by does not.
+    """
+    bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
+    shown = known & ((bound == EXACT) | (bound == AT_LEAST))
+    number = max(int(shown.sum()), 1)
+    scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number)) + entries.clock_ns[rows]
+    most = np.where(bound == AT_MOST, relative.lateness_ns[rows], HIDDEN)
+    return np.asarray(np.where(shown, scatter, most), np.float64)
+
+
+def _detectable_ns(hidden_ns: NDArray[np.float64], total: int, steps: int, worked_ns: int) -> int | None:
+    """What shows in at least half of ``total`` collectives, and costs enough to be named; None: nothing."""
+    least = max(FEWEST, ceil(HALF * total))
+    if least > len(hidden_ns):
+        return None
+    shows = float(np.partition(hidden_ns, least - 1)[least - 1])
+    if shows >= HIDDEN:
+        return None
+    # Late once a step by this much in the steps that show it costs what is worth a verdict.
+    told = max(steps * float((hidden_ns <= shows).sum()) / max(len(hidden_ns), 1), 1.0)
+    return round(max(shows, MATERIAL_SHARE * worked_ns / told))
+
+
+def unread_shares(
+    joined: Joined, exchanges: Rows, instances: Sequence[Instance], bulk: Sequence[Bulk]
+) -> dict[int, float]:
+    """Of each endpoint in collectives: what share of the bytes on the connections that carry these is part
+    of nothing that was recognised. A message without data counts as one byte."""
+    part = np.zeros(len(exchanges), bool)
+    for rows in [*(each.rows for each in instances), *(each.rows for each in bulk)]:
+        part[rows] = True
+    columns, count = joined.columns, len(joined.endpoints)
+    read = exchanges[part & (exchanges["data"] != NONE32)]
+    carries = np.zeros(int(columns["connection"].max(initial=0)) + 1, bool)
+    carries[columns["connection"][read["data"]]] = True
+    data = (columns["role"] == Role.DATA) | (columns["role"] == Role.BURST)
+    data &= carries[columns["connection"]]
+    whole, told = np.zeros(count), np.zeros(count)
+    for out, nbytes, ends in (
+        (whole, columns["bytes"][data], [columns[end][data] for end in ("src", "dst")]),
+        (told, read["bytes"], [read[end] for end in ("src", "dst")]),
+    ):
+        for end in ends:
+            out += np.bincount(end, np.maximum(nbytes, 1), count)
+    return {e: max(0.0, 1 - told[e] / whole[e]) for e in np.flatnonzero(whole).tolist()}
+
+
+def doubt_untold(
+    judgements: Sequence[Judgement],
+    told: Mapping[int, Coverage],
+    own: Own,
+    entries: Entries,
+    relative: Relative,
+) -> list[Judgement]:
+    """Judgements, unknown where what was told does not carry them.
+
+    Who is on time must have been seen so well that lateness that matters would have been named. Who is late
+    must have been so in times of which at least half were told: where only those are that were late, the
+    others may all have been on time.
+    """
+    out = []
+    for each in judgements:
+        seen = told.get(each.endpoint)
+        each = replace(each, detectable_ns=seen.detectable_ns if seen else None)
+        sure = seen is not None and (
+            _mostly_told(each, seen, own, entries, relative) if each.late else seen.clears
+        )
+        out.append(each if sure else each.unknown())
+    return out
+
+
+def _mostly_told(
+    judgement: Judgement, told: Coverage, own: Own, entries: Entries, relative: Relative
+) -> bool:
+    """Whether at least half of a late rank's times say whether it was as late as that."""
+    rows = np.flatnonzero(entries.endpoint == judgement.endpoint)
+    amount = own.amount_ns[rows]
+    usual = float(np.median(amount[amount > 0])) if (amount > 0).any() else 0.0
+    usual = max([usual, *judgement.usual_ns.values()])
+    bound = relative.bound[rows]
+    says = (amount > 0) | (bound == EXACT) | (bound == AT_LEAST)
+    says |= (bound == AT_MOST) & (relative.lateness_ns[rows] < usual)
+    return bool(says.sum() >= HALF * (told.exact + told.bounded + told.untold))

@@ -1,0 +1,160 @@
+"""A rank's own lateness, unit by unit (a step, else a collective), in; whether that is a habit, out.
+
+Amounts are nanoseconds by which the rank worked longer than its peers in a unit of its sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.arrays.ordering import percentile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LATE_SHARE = 2 / 3
+"""Late in at least two of three units: an endpoint is `late`, less often `intermittent`."""
+FEWEST = 3
+"""Less often than this is an incident, not a habit of the endpoint."""
+MISSED = 2
+"""Times that what comes in a rhythm must have failed to come at first: once is chance."""
+USUAL_SHARE = 0.8
+"""An endpoint that works longer than its peers in this share of units does so as a rule."""
+MATERIAL_SHARE = 0.01
+"""An endpoint that costs its group less than this share of its time (``pauses``) is not worth a verdict."""
+CRITICAL_SHARE = 0.10
+"""What takes a tenth of the job's time or more is critical, below that a warning; an all-clear must exclude
+what is critical."""
+SIGMAS = 3.0
+"""How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
+Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""
+CHANCE = 0.01
+"""What chance may do in a whole capture: the level of a test, shared by all ranks and places it asks."""
+QUARTER_IN_SIGMAS = 0.6745
+"""Median to quartile of a normal distribution, in standard deviations."""
+MEAN_IN_SIGMAS = 0.8
+"""Mean distance from the middle of a normal distribution, in standard deviations."""
+
+
+def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough.
+
+    One or two incidents, however long, make no habit: each unit counts for no more than the third worst.
+    """
+    third = np.sort(amount_ns)[-FEWEST] if len(amount_ns) >= FEWEST else 0
+    return is_material(int(np.minimum(amount_ns, third).sum()), span_ns)
+
+
+def comes_as_a_rule(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether a rank was late in two of three units, and what it is late by as a rule is worth a verdict.
+
+    That is what it is late by in two of three units, and up to three times as much. Beside incidents that
+    cost far more, a little that costs nobody anything makes them no habit.
+    """
+    if not len(amount_ns) or float((amount_ns > 0).mean()) < LATE_SHARE:
+        return False
+    usual = percentile(amount_ns, 100 * (1 - LATE_SHARE))
+    ruled = float(np.minimum(amount_ns, SIGMAS * usual).sum())
+    return 2 * ruled >= int(amount_ns.sum()) or is_material(round(ruled), span_ns)
+
+
+def is_material(amount_ns: int, span_ns: int) -> bool:
+    """Whether lateness of ``amount_ns`` in all costs a job of ``span_ns`` enough to speak of."""
+    return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
+
+
+def usual_excess(
+    excess_ns: NDArray[np.int64],
+    later_ns: NDArray[np.int64],
+    sigma_ns: float,
+    chance: tuple[float, float] = (0.0, 1.0),
+) -> int:
+    """By how much a rank is late as a rule because it works longer, ns a time; 0 where there is no such rule.
+
+    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. What
+    is below the threshold of a single collective is no accident if it comes every time. ``sigma_ns`` is
+    one standard deviation of the noise. ``chance``: how often ranks that are all alike would stand as high
+    among their peers, and as one that works longest in no more than that share (``standing``). Where even
+    that one would not stand out, too few times were seen, and the median must be beyond the noise.
+    """
+    if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
+        return 0
+    usual, (found, least) = float(np.median(later_ns)), chance
+    shown = found < CHANCE if least < CHANCE else usual > sigma_ns
+    return round(usual) if shown and usual > 0 else 0
+
+
+def is_regular(late: NDArray[np.bool_]) -> bool:
+    """Whether the late units come at even distances, as once a step they would.
+
+    Of independent events, few lie as far apart as the middle pair: the distances are geometric. One
+    more or one less now and then does not matter.
+    """
+    gaps = np.diff(np.flatnonzero(late))
+    if len(gaps) < 5:
+        return False
+    middle = float(np.median(gaps))
+    if middle < 2:
+        return False  # a stretch of late units is no rhythm
+    return float((np.abs(gaps - middle) <= 0.25 * middle).mean()) >= USUAL_SHARE
+
+
+def in_rhythm(late: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The units at which late ones would come if they always did at the distance at which most of them do.
+
+    None where they come at no even distance: in every unit, or by chance.
+    """
+    if not is_regular(late):
+        return np.zeros(0, np.int64)
+    hits = np.flatnonzero(late)
+    period = round(float(np.median(np.diff(hits))))
+    phase = int(np.argmax(np.bincount(hits % period)))
+    return np.arange(phase, len(late), period)
+
+
+def onset_of(
+    excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST, ranks: int = 1
+) -> int | None:
+    """Where a rank began to work longer: the unit that best parts little from much excess, or None.
+
+    The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
+    the amounts. It must hold for how often as well: the same ratio for the share of units that exceed
+    their peers by more than half of what is usual after the cut (a Bernoulli sequence). The first must
+    beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
+    by log n for each of the ``ranks`` that are late now and then; with at most one of three such units before
+    the cut, and two of three after it, or longer work as a rule (``usual_excess``), and that half beyond the
+    noise.
+    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. At
+    least ``least`` units before it show no such excess: late from the start has no onset.
+    """
+    n = len(excess_ns)
+    if n < least + FEWEST:
+        return None
+    values = excess_ns.astype(np.float64)
+    floor = max(MEAN_IN_SIGMAS * sigma_ns, 1e-9) * n
+    alone = max(_scatter(values), floor)
+    cuts = np.arange(least, n - FEWEST + 1)
+    apart = np.array([_scatter(values[:k]) + _scatter(values[k:]) for k in cuts])
+    price = 1.5 * np.log(n) - (np.log(cuts / n) + np.log(1 - cuts / n)) / 2
+    at = int(np.argmin(apart))
+    best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
+    half = float(np.median(values[best:])) / 2
+    more = values > half
+    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n * ranks)
+    rises = gain > 0 and often > 0 and half > sigma_ns
+    rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= least
+    after = excess_ns[best:]
+    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after, sigma_ns) > 0
+    return best if rises else None
+
+
+def _binomial(hits: NDArray[np.bool_]) -> float:
+    """The log-likelihood of a run of independent events at their own rate."""
+    rate = np.clip(hits.mean(), 1e-9, 1 - 1e-9)
+    return float(hits.sum() * np.log(rate) + (~hits).sum() * np.log(1 - rate))
+
+
+def _scatter(values: NDArray[np.float64]) -> float:
+    return float(np.abs(values - np.median(values)).sum())

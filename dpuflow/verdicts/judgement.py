@@ -1,0 +1,256 @@
+"""Lateness of every rank in every collective in, one judgement an endpoint out.
+
+An endpoint is judged on the collectives that tie ranks together (not on point-to-point transfers:
+there a receiver that waits is no fault). What counts as late is measured against the group's own
+noise, never against a fixed time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.arrays.ordering import percentile
+from dpuflow.entries import AT_LEAST, EXACT
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
+from dpuflow.verdicts.habits import (
+    FEWEST,
+    LATE_SHARE,
+    MATERIAL_SHARE,
+    comes_as_a_rule,
+    is_habit,
+    is_material,
+    is_regular,
+)
+from dpuflow.verdicts.own import Own, tied_rows
+from dpuflow.verdicts.standing import standing_of
+from dpuflow.verdicts.units import (
+    Units,
+    World,
+    comes_again,
+    kinds_of,
+    onset_row,
+    turns_of,
+    units_by,
+    usual_rows,
+    world_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries, Relative
+    from dpuflow.matching import Instance
+    from dpuflow.verdicts.charges import Charges
+    from dpuflow.verdicts.stages import Stage
+
+_OWN = (CAUSES[COMPUTE], CAUSES[HOST])
+
+
+@dataclass
+class Judgement:
+    """What is said of one endpoint; times in ns, shares of ``collectives``."""
+
+    endpoint: int
+    collectives: int
+    late_share: float
+    last_share: float
+    median_ns: int
+    p99_ns: int
+    caused_wait_ns: int
+    verdict: str
+    cause: str
+    steadiness: str | None
+    since_ns: int | None
+    # Rows of Entries at which it works longer than its peers as a rule, and by how much.
+    usual_ns: dict[int, int] = field(default_factory=dict)
+    # The smallest lateness a step that would have been named; None: none would (``coverage``).
+    detectable_ns: int | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether it is said to be late, always or now and then."""
+        return self.verdict in ("late", "intermittent")
+
+    def unknown(self) -> Judgement:
+        """The same where what was seen carries no verdict."""
+        return replace(
+            self, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={}
+        )
+
+
+def judge(
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    charges: Charges,
+    causes: Causes,
+    own: Own,
+    group: NDArray[np.int64],
+    step: NDArray[np.int64],
+    worked_ns: int,
+    waiting: NDArray[np.bool_] | None = None,
+) -> list[Judgement]:
+    """One judgement for each endpoint that took part in a collective.
+
+    ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
+    group, ``step`` is each row's step (-1: in none), as of ``find_steps``; ``worked_ns`` how long the job
+    took without stalls (``find_work``); ``waiting`` marks rows of groups that wait for the network
+    (``troubles``).
+    """
+    row_tied = tied_rows(instances, entries)
+    usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
+    peers = np.diff(entries.offsets)[entries.collective] - 1
+    blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
+    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    whole = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
+    endpoints = np.unique(entries.endpoint[row_tied]).tolist()
+    rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
+    counted = usable | (row_tied & own.unproved)
+    counted[own.compared] = True
+    compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
+    units, step = units_by(compared, kinds_of(instances, group), entries, own, blame, step, worked_ns)
+    # While the network is in trouble, single incidents may well be its doing.
+    trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
+    trouble |= waiting is not None and bool((waiting & row_tied).any())
+    standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
+    world = world_of(units, standing, whole, worked_ns, int(blame.sum()), bool(trouble))
+    turn = np.where(step >= 0, step, -1 - entries.collective)
+    world.turns = turns_of(units, own, turn, worked_ns)
+    world.late_ranks = sum(e in world.turns or comes_again(u, world) for e, u in units.items())
+    return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
+
+
+def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
+    """The cause that most late collectives have (``told``: how often each).
+
+    Who is blamed was late of its own or its host's doing; who is not was not, whatever single
+    collectives say. Where not all was captured (``partly``) that need not be known.
+    """
+    own = np.array([UNKNOWN, COMPUTE, HOST] if partly else [COMPUTE, HOST])
+    if blamed:
+        return int(own[np.argmax(told[own])])
+    others = told.copy()
+    others[own] = 0
+    return int(np.argmax(others)) if others.any() else NONE
+
+
+def _judge_one(
+    endpoint: int,
+    rows: NDArray[np.int64],
+    units: Units,
+    own: Own,
+    relative: Relative,
+    charges: Charges,
+    causes: Causes,
+    world: World,
+) -> Judgement:
+    if not len(rows):
+        return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
+    # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
+    lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
+    charged = int(charges.wait_ns[rows].sum())
+    mine = units.amount_ns > 0
+    # Who is always a little later than its peers yet never the last costs nobody anything.
+    usual = usual_rows(units, own, world) if charged >= MATERIAL_SHARE * world.span_ns else {}
+    verdict, steadiness, since = "on_time", None, None
+    # One rank's incidents alone are none; the same among several ranks go round.
+    habit = is_habit(units.amount_ns, world.against_ns(units)) or (
+        comes_again(units, world) and world.late_ranks > 1
+    )
+    habit |= endpoint in world.turns
+    if habit or is_material(sum(usual.values()), world.span_ns):
+        verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
+        onset = onset_row(units, own, max(world.late_ranks, 1))
+        begin = int(units.enter_ns[onset]) if onset is not None else None
+        # Among several that take turns none is the one, though each may come at even distances.
+        most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE
+        after = int((units.place[: onset or 0] == 0).sum())
+        if (
+            comes_as_a_rule(units.amount_ns[after:], world.span_ns)
+            # Beside incidents that cost more, being a little longer as a rule makes them no habit.
+            or 2 * sum(usual.values()) > int(units.amount_ns.sum())
+            or (
+                onset is not None
+                and is_material(sum(usual_rows(units, own, world, onset).values()), world.span_ns)
+            )
+            or (
+                endpoint not in world.turns
+                and int(units.blame_ns.sum()) > most * world.blame_ns
+                and is_regular(mine)
+            )
+        ):
+            verdict, steadiness, since = "late", "persistent", begin
+        elif not charged:
+            verdict, steadiness = "on_time", None  # nobody ever waited for it alone
+    if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
+        verdict = "unknown"
+    few = len(units.amount_ns) < FEWEST and is_material(int(units.amount_ns.sum()), world.whole_ns)
+    if verdict == "on_time" and few:
+        verdict = "unknown"  # late of its own doing, yet too seldom seen to call that a habit
+    blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
+    told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
+    return Judgement(
+        endpoint,
+        len(rows),
+        float(late.mean()),
+        float(charges.last[rows].mean()),
+        int(np.median(lateness)),
+        int(percentile(lateness, 99)),
+        charged,
+        verdict,
+        CAUSES[_main_cause(told, verdict in ("late", "intermittent"), bool(causes.partly[rows].any()))],
+        steadiness,
+        since,
+        usual,
+    )
+
+
+def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:
+    """Judgements, where nothing is said against ranks that what nobody saw may have kept.
+
+    ``elsewhere``: ranks that others than those captured may have kept (``beside``). ``far``: ranks without a
+    capture of their own. They may have waited for messages on links that nobody saw: late they are by what
+    their peers saw of them, never by their own doing, and beside a captured rank that is to blame they may
+    have waited for that one.
+    """
+    blamed = any(each.late and each.cause in _OWN and each.endpoint not in far for each in judgements)
+    out = []
+    for each in judgements:
+        if each.late and (each.endpoint in elsewhere or (each.endpoint in far and blamed)):
+            each = each.unknown()
+        elif each.late and each.endpoint in far and each.cause in _OWN:
+            each = replace(each, cause=CAUSES[UNKNOWN])
+        out.append(each)
+    return out
+
+
+def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list[Judgement]:
+    """Judgements, with those of pipeline stages where the collectives alone say nothing against a rank.
+
+    A stage that no other can be compared with stays as it was.
+    """
+    found = {judgement.endpoint: judgement for judgement in judgements}
+    for stage in stages:
+        late = stage.verdict in ("late", "intermittent")
+        said = found.get(stage.endpoint)
+        if said is None:
+            said = Judgement(stage.endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
+        if late and said.verdict != "late":
+            said = replace(
+                said,
+                verdict=stage.verdict,
+                cause=CAUSES[COMPUTE],
+                steadiness=stage.steadiness,
+                since_ns=stage.since_ns,
+            )
+        elif stage.verdict == "on_time" and said.verdict == "unknown":
+            least = stage.detectable_ns
+            said = replace(said, verdict="on_time", cause=CAUSES[NONE], detectable_ns=least)
+        found[stage.endpoint] = said
+    return [found[endpoint] for endpoint in sorted(found)]

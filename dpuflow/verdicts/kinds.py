@@ -1,0 +1,172 @@
+"""What groups and steps are for, as far as their structure shows it: tp, dp, pp, ep; decode, prefill.
+
+Parallel training nests groups over the same endpoints (Shoeybi et al., "Megatron-LM", 2019): tensor
+parallel ranks reduce several times a layer, data parallel ones once a step; expert parallel ranks
+dispatch and combine tokens by all_to_all; pipeline stages hand on to a neighbour. Where two
+arrangements look alike the kind is None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts.steps import REPEATS, jobs, own_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.verdicts.pipelines import Pipeline
+    from dpuflow.verdicts.steps import Steps
+
+    Kind = Literal["tp", "dp", "pp", "ep"]
+
+OFTEN = 2
+"""How many times as often as data parallel groups tensor parallel ones reduce: per layer, not per step."""
+FEWEST_REDUCTIONS = 8
+"""All_reduces that a token takes at the least: two a layer, and no model in use has fewer than four."""
+
+
+def group_kinds(
+    groups: Sequence[Sequence[int]],
+    group_of: NDArray[np.int64],
+    instances: Sequence[Instance],
+    steps: Sequence[Steps],
+    pipelines: Sequence[Pipeline],
+    decoding: Sequence[Steps],
+) -> list[Kind | None]:
+    """For each group its kind. ``groups`` lists the endpoints, ``decoding`` the steps that are tokens."""
+    use: list[Counter[Op]] = [Counter() for _ in groups]
+    for number, instance in zip(group_of.tolist(), instances, strict=True):
+        use[number][instance.op] += 1
+    kinds: list[Kind | None] = [None] * len(groups)
+    links = {frozenset(pair) for pipeline in pipelines for pair in pairwise(pipeline.stages)}
+    for number, members in enumerate(groups):
+        if set(use[number]) == {Op.SEND_RECV} and frozenset(members) in links:
+            kinds[number] = "pp"
+    for members in jobs(instances):
+        mine = [n for n in range(len(groups)) if set(groups[n]) <= set(members) and kinds[n] is None]
+        for number, kind in _nested(groups, use, mine).items():
+            kinds[number] = kind
+    for number in _replicas(groups, group_of, instances, pipelines):
+        kinds[number] = kinds[number] or "dp"
+    for each in steps:
+        for number, members in enumerate(groups):
+            exchanged = use[number][Op.ALL_TO_ALL]
+            if kinds[number] is None and set(members) <= set(each.endpoints):
+                # Dispatch and combine, and something else beside them: not a benchmark of one operation.
+                twice = exchanged >= REPEATS and exchanged >= 2 * (len(each.ends) - 1)
+                rest = sum(sum(u.values()) - u[Op.ALL_TO_ALL] - u[Op.BARRIER] for u in use)
+                if twice and rest >= REPEATS and each.period > 1:
+                    kinds[number] = "ep"
+    for each in decoding:
+        for number, members in enumerate(groups):
+            if sorted(members) == each.endpoints and kinds[number] is None:
+                kinds[number] = "tp"
+    return kinds
+
+
+def _nested(
+    groups: Sequence[Sequence[int]], use: Sequence[Counter[Op]], mine: Sequence[int]
+) -> dict[int, Kind]:
+    """Two ways to divide the same endpoints, each group of one meeting each of the other in at most one."""
+    reducing = {n: use[n][Op.ALL_REDUCE] + use[n][Op.REDUCE_SCATTER] for n in mine}
+    busy = [n for n in mine if reducing[n] >= REPEATS]
+    families: list[list[int]] = []
+    for number in busy:
+        for family in families:
+            like = groups[family[0]]
+            apart = all(not set(groups[number]) & set(groups[other]) for other in family)
+            if apart and len(groups[number]) == len(like):
+                family.append(number)
+                break
+        else:
+            families.append([number])
+    found: dict[int, Kind] = {}
+    for one in families:
+        for other in families:
+            covered = {e for n in one for e in groups[n]} == {e for n in other for e in groups[n]}
+            crossing = all(len(set(groups[a]) & set(groups[b])) <= 1 for a in one for b in other)
+            often = np.median([reducing[n] for n in one]) >= OFTEN * np.median([reducing[n] for n in other])
+            if one is not other and len(one) > 1 and covered and crossing and often:
+                found.update(dict.fromkeys(one, "tp"))
+                found.update(dict.fromkeys(other, "dp"))
+    return found
+
+
+def _replicas(
+    groups: Sequence[Sequence[int]],
+    group_of: NDArray[np.int64],
+    instances: Sequence[Instance],
+    pipelines: Sequence[Pipeline],
+) -> list[int]:
+    """Groups of one stage of several pipelines that reduce once all microbatches of a step have gone by.
+
+    Tensor parallel ranks of a stage reduce between its transfers, too; replicas in one go a step.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}
+    for index, pipeline in enumerate(pipelines):
+        for place, endpoint in enumerate(pipeline.stages):
+            places.setdefault(endpoint, []).append((index, place))
+    found = []
+    for number, members in enumerate(groups):
+        at = [place for member in members for place in places.get(member, ())]
+        distinct = len({index for index, _ in at}) == len(at) == len(members)
+        if not distinct or len(members) < 2 or len({place for _, place in at}) != 1:
+            continue
+        # In time: reductions of this group, and what its first member hands on or is handed.
+        reduces = [
+            group == number
+            for group, instance in zip(group_of.tolist(), instances, strict=True)
+            if group == number or (instance.op == Op.SEND_RECV and members[0] in instance.order)
+        ]
+        runs = sum(now and not before for before, now in pairwise([False, *reduces]))
+        if runs >= REPEATS and 2 * runs <= len(reduces) - sum(reduces):
+            found.append(number)
+    return found
+
+
+class Tokens(NamedTuple):
+    """Steps that generate tokens: which of the steps, and those that read a prompt."""
+
+    steps: Steps
+    decode: NDArray[np.int64]  # numbers of steps
+    prefill: NDArray[np.int64]
+
+
+def find_tokens(
+    steps: Steps, step: NDArray[np.int64], instances: Sequence[Instance], entries: Entries
+) -> Tokens | None:
+    """Steps that are tokens: all of their collectives all_reduces of one group and size, an even number.
+
+    A step whose all_reduces are at least twice as large as usual reads a prompt: as many tokens at once.
+    Steps that pause half of their time or more before they begin are no tokens (a training step with
+    equal buckets looks alike, and works forward first).
+    """
+    if not steps.by_pause or steps.period % 2 or steps.period < FEWEST_REDUCTIONS:
+        return None
+    rows = own_rows(entries, steps.reference)
+    rows = rows[step[rows] >= 0]
+    which = entries.collective[rows]
+    first = instances[int(which[0])]
+    if any(instances[n].op != Op.ALL_REDUCE or instances[n].order != first.order for n in which.tolist()):
+        return None
+    sizes = np.array([instances[n].size or 0 for n in which.tolist()], np.int64).reshape(-1, steps.period)
+    if (sizes != sizes[:, :1]).any():
+        return None
+    leave, enter = entries.leave_ns[rows], entries.enter_ns[rows]
+    starts = np.arange(steps.period, len(rows), steps.period)
+    paused = (enter[starts] - leave[starts - 1]) / np.maximum(leave[starts] - leave[starts - steps.period], 1)
+    if np.median(paused) >= 0.5:
+        return None
+    usual = float(np.median(sizes[:, 0]))
+    long = sizes[:, 0] >= 2 * usual
+    return Tokens(steps, np.flatnonzero(~long), np.flatnonzero(long))

@@ -1,0 +1,206 @@
+"""How fast data really moved between each pair of endpoints, and which links are slow.
+
+A message's pace is the time from its first to its last packet over its bytes: the sender had the
+data and the credit, so what stretches a message is the path. Measured at both ends, the longer of
+the two counts: a shaper shows before the tap at one end and behind it at the other. Messages are
+compared with their like only (same operation, same size), for libraries send different kinds of
+messages in different ways. What was sent again is left out: a retransmission is a loss, no pace.
+
+A shaper between a host and its own tap shows otherwise: the data leaves late though it was offered and
+its credit is there. That is measured where a thread of the library's own sends then (Gloo).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+SLOW_FACTOR = 3.0
+"""A link whose messages usually take this many times as long as their like is slow."""
+FEWEST = 8
+"""Messages it takes to speak of a link's pace."""
+ONE_SIDED = 1.645
+"""Standard deviations below which 95 % of a normal distribution lie."""
+MATHIS = 1.22
+"""TCP's rate at a loss rate p: this many segments a round trip over the root of p (Mathis et al., 1997)."""
+
+
+class Links(NamedTuple):
+    """One row per (src, dst) that carried data, as parallel arrays."""
+
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    pace_ns: NDArray[np.float64]  # time per byte: of a slow link what it sustains, else the median message's
+    stretch: NDArray[np.float64]  # median of the messages' time over that of their like
+    lost_ns: NDArray[np.float64]  # time beyond that of their like, all messages together
+    messages: NDArray[np.int64]
+    slow: NDArray[np.bool_]
+
+
+def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
+    """Pace of each link from the exchanges that are part of a collective and span several packets."""
+    from dpuflow.kernels import links as kernels
+
+    of = np.full(len(exchanges), -1)
+    for number, instance in enumerate(instances):
+        of[instance.rows] = number
+    part = ((of >= 0) & (exchanges["retransmitted"] == 0)).astype(np.uint8)
+    columns, grain = np.empty((5, int(np.count_nonzero(part))), np.int64), np.zeros(1, np.int64)
+    columns = columns[:, : kernels.durations(exchanges, part, columns, grain)]
+    took, nbytes, src, dst = (columns[k] for k in (kernels.TOOK, kernels.BYTES, kernels.SRC, kernels.DST))
+    operation, near = columns[kernels.OP], {end for i in instances for end in i.near or ()}
+    if near:  # a message looks otherwise at its sender than at its receiver
+        ends = np.array(sorted(near))
+        operation = 4 * operation + 2 * np.isin(src, ends) + np.isin(dst, ends)
+    kind, link = _classes(operation, nbytes), _classes(src, dst)
+    like = _usual(took, kind, link)[kind]
+    stretch = took / np.maximum(like + grain[0], 1.0)
+
+    # Floating-point numbers that are not negative are in the same order as their bits.
+    median = _medians(stretch.view(np.int64), link).view(np.float64)
+    count = np.bincount(link, minlength=len(median))
+    middle, at = np.zeros(len(median), np.int64), np.flatnonzero(stretch == median[link])[::-1]
+    middle[link[at]] = at  # of several the first one, which is assigned last
+    lost = np.bincount(link, took - like, len(median)).astype(np.float64)
+    order = np.lexsort((dst[middle], src[middle]))
+    middle = middle[order]
+    links = Links(
+        src[middle],
+        dst[middle],
+        took[middle] / np.maximum(nbytes[middle].astype(np.float64), 1),
+        stretch[middle],
+        lost[order],
+        count[order],
+        (count[order] >= FEWEST) & (stretch[middle] >= SLOW_FACTOR),
+    )
+    if len(links.src):
+        for row in np.flatnonzero(links.slow).tolist():
+            links.slow[row] = _surely(stretch[link == order[row]])
+        links.slow[:] |= _held_back(exchanges[(of >= 0) & (exchanges["wire"] == Wire.GLOO_DATA)], links)
+    if links.slow.any():
+        picked, of = exchanges[of >= 0], of[of >= 0]
+        trip, parts = _round_trip_ns(picked), _by_link(picked, links)
+        for row in np.flatnonzero(links.slow).tolist():
+            _weigh(links, row, picked[parts[row]], of[parts[row]], trip)
+    return links
+
+
+def _by_link(rows: Rows, links: Links) -> list[NDArray[np.int64]]:
+    """For each link which of ``rows`` it carried."""
+    key = rows["src"].astype(np.int64) << 32 | rows["dst"]
+    order = np.argsort(key, kind="stable")
+    link = np.asarray(links.src, np.int64) << 32 | np.asarray(links.dst, np.int64)
+    start, stop = (np.searchsorted(key[order], link, side=side) for side in ("left", "right"))
+    return [order[a:b] for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
+
+
+def _surely(stretch: NDArray[np.float64]) -> bool:
+    """Whether the median is beyond SLOW_FACTOR with 95 % confidence: the sign test, by its normal limit."""
+    low = len(stretch) / 2 - ONE_SIDED * np.sqrt(len(stretch)) / 2
+    return bool(np.sort(stretch)[max(int(low), 0)] >= SLOW_FACTOR)
+
+
+def _usual(took: NDArray[np.int64], kind: NDArray[np.int64], link: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each kind of message the time it takes on the middle link, of two on the quicker."""
+    both = _classes(kind, link)
+    median = _medians(took, both)
+    kinds = np.zeros(len(median), np.int64)
+    kinds[both] = kind
+    order = np.lexsort((median, kinds))
+    starts = np.flatnonzero(np.r_[True, np.diff(kinds[order]) != 0]) if len(order) else order
+    count = np.diff(np.r_[starts, len(order)])
+    return np.asarray(median[order[starts + (count - 1) // 2]], np.int64)
+
+
+def _held_back(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
+    """Links whose Gloo data leaves far later than it could: it was offered, and its credit had come."""
+    known = (exchanges["data_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
+    for name in ("offer_ns", "grant_arrived_ns"):
+        known &= exchanges[name] != NEVER
+    rows = exchanges[known]
+    held = rows["data_ns"] - np.maximum(rows["offer_ns"], rows["grant_arrived_ns"])
+    middle, most = np.zeros((2, len(links.src)))
+    for row, part in enumerate(_by_link(rows, links)):
+        if len(part) >= FEWEST:
+            middle[row], most[row] = np.percentile(held[part], (50, 95))
+    measured = most > 0
+    if measured.sum() < 2:
+        return np.zeros(len(links.src), bool)
+    return measured & (middle > SLOW_FACTOR * np.quantile(most[measured], 0.5, method="lower"))
+
+
+def _weigh(links: Links, row: int, mine: Rows, collective: NDArray[np.int64], trip_ns: float) -> None:
+    """Give a slow link the pace it sustains; not slow after all if its losses alone explain that pace."""
+    whole = (mine["data_ns"] != NEVER) & (mine["arrived_end_ns"] != NEVER)
+    mine, collective = mine[whole], collective[whole]
+    pace = links.pace_ns[row]
+    if links.stretch[row] >= SLOW_FACTOR:
+        # A token bucket lets a burst pass at full pace; its rate shows where it was empty.
+        took = np.maximum(mine["data_end_ns"] - mine["data_ns"], mine["arrived_end_ns"] - mine["arrived_ns"])
+        alone = (mine["retransmitted"] == 0) & (mine["bytes"] > 0)
+        links.pace_ns[row] = max(pace, float(np.percentile(took[alone] / mine["bytes"][alone], 75)))
+    else:
+        links.pace_ns[row] = max(pace, _sustained_ns(mine, collective))
+    again, packets = int(mine["retransmitted"].sum()), max(int(mine["packets"].sum()), 1)
+    segment = max(float(mine["bytes"].sum()) / packets, 1.0)
+    explained = trip_ns * np.sqrt(again / packets) / (MATHIS * segment)
+    links.slow[row] = pace > SLOW_FACTOR * explained
+
+
+def _round_trip_ns(picked: Rows) -> float:
+    """What the path usually takes from a message's end to its ACK: on the quicker quarter of the links."""
+    rows = picked[(picked["acked_ns"] != NEVER) & (picked["data_ns"] != NEVER)]
+    if not len(rows):
+        return 0.0
+    link = _classes(rows["src"].astype(np.int64), rows["dst"].astype(np.int64))
+    return float(np.percentile(_medians(rows["acked_ns"] - rows["data_end_ns"], link), 25))
+
+
+def _sustained_ns(mine: Rows, collective: NDArray[np.int64]) -> float:
+    """Time per byte within collectives, after the first message of each; in a quick quarter of them."""
+    order = np.lexsort((mine["arrived_end_ns"], collective))
+    starts = np.flatnonzero(np.r_[True, np.diff(collective[order]) != 0])
+    ends = np.r_[starts[1:], len(order)] - 1
+    nbytes = np.add.reduceat(mine["bytes"][order].astype(np.int64), starts) - mine["bytes"][order[starts]]
+    several = nbytes > 0
+    if not several.any():
+        return 0.0
+    arrived = mine["arrived_end_ns"][order]
+    return float(np.percentile(((arrived[ends] - arrived[starts]) / np.maximum(nbytes, 1))[several], 25))
+
+
+def _classes(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Pairs of values, numbered."""
+    from dpuflow.kernels import links as kernels
+
+    of = np.empty(len(first), np.int64)
+    kernels.classes(first, second, np.full(1 << (2 * len(first)).bit_length(), -1), of)
+    return of
+
+
+def _medians(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The lower median of each class's values; ``of`` is their class."""
+    from dpuflow.kernels import links as kernels
+
+    count = np.bincount(of)
+    out = np.zeros(len(count), np.int64)
+    kernels.medians(values, of, np.cumsum(count) - count, np.empty_like(values), out)
+    return out
+
+
+def slow_rows(links: Links, entries: Entries) -> NDArray[np.bool_]:
+    """Rows of Entries whose endpoint received or sent over a slow link in some collective."""
+    touched = np.unique(np.concatenate([links.src[links.slow], links.dst[links.slow]]))
+    return np.isin(entries.endpoint, touched)

@@ -1,0 +1,96 @@
+"""Causes of lateness in, what each rank answers for itself out: it worked longer than its peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.entries import AT_LEAST, EXACT, Rule
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.causes import CAUSES, COMPUTE, NONE, UNKNOWN, Causes
+from dpuflow.verdicts.charges import sigmas_of
+from dpuflow.verdicts.habits import SIGMAS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries, Relative
+    from dpuflow.matching import Instance
+    from dpuflow.verdicts.replicas import Compared
+
+
+@dataclass
+class Own:
+    """Per row of Entries what the rank answers for itself."""
+
+    amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
+    excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
+    later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
+    sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
+    unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
+    compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows that were compared with replicas."""
+
+
+def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
+    """The same with what stages of replicas took longer for their acts than their peers (``replicas``)."""
+    if not compared.some:
+        return own, causes
+    rows = compared.rows
+    unproved = own.unproved.copy()
+    own = Own(
+        own.amount_ns.copy(), own.excess_ns.copy(), own.later_ns.copy(), own.sigma_ns.copy(), unproved, rows
+    )
+    own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
+    own.later_ns[rows], own.sigma_ns[rows] = compared.excess_ns, compared.sigma_ns
+    cause = causes.cause.copy()
+    cause[rows] = np.where(
+        compared.amount_ns > 0, COMPUTE, np.where(cause[rows] == COMPUTE, NONE, cause[rows])
+    )
+    return own, causes._replace(cause=cause)
+
+
+def tied_rows(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:
+    """Rows of collectives that tie ranks together: not of point-to-point transfers."""
+    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
+    return tied[entries.collective] if len(instances) else np.zeros(0, bool)
+
+
+def own_lateness(
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    causes: Causes,
+    group: NDArray[np.int64],
+) -> Own:
+    """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
+
+    The noise is that of the work itself. Entries scatter by what peers of other groups handed on, too,
+    and would hide a rank that is late once a step.
+    """
+    known = tied_rows(instances, entries) & np.isin(relative.bound, (EXACT, AT_LEAST))
+    known &= causes.excess_ns != NEVER
+    excess = np.where(known, causes.excess_ns, NEVER)
+    sigma, floor = sigmas_of(entries, excess.astype(np.float64), known, group[entries.collective])
+    amount, beyond = np.minimum(excess, relative.lateness_ns), np.maximum(SIGMAS * sigma, floor)
+    told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
+    mine = (
+        known
+        & (relative.lateness_ns > beyond)
+        & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
+    )
+    mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
+    # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
+    # were these not counted, single incidents would make a habit.
+    waited = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER))
+    unproved = tied_rows(instances, entries) & (waited | entries.exact) & (causes.excess_ns != NEVER) & ~known
+    excess = np.where(unproved, np.where(waited, 0, causes.excess_ns), excess)
+    amount = np.where(unproved, 0, amount)
+    # It may have worked longer by far than its peers seem to show.
+    unknown = causes.least & (excess != NEVER) & ~mine
+    excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
+    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved & ~unknown)

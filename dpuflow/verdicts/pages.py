@@ -1,0 +1,193 @@
+"""EXCHANGE rows in, bursts of pages out: what one endpoint WRITEs to another, or READs from it, in one go.
+
+``bulk`` makes transfers of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+LEAST: Final = 512
+"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
+else tells what they are."""
+IDLE: Final = 4.0
+"""Times what a page takes, alone and behind another, that nothing may be under way within a transfer: an
+engine that has pages to move keeps some under way; a late completion makes it pause for about a page."""
+FEWEST_PARTS: Final = 3
+"""Parts of one size: two that are alike may be chance."""
+MOST: Final = 0.5
+"""A share that is most of them."""
+
+
+def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
+    """Rows of pages from one endpoint to another by one verb, in order of time."""
+    wire = np.ascontiguousarray(exchanges["wire"])
+    if not np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_READ)).any():
+        return
+    free = np.ones(len(exchanges), bool)
+    for instance in instances:
+        free[instance.rows] = False
+    # A WRITE that was asked for is NCCL's; a READ's request is its "grant". Puts have flags (``flagged``).
+    write = (wire == Wire.ROCE_WRITE) & (exchanges["grant"] == NONE32) & (exchanges["tag"] == 0)
+    free &= write | (wire == Wire.ROCE_READ)
+    if not free.any():
+        return
+    free &= exchanges["src"] != exchanges["dst"]
+    free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0) & (exchanges["op"] == Op.UNKNOWN)
+    # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
+    connection = exchanges["connection"].astype(np.int64)
+    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
+    size = int(connection.max()) + 1
+    asking = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[free], minlength=size)
+    immediate = np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
+    rows = np.flatnonzero(free & ~asking[connection] & ~immediate[connection])
+    if not len(rows):
+        return
+    src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
+    read = wire[rows] == Wire.ROCE_READ
+    order = np.lexsort((begin_ns(exchanges, rows), read, dst, src))
+    rows, key = rows[order], np.stack([src, dst, read])[:, order]
+    for way in np.split(rows, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1):
+        if np.median(exchanges["bytes"][way]) > LEAST:
+            yield way
+
+
+def begin_ns(exchanges: Rows, rows: Ints) -> Ints:
+    """When each page was asked for, or sent."""
+    asked, data = exchanges["grant_ns"][rows], exchanges["data_ns"][rows]
+    # Where answers came in pieces (loss), requests and answers are no longer one to one.
+    known = (exchanges["wire"][rows] == Wire.ROCE_READ) & (asked != NEVER) & (asked <= data)
+    return np.where(known, asked, data)
+
+
+def end_ns(exchanges: Rows, rows: Ints) -> Ints:
+    """When each page was there."""
+    there: Ints = exchanges["arrived_end_ns"][rows]
+    return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
+
+
+def cut_pieces(exchanges: Rows, rows: Ints, notices: Ints) -> Iterator[Ints]:
+    """``rows`` cut where nothing was under way, or, if there are any, by ``notices``: times of SENDs on the
+    pages' connections, each of which tells that all pages before it are done."""
+    begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
+    size = exchanges["bytes"][rows].astype(np.int64)
+    if len(notices):
+        alike = _alike_parts(exchanges, rows, len(notices))
+        if alike is not None:
+            yield from alike
+            return
+        acked = exchanges["acked_ns"][rows]
+        turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end))
+        order = np.lexsort((begin, turn))
+        rows, cut = rows[order], np.diff(turn[order]) != 0
+    else:
+        gap = begin[1:] - np.maximum.accumulate(end)[:-1]
+        # A page alone, and from one to the next: what a page takes in a full queue says nothing of pauses.
+        usual = float((end - begin).min()) + float(np.median(np.diff(np.sort(end)))) if len(rows) > 1 else 0.0
+        cut = gap > least_pause(gap, size, IDLE * usual)
+    parts = np.split(rows, np.flatnonzero(cut) + 1)
+    unit = _unit([int(exchanges["bytes"][part].sum()) for part in parts])
+    for part in parts:
+        several = int(exchanges["bytes"][part].sum()) // unit if unit else 1
+        alike = _alike_parts(exchanges, part, several) if several > 1 else None
+        yield from alike or [part]
+
+
+def least_pause(gap_ns: Ints, size: Ints, least_ns: float) -> float:
+    """Which pauses part transfers: those longer than this, ``least_ns`` at the least.
+
+    ``gap_ns`` are the times in which nothing was under way between pages of ``size`` bytes, one less than
+    these; negative where something was. A host that stalls, or a packet that was lost, pauses within a
+    transfer, too. What is moved layer by layer, or request by request, mostly comes in parts of one size: of
+    all limits that one counts which leaves the largest share of the parts with as many bytes as most of them
+    have, the lowest if several do. Where there are no three such, or they are not most, ``least_ns`` stands.
+    """
+    longest = np.argsort(-gap_ns, kind="stable")
+    longest = longest[gap_ns[longest] > least_ns]
+    before = np.r_[0, np.cumsum(size)]
+    # Parts by size, as one cut after the other is made, the longest pause first.
+    cuts, counts, mode = [0, len(size)], Counter({int(before[-1]): 1}), int(before[-1])
+    best, share = least_ns, MOST
+    for number, at in enumerate(longest.tolist()):
+        place = bisect(cuts, at + 1)
+        low, high = cuts[place - 1], cuts[place]
+        cuts.insert(place, at + 1)
+        whole, parts = (
+            int(before[high] - before[low]),
+            (int(before[at + 1] - before[low]), int(before[high] - before[at + 1])),
+        )
+        counts[whole] -= 1
+        counts.update(parts)
+        mode = (
+            max(counts, key=counts.__getitem__)
+            if whole == mode
+            else max(mode, *parts, key=counts.__getitem__)
+        )
+        alike = counts[mode]
+        if alike >= FEWEST_PARTS and alike >= share * (number + 2):
+            following = gap_ns[longest[number + 1]] if number + 1 < len(longest) else least_ns
+            best, share = float(following), alike / (number + 2)
+    return best
+
+
+def _unit(sizes: Sequence[int]) -> int:
+    """How many bytes most parts have; 0 where there is no such size."""
+    size, times = Counter(sizes).most_common(1)[0]
+    return size if times >= FEWEST_PARTS and times >= MOST * len(sizes) else 0
+
+
+def _alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:
+    """``rows`` as ``count`` parts of as many bytes, or None where they do not add up to that.
+
+    A notice stands behind what was queued before it, which may be pages of the next transfer: then it comes
+    when they are done, too.
+    """
+    total = int(exchanges["bytes"][rows].sum())
+    if total % count or count >= len(rows):
+        return None
+    return parts_of(exchanges, rows, np.full(count, total // count))
+
+
+def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> list[Ints] | None:
+    """``rows`` as parts of ``sizes`` bytes, one after the other; None where they do not add up to these.
+
+    In the order in which they were sent, or were posted to queue pairs that take turns.
+    """
+    connection = exchanges["connection"][rows].astype(np.int64)
+    by_pair = np.lexsort((exchanges["order"][rows], connection))
+    first = np.flatnonzero(np.r_[True, np.diff(connection[by_pair]) != 0])
+    turn = np.empty(len(rows), np.int64)
+    turn[by_pair] = np.arange(len(rows)) - np.repeat(first, np.diff(np.r_[first, len(rows)]))
+    _, first, pair = np.unique(connection, return_index=True, return_inverse=True)
+    ends = np.cumsum(sizes)
+    for order in (np.arange(len(rows)), np.lexsort((first[pair], turn))):
+        sums = np.cumsum(exchanges["bytes"][rows[order]].astype(np.int64))
+        at = np.minimum(np.searchsorted(sums, ends), len(sums) - 1)
+        if (sums[at] == ends).all() and ends[-1] == sums[-1]:
+            return np.split(rows[order], at[:-1] + 1)
+    return None
+
+
+def notices_ns(exchanges: Rows, rows: Ints) -> Ints:
+    """When SENDs left on the connections of ``rows``, in order."""
+    lines = np.unique(exchanges["connection"][rows])
+    sends = np.isin(exchanges["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+    mine = np.flatnonzero(sends & np.isin(exchanges["connection"], lines))
+    times = exchanges["data_ns"][mine]
+    return np.sort(times[times != NEVER])

@@ -1,0 +1,284 @@
+"""Point-to-point transfers in, pipelines out: the stages, their schedule, and how long each stage works.
+
+A stage works from the arrival of its input (or from what it last sent, if that was later) to the
+offer of its output. A stage that waits for input is starved, one whose output is not asked for is
+blocked: neither is at fault. What a stage computes without sending shows in no packet: the forward
+pass of the last stage and the backward pass of the first, unless its next message follows from it.
+
+Schedules: GPipe (Huang et al., 2019) sends all microbatches forward, then all backward; 1F1B
+(PipeDream, Narayanan et al., 2019) alternates, so that an end stage's message follows from both.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.registered import worked_since
+from dpuflow.verdicts.steps import REPEATS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+
+FORWARD, BACKWARD = 0, 1
+AT_ONCE: Final = 0.1
+"""Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
+QUEUED: Final = 8
+"""Inputs that lie before a stage, at most: its predecessor runs so far ahead."""
+Schedule = Literal["gpipe", "1f1b", "forward"]
+
+
+class Work(NamedTuple):
+    """The sends of one stage in one direction, in order of time; what is compared between stages.
+
+    ``own_ns`` is NEVER where a send does not tell what was worked for it, ``unit`` -1 outside the steps.
+    """
+
+    rows: NDArray[np.int64]  # of Entries: the sender's
+    own_ns: NDArray[np.int64]
+    most_ns: NDArray[np.int64]  # the same at the most, where its receiver may have held it; else NEVER
+    unit: NDArray[np.int64]  # the step each belongs to, else a running number
+
+
+class Pipeline(NamedTuple):
+    """One chain of stages, the first one first.
+
+    ``work[stage][way]``: None where that stage sends nothing that way. ``schedule`` is gpipe, 1f1b,
+    forward (nothing flows back) or None.
+    """
+
+    stages: list[int]
+    schedule: Schedule | None
+    microbatches: int | None  # in a step
+    work: list[list[Work | None]]
+
+
+def find_pipelines(
+    instances: Sequence[Instance], entries: Entries, step: NDArray[np.int64], taken: NDArray[np.int64]
+) -> list[Pipeline]:
+    """Chains of endpoints that hand data on one to the next. ``step`` as of ``find_steps``, ``taken`` of
+    ``taken_until``.
+
+    Rings and stars are no pipelines; nor is a chain in which some neighbours exchanged fewer than
+    three transfers.
+    """
+    edges: dict[tuple[int, int], list[int]] = {}
+    for number, instance in enumerate(instances):
+        alone = instance.op == Op.SEND_RECV and len(instance.order) == 2 and not instance.inside
+        if alone and instance.complete:
+            edges.setdefault((instance.order[0], instance.order[1]), []).append(number)
+    edges = {edge: found for edge, found in edges.items() if len(found) >= REPEATS}
+    neighbours: dict[int, set[int]] = {}
+    for src, dst in edges:
+        neighbours.setdefault(src, set()).add(dst)
+        neighbours.setdefault(dst, set()).add(src)
+    chains = []
+    unseen = set(neighbours)
+    for end in sorted(neighbours):
+        if end not in unseen or len(neighbours[end]) != 1:
+            continue
+        chain = [end]
+        while further := neighbours[chain[-1]] - set(chain[-2:]):
+            if len(further) > 1:
+                break
+            chain.append(further.pop())
+        unseen -= set(chain)
+        if all(len(neighbours[stage]) == 2 for stage in chain[1:-1]) and len(neighbours[chain[-1]]) == 1:
+            chains.append(chain)
+    books = {edge: _Edge(found, entries, taken) for edge, found in edges.items()}
+    busy = _Busy(instances, entries)
+    return [_pipeline(chain, books, busy, step) for chain in chains]
+
+
+class _Edge:
+    """The transfers from one stage to another, by the time they were offered."""
+
+    def __init__(self, numbers: list[int], entries: Entries, taken: NDArray[np.int64]) -> None:
+        rows = entries.offsets[np.array(numbers)]  # the sender's; the receiver's is the next one
+        seen = (entries.enter_ns[rows] != NEVER) & (entries.leave_ns[rows + 1] != NEVER)
+        rows = rows[seen]
+        self.rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
+        self.by_arrival = rows[np.argsort(entries.leave_ns[rows + 1], kind="stable")]
+        self.sent_ns = entries.enter_ns[self.rows]
+        self.credit_ns = entries.credit_ns[self.rows]
+        self.arrived_ns = entries.leave_ns[self.by_arrival + 1]
+        self.taken_ns = taken[self.by_arrival + 1]
+        self.unit = self.unit_of_arrival = np.arange(len(rows))
+        self.in_steps = False
+
+    def number(self, flushed_ns: NDArray[np.int64], step: NDArray[np.int64]) -> None:
+        """Number each transfer's step: by when the pipeline was empty, else as ``step`` says."""
+        if len(flushed_ns) >= REPEATS:
+            self.unit = np.searchsorted(flushed_ns, self.sent_ns, "left")
+            self.unit_of_arrival = np.searchsorted(flushed_ns, self.arrived_ns, "left")
+        elif (step[self.rows] >= 0).any():
+            self.unit, self.unit_of_arrival = step[self.rows], step[self.by_arrival]
+        else:
+            return
+        self.in_steps = True
+
+
+class _Busy:
+    """Time that each endpoint spent within collectives of several ranks: not worked by itself."""
+
+    def __init__(self, instances: Sequence[Instance], entries: Entries) -> None:
+        tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
+        mine = tied[entries.collective] & (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+        self.spans = {}
+        for endpoint in np.unique(entries.endpoint[mine]).tolist():
+            rows = np.flatnonzero(mine & (entries.endpoint == endpoint))
+            rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
+            begin, end = entries.enter_ns[rows], np.maximum.accumulate(entries.leave_ns[rows])
+            begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])  # overlapping ones count once
+            total = np.r_[0, np.cumsum(np.maximum(end - begin, 0))]
+            self.spans[endpoint] = (begin, total, end)
+
+    def between(self, endpoint: int, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Nanoseconds within collectives that were entered from ``start`` to ``end``."""
+        if endpoint not in self.spans:
+            return np.zeros(len(start), np.int64)
+        begin, total, over = self.spans[endpoint]
+        last, first = np.searchsorted(begin, end, "left"), np.searchsorted(begin, start, "left")
+        # The last of them may go on beyond the end.
+        beyond = np.where(last > first, np.maximum(over[np.maximum(last - 1, 0)] - end, 0), 0)
+        return np.asarray(np.maximum(total[last] - total[first] - beyond, 0), np.int64)
+
+
+def _pipeline(
+    chain: list[int], edges: dict[tuple[int, int], _Edge], busy: _Busy, step: NDArray[np.int64]
+) -> Pipeline:
+    if _lead(chain[-1], chain[-2], edges) > _lead(chain[0], chain[1], edges):
+        chain = chain[::-1]
+    forward = [edges.get(pair) for pair in pairwise(chain)]
+    backward = [edges.get((later, earlier)) for earlier, later in pairwise(chain)]
+    flushed_ns = _flushes(forward[0], backward[0])
+    for book in (*forward, *backward):
+        if book is not None:
+            book.number(flushed_ns, step)
+    schedule = _schedule(forward[-1], backward[-1])
+    work: list[list[Work | None]] = []
+    for place, stage in enumerate(chain):
+        # For each way: what the stage sends on, and what that follows from.
+        out = (forward[place] if place < len(forward) else None, backward[place - 1] if place else None)
+        into = (forward[place - 1] if place else None, backward[place] if place < len(backward) else None)
+        acts = np.sort(np.concatenate([np.zeros(0, np.int64), *(o.sent_ns for o in out if o is not None)]))
+        row: list[Work | None] = []
+        for way in (FORWARD, BACKWARD):
+            book, source = out[way], into[way]
+            if book is None:
+                row.append(None)
+                continue
+            before = np.searchsorted(acts, book.sent_ns, "left") - 1
+            since = np.where(before >= 0, acts[before], NEVER)
+            number = book.unit
+            known = np.ones(len(number), bool)
+            if source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
+                source = into[1 - way]
+            elif source is None and schedule == "gpipe":  # one after the other, the first after a pause
+                known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
+            elif source is None:
+                known[:] = schedule is not None
+            if source is not None:
+                arrived, of = _inputs(source, book.sent_ns, since)
+                since = np.maximum(since, arrived)
+                known = arrived != NEVER
+                taken = np.where(known, source.taken_ns[np.maximum(of, 0)], NEVER) if known.any() else arrived
+                since = worked_since(since, taken, book.sent_ns, known)
+                if into[way] is None:
+                    known &= (of >= 0) & (source.unit_of_arrival[of] == number)
+            known &= since != NEVER
+            held = _held(book, since)
+            within = busy.between(stage, since, book.sent_ns)
+            if source is None:  # nor what follows a collective: a step's first
+                known &= within == 0
+            own = np.maximum(book.sent_ns - since - within, 0)
+            told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
+            row.append(Work(book.rows, told, most, number))
+        work.append(row)
+    return Pipeline(chain, schedule, _microbatches(forward[0] or backward[0]), work)
+
+
+def _lead(end: int, inner: int, edges: dict[tuple[int, int], _Edge]) -> float:
+    """How many transfers an end has sent more than it has received, on average: the first stage leads."""
+    out, back = edges.get((end, inner)), edges.get((inner, end))
+    if out is None or back is None:
+        return float(out is not None) - float(back is not None)
+    sent = np.arange(1, len(out.sent_ns) + 1)
+    return float(np.mean(sent - np.searchsorted(back.arrived_ns, out.sent_ns, "right")))
+
+
+def _flushes(forward: _Edge | None, backward: _Edge | None) -> NDArray[np.int64]:
+    """When all that the first stage had sent was answered: the pipeline is empty, a step has ended."""
+    if forward is None or backward is None:
+        return np.zeros(0, np.int64)
+    out = np.arange(1, len(backward.rows) + 1)
+    waiting = np.searchsorted(forward.sent_ns, backward.arrived_ns, "right") - out
+    return np.asarray(backward.arrived_ns[waiting == waiting.min()], np.int64)
+
+
+def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
+    """By how many microbatches have reached the last stage before it first answers in a step."""
+    if forward is None or backward is None:
+        return "forward"
+    waiting, whole = [], []
+    for number in np.unique(backward.unit[backward.unit >= 0]).tolist() if backward.in_steps else ():
+        inputs = forward.arrived_ns[forward.unit_of_arrival == number]
+        first = backward.sent_ns[backward.unit == number].min()
+        waiting.append(int((inputs <= first).sum()))
+        whole.append(len(inputs))
+    if not whole or np.median(whole) < 2:
+        return None
+    if np.median(waiting) >= np.median(whole):
+        return "gpipe"
+    return "1f1b" if np.median(waiting) < np.median(whole) / 2 else None
+
+
+def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Sends that left as soon as their receiver allowed it: of these it is not told how long they took.
+
+    Of others the credit comes at any time of the work, so few of these are taken for such.
+    """
+    soon = book.credit_ns < AT_ONCE * (book.sent_ns - since)
+    return np.asarray((book.credit_ns != NEVER) & soon, np.bool_)
+
+
+def _inputs(
+    source: _Edge, sent: NDArray[np.int64], acted: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When the input of each send had arrived (NEVER: before the capture), and which one it is.
+
+    The k-th send follows from the k-th input. What a stage holds back (the warm-up of 1F1B) or what
+    came before the capture began shifts all alike: by as much as most sends allow, or less where inputs wait
+    in a queue. Then the stage's work, since that input or since its last act (``acted``), is most even.
+    """
+    if not len(source.arrived_ns) or not len(sent):
+        return np.full(len(sent), NEVER), np.full(len(sent), -1)
+    order = np.arange(len(sent))
+    had = np.searchsorted(source.arrived_ns, sent, "right") - 1
+    most = int(np.floor(np.quantile(had - order, 0.05)))
+    least = max(min(most, 0), most - QUEUED)
+    best = NEVER, np.full(len(sent), NEVER), order
+    for shift in range(most, least - 1, -1):
+        of = order + shift
+        known = (of >= 0) & (of <= had)
+        arrived = np.where(known, source.arrived_ns[np.where(known, of, 0)], NEVER)
+        own = (sent - np.maximum(arrived, acted))[known]
+        uneven = int(np.median(np.abs(own - np.median(own)))) if len(own) else np.iinfo(np.int64).max
+        if best[0] == NEVER or uneven < best[0]:
+            best = uneven, arrived, np.where(known, of, -1)
+    return best[1], best[2]
+
+
+def _microbatches(edge: _Edge | None) -> int | None:
+    """Transfers of a step over one link."""
+    if edge is None or not edge.in_steps:
+        return None
+    return int(np.median(np.bincount(edge.unit[edge.unit >= 0])))

@@ -1,0 +1,280 @@
+"""Collectives in, the job's steps out: the pattern that its sequence of collectives repeats.
+
+A training step or a generated token is the same sequence of operations again and again. Each
+endpoint's own sequence is searched, as it entered them: groups that take turns do not fall into the
+same order everywhere. Where all collectives are alike, the longer pause that recurs at even
+distances tells the steps apart (a token's work between the last layer and the first of the next).
+"""
+
+from __future__ import annotations
+
+from math import exp, lgamma
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.arrays.components import connected
+from dpuflow.entries import previous_row
+from dpuflow.schema.rows import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+
+REPEATS = 3
+"""A pattern is what comes at least this often."""
+REGULAR = 0.9
+"""Share of the distances between equal operations that must agree to propose a period."""
+COVERED = 0.8
+"""Share of an operation's occurrences that a pattern must hold, for every operation that recurs."""
+LONGEST = 512
+"""Repetitions of the shortest pattern that one step may have: more layers than any model in use."""
+STEADY = 6
+"""Repetitions it takes to tell steps by their pauses; of few collectives each it takes more (``SELDOM``)."""
+SELDOM = 1e-3
+"""How often chance may make pauses that are all alike look like steps, at any distance and place tried."""
+SAMPLE = 8192
+"""Repetitions that are looked at for longer pauses; later ones continue the pattern."""
+
+
+class Steps(NamedTuple):
+    """The steps of one job; ``ends`` are rows of Entries: ``reference``'s last collective of each step."""
+
+    endpoints: list[int]
+    reference: int  # the endpoint whose sequence they were told from
+    period: int  # collectives and transfers of ``reference`` in a step
+    by_pause: bool  # the steps were told by their pauses: all their collectives are alike
+    ends: NDArray[np.int64]
+
+
+def find_steps(
+    instances: Sequence[Instance], entries: Entries, group: NDArray[np.int64]
+) -> tuple[list[Steps], NDArray[np.int64]]:
+    """The steps of each job, and for each row of Entries the step of its own endpoint (-1: in none).
+
+    A job is what groups connect; one without a repeating pattern has no steps. ``group`` numbers each
+    collective's group.
+    """
+    step = np.full(len(entries.endpoint), -1, np.int64)
+    found = []
+    coarse, fine = _classes(instances, group)
+    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
+    pause = _pauses(entries)
+    for members in jobs(instances):
+        best: tuple[int, Steps] | None = None
+        for endpoint in members:
+            rows = own_rows(entries, endpoint)
+            if len(rows) < REPEATS:
+                continue
+            which = entries.collective[rows]
+            one = _steps_of(fine[which], pause[rows], tied[which])
+            if one is None:
+                one = _steps_of(coarse[which], pause[rows], tied[which])
+            if one is None:
+                one = _steps_between(fine[which], pause[rows], tied[which])
+            if one is None:
+                continue
+            period, by_pause, numbers = one
+            step[rows] = numbers
+            last = np.flatnonzero((numbers >= 0) & (np.r_[numbers[1:], -1] != numbers))
+            covered = int((numbers >= 0).sum())
+            if best is None or covered > best[0]:
+                best = (covered, Steps(members, endpoint, period, by_pause, rows[last]))
+        if best is not None:
+            found.append(best[1])
+    return found, step
+
+
+def jobs(instances: Sequence[Instance]) -> list[list[int]]:
+    """Endpoints that collectives or transfers connect, in order of the smallest."""
+    groups = connected({tuple(i.order) for i in instances}, lambda order: order)
+    return sorted(sorted({end for order in orders for end in order}) for orders in groups)
+
+
+def own_rows(entries: Entries, endpoint: int) -> NDArray[np.int64]:
+    """Rows of Entries of one endpoint, in the order in which it entered."""
+    rows = np.flatnonzero(entries.endpoint == endpoint)
+    when = np.where(entries.enter_ns[rows] != NEVER, entries.enter_ns[rows], entries.leave_ns[rows])
+    return np.asarray(rows[np.lexsort((entries.collective[rows], when))], np.int64)
+
+
+def _classes(
+    instances: Sequence[Instance], group: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each collective what it is: the operation on its group, and the same with its size."""
+    coarse: dict[tuple[object, ...], int] = {}
+    fine: dict[tuple[object, ...], int] = {}
+    out = np.zeros((2, len(instances)), np.int64)
+    for number, instance in enumerate(instances):
+        way = tuple(instance.order) if instance.op == Op.SEND_RECV else instance.root
+        key = (instance.op, int(group[number]), way)
+        out[0, number] = coarse.setdefault(key, len(coarse))
+        out[1, number] = fine.setdefault((*key, instance.size), len(fine))
+    return out[0], out[1]
+
+
+def _pauses(entries: Entries) -> NDArray[np.float64]:
+    """Per row the time from its rank's last leaving to its entry: the median over the collective's ranks.
+
+    The median, so that one rank's lateness makes no pause. 0 where a rank had not left.
+    """
+    before = previous_row(entries)
+    known = (before >= 0) & (entries.enter_ns != NEVER) & (entries.leave_ns[before] != NEVER)
+    own = np.where(known, entries.enter_ns - np.where(known, entries.leave_ns[before], 0), 0)
+    own = np.maximum(own, 0).astype(np.float64)
+    count = np.diff(entries.offsets)
+    order = np.lexsort((own, entries.collective))
+    middle = order[entries.offsets[:-1] + (count - 1) // 2] if len(count) else order
+    return np.repeat(own[middle], count)
+
+
+def _steps_of(
+    classes: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_]
+) -> tuple[int, bool, NDArray[np.int64]] | None:
+    """Period, whether pauses told it, and each place's step (-1 outside), for one endpoint's sequence."""
+    found = _pattern(classes)
+    if found is None:
+        return None
+    period, covered = found
+    places = np.flatnonzero(covered)
+    by_pause = False
+    numbers = np.full(len(classes), -1, np.int64)
+    phase = _phase(places, pause, tied, period)
+    longer = _recurring(pause[places][phase::period])
+    if longer is not None:
+        phase, period, by_pause = phase + longer[1] * period, longer[0] * period, True
+    # Whole steps only, and none over a hole in the pattern.
+    run = np.cumsum(np.r_[0, np.diff(places) != 1])
+    number = -1
+    for each in np.unique(run):
+        mine = places[run == each]
+        begin = (phase - (int(mine[0]) - int(places[0]))) % period
+        whole = (len(mine) - begin) // period
+        if whole > 0:
+            taken = mine[begin : begin + whole * period]
+            numbers[taken] = number + 1 + np.arange(len(taken)) // period
+            number += whole
+    return (period, by_pause, numbers) if number + 1 >= REPEATS else None
+
+
+def _steps_between(
+    classes: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_]
+) -> tuple[int, bool, NDArray[np.int64]] | None:
+    """The steps of the collectives alone, where transfers between them come in no fixed order.
+
+    What comes before a step's collectives, since those of the step before, belongs to it.
+    """
+    at = np.flatnonzero(tied)
+    found = _steps_of(classes[at], pause[at], tied[at]) if 0 < len(at) < len(tied) else None
+    if found is None:
+        return None
+    _, by_pause, of_tied = found
+    following = np.searchsorted(at, np.arange(len(classes)), "left")
+    numbers = np.where(following < len(at), of_tied[np.minimum(following, len(at) - 1)], -1)
+    numbers[: at[0]] = -1  # how long before the first it began is not known
+    counts = np.bincount(numbers[numbers >= 0])
+    return int(np.median(counts)), by_pause, numbers
+
+
+def _pattern(classes: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]] | None:
+    """The period that explains most of a sequence, and the places that follow it."""
+    best: tuple[int, NDArray[np.bool_]] | None = None
+    for period in sorted(_candidates(classes)):
+        covered = _covered(classes, period)
+        if best is None or covered.sum() > best[1].sum():
+            best = (period, covered)
+    if best is None or not best[1].any():
+        return None
+    # What recurs within the pattern's span must be part of it.
+    at = np.flatnonzero(best[1])
+    span, inside = classes[at[0] : at[-1] + 1], best[1][at[0] : at[-1] + 1]
+    total = np.bincount(span)
+    held = np.bincount(span, inside, len(total))
+    return best if bool((held[total >= REPEATS] >= COVERED * total[total >= REPEATS]).all()) else None
+
+
+def _candidates(classes: NDArray[np.int64]) -> set[int]:
+    """Distances at which some operation comes again and again."""
+    total = np.bincount(classes)
+    found: set[int] = set()
+    for each in np.argsort(total, kind="stable").tolist():
+        if total[each] < REPEATS or len(found) >= 8:
+            continue
+        at = np.flatnonzero(classes == each)
+        for ahead in range(1, min(len(at) // REPEATS, LONGEST) + 1):
+            distances, times = np.unique(at[ahead:] - at[:-ahead], return_counts=True)
+            if times.max() >= REGULAR * times.sum():
+                found.add(int(distances[np.argmax(times)]))
+                break
+    return found
+
+
+def _covered(classes: NDArray[np.int64], period: int) -> NDArray[np.bool_]:
+    """Places within stretches that repeat themselves ``period`` later, at least REPEATS times over."""
+    out = np.zeros(len(classes), bool)
+    same = classes[:-period] == classes[period:]
+    edges = np.flatnonzero(np.diff(np.r_[False, same, False].astype(np.int8)))
+    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if end - start >= (REPEATS - 1) * period:
+            out[start : end + period] = True
+    return out
+
+
+def _phase(
+    places: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_], period: int
+) -> int:
+    """Where in the pattern a step begins: after the longest pause.
+
+    Among transfers of a pipeline a collective is where its stages meet: there it begins after the
+    last of those that follow one another.
+    """
+    whole = len(places) // period * period
+    if period == 1 or whole == 0:
+        return 0
+    meets = tied[places[:period]]
+    if meets.any() and not meets.all():
+        after = np.flatnonzero(~meets & np.roll(meets, 1))
+        return int(after[0])
+    return int(np.argmax(np.median(pause[places[:whole]].reshape(-1, period), axis=0)))
+
+
+def _recurring(pause: NDArray[np.float64]) -> tuple[int, int] | None:
+    """The distance at which longer pauses recur, and where the first is; None where none stand out.
+
+    Of the pauses at that distance four in five are longer than nine in ten of all others, and pauses in
+    random order would seldom have so many of the long ones at one place.
+    """
+    pause, tried = pause[:SAMPLE], 0
+    for period in range(2, min(len(pause) // STEADY, LONGEST) + 1):
+        folded = pause[: len(pause) // period * period].reshape(-1, period)
+        place = int(np.argmax(np.median(folded, axis=0)))
+        mine, others = folded[1:, place], np.delete(folded, place, axis=1).ravel()
+        tried += 2 * period
+        # Long ones are those beyond most others; or those as long as the shortest here.
+        limits = (np.nextafter(np.quantile(others, 0.9), np.inf), mine.min())
+        if np.quantile(mine, 0.2) >= limits[0]:
+            chances = (
+                _drawn(hits, len(mine), hits + int((others >= limit).sum()), len(mine) + len(others))
+                for limit in limits
+                for hits in (int((mine >= limit).sum()),)
+            )
+            if tried * min(chances) < SELDOM:
+                return period, place
+    return None
+
+
+def _drawn(least: int, draws: int, marked: int, total: int) -> float:
+    """The chance that of ``draws`` out of ``total`` at least ``least`` are ``marked`` ones."""
+
+    def ways(of: int, taken: int) -> float:
+        return lgamma(of + 1) - lgamma(taken + 1) - lgamma(of - taken + 1)
+
+    every = ways(total, draws)
+    return sum(
+        exp(ways(marked, k) + ways(total - marked, draws - k) - every)
+        for k in range(max(least, draws + marked - total), min(draws, marked) + 1)
+    )

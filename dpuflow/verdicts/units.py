@@ -1,0 +1,252 @@
+"""What judging compares: each endpoint's sequence of steps, or of collectives where it has no steps.
+
+In: rows of Entries with what each rank answers for itself (``own``). Out: its units in order, and where in
+them it is late as a rule, again and again, in turn with others, or from a time on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.habits import (
+    FEWEST,
+    LATE_SHARE,
+    MISSED,
+    SIGMAS,
+    USUAL_SHARE,
+    in_rhythm,
+    is_habit,
+    is_material,
+    onset_of,
+    usual_excess,
+)
+from dpuflow.verdicts.rounds import going_round
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.verdicts.own import Own
+    from dpuflow.verdicts.standing import Standing
+
+
+class Units(NamedTuple):
+    """One endpoint's sequence of steps, or of collectives where it has no steps."""
+
+    rows: NDArray[np.int64]  # of Entries, in order of time
+    place: NDArray[np.int64]  # of each row in its unit
+    amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
+    blame_ns: NDArray[np.int64]  # of each unit: waits charged for that, rank-nanoseconds
+    enter_ns: NDArray[np.int64]  # of each row
+    kind: NDArray[np.int64]  # of each row: operation, size and group
+
+
+def _units_of(
+    rows: NDArray[np.int64],
+    entries: Entries,
+    own: Own,
+    blame: NDArray[np.int64],
+    step: NDArray[np.int64],
+    kind: NDArray[np.int64],
+) -> Units:
+    """Sum rows by step. Where most belong to steps, what lies outside (start-up, the end) is no habit."""
+    rows = rows[own.excess_ns[rows] != NEVER]
+    rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
+    inside = step[rows] >= 0
+    if 2 * inside.sum() > len(rows):
+        rows = rows[inside]
+        starts = np.flatnonzero(np.r_[True, np.diff(step[rows]) != 0])
+    else:
+        starts = np.arange(len(rows))
+    if not len(rows):
+        none = np.zeros(0, np.int64)
+        return Units(rows, none, none, none, none, none)
+    sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
+    amount = np.add.reduceat(own.amount_ns[rows], starts)
+    return Units(
+        rows,
+        np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
+        np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
+        np.add.reduceat(blame[rows], starts),
+        entries.enter_ns[rows],
+        kind[entries.collective[rows]],
+    )
+
+
+def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers of each collective's operation, size and group."""
+    kinds: dict[tuple[object, ...], int] = {}
+    of = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
+    return np.array(of, np.int64)
+
+
+def units_by(
+    rows: Mapping[int, NDArray[np.int64]],
+    kind: NDArray[np.int64],
+    entries: Entries,
+    own: Own,
+    blame: NDArray[np.int64],
+    step: NDArray[np.int64],
+    worked_ns: int,
+) -> tuple[dict[int, Units], NDArray[np.int64]]:
+    """The units of each endpoint, given its ``rows``, and the step of each row of Entries that they go by.
+
+    ``kind`` as of ``kinds_of``, ``blame`` what was charged for each row, rank-nanoseconds.
+    """
+    units = {e: _units_of(mine, entries, own, blame, step, kind) for e, mine in rows.items()}
+    if len(np.unique(kind)) == 1 and (step >= 0).any():
+        # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
+        alone = np.full(len(step), -1)
+        singly = {e: _units_of(mine, entries, own, blame, alone, kind) for e, mine in rows.items()}
+        turning = turns_of(singly, own, entries.collective, worked_ns)
+        # What is told by its turns alone may be one rank, late once in steps of as many collectives as ranks.
+        if sum(int((singly[e].amount_ns > 0).sum()) >= FEWEST for e in turning) > 1:
+            return singly, alone
+    return units, step
+
+
+@dataclass
+class World:
+    """What a single endpoint is compared with."""
+
+    whole_ns: int  # first entry to last leave
+    span_ns: int  # ... stalls apart
+    blame_ns: int  # waits charged to ranks for their own lateness
+    standing: Standing  # of all ranks among their peers
+    tests: int  # ranks compared, at each place of their steps
+    share: int = 1  # of so many ranks each bears its part of what counts
+    late_ranks: int = 0  # ranks that were late of their own doing as a habit
+    turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
+    among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
+    third_ns: int = 0  # ... and by how much in the third worst unit of any of them
+
+    def against_ns(self, units: Units) -> int:
+        """What a rank's lateness is weighed against: incidents are stalls themselves, what comes as a rule is
+        not."""
+        often = len(units.amount_ns) and float((units.amount_ns > 0).mean()) >= LATE_SHARE
+        return self.span_ns if often else self.whole_ns
+
+
+def world_of(
+    units: Mapping[int, Units],
+    standing: Standing,
+    whole_ns: int,
+    worked_ns: int,
+    blame_ns: int,
+    trouble: bool,
+) -> World:
+    """What all ``units`` together are like; while the network is in ``trouble`` no incidents are theirs."""
+    tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
+    world = World(whole_ns, worked_ns, blame_ns, standing, tests)
+    if units and not trouble:
+        amounts = np.concatenate([u.amount_ns for u in units.values()])
+        world.among_ranks = is_habit(amounts, whole_ns)
+        world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
+    if not any(is_habit(u.amount_ns, world.against_ns(u)) for u in units.values()):
+        # What goes round meets all ranks, or by chance most; each of them may cost little.
+        world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole_ns)
+    return world
+
+
+def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
+    """The endpoints that take turns in being late (``rounds``); ``of`` is the unit of each row of Entries.
+
+    Only of units that are all alike: steps, or collectives of one kind.
+    """
+    begins = {e: np.flatnonzero(u.place == 0) for e, u in units.items()}
+    if len(units) < 2 or not all(len(each) for each in begins.values()):
+        return frozenset()
+    width = {len(u.rows) // len(begins[e]) for e, u in units.items()}
+    pattern = next(iter(units.values())).kind[: max(width)]
+    for endpoint, each in units.items():
+        if len(width) > 1 or len(each.rows) != len(begins[endpoint]) * len(pattern):
+            return frozenset()
+        if (each.kind.reshape(-1, len(pattern)) != pattern).any():
+            return frozenset()
+    keys = {e: of[u.rows[begins[e]]] for e, u in units.items()}
+    common = reduce(np.intersect1d, keys.values())
+    sums = np.empty((2, len(common), len(units)), np.int64)
+    for column, (endpoint, each) in enumerate(units.items()):
+        order = np.argsort(keys[endpoint])
+        rows = each.rows.reshape(-1, len(pattern))[order[np.searchsorted(keys[endpoint][order], common)]]
+        sums[:, :, column] = own.excess_ns[rows].sum(axis=1), own.later_ns[rows].sum(axis=1)
+    found = going_round(sums[0], sums[1], span_ns)
+    return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
+
+
+def sharing_ranks(amounts_ns: Sequence[int], span_ns: int) -> int:
+    """Of how many ranks each bears its part of what counts, given each one's own lateness; 1 where none.
+
+    All of them, or at least as many as it takes for a habit.
+    """
+    ordered = sorted(amounts_ns, reverse=True)
+    for ranks in range(len(ordered), 0, -1):
+        if ranks < min(FEWEST, len(ordered)):
+            break
+        if is_material(ordered[ranks - 1] * ranks, span_ns):
+            return ranks
+    return 1
+
+
+def comes_again(units: Units, world: World) -> bool:
+    """Whether the rank is late as a habit, or has its share in a habit of the whole group.
+
+    What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
+    """
+    total = int(np.minimum(units.amount_ns, world.third_ns).sum())
+    return is_habit(units.amount_ns, world.against_ns(units)) or (
+        world.among_ranks and is_material(total * world.share, world.whole_ns)
+    )
+
+
+def usual_rows(units: Units, own: Own, world: World, since: int = 0) -> dict[int, int]:
+    """Rows at whose place in the step the rank works longer than its peers as a rule, and by how much.
+
+    ``since``: from which of its rows on.
+
+    The same work comes at the same place of every step. What makes the rank no later (it left its
+    last collective sooner, say) does not count.
+    """
+    found: dict[int, int] = {}
+    for place in range(int(units.place.max(initial=-1)) + 1):
+        rows = units.rows[since:][units.place[since:] == place]
+        sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
+        standing, tests = world.standing, world.tests
+        # A stretch that was chosen for its amounts (an onset) must stand the test wherever one may.
+        least = standing.least(rows, 1.0 if since else USUAL_SHARE)
+        chance = tests * standing.chance(rows), tests * least
+        usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma, chance)
+        if usual <= sigma and not is_material(usual * len(rows), world.span_ns):
+            continue  # within the noise of single ones only what costs enough by itself is worth telling
+        found.update(dict.fromkeys(rows.tolist() if usual else [], usual))
+    return found
+
+
+def onset_row(units: Units, own: Own, ranks: int) -> int | None:
+    """From which of its rows on the rank worked longer, None without an onset.
+
+    Told at the place of the step where it was later than anywhere else, and from collectives of a kind
+    to which it was ever late: others are no evidence that it was on time before. Where there are too few
+    steps for that, from all of that kind; and of what it is late to in turn, from every such turn.
+    """
+    amount = own.amount_ns[units.rows]
+    if not amount.any():
+        return None
+    worst = np.argmax(np.bincount(units.place, amount))
+    kind = np.isin(units.kind, units.kind[amount > 0])
+    for alike in (np.flatnonzero(kind & (units.place == worst)), np.flatnonzero(kind)):
+        for at, least in ((alike, FEWEST), (alike[in_rhythm(amount[alike] > 0)], MISSED)):
+            rows = units.rows[at]
+            sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
+            turned = onset_of(own.excess_ns[rows], sigma, least, ranks)
+            if turned is not None:
+                return int(at[turned])
+    return None

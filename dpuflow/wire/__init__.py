@@ -1,0 +1,1 @@
+"""Wire formats as tables: packet headers, NCCL on the wire."""
