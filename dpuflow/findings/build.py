@@ -22,6 +22,7 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
+from dpuflow.quantities import duration, late_by, late_in, rank_seconds
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.charges import INTERVAL_IN_SIGMAS
@@ -157,28 +158,24 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return (
-                f"{names[0]} is a slow stage of its pipeline: it works {stage.excess_ns / 1e6:.1f} ms a step"
+                f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
-    often = round((row.late_share or 0) * row.collectives)
-    known = result.when_late_ns(row)
-    by = f" by {float(np.median(known)) / 1e6:.2f} ms in the median of these," if known else ""
+    by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
-        f"{names[0]} entered {often} of {row.collectives} collectives late,{by} and its peers waited"
-        f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
+        f"{names[0]} entered {late_in(row)} late{by} and its peers"
+        f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
     )
 
 
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     names = [unit_name(result, row) for row in rows]
-    waited = sum(row.caused_wait_ns or 0 for row in rows) / 1e9
-    times = ", ".join(
-        f"{round((row.late_share or 0) * row.collectives)} of {row.collectives}" for row in rows
-    )
+    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    times = ", ".join(map(late_in, rows))
     return (
         f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
-        f" waited {waited:.3f} rank-seconds for them."
+        f" waited {waited} for them."
     )
 
 
@@ -248,14 +245,13 @@ def _confidence(row: Lateness, inferred: Inferred, result: Analysis) -> float:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return 0.9 if len(stage.peers) > 1 else 0.6  # one peer may be the quick one
     often = 1 - 0.5 ** max(late, 1.0) if late < 10 else 0.99
-    known = result.when_late_ns(row)
     mine = inferred.bounded.entries.endpoint == row.endpoint
     errors = inferred.bounded.relative.error_ns[mine & inferred.bounded.entries.exact]
     errors = errors[errors > 0]
-    if not known or not len(errors):
+    if row.late_ns is None or not len(errors):
         return round(often, 3)
     # Half the width of a 95 % interval; the chance that a normal error stays below the lateness.
-    sigmas = INTERVAL_IN_SIGMAS * float(np.median(known)) / float(np.median(errors))
+    sigmas = INTERVAL_IN_SIGMAS * row.late_ns / float(np.median(errors))
     return round(min(often, 0.5 * erfc(-sigmas / 2**0.5)), 3)
 
 
