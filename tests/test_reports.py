@@ -66,6 +66,8 @@ def late_now_and_then() -> Analysis:
     )
     second.caused_wait_ns = 3 * MS
     unseen.verdict, unseen.cause, unseen.collectives = "unknown", "unknown", 0
+    late.own_share, second.own_share, unseen.own_share = 0.5, 0.25, None
+    second.late_ns, second.late_most_ns, second.late_bound = 200_000, 200_000, "at_least"
     unseen.late_share = unseen.last_share = unseen.median_ns = unseen.p99_ns = unseen.caused_wait_ns = None
     first.median_ns = 0
     result.collectives = [collective(k, [0, 0.2, 4, None], start_ms=40 * k) for k in range(4)]
@@ -116,7 +118,7 @@ def in_turn() -> Analysis:
     result.findings = []
     for row in result.lateness:
         row.verdict, row.steadiness, row.late_share, row.last_share = "intermittent", "rotating", 1 / 3, 1 / 3
-        row.caused_wait_ns, row.cause = 30 * MS, "compute"
+        row.caused_wait_ns, row.cause, row.own_share = 30 * MS, "compute", 1 / 3
     return result
 
 
@@ -217,7 +219,7 @@ def test_the_table_tells_own_lateness_from_what_was_handed_on() -> None:
     result = one_late()
     result.lateness[0].late_share, result.lateness[0].own_share = 0.97, 0.02
     (line,) = [line for line in text_lines(result) if line.startswith("rank 0 ")]
-    assert line.split()[2:9] == ["on", "time", "2", "%", "95", "%", "0"]
+    assert line.split()[2:9] == ["(10.0.0.1)", "on", "time", "2", "%", "95", "%"]
 
 
 def test_a_lower_bound_is_never_printed_as_a_measurement() -> None:
