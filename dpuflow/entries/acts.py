@@ -18,8 +18,8 @@ from dpuflow.entries.build import Rule
 from dpuflow.entries.needs import started_ns
 from dpuflow.entries.passing import reached_by_first
 from dpuflow.entries.places import FAR, by_process
-from dpuflow.entries.within import last_within
 from dpuflow.entries.reached import reached_before, resumed_before
+from dpuflow.entries.within import last_within
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 

@@ -1,8 +1,8 @@
 """GPUs behind one adapter: a ring's messages out of a node in; when the last of its GPUs had entered, out.
 
-A ring passes all GPUs of a node, and one of them is at the exit. In step k of its first loop that one sends what
-the GPU k places before it was the first to send: it needs so many GPUs of its node, and nothing from another
-node. So the first messages of these steps, as many as a node has GPUs, show one GPU after the other: each had
+A ring passes all GPUs of a node, and one of them is at the exit. In step k of its first loop that one sends
+what the GPU k places before it was the first to send: it needs so many GPUs of its node, and nothing from
+another node. So the first messages of these steps, as many as a node has GPUs, show one GPU after the other: each had
 entered by then, and where a message came long after the one before it and after its credit, it had waited for
 that GPU alone (NCCL 2.30, src/device/all_reduce.h runRing).
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 FAR_BEYOND: Final = 3.0
-"""Times the usual distance of two steps' messages beyond which the later one had waited: for a GPU, where that
-goes for what had passed since all else that it may have waited for, too."""
+"""Times the usual distance of two steps' messages beyond which the later one had waited: for a GPU, where
+that goes for the time since all else that it may have waited for, too."""
 
 
 class Within(NamedTuple):
