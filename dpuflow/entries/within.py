@@ -2,9 +2,9 @@
 
 A ring passes all GPUs of a node, and one of them is at the exit. In step k of its first loop that one sends
 what the GPU k places before it was the first to send: it needs so many GPUs of its node, and nothing from
-another node. So the first messages of these steps, as many as a node has GPUs, show one GPU after the other: each had
-entered by then, and where a message came long after the one before it and after its credit, it had waited for
-that GPU alone (NCCL 2.30, src/device/all_reduce.h runRing).
+another node. So the first messages of these steps, as many as a node has GPUs, show one GPU after the other:
+each had entered by then, and where a message came long after the one before it and after its credit, it had
+waited for that GPU alone (NCCL 2.30, src/device/all_reduce.h runRing).
 """
 
 from __future__ import annotations
