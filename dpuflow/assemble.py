@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.entries import BOUNDS, RULES, Rule
+from dpuflow.entries import BOUNDS, RULES, Rule, gpus_within
 from dpuflow.identity.endpoints import address_text, addresses_of, captured_at, endpoint_nodes, mac_text
 from dpuflow.identity.rankmap import doubts_about
 from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
@@ -309,7 +309,20 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         late_ns=j.amount.median_ns,
         late_most_ns=j.amount.most_ns,
         late_bound=j.amount.bound,
+        node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
     )
+
+
+def _by_inner_gpus(endpoint: int, inferred: Inferred) -> bool:
+    """Whether most of an endpoint's lateness is that of GPUs behind the one at the exit of its node."""
+    entries, relative = inferred.entries, inferred.relative
+    mine = (entries.endpoint == endpoint) & (relative.lateness_ns != NEVER)
+    late = np.where(
+        np.isin(relative.bound, (BOUNDS.index("exact"), BOUNDS.index("at_least"))) & mine,
+        relative.lateness_ns,
+        0,
+    )
+    return bool(2 * late[entries.rule == Rule.WITHIN].sum() > late.sum())
 
 
 def _account(found: Found) -> Account:
@@ -348,7 +361,7 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
 def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     """What is not told of ranks that share nodes."""
     limits = []
-    hidden = [i for i in instances if i.near is None and i.hides_ranks]
+    hidden = [i for i in instances if i.near is None and i.hides_ranks and not gpus_within(i)]
     if hidden:
         limits.append(
             f"{len(hidden)} collective{'s' if len(hidden) > 1 else ''} had more ranks than endpoints (up to"
