@@ -67,10 +67,11 @@ def assemble(
     collectives, listed = _collectives(captures, joined, exchanges, instances, inferred)
     seen_with = _seen_with(instances, inferred.entries, inferred.short)
     kinds = zip(inferred.groups, inferred.kinds, strict=True)
+    endpoints = _endpoints(joined, ranks, places, nodes, names)
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
-        endpoints=_endpoints(joined, ranks, places, nodes, names),
+        endpoints=endpoints,
         flows=_flows(joined),
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
@@ -78,7 +79,7 @@ def assemble(
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
-        accounts=[_account(each) for each in inferred.accounts],
+        accounts=[_account(each, endpoints) for each in inferred.accounts],
         pipelines=list(list_pipelines(inferred.pipelines, inferred.stages, inferred.entries)),
         transfers=list(list_transfers(inferred.bulk, inferred.entries)),
         limits=[
@@ -325,11 +326,18 @@ def _by_inner_gpus(endpoint: int, inferred: Inferred) -> bool:
     return bool(2 * late[entries.rule == Rule.WITHIN].sum() > late.sum())
 
 
-def _account(found: Found) -> Account:
+def _account(found: Found, endpoints: Sequence[Endpoint]) -> Account:
     work = {str(endpoint): ns for endpoint, ns in found.work.items()}
-    parts = Parts(work, found.library, found.transfer, found.network, found.credit, {}, found.unexplained)
     waited = {str(endpoint): ns for endpoint, ns in found.waited.items()}
-    return Account(found.group, found.steps, found.step_ns, parts, waited, found.hidden_share)
+    inside: dict[str, int] = {}
+    for endpoint, ns in found.in_node.items():
+        node = endpoints[endpoint].node
+        name = str(endpoint if node is None else node)
+        inside[name] = inside.get(name, 0) + ns
+    parts = Parts(work, found.library, found.transfer, found.network, found.credit, inside, found.unexplained)
+    return Account(
+        found.group, found.steps, found.step_ns, parts, waited, found.hidden_share, found.exposed_ns
+    )
 
 
 def _limits(joined: Joined, untold: int) -> list[str]:

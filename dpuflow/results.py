@@ -219,6 +219,7 @@ class Account:
 
     ``group``: that of the step's last collective. ``waited``: of the work of these endpoints, what they
     worked longer than their peers, who waited. ``unexplained_share``: of the time of all steps.
+    ``exposed_ns``: of ``step_ns``, communication that no work hides.
     """
 
     group: int
@@ -227,6 +228,7 @@ class Account:
     parts: Parts
     waited: dict[str, int] = field(default_factory=dict)
     unexplained_share: float = 0.0
+    exposed_ns: int = 0
 
 
 @dataclass(slots=True)

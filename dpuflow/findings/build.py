@@ -48,12 +48,13 @@ def build_findings(
     result: Analysis,
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector. ``result`` has all but them."""
-    network = np.array([name == "network" for name in _cause_names()])[inferred.causes.cause]
+    steps = sum(account.step_ns for account in inferred.accounts)
+    network = sum(account.network for account in inferred.accounts) / max(steps, 1)
     found = [
         *find_hangs(captures, joined, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
         *find_slow_links(captures, joined, inferred.links, result),
-        *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),
+        *find_losses(captures, joined, result, network),
         *find_congestion(captures, joined, result),
         *find_starvation(captures, joined, result),
         *find_kv_bottlenecks(captures, joined, inferred.bulk, result),
@@ -63,12 +64,6 @@ def build_findings(
     for number, finding in enumerate(found):
         finding.id = number
     return found
-
-
-def _cause_names() -> Sequence[str]:
-    from dpuflow.verdicts.causes import CAUSES
-
-    return CAUSES
 
 
 def _stragglers(
@@ -87,13 +82,10 @@ def _stragglers(
         rows = np.concatenate([_late_rows(inferred, row) for row in together])
         steadiness = together[0].steadiness or "transient"
         since = together[0].since_ns if len(together) == 1 else None
-        saved = [
-            1 - each.step_without_ns / max(each.step_ns, 1)
-            for each in result.what_if
-            if len(together) == 1 and each.endpoint == together[0].endpoint
-        ]
+        ends = {row.endpoint for row in together}
+        saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
         begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
-        taken = max(_share(inferred, rows, begin), *saved, 0.0)
+        taken = sum(saved) if saved else _share(inferred, rows, begin)
         yield Finding(
             id=0,
             condition="straggler",

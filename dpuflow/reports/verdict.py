@@ -27,6 +27,8 @@ FEWEST_TIMES = 3
 """As of the verdict "intermittent": fewer are no habit."""
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
+LEAST_PART = 0.005
+"""Parts of a step below this share are not told."""
 STEADILY = 2 / 3
 """From this share of collectives on a rank is said to be late steadily."""
 
@@ -200,7 +202,7 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
 
 def _accounts(result: Analysis, names: Names) -> Iterator[str]:
     """``step 31.2 ms: 18.4 ms work, 9.9 ms waiting for rank 3, 2.1 ms transfer, 800 us not explained``."""
-    for each in result.accounts:
+    for each in result.accounts[:MOST_LATE]:
         late = {row.endpoint for row in result.lateness if row.verdict in ("late", "intermittent")}
         waited = {end: ns for end, ns in each.waited.items() if int(end) in late and ns > 0}
         parts = each.parts
@@ -211,10 +213,12 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
             (parts.transfer, "transfer"),
             (parts.network, "for the network"),
             (parts.credit, "without credit"),
+            (sum(parts.in_node.values()), "inside nodes"),
             (parts.unexplained, "not explained"),
         ]
-        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns > 0)
-        yield wrap(f"step {duration(each.step_ns)}: {text}", "  ", "    ")
+        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns >= LEAST_PART * each.step_ns > 0)
+        share = percent(each.exposed_ns / max(each.step_ns, 1))
+        yield wrap(f"step {duration(each.step_ns)}, {share} of it communication: {text}", "  ", "    ")
 
 
 def _partly(result: Analysis) -> bool:
