@@ -18,7 +18,7 @@ from dpuflow.entries.build import Rule
 from dpuflow.entries.needs import started_ns
 from dpuflow.entries.passing import reached_by_first
 from dpuflow.entries.places import FAR, by_process
-from dpuflow.entries.reached import reached_before, resumed_before
+from dpuflow.entries.reached import last_event, reached_before, resumed_before
 from dpuflow.entries.within import last_within
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
@@ -130,6 +130,9 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     waiting_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
     answered_at = np.where(by_answer, answer_at, -1)
     reached, after = reached_before(places.needs, places.receiver, enter, answered_at, waiting_at)
+    alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
+    last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
+    reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
     begun = reached_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
     return Acts(
