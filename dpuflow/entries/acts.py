@@ -59,7 +59,10 @@ def first_acts(places: Places) -> Acts:
             free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
         return _first_acts(places, free)
     apart = by_process(places)
-    each = replace(places, sender=apart.sender, receiver=apart.receiver, endpoint=places.endpoint[apart.row])
+    collective, endpoint = places.collective[apart.row], places.endpoint[apart.row]
+    each = replace(
+        places, sender=apart.sender, receiver=apart.receiver, collective=collective, endpoint=endpoint
+    )
     acts = _first_acts(each, apart.free)
     order = np.lexsort((acts.enter_ns, apart.row))
     last = order[np.r_[apart.row[order][1:] != apart.row[order][:-1], True]]
