@@ -35,7 +35,6 @@ class Rule(IntEnum):
     CONNECTING = 9  # at most: its first message opened a connection
     REPEATED = 10  # at most: the first time it was sent may not have been seen
     PARTLY = 11  # at most: not all messages of this rank can have been seen
-    UNACKED = 14  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
     GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
@@ -59,7 +58,6 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
-    Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
     Rule.MISSING: (
         "unobservable",

@@ -14,7 +14,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, percentile, percentiles
 from dpuflow.entries.build import Entries, Rule
 from dpuflow.entries.handover import FEWEST, middle_ranks
-from dpuflow.entries.overdue import at_own_pace, overdue
+from dpuflow.entries.overdue import overdue
 from dpuflow.entries.relative import medians
 from dpuflow.entries.tails import tail_ns
 from dpuflow.schema.rows import NEVER
@@ -65,7 +65,7 @@ def released(
         late = waiting & (idle > limit)
     habit = ~late & ~by_gpus & entries.whole & (entries.unmoved_ns != NEVER)
     answers, sends = (habit & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
-    late |= overdue(entries, answers, sends, of_row) | at_own_pace(entries, answers | sends, of_row)
+    late |= overdue(entries, answers, sends, of_row)
     return np.asarray(late, np.bool_)
 
 
