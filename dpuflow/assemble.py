@@ -296,6 +296,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         perhaps_ns=round(float(np.median(later))) if len(later) else None,
         told=Told(told.exact, told.bounded, told.untold) if told else Told(),
         detectable_ns=j.detectable_ns,
+        confidence=j.confidence,
     )
 
 

@@ -168,7 +168,8 @@ class Lateness:
     collectives beside those it, or one that it waits for, is likely to have been the last, by more than the
     noise, and nothing shows which; ``perhaps_ns``: later than the others by this much, in the median.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
-    where none would.
+    where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
+    where nothing is claimed.
     """
 
     endpoint: int
@@ -188,6 +189,7 @@ class Lateness:
     node: int | None = None  # as of RankEntry
     told: Told = field(default_factory=Told)
     detectable_ns: int | None = None
+    confidence: float | None = None
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
             verdict="late" if late and i == late_rank else "on_time",
             cause="compute" if late and i == late_rank else "none",
             steadiness="persistent" if late and i == late_rank else None,
+            confidence=0.97,
         )
         for i in range(ranks)
     ]
