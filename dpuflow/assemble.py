@@ -311,6 +311,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         late_most_ns=j.amount.most_ns,
         late_bound=j.amount.bound,
         node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
+        confidence=j.confidence,
     )
 
 

@@ -172,7 +172,8 @@ class Lateness:
     ``late_ns``, ``late_most_ns``: how late it was where it was late, median and most; ``late_bound`` is
     at_least where bounds among these leave the median open.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
-    where none would.
+    where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
+    where nothing is claimed.
     """
 
     endpoint: int
@@ -196,6 +197,7 @@ class Lateness:
     late_ns: int | None = None
     late_most_ns: int | None = None
     late_bound: Literal["exact", "at_least"] | None = None
+    confidence: float | None = None
 
 
 @dataclass(slots=True)
