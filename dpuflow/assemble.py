@@ -74,7 +74,10 @@ def assemble(
         flows=_flows(joined),
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
-        lateness=[_lateness(j, seen_with.get(j.endpoint), inferred) for j in inferred.judgements],
+        lateness=[
+            _lateness(j, seen_with.get(j.endpoint), inferred, address_text(joined.endpoints[j.endpoint]))
+            for j in inferred.judgements
+        ],
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
@@ -283,7 +286,7 @@ def _seen_with(
     return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}
 
 
-def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -> Lateness:
+def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, address: str) -> Lateness:
     known = j.collectives > 0
     later = inferred.bounded.later_ns
     later = later[(later != NEVER) & (inferred.entries.endpoint == j.endpoint)]
@@ -309,6 +312,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         late_ns=j.amount.median_ns,
         late_most_ns=j.amount.most_ns,
         late_bound=j.amount.bound,
+        address=address,
     )
 
 
