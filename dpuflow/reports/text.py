@@ -246,9 +246,11 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
     shown = rows[:MOST_ROWS]
     chosen = [number for number, (_, least) in enumerate(_COLUMNS) if width() >= least]
     header = [_COLUMNS[number][0] for number in chosen]
-    room = min(width() - sum(max(len(name), 12 if name == "verdict" else 8) + 2 for name in header[1:]), 48)
-    cells = [_cells(row, names.short_of(row.endpoint, room)) for row in shown]
-    lines = table(header, [[row[number] for number in chosen] for row in cells], left=(0, 1))
+    figures = [[_figures(row)[number - 1] for number in chosen[1:]] for row in shown]
+    widths = [max(map(len, column)) + 2 for column in zip(header[1:], *figures, strict=True)]
+    room = min(width() - sum(widths), 48)
+    cells = [[names.short_of(row.endpoint, room), *each] for row, each in zip(shown, figures, strict=True)]
+    lines = table(header, cells, left=(0, 1))
     yield paint(lines[0], "dim")
     styles = {"late": "bad", "intermittent": "warn"}
     for row, line in zip(shown, lines[1:], strict=True):
@@ -258,9 +260,8 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
         yield f"and {len(rows) - MOST_ROWS} more: {listed([f'{n} {v}' for v, n in rest.most_common()])}"
 
 
-def _cells(row: Lateness, name: str) -> list[str]:
+def _figures(row: Lateness) -> list[str]:
     return [
-        name,
         row.verdict.replace("_", " "),
         percent(row.own_share),
         percent(_inherited(row)),
