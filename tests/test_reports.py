@@ -134,7 +134,8 @@ def test_text_is_as_agreed(name: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
-    assert max(len(line) for line in text.splitlines()) <= 100
+    filters = {f"      {each.filter}" for finding in WORLDS[name]().findings for each in finding.evidence}
+    assert max(len(line) for line in text.splitlines() if line not in filters) <= 100
     assert text.isascii()
 
 

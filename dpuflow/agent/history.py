@@ -23,7 +23,7 @@ from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
 from dpuflow.errors import DpuflowError
 from dpuflow.schema.rows import NEVER, MessageFlag
-from dpuflow.store.columns import load_tables, save_tables
+from dpuflow.store.columns import load_tables, machine_of, save_tables
 from dpuflow.store.segments import (
     Segment,
     join_segments,
@@ -180,7 +180,11 @@ class History:
         """Merge small segments, and let the oldest go that are beyond size or age."""
         # Of this vantage point alone: what else lies in the folder is another's.
         own = place_name(self.vantage)
-        found = [s for s in named_segments(self.folder) if s.vantage == own]
+        found = [
+            s
+            for s in named_segments(self.folder)
+            if s.vantage == own and machine_of(s.path) in ("", self._machine)
+        ]
         mine = widest(found)
         for part in set(found) - set(mine):  # of what has been merged already
             os.unlink(part.path)

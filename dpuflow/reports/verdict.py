@@ -298,7 +298,7 @@ def _what_to_add(result: Analysis) -> Iterator[str]:
 def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
     """One line for each rank, and what they have in common."""
     for row in late[:MOST_LATE]:
-        text = f"{names.short(row.endpoint)}: late in {late_in(row)}"
+        text = f"{names.short(row.endpoint)}: late in {late_in(row)} collectives"
         if row.caused_wait_ns is not None:
             text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
         yield wrap(text, "  ", "    ")
@@ -353,7 +353,7 @@ def _stage(result: Analysis, row: Lateness) -> str:
 def _how_often(result: Analysis, row: Lateness) -> str:
     parts = []
     if row.late_share is not None:
-        parts.append(f"late in {late_in(row)} ({percent(row.late_share)})")
+        parts.append(f"late in {late_in(row)} collectives ({percent(row.late_share)})")
     if row.last_share is not None:
         parts.append(f"the last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
