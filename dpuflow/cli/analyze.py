@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import click
 
 from dpuflow.cli.vantages import Moment
+
+if TYPE_CHECKING:
+    from dpuflow import Vantage
 
 EPILOG = """\b
 Examples:
@@ -24,7 +30,9 @@ Examples:
 Snap length 128 is enough. The exit status is 0 when the analysis ran, whoever
 was late; 1 when a capture or the environment is at fault; 2 for wrong usage."""
 
-COMPILING = "dpuflow: compiling the packet parsers for this processor, once; about half a minute ..."
+COMPILING = (
+    "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
+)
 
 
 @click.command(epilog=EPILOG)
@@ -84,6 +92,7 @@ def analyze(
     from dpuflow.cli.progress import ProgressLine
     from dpuflow.kernels import _ready
 
+    _ready.when_compiling.append(lambda: _ready.compile_beside(*_kernel_after_parsing(vantages)))
     if not quiet:
         _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
@@ -96,3 +105,22 @@ def analyze(
     else:
         for warning in (text for capture in result.captures for text in capture.warnings):
             click.echo(f"dpuflow: {warning}", err=True)
+
+
+def _kernel_after_parsing(vantages: list[Vantage]) -> tuple[str, str]:
+    """Which kernel the first capture needs once its packets are parsed, by a look at the file's beginning."""
+    from dpuflow.capture.pcapfile import open_file
+    from dpuflow.errors import DpuflowError
+
+    tcp, roce = ("dpuflow.kernels.tcp", "follow"), ("dpuflow.kernels.roce", "scan")
+    name = vantages[0].files[0]
+    if not os.path.isfile(name):  # a pipe can be read but once
+        return roce
+    try:
+        opened = open_file(name)
+    except (DpuflowError, OSError):
+        return roce
+    head = opened.bytes.window(0, 1 << 16).tobytes()
+    opened.bytes.close()
+    # UDP port 4791 or RoCEv1's EtherType. A wrong guess costs time, nothing else.
+    return roce if head.count(b"\x12\xb7") + head.count(b"\x89\x15") > len(head) >> 10 else tcp
