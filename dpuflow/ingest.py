@@ -110,6 +110,11 @@ def ingest_source(
             seen["packet"] = block.columns["frame"][seen["packet"]]
             pauses.append(seen)
     flows = reader.flows
+    if tcp and tcp.barred:
+        reader.info.warnings.append(
+            f"{reader.info.files[0] if reader.info.files else reader.info.vantage}: {tcp.barred} TCP streams"
+            " are read as bursts from some point on: they have too many messages, smaller than any library's"
+        )
     empty = MESSAGE.zeros(0)
     if roce and tcp:
         roce.name_pairs(tcp.setups.named(reader.endpoints), flows)
