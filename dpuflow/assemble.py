@@ -75,7 +75,10 @@ def assemble(
         flows=_flows(joined),
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
-        lateness=[_lateness(j, seen_with.get(j.endpoint), inferred) for j in inferred.judgements],
+        lateness=[
+            _lateness(j, seen_with.get(j.endpoint), inferred, address_text(joined.endpoints[j.endpoint]))
+            for j in inferred.judgements
+        ],
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
@@ -284,7 +287,7 @@ def _seen_with(
     return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}
 
 
-def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -> Lateness:
+def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, address: str) -> Lateness:
     known = j.collectives > 0
     later = inferred.bounded.later_ns
     later = later[(later != NEVER) & (inferred.entries.endpoint == j.endpoint)]
@@ -311,6 +314,8 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         late_most_ns=j.amount.most_ns,
         late_bound=j.amount.bound,
         node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
+        confidence=j.confidence,
+        address=address,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.results import Lateness
+    from dpuflow.results import Endpoint, Lateness
 
 UNKNOWN = "-"
 
@@ -87,5 +87,13 @@ def late_by(row: Lateness) -> str:
 
 
 def late_in(row: Lateness) -> str:
-    """In how many of its collectives an endpoint was late: ``26 of 27 collectives``."""
-    return f"{round((row.late_share or 0) * row.collectives):,} of {count(row.collectives, 'collective')}"
+    """In how many of its collectives an endpoint was late: ``26 of 27``."""
+    return f"{round((row.late_share or 0) * row.collectives):,} of {row.collectives:,}"
+
+
+def name_of(endpoint: Endpoint) -> str:
+    """``rank 2 (10.0.0.3, node2 GPU 0)``, ``10.0.0.3 (node2)``, or the address alone."""
+    if endpoint.rank is not None:
+        details = ", ".join(filter(None, [endpoint.address, endpoint.label]))
+        return f"rank {endpoint.rank} ({details})"
+    return f"{endpoint.address} ({endpoint.label})" if endpoint.label else endpoint.address

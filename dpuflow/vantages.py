@@ -95,9 +95,13 @@ def _captures(folder: str) -> list[Vantage]:
 
 def _segments(folder: str, since_ns: int | None, until_ns: int | None) -> list[Segment]:
     """The part of an agent's history that is asked for; none where the folder holds none."""
-    from dpuflow.store.segments import between, list_segments
+    from dpuflow.store.columns import machine_of
+    from dpuflow.store.segments import between, named_segments, widest
 
-    every = list_segments(folder)
+    nodes: dict[str, list[Segment]] = {}
+    for segment in named_segments(folder):
+        nodes.setdefault(machine_of(segment.path), []).append(segment)
+    every = [segment for mine in nodes.values() for segment in widest(mine)]
     chosen = between(every, since_ns, until_ns)
     if every and not chosen:
         first, last = min(s.start_ns for s in every), max(s.end_ns for s in every)

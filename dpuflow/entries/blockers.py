@@ -42,6 +42,7 @@ NEXT = 1.5
 QUICK = 5.0
 """Percent of messages: as often as that at least a sender waits for its slot."""
 _FRAMED_WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
+_SENDS = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
 _MEASURED = (*_FRAMED_WRITES, Wire.ROCE_READ, Wire.GLOO_DATA, Wire.OB1_PUT)
 """Data whose length its header, its request or its numbers tell (``messages.lost``)."""
 
@@ -118,6 +119,8 @@ def missing_before(scene: Scene) -> Bools:
     entries, exchanges, transfers = scene.entries, scene.exchanges, scene.transfers
     out = np.zeros(len(entries.rule), bool)
     lossy = ((transfers["flags"] & MessageFlag.GAP) != 0) & ~np.isin(transfers["wire"], _MEASURED)
+    # What its header names is what it says, whatever is missing of the rest.
+    lossy &= ~np.isin(transfers["wire"], _SENDS) | (transfers["op"] == Op.UNKNOWN)
     if not lossy.any():
         return out
     since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, _FAR)

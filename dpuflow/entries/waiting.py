@@ -54,8 +54,9 @@ def released(
         )
         slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
         if len(entries.waited) < FEWEST:  # one or two tell nothing
-            slowest = np.where(nccl, slowest, np.fmax(slowest, instead))
-            waiting &= nccl | ~_keeps_to_input(entries, waiting, of_row, slowest)
+            told = nccl | ((entries.rule == Rule.ANSWER) & (len(entries.granted_data_ns) >= FEWEST))
+            slowest = np.where(told, slowest, np.fmax(slowest, instead))
+            waiting &= told | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest
         # Of hosts that stall now and then so late an act is no evidence yet.
         worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FEWEST_TIMES = 3
 """As of the verdict "intermittent": fewer are no habit."""
+MOST_INCIDENTS = 2
+"""Endpoints whose single incidents an all-clear tells."""
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
 LEAST_PART = 0.005
@@ -144,7 +146,30 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             f"NOBODY SEEN LATE{beyond} by these captures, which do not show every rank."
             f"{_add_captures(result)}"
         ), "warn"
+    once = _incidents(result, names)
+    if once:
+        return f"NOBODY WAS LATE OF ITS OWN DOING as a rule{beyond}; {once}.", "good"
     return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
+
+
+def _incidents(result: Analysis, names: Names) -> str:
+    """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
+
+    Of each endpoint the times beyond what would have been named, had it come step after step.
+    """
+    limit = {row.endpoint: row.detectable_ns for row in result.lateness if row.detectable_ns}
+    late: dict[int, list[int]] = {}
+    for collective in result.collectives:
+        for entry in collective.ranks if collective.complete else ():
+            known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
+            if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
+                late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
+    told = []
+    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
+        often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
+        told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
+    more = f", and {len(late) - len(told)} more" if len(late) > len(told) else ""
+    return listed(told) + more if told else ""
 
 
 def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
@@ -273,7 +298,7 @@ def _what_to_add(result: Analysis) -> Iterator[str]:
 def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
     """One line for each rank, and what they have in common."""
     for row in late[:MOST_LATE]:
-        text = f"{names.short(row.endpoint)}: late in {late_in(row)}"
+        text = f"{names.short(row.endpoint)}: late in {late_in(row)} collectives"
         if row.caused_wait_ns is not None:
             text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
         yield wrap(text, "  ", "    ")
@@ -328,7 +353,7 @@ def _stage(result: Analysis, row: Lateness) -> str:
 def _how_often(result: Analysis, row: Lateness) -> str:
     parts = []
     if row.late_share is not None:
-        parts.append(f"late in {late_in(row)} ({percent(row.late_share)})")
+        parts.append(f"late in {late_in(row)} collectives ({percent(row.late_share)})")
     if row.last_share is not None:
         parts.append(f"the last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
@@ -394,12 +419,7 @@ def _without(result: Analysis, row: Lateness) -> str:
 
 
 def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
-    """Confidence of the finding that names the endpoint, and what lowers it; ``counted``: by collectives."""
-    stated = [
-        finding.confidence
-        for finding in result.findings
-        if finding.condition == "straggler" and row.endpoint in finding.endpoints
-    ]
+    """Confidence of the verdict, and what lowers it; ``counted``: by collectives."""
     bounds = Counter(
         entry.bound
         for collective in result.collectives
@@ -407,7 +427,7 @@ def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
         for entry in collective.ranks
         if entry.endpoint == row.endpoint
     )
-    parts = [f"{percent(max(stated))} sure"] if stated else []
+    parts = [f"{percent(row.confidence)} sure"] if row.confidence is not None else []
     if bounds and counted:
         parts.append(f"{bounds['exact']:,} of its {bounds.total():,} times of entering told exactly")
     if any(capture.lost_packets for capture in result.captures):
