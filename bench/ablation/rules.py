@@ -164,5 +164,6 @@ RULES: Final = [
     *VERDICTS,
     *MATCHING,
     Rule("entries.passing:reached_by_first", lambda result, args: args[5].copy(), changes_arguments=True),
+    Rule("matching:_may_go_on", _says(False)),
     Rule("matching.partial:mark_at_once", _says(None), changes_arguments=True),
 ]
