@@ -150,7 +150,7 @@ def _read(
     from dpuflow.entries import build_entries
     from dpuflow.exchanges.build import announced, build_exchanges
     from dpuflow.exchanges.bunches import requested
-    from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
+    from dpuflow.identity.endpoints import endpoint_ranks, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
     from dpuflow.islands.analyse import Read
     from dpuflow.matching import build_collectives, count_untold
@@ -168,7 +168,6 @@ def _read(
         announced(joined.transfers, exchanges),
         nodes,
         seen_until(joined),
-        all_but_one(joined, told),
         buffers,
         requested(joined.transfers, exchanges),
         connection_ends(joined),

@@ -175,7 +175,8 @@ class Lateness:
     ``late_ns``, ``late_most_ns``: how late it was where it was late, median and most; ``late_bound`` is
     at_least where bounds among these leave the median open.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
-    where none would.
+    where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
+    where nothing is claimed.
     """
 
     endpoint: int
@@ -199,6 +200,7 @@ class Lateness:
     late_ns: int | None = None
     late_most_ns: int | None = None
     late_bound: Literal["exact", "at_least"] | None = None
+    confidence: float | None = None
     address: str | None = None  # the endpoint's, or the node's first
 
 
@@ -223,6 +225,7 @@ class Account:
 
     ``group``: that of the step's last collective. ``waited``: of the work of these endpoints, what they
     worked longer than their peers, who waited. ``unexplained_share``: of the time of all steps.
+    ``exposed_ns``: of ``step_ns``, communication that no work hides.
     """
 
     group: int
@@ -231,6 +234,7 @@ class Account:
     parts: Parts
     waited: dict[str, int] = field(default_factory=dict)
     unexplained_share: float = 0.0
+    exposed_ns: int = 0
 
 
 @dataclass(slots=True)

@@ -176,6 +176,20 @@ def test_all_clear_says_how_far_it_goes() -> None:
     assert next(text_lines(result)) == "NOBODY WAS LATE OF ITS OWN DOING by more than 40 us a step."
 
 
+def test_all_clear_tells_single_incidents() -> None:
+    result = nobody_late()
+    for row in result.lateness:
+        row.detectable_ns = 400_000
+    for number, endpoint, late_ms in ((3, 2, 9), (5, 0, 3), (7, 0, 4), (8, 1, 0.3)):
+        entry = next(e for e in result.collectives[number].ranks if e.endpoint == endpoint)
+        entry.lateness_ns, entry.cause = round(late_ms * MS), "compute"
+    text = " ".join(line.strip() for line in text_lines(result))
+    assert text.startswith(
+        "NOBODY WAS LATE OF ITS OWN DOING as a rule by more than 400 us a step; rank 2 once by 9 ms"
+        " and rank 0 twice, by up to 4 ms. "
+    )
+
+
 def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:
     result = one_late()
     for row in result.lateness:

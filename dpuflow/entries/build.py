@@ -35,13 +35,13 @@ class Rule(IntEnum):
     CONNECTING = 9  # at most: its first message opened a connection
     REPEATED = 10  # at most: the first time it was sent may not have been seen
     PARTLY = 11  # at most: not all messages of this rank can have been seen
-    UNACKED = 14  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
     GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
     GIVEN_LATE = 17  # at most: the same, of the last of several slots
     MISSING = 19  # unobservable: packets are missing from what its rank sent and received
     OVERLAPS = 20  # unobservable: its rank had not left the operation before it
+    WITHIN = 21  # exact: a message that had waited for another GPU of its node (``within``)
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
@@ -58,7 +58,6 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
-    Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
     Rule.MISSING: (
         "unobservable",
@@ -71,6 +70,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     ),
     Rule.GIVEN_BACK: ("exact", "first slot given back, long after the data in it had arrived"),
     Rule.GIVEN_LATE: ("at_most", "slots given back, long after the data in them had arrived"),
+    Rule.WITHIN: ("exact", "first message that another GPU of its node had a part in"),
     Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""

@@ -14,7 +14,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, percentile, percentiles
 from dpuflow.entries.build import Entries, Rule
 from dpuflow.entries.handover import FEWEST, middle_ranks
-from dpuflow.entries.overdue import at_own_pace, overdue
+from dpuflow.entries.overdue import overdue
 from dpuflow.entries.relative import medians
 from dpuflow.entries.tails import tail_ns
 from dpuflow.schema.rows import NEVER
@@ -54,8 +54,9 @@ def released(
         )
         slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
         if len(entries.waited) < FEWEST:  # one or two tell nothing
-            slowest = np.where(nccl, slowest, np.fmax(slowest, instead))
-            waiting &= nccl | ~_keeps_to_input(entries, waiting, of_row, slowest)
+            told = nccl | ((entries.rule == Rule.ANSWER) & (len(entries.granted_data_ns) >= FEWEST))
+            slowest = np.where(told, slowest, np.fmax(slowest, instead))
+            waiting &= told | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest
         limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Of hosts that stall now and then so late an act is no evidence yet.
@@ -64,7 +65,7 @@ def released(
         late = waiting & (idle > limit)
     habit = ~late & ~by_gpus & entries.whole & (entries.unmoved_ns != NEVER)
     answers, sends = (habit & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
-    late |= overdue(entries, answers, sends, of_row) | at_own_pace(entries, answers | sends, of_row)
+    late |= overdue(entries, answers, sends, of_row)
     return np.asarray(late, np.bool_)
 
 

@@ -6,7 +6,6 @@ lateness alone: packets show when a rank was late, not what it was doing.
 
 from __future__ import annotations
 
-from math import erfc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,6 @@ from dpuflow.findings.network import (
 from dpuflow.quantities import duration, late_by, late_in, listed, name_of, rank_seconds
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.charges import INTERVAL_IN_SIGMAS
 from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
@@ -48,12 +46,13 @@ def build_findings(
     result: Analysis,
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector. ``result`` has all but them."""
-    network = np.array([name == "network" for name in _cause_names()])[inferred.causes.cause]
+    steps = sum(account.step_ns for account in inferred.accounts)
+    network = sum(account.network for account in inferred.accounts) / max(steps, 1)
     found = [
         *find_hangs(captures, joined, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
         *find_slow_links(captures, joined, inferred.links, result),
-        *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),
+        *find_losses(captures, joined, result, network),
         *find_congestion(captures, joined, result),
         *find_starvation(captures, joined, result),
         *find_kv_bottlenecks(captures, joined, inferred.bulk, result),
@@ -63,12 +62,6 @@ def build_findings(
     for number, finding in enumerate(found):
         finding.id = number
     return found
-
-
-def _cause_names() -> Sequence[str]:
-    from dpuflow.verdicts.causes import CAUSES
-
-    return CAUSES
 
 
 def _stragglers(
@@ -87,13 +80,10 @@ def _stragglers(
         rows = np.concatenate([_late_rows(inferred, row) for row in together])
         steadiness = together[0].steadiness or "transient"
         since = together[0].since_ns if len(together) == 1 else None
-        saved = [
-            1 - each.step_without_ns / max(each.step_ns, 1)
-            for each in result.what_if
-            if len(together) == 1 and each.endpoint == together[0].endpoint
-        ]
+        ends = {row.endpoint for row in together}
+        saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
         begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
-        taken = max(_share(inferred, rows, begin), *saved, 0.0)
+        taken = sum(saved) if saved else _share(inferred, rows, begin)
         yield Finding(
             id=0,
             condition="straggler",
@@ -102,7 +92,7 @@ def _stragglers(
             start_ns=since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns),
             end_ns=max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
             severity="critical" if taken >= CRITICAL_SHARE else "warning",
-            confidence=min(_confidence(row, inferred, result) for row in together),
+            confidence=min(row.confidence or 0.0 for row in together),
             summary=_summary(together, inferred, result),
             advice=_ADVICE[steadiness],
             alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
@@ -228,26 +218,6 @@ def _by_kind(row: Lateness, result: Analysis) -> list[str]:
     return [_KINDS[kind] for kind in ("pp", "tp", "dp", "ep") if kind in kinds] or (
         ["an uneven shard or stage"] if row.steadiness == "persistent" else []
     )
-
-
-def _confidence(row: Lateness, inferred: Inferred, result: Analysis) -> float:
-    """One minus the chance that noise alone makes this many late: many collectives, much certainty.
-
-    Never more than that its usual lateness is no error of the times told: clocks err in all of them alike.
-    """
-    late = (row.late_share or 0.0) * row.collectives
-    for stage in inferred.stages:
-        if stage.endpoint == row.endpoint and stage.sooner_ns:
-            return 0.9 if len(stage.peers) > 1 else 0.6  # one peer may be the quick one
-    often = 1 - 0.5 ** max(late, 1.0) if late < 10 else 0.99
-    mine = inferred.bounded.entries.endpoint == row.endpoint
-    errors = inferred.bounded.relative.error_ns[mine & inferred.bounded.entries.exact]
-    errors = errors[errors > 0]
-    if row.late_ns is None or not len(errors):
-        return round(often, 3)
-    # Half the width of a 95 % interval; the chance that a normal error stays below the lateness.
-    sigmas = INTERVAL_IN_SIGMAS * row.late_ns / float(np.median(errors))
-    return round(min(often, 0.5 * erfc(-sigmas / 2**0.5)), 3)
 
 
 def _evidence(

@@ -45,7 +45,7 @@ class Part(NamedTuple):
 class Meanings:
     """What parts of connected ``pipes`` between ``cuts`` are, by their kinds, each looked at once.
 
-    ``position`` and ``nodes``: see ``structured_instances``.
+    ``position``, ``nodes`` and ``near``: see ``structured_instances``.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class Meanings:
         position: Ints,
         nodes: Ints,
         cuts: Cuts,
+        near: frozenset[int] | None = None,
     ) -> None:
+        self.near = near
         self.columns, self.pipes, self.position, self.nodes = columns, pipes, position, nodes
         self.cuts = cuts
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
@@ -64,7 +66,7 @@ class Meanings:
 
     def over(self, cuts: Cuts) -> Meanings:
         """The same for other cuts, of which no kind was looked at yet."""
-        return Meanings(self.columns, self.pipes, self.position, self.nodes, cuts)
+        return Meanings(self.columns, self.pipes, self.position, self.nodes, cuts, self.near)
 
     @property
     def full(self) -> bool:
@@ -101,7 +103,10 @@ class Meanings:
             alike.setdefault(part.kind, []).append(part)
         found: list[Instance] = []
         for kind, mine in alike.items():
-            fits = self._read(mine) or self._layouts[kind]
+            # Of some nodes' messages what one of them may be by itself not all of them are.
+            fits = self._read(mine) or (self._layouts[kind] if self.near is None else {})
+            if not fits:
+                continue
             lanes = self._lanes(mine)
             layout, protocol, between = of_protocol(fits, lanes)
             for part in mine:
@@ -127,8 +132,8 @@ class Meanings:
         found = {}
         for slot in slots:
             mine = [lane._replace(slot=slot) for lane in lanes]
-            layout = layout_of(mine, self.position, self.nodes, self.ends)
-            if layout is not None and is_causal(layout, mine):
+            layout = layout_of(mine, self.position, self.nodes, self.ends, self.near)
+            if layout is not None and (self.near is not None or is_causal(layout, mine)):
                 found[slot] = layout
         return found
 

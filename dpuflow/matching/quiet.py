@@ -18,6 +18,7 @@ from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -106,9 +107,24 @@ def _far_apart(marks: NDArray[np.int64], times: NDArray[np.int64], most: int) ->
 
 def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
     """The cuts ``at``, but for those before which a rank had not been through with all."""
+    cuts = cuts_at(at, pipes, times)
+    sound = np.asarray((cuts.pauses >= 0).all(axis=1), np.bool_)
+    sound[0] = sound[-1] = True
+    return Cuts(at[sound], cuts.pauses[sound], cuts.ranks)
+
+
+def cuts_at(
+    at: NDArray[np.int64],
+    pipes: Sequence[Pipe],
+    times: Sequence[Times],
+    near: AbstractSet[int] | None = None,
+) -> Cuts:
+    """The cuts ``at`` with the pauses of ranks; ``near``: those that were captured, None for all."""
     ends = sorted({end for pipe in pipes for end in pipe[:2]})
     pauses = np.full((len(at), len(ends)), _FAR)
     for place, rank in enumerate(ends):
+        if near is not None and rank not in near:
+            continue
         before, first = np.full(len(at), NEVER), np.full(len(at), _FAR)
         for number, (pipe, each) in enumerate(zip(pipes, times, strict=True)):
             behind = at[:, number]
@@ -119,9 +135,7 @@ def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[T
                 before = np.maximum(before, np.r_[NEVER, each.arrivals][behind])
         known = (first != _FAR) & (before != NEVER)
         pauses[known, place] = (first - before)[known]
-    sound = np.asarray((pauses >= 0).all(axis=1), np.bool_)
-    sound[0] = sound[-1] = True
-    return Cuts(at[sound], pauses[sound], ends)
+    return Cuts(at, pauses, ends)
 
 
 def _closed(

@@ -145,7 +145,12 @@ class SendHeads:
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
             for reader in (_rxm, _ucx):
-                told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
+                told = reader(
+                    rows["bytes"][mine].astype(np.int64),
+                    heads[which],
+                    lengths[which],
+                    (rows["flags"][mine] & MessageFlag.GAP) != 0,
+                )
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
                     told.holds = reader is _rxm
                     read.append((mine, told))
@@ -182,6 +187,7 @@ class _Told:
         self.context = np.zeros(len(good), np.int64)
         self.begins = np.ones(len(good), bool)  # first fragment of a message
         self.header = np.zeros(len(good), np.int64)  # bytes of framing
+        self.missing = np.zeros(len(good), np.int64)  # bytes that were not captured, by what headers say
         self.role = np.full(len(good), int(Role.DATA), np.uint8)
         self.announces = np.zeros(len(good), np.uint64)  # bytes of the data that an offer or grant speaks of
         self.address = np.zeros(len(good), np.uint64)  # where that data may be read or written; 0 if not told
@@ -201,12 +207,19 @@ def _cut(heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> NDArray[np.bo
     return np.asarray(known & (lengths > RXM_HEADER // 2) & (lengths < RXM_HEADER), np.bool_)
 
 
-def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
+def _rxm(
+    nbytes: NDArray[np.int64],
+    heads: NDArray[np.uint8],
+    lengths: NDArray[np.uint16],
+    gaps: NDArray[np.bool_],
+) -> _Told:
+    """``gaps``: messages that lack packets; what their headers say of them holds all the same."""
     kind, number = heads[:, 1], _integer(heads, 4, 4)
     size = _integer(heads, 40, 8)
     good = (lengths >= RXM_HEADER) & (heads[:, 0] == RXM_VERSION) & (heads[:, 32] == RXM_OP_VERSION)
     tagged = heads[:, 34] <= 1
-    eager = (kind == RXM_EAGER) & (size.astype(np.int64) == nbytes - RXM_HEADER) & tagged
+    missing = size.astype(np.int64) - (nbytes - RXM_HEADER)
+    eager = (kind == RXM_EAGER) & ((missing == 0) | (gaps & (missing > 0))) & tagged
     segment = (kind == RXM_SEGMENT) & (size > (nbytes - RXM_HEADER).clip(0).astype(np.uint64)) & tagged
     offer = (kind == RXM_OFFER) & tagged
     own = (kind > RXM_OFFER) & (kind <= RXM_LAST)
@@ -224,10 +237,17 @@ def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     told.role[eager & (above & 3 == SYNC_ACK)] = Role.CONTROL
     told.begins = (kind != RXM_SEGMENT) | (number == 0)
     told.header[:] = RXM_HEADER
+    told.missing[eager] = missing[eager]
     return told
 
 
-def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
+def _ucx(
+    nbytes: NDArray[np.int64],
+    heads: NDArray[np.uint8],
+    lengths: NDArray[np.uint16],
+    gaps: NDArray[np.bool_],
+) -> _Told:
+    """``gaps``: messages that lack packets; what their headers say of them holds all the same."""
     kind = heads[:, 0] & 0x1F
     tag = _integer(heads, 1, 8)
     total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)
@@ -241,8 +261,11 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     # Fragments must add up to what the first one announced, but for a message that the end cut off.
     whole = np.zeros(len(kind), np.int64)
     np.add.at(whole, latest[first | middle], (nbytes - np.where(first, 25, 17))[first | middle])
-    short = first & (whole != total.astype(np.int64))
-    short[latest[-1:]] &= whole[latest[-1:]] > total[latest[-1:]].astype(np.int64)
+    missing = total.astype(np.int64) - whole
+    short = first & (missing != 0)
+    short[latest[-1:]] &= missing[latest[-1:]] < 0
+    # Where packets are missing all that is left of a fragment may be: ids name its message all the same.
+    short &= (missing < 0) | ~gaps.any()
     offer = sane & (kind == UCX_OFFER) & (lengths >= UCX_OFFER_BYTES)
     # One byte makes a message an answer: its length, or what it tells, must be an answer's, too.
     grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
@@ -263,6 +286,10 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     told.begins = ~middle
     for each, header in UCX_HEADER.items():
         told.header[kind == each] = header
+    # Of one fragment with holes they are what its message lacks.
+    of = np.where(first | middle, latest, -1)
+    lone = gaps & (of >= 0) & (np.bincount(of[gaps & (of >= 0)], minlength=len(of))[of] == 1)
+    told.missing[lone] = missing[of[lone]].clip(0)
     return told
 
 
@@ -284,5 +311,5 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> Non
         rows["flags"][mine[np.flatnonzero(named)[:1]]] |= np.uint8(MessageFlag.OPENING)
     if told.holds:
         rows["flags"][at] |= np.uint8(MessageFlag.HOLDS_SENDER)
-    carried = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
+    carried = (rows["bytes"][at].astype(np.int64) - told.header[good] + told.missing[good]).clip(0)
     rows["bytes"][at] = np.where(told.role[good] == Role.DATA, carried, 0)

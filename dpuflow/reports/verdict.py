@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 FEWEST_TIMES = 3
 """As of the verdict "intermittent": fewer are no habit."""
+MOST_INCIDENTS = 2
+"""Endpoints whose single incidents an all-clear tells."""
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
+LEAST_PART = 0.005
+"""Parts of a step below this share are not told."""
 STEADILY = 2 / 3
 """From this share of collectives on a rank is said to be late steadily."""
 
@@ -142,7 +146,30 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             f"NOBODY SEEN LATE{beyond} by these captures, which do not show every rank."
             f"{_add_captures(result)}"
         ), "warn"
+    once = _incidents(result, names)
+    if once:
+        return f"NOBODY WAS LATE OF ITS OWN DOING as a rule{beyond}; {once}.", "good"
     return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
+
+
+def _incidents(result: Analysis, names: Names) -> str:
+    """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
+
+    Of each endpoint the times beyond what would have been named, had it come step after step.
+    """
+    limit = {row.endpoint: row.detectable_ns for row in result.lateness if row.detectable_ns}
+    late: dict[int, list[int]] = {}
+    for collective in result.collectives:
+        for entry in collective.ranks if collective.complete else ():
+            known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
+            if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
+                late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
+    told = []
+    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
+        often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
+        told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
+    more = f", and {len(late) - len(told)} more" if len(late) > len(told) else ""
+    return listed(told) + more if told else ""
 
 
 def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
@@ -200,7 +227,7 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
 
 def _accounts(result: Analysis, names: Names) -> Iterator[str]:
     """``step 31.2 ms: 18.4 ms work, 9.9 ms waiting for rank 3, 2.1 ms transfer, 800 us not explained``."""
-    for each in result.accounts:
+    for each in result.accounts[:MOST_LATE]:
         late = {row.endpoint for row in result.lateness if row.verdict in ("late", "intermittent")}
         waited = {end: ns for end, ns in each.waited.items() if int(end) in late and ns > 0}
         parts = each.parts
@@ -211,10 +238,12 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
             (parts.transfer, "transfer"),
             (parts.network, "for the network"),
             (parts.credit, "without credit"),
+            (sum(parts.in_node.values()), "inside nodes"),
             (parts.unexplained, "not explained"),
         ]
-        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns > 0)
-        yield wrap(f"step {duration(each.step_ns)}: {text}", "  ", "    ")
+        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns >= LEAST_PART * each.step_ns > 0)
+        share = percent(each.exposed_ns / max(each.step_ns, 1))
+        yield wrap(f"step {duration(each.step_ns)}, {share} of it communication: {text}", "  ", "    ")
 
 
 def _partly(result: Analysis) -> bool:
@@ -390,12 +419,7 @@ def _without(result: Analysis, row: Lateness) -> str:
 
 
 def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
-    """Confidence of the finding that names the endpoint, and what lowers it; ``counted``: by collectives."""
-    stated = [
-        finding.confidence
-        for finding in result.findings
-        if finding.condition == "straggler" and row.endpoint in finding.endpoints
-    ]
+    """Confidence of the verdict, and what lowers it; ``counted``: by collectives."""
     bounds = Counter(
         entry.bound
         for collective in result.collectives
@@ -403,7 +427,7 @@ def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
         for entry in collective.ranks
         if entry.endpoint == row.endpoint
     )
-    parts = [f"{percent(max(stated))} sure"] if stated else []
+    parts = [f"{percent(row.confidence)} sure"] if row.confidence is not None else []
     if bounds and counted:
         parts.append(f"{bounds['exact']:,} of its {bounds.total():,} times of entering told exactly")
     if any(capture.lost_packets for capture in result.captures):

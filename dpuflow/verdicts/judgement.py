@@ -97,6 +97,8 @@ class Judgement:
     detectable_ns: int | None = None
     own_share: float = 0.0
     amount: Amount = field(default_factory=Amount)
+    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
+    confidence: float | None = None
 
     @property
     def late(self) -> bool:
@@ -284,3 +286,15 @@ def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list
             said = replace(said, verdict="on_time", cause=CAUSES[NONE], detectable_ns=least)
         found[stage.endpoint] = said
     return [found[endpoint] for endpoint in sorted(found)]
+
+
+def sooner_ns(judgements: Sequence[Judgement], stages: Iterable[Stage], own: Own) -> NDArray[np.int64]:
+    """Per row of Entries by how much sooner its rank would have come if it worked like its peers."""
+    sooner: NDArray[np.int64] = own.amount_ns.copy()
+    for judgement in judgements:
+        for row, usual in judgement.usual_ns.items():
+            if sooner[row] <= 0:
+                sooner[row] = min(max(int(own.excess_ns[row]), 0), usual)
+    for row, less in (each for stage in stages for each in stage.sooner_ns.items()):
+        sooner[row] = max(int(sooner[row]), less)
+    return sooner
