@@ -239,7 +239,7 @@ def find_losses(
             summary=(
                 f"{again} of {packets} packets {ways} {name_of(result.endpoints[place])} were retransmitted"
                 f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost"
-                f" or late. Messages were held up for {held_ns / 1e6:.1f} ms by it"
+                f" or late. Messages were held up by it for {held_ns / 1e6:.1f} ms"
                 f" ({100 * share:.1f} % of the time)."
             ),
             advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",
