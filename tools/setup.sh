@@ -103,6 +103,7 @@ apt_install $missing || true
 if [ "$want" = test ]; then
     unpack prometheus prometheus
     unpack openvswitch-switch ovs-vswitchd
+    unpack openssh-server sshd
 fi
 
 if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
