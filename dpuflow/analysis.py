@@ -29,25 +29,31 @@ if TYPE_CHECKING:
 
 
 def analyze(
-    vantages: Sequence[Vantage],
+    vantages: Sequence[Vantage | str | os.PathLike[str]],
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
+    names: Mapping[str, str] | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Analysis:
-    """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own.
+    """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own; a file is one.
 
-    ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs;
-    ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
+    ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs, ``names`` to
+    hosts' names; ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
     OptionError and MissingError.
     """
+    from dpuflow.vantages import vantages_of
+
+    vantages = vantages_of(vantages)
     if not vantages:
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
     threads = threads or os.cpu_count() or 1
     captures = read_captures(vantages, threads, progress)
-    return analyze_tables(captures, clock=clock, ranks=ranks, release=True).analysis
+    return analyze_tables(
+        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress
+    ).analysis
 
 
 @dataclass
@@ -71,7 +77,9 @@ def analyze_tables(
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
+    names: Mapping[str, str] | None = None,
     release: bool = False,
+    progress: Progress | None = None,
 ) -> Worked:
     """The same of captures that have been read. Raises OptionError.
 
@@ -83,6 +91,8 @@ def analyze_tables(
     from dpuflow.islands.merge import merged
     from dpuflow.join import count_once, join, set_aside_samples
 
+    tell = _stages(progress)
+    tell("joining")
     captures, doubled = count_once(captures)
     captures, sampled = set_aside_samples(captures)
     joined = join(captures, clock=clock)
@@ -92,8 +102,10 @@ def analyze_tables(
             tables.messages = cited(tables.messages)
     told = communicators(captures, joined)
     nodes = endpoint_nodes(joined, ranks)
+    tell("matching")
     reads = read_islands(joined, nodes, partial(_read, told=told, nodes=nodes, ranks=ranks))
-    worked = [_worked(captures, each, nodes, ranks) for each in reads]
+    tell("judging")
+    worked = [_worked(captures, each, nodes, ranks, names) for each in reads]
     ties = [each.ties[work.listed].tolist() for each, work in zip(reads, worked, strict=True)]
     of_nodes = [each.of_nodes for each in reads]
     return replace(worked[0], analysis=merged([each.analysis for each in worked], ties, of_nodes))
@@ -139,8 +151,26 @@ def _read(
     return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
 
 
+STAGES: Final = ("joining", "matching", "judging")
+"""What is told of an analysis once captures are read."""
+
+
+def _stages(progress: Progress | None) -> Callable[[str], None]:
+    """What tells ``progress`` that a stage begins."""
+
+    def tell(stage: str) -> None:
+        if progress is not None:
+            progress(stage, STAGES.index(stage) + 1, len(STAGES))
+
+    return tell
+
+
 def _worked(
-    captures: list[CaptureTables], read: Read, nodes: NDArray[np.int64], ranks: Mapping[str, Place] | None
+    captures: list[CaptureTables],
+    read: Read,
+    nodes: NDArray[np.int64],
+    ranks: Mapping[str, Place] | None,
+    names: Mapping[str, str] | None,
 ) -> Worked:
     """The result of one island."""
     from dpuflow.assemble import assemble
@@ -150,7 +180,7 @@ def _worked(
     joined, exchanges, instances = read.joined, read.exchanges, read.instances
     inferred = infer(joined, exchanges, instances, read.entries)
     result, listed = assemble(
-        captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes
+        captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes, names
     )
     result.findings = build_findings(captures, joined, instances, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)

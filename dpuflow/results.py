@@ -86,6 +86,7 @@ class Flow:
     cnp: int | None
     nak: int | None
     rnr: int | None
+    spurious: int | None = None  # of the retransmitted, what the receiver had already; None for RoCE
 
 
 @dataclass(slots=True)
@@ -167,6 +168,9 @@ class Lateness:
     rank-nanoseconds. ``since_ns``: the onset, None if from the start. ``perhaps_last``: in so many
     collectives beside those it, or one that it waits for, is likely to have been the last, by more than the
     noise, and nothing shows which; ``perhaps_ns``: later than the others by this much, in the median.
+    ``own_share``: late by its own doing, of the same collectives; the rest of ``late_share`` it was handed.
+    ``late_ns``, ``late_most_ns``: how late it was where it was late, median and most; ``late_bound`` is
+    at_least where bounds among these leave the median open.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
     where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
     where nothing is claimed.
@@ -190,6 +194,10 @@ class Lateness:
     told: Told = field(default_factory=Told)
     detectable_ns: int | None = None
     confidence: float | None = None
+    own_share: float | None = None
+    late_ns: int | None = None
+    late_most_ns: int | None = None
+    late_bound: Literal["exact", "at_least"] | None = None
 
 
 @dataclass(slots=True)
@@ -213,6 +221,7 @@ class Account:
 
     ``group``: that of the step's last collective. ``waited``: of the work of these endpoints, what they
     worked longer than their peers, who waited. ``unexplained_share``: of the time of all steps.
+    ``exposed_ns``: of ``step_ns``, communication that no work hides.
     """
 
     group: int
@@ -221,6 +230,7 @@ class Account:
     parts: Parts
     waited: dict[str, int] = field(default_factory=dict)
     unexplained_share: float = 0.0
+    exposed_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -370,19 +380,3 @@ class Analysis:
     limits: list[str] = field(default_factory=list)
     start_ns: int | None = None
     end_ns: int | None = None
-
-    def when_late_ns(self, row: Lateness) -> list[int]:
-        """The lateness of a rank in those collectives that ``row.late_share`` counts, largest first."""
-        known = sorted(
-            (
-                entry.lateness_ns
-                for collective in self.collectives
-                if collective.complete
-                for entry in collective.ranks
-                if entry.endpoint == row.endpoint
-                and entry.bound in ("exact", "at_least")
-                and entry.lateness_ns is not None
-            ),
-            reverse=True,
-        )
-        return known[: round((row.late_share or 0) * row.collectives)]

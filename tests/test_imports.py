@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # modules may import each other.
 ORDER = [
     *("errors", "wire", "settings", "synth", "schema", "framing"),
-    *("results", "kernels", "arrays", "capture", "packets"),
-    *("messages", "store", "ingest", "live"),
+    *("results", "quantities", "kernels", "arrays", "capture", "packets"),
+    *("messages", "store", "vantages", "ingest", "live"),
     *("join", "identity", "exchanges", "schedules", "matching", "entries", "verdicts"),
     *("outline", "assemble", "findings", "islands", "analysis"),
     "scoring",

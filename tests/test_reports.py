@@ -12,8 +12,9 @@ import pytest
 from scripted_results import MS, T0, collective, job
 
 from dpuflow import results
+from dpuflow.quantities import duration, listed, percent, size
 from dpuflow.reports.json import json_lines, write_json
-from dpuflow.reports.layout import Paint, duration, listed, percent, size, table
+from dpuflow.reports.layout import Paint, table
 from dpuflow.reports.text import MOST_ROWS, text_lines, write_text
 from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness, Told
 from dpuflow.schema.tables import CaptureInfo, Clock
@@ -65,6 +66,8 @@ def late_now_and_then() -> Analysis:
     )
     second.caused_wait_ns = 3 * MS
     unseen.verdict, unseen.cause, unseen.collectives = "unknown", "unknown", 0
+    late.own_share, second.own_share, unseen.own_share = 0.5, 0.25, None
+    second.late_ns, second.late_most_ns, second.late_bound = 200_000, 200_000, "at_least"
     unseen.late_share = unseen.last_share = unseen.median_ns = unseen.p99_ns = unseen.caused_wait_ns = None
     first.median_ns = 0
     result.collectives = [collective(k, [0, 0.2, 4, None], start_ms=40 * k) for k in range(4)]
@@ -115,7 +118,7 @@ def in_turn() -> Analysis:
     result.findings = []
     for row in result.lateness:
         row.verdict, row.steadiness, row.late_share, row.last_share = "intermittent", "rotating", 1 / 3, 1 / 3
-        row.caused_wait_ns, row.cause = 30 * MS, "compute"
+        row.caused_wait_ns, row.cause, row.own_share = 30 * MS, "compute", 1 / 3
     return result
 
 
@@ -226,11 +229,20 @@ def test_the_table_is_bounded() -> None:
     assert f"and {40 - MOST_ROWS} more: {40 - MOST_ROWS} on time" in lines
 
 
-def test_who_is_on_time_though_often_late_is_explained() -> None:
+def test_the_table_tells_own_lateness_from_what_was_handed_on() -> None:
     result = one_late()
-    assert not any("on time although" in line for line in text_lines(result))
-    result.lateness[0].late_share = 0.5
-    assert any(line.startswith("rank 0 (10.0.0.1): on time although often") for line in text_lines(result))
+    result.lateness[0].late_share, result.lateness[0].own_share = 0.97, 0.02
+    (line,) = [line for line in text_lines(result) if line.startswith("rank 0 ")]
+    assert line.split()[2:9] == ["(10.0.0.1)", "on", "time", "2", "%", "95", "%"]
+
+
+def test_a_lower_bound_is_never_printed_as_a_measurement() -> None:
+    result = one_late()
+    result.lateness[2].late_bound = "at_least"
+    text = "\n".join(text_lines(result))
+    assert "when late, by at least 10.2 ms (median)" in text
+    assert " >=10.2 ms " in text
+    assert "at most" not in text
 
 
 def test_groups_are_named_where_their_kind_is_known() -> None:

@@ -7,6 +7,7 @@ whole and on the disk; a process that is killed loses what was not yet settled, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import queue
@@ -69,6 +70,7 @@ class History:
         self.settings, self.vantage, self.log = settings, vantage, log
         self.folder = settings.directory
         self.stand = Stand()
+        self._machine = machine_id()
         self._from_ns = NEVER  # messages that ended later have not been handed over
         self._before: Counts | None = None
         self._waiting: queue.Queue[CaptureTables | dict[str, Any] | None] = queue.Queue(QUEUE)
@@ -83,6 +85,7 @@ class History:
         if until_ns - self._from_ns < self.settings.segment * 1e9 and not last:
             return
         part = cut(tables, self._before, counts, self._from_ns, until_ns, last)
+        part.info.machine = self._machine
         self._from_ns = until_ns
         if len(part.messages) or (last and part.info.packets):
             self._before = counts  # else what was counted goes into the next one
@@ -225,6 +228,15 @@ class History:
         gone = {s.path for s in first}
         rest = [s for s in segments if s.path not in gone]
         return [*rest, Segment(path, first[0].vantage, start_ns, end_ns)]
+
+
+def machine_id() -> str:
+    """What this machine is called for good, derived from machine-id(5), which itself is to stay here."""
+    try:
+        with open("/etc/machine-id", "rb") as file:
+            return hashlib.blake2s(b"dpuflow history", key=file.read(32).strip(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
 
 
 def cut(

@@ -42,6 +42,7 @@ class Rule(IntEnum):
     GIVEN_LATE = 17  # at most: the same, of the last of several slots
     MISSING = 19  # unobservable: packets are missing from what its rank sent and received
     OVERLAPS = 20  # unobservable: its rank had not left the operation before it
+    WITHIN = 21  # exact: a message that had waited for another GPU of its node (``within``)
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
@@ -71,6 +72,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     ),
     Rule.GIVEN_BACK: ("exact", "first slot given back, long after the data in it had arrived"),
     Rule.GIVEN_LATE: ("at_most", "slots given back, long after the data in them had arrived"),
+    Rule.WITHIN: ("exact", "first message that another GPU of its node had a part in"),
     Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""

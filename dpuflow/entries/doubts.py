@@ -92,7 +92,7 @@ def weigh(
         way_ns=way,
         usual_way_ns=usual_way,
         held_ns=held,
-        lag_ns=np.where(sends_after & late, _taking_up_ns(entries, usual, there), 0),
+        lag_ns=np.where(sends_after & late, _taking_up_ns(entries, usual, there), entries.lag_ns),
         slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, slow),
     )
     heard = read_alike(exchanges, instances, entries)

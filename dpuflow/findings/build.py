@@ -21,6 +21,7 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
+from dpuflow.quantities import duration, late_by, late_in, rank_seconds
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.habits import CRITICAL_SHARE
@@ -45,12 +46,13 @@ def build_findings(
     result: Analysis,
 ) -> list[Finding]:
     """All findings, numbered, worst first within each detector. ``result`` has all but them."""
-    network = np.array([name == "network" for name in _cause_names()])[inferred.causes.cause]
+    steps = sum(account.step_ns for account in inferred.accounts)
+    network = sum(account.network for account in inferred.accounts) / max(steps, 1)
     found = [
         *find_hangs(captures, joined, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
         *find_slow_links(captures, joined, inferred.links, result),
-        *find_losses(captures, joined, result, _share(inferred, np.flatnonzero(network))),
+        *find_losses(captures, joined, result, network),
         *find_congestion(captures, joined, result),
         *find_starvation(captures, joined, result),
         *find_kv_bottlenecks(captures, joined, inferred.bulk, result),
@@ -60,12 +62,6 @@ def build_findings(
     for number, finding in enumerate(found):
         finding.id = number
     return found
-
-
-def _cause_names() -> Sequence[str]:
-    from dpuflow.verdicts.causes import CAUSES
-
-    return CAUSES
 
 
 def _stragglers(
@@ -84,13 +80,10 @@ def _stragglers(
         rows = np.concatenate([_late_rows(inferred, row) for row in together])
         steadiness = together[0].steadiness or "transient"
         since = together[0].since_ns if len(together) == 1 else None
-        saved = [
-            1 - each.step_without_ns / max(each.step_ns, 1)
-            for each in result.what_if
-            if len(together) == 1 and each.endpoint == together[0].endpoint
-        ]
+        ends = {row.endpoint for row in together}
+        saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
         begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
-        taken = max(_share(inferred, rows, begin), *saved, 0.0)
+        taken = sum(saved) if saved else _share(inferred, rows, begin)
         yield Finding(
             id=0,
             condition="straggler",
@@ -155,28 +148,24 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return (
-                f"{names[0]} is a slow stage of its pipeline: it works {stage.excess_ns / 1e6:.1f} ms a step"
+                f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
-    often = round((row.late_share or 0) * row.collectives)
-    known = result.when_late_ns(row)
-    by = f" by {float(np.median(known)) / 1e6:.2f} ms in the median of these," if known else ""
+    by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
-        f"{names[0]} entered {often} of {row.collectives} collectives late,{by} and its peers waited"
-        f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
+        f"{names[0]} entered {late_in(row)} late{by} and its peers"
+        f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
     )
 
 
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     names = [unit_name(result, row) for row in rows]
-    waited = sum(row.caused_wait_ns or 0 for row in rows) / 1e9
-    times = ", ".join(
-        f"{round((row.late_share or 0) * row.collectives)} of {row.collectives}" for row in rows
-    )
+    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    times = ", ".join(map(late_in, rows))
     return (
         f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
-        f" waited {waited:.3f} rank-seconds for them."
+        f" waited {waited} for them."
     )
 
 

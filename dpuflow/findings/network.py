@@ -189,9 +189,12 @@ def find_slow_links(
 
 def _too_often(flows: Rows) -> NDArray[np.bool_]:
     """Flows with more retransmissions than are usual."""
-    return np.asarray(
-        flows["retransmitted"] > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64))
-    )
+    return np.asarray(_lost(flows) > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64)))
+
+
+def _lost(flows: Rows) -> NDArray[np.int64]:
+    """Packets retransmitted less those that the receiver had already: probes of the tail, reordering."""
+    return np.asarray(flows["retransmitted"].astype(np.int64) - flows["spurious"])
 
 
 def find_losses(
@@ -205,16 +208,19 @@ def find_losses(
     from dpuflow.kernels.links import AGAIN
 
     flows = joined.flows
+    lost = _lost(flows)
     sent = _ByEnd(joined, "src")
     for place, numbers in _lossy_places(flows):
         senders = sorted({int(flows["src"][n]) for n in numbers}, key=lambda end: end != place)
-        again, packets = (int(flows[name][numbers].sum()) for name in ("retransmitted", "packets"))
+        again, packets = int(lost[numbers].sum()), int(flows["packets"][numbers].sum())
         held, shown = [], []
         for sender in senders:
             columns = sent.columns(sender)
             held.append(_held_up(columns))
             shown.append((sent[sender], columns[AGAIN].copy()))
         held_ns = _together_ns(np.concatenate(held, axis=1))
+        if not held_ns:
+            continue
         share = held_ns / max(joined.end_ns - joined.start_ns, 1)
         # Messages that nobody waited for cost the job nothing: both must be large.
         much = min(share, cost_share) >= CRITICAL_SHARE
@@ -254,9 +260,10 @@ def _lossy_places(flows: Rows) -> Iterator[tuple[int, list[int]]]:
     What loses packets near an endpoint loses those that it sends, those sent to it, and their ACKs: several
     senders repeat packets for one fault.
     """
+    lost = _lost(flows)
     left = np.flatnonzero(_too_often(flows)).tolist()
     while left:
-        again = {n: int(flows["retransmitted"][n]) for n in left}
+        again = {n: int(lost[n]) for n in left}
         passed: dict[int, int] = {}
         sends: dict[int, int] = {}
         for n in left:

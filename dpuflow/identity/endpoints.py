@@ -106,6 +106,23 @@ def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArra
     return node
 
 
+def captured_at(joined: Joined) -> dict[int, str]:
+    """What endpoints are called by the captures made at their own nodes, where each is of one of several.
+
+    Standard input, and what a file that stands alone is called, name no node.
+    """
+    names: dict[int, set[str]] = {}
+    for capture, ends in zip(joined.captures, joined.local, strict=True):
+        for end in ends:
+            names.setdefault(end, set()).add(capture.vantage)
+    alone = len(joined.captures) < 2 and joined.captures[0].files != ["live"] if joined.captures else True
+    return {
+        end: own
+        for end, (own, *others) in ((end, sorted(each)) for end, each in names.items())
+        if not others and not alone and own not in ("stdin", address_text(joined.endpoints[end]))
+    }
+
+
 NIC: Final = re.compile(
     r"(?P<host>.*?[^-_.:/@])[-_.:/@]+(?:rail|nic|mlx[0-9]*|hca|bf|roce|rdma|ib|eth|ens?|enp|hsn|port)[-_.:/@]?[0-9].*",
     re.IGNORECASE,

@@ -11,7 +11,8 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, TextIO
 
-from dpuflow.reports.layout import Paint, count, duration, listed, percent, size, table, three_digits, wrap
+from dpuflow.quantities import count, duration, late_by, listed, percent, size, three_digits
+from dpuflow.reports.layout import Paint, table, wrap
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import naming
 from dpuflow.reports.sampled import sampled_lines
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
-OFTEN = 0.2
-"""From this share of its collectives on, a rank that is late there and still on time is explained."""
 MOST_FINDINGS = 8
 
 _SEVERITY_STYLE = {"critical": "bad", "warning": "warn", "info": "bold"}
@@ -89,6 +88,7 @@ def _observed(result: Analysis) -> list[str]:
         )
     for attribute, what in (
         ("retransmitted", "packet{} retransmitted"),
+        ("spurious", "of them needlessly"),
         ("ecn_marked", "packet{} marked by ECN"),
         ("nak", "NAK{}"),
         ("rnr", "receiver-not-ready NAK{}"),
@@ -234,16 +234,16 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
     rows = sorted(result.lateness, key=key)
     shown = rows[:MOST_ROWS]
     lines = table(
-        ["endpoint", "verdict", "late", "last", "of", "median", "p99", "caused wait"],
+        ["endpoint", "verdict", "own", "inherited", "last", "of", "late by", "caused wait"],
         [
             [
                 names.short_of(row.endpoint, 34),
                 row.verdict.replace("_", " "),
-                percent(row.late_share),
+                percent(row.own_share),
+                percent(_inherited(row)),
                 percent(row.last_share),
                 f"{row.collectives:,}",
-                duration(row.median_ns),
-                duration(row.p99_ns),
+                late_by(row).replace("at least ", ">="),
                 duration(row.caused_wait_ns),
             ]
             for row in shown
@@ -257,14 +257,13 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
     if len(rows) > len(shown):
         rest = Counter(row.verdict.replace("_", " ") for row in rows[MOST_ROWS:])
         yield f"and {len(rows) - MOST_ROWS} more: {listed([f'{n} {v}' for v, n in rest.most_common()])}"
-    often = [row for row in shown if row.verdict == "on_time" and (row.late_share or 0) >= OFTEN]
-    if often:
-        who = listed([names.short_of(row.endpoint, 34) for row in often], 4)
-        text = (
-            f"{who}: on time although often late: by too little to matter, after inputs that came"
-            " late, or by its place in the job."
-        )
-        yield from wrap(text, "", "  ").splitlines()
+
+
+def _inherited(row: Lateness) -> float | None:
+    """The share of collectives that it entered late as its inputs came late."""
+    return (
+        None if row.late_share is None or row.own_share is None else max(row.late_share - row.own_share, 0.0)
+    )
 
 
 def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:

@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
+from dpuflow.quantities import count, duration, late_by, late_in, listed, percent, rank_seconds
+from dpuflow.reports.layout import Paint, wrap
 from dpuflow.reports.sampled import sampled_one_of
 from dpuflow.verdicts.habits import CRITICAL_SHARE, is_material
 from dpuflow.verdicts.pauses import worked_ns
@@ -28,6 +29,8 @@ MOST_INCIDENTS = 2
 """Endpoints whose single incidents an all-clear tells."""
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
+LEAST_PART = 0.005
+"""Parts of a step below this share are not told."""
 STEADILY = 2 / 3
 """From this share of collectives on a rank is said to be late steadily."""
 
@@ -224,7 +227,7 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
 
 def _accounts(result: Analysis, names: Names) -> Iterator[str]:
     """``step 31.2 ms: 18.4 ms work, 9.9 ms waiting for rank 3, 2.1 ms transfer, 800 us not explained``."""
-    for each in result.accounts:
+    for each in result.accounts[:MOST_LATE]:
         late = {row.endpoint for row in result.lateness if row.verdict in ("late", "intermittent")}
         waited = {end: ns for end, ns in each.waited.items() if int(end) in late and ns > 0}
         parts = each.parts
@@ -235,10 +238,12 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
             (parts.transfer, "transfer"),
             (parts.network, "for the network"),
             (parts.credit, "without credit"),
+            (sum(parts.in_node.values()), "inside nodes"),
             (parts.unexplained, "not explained"),
         ]
-        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns > 0)
-        yield wrap(f"step {duration(each.step_ns)}: {text}", "  ", "    ")
+        text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns >= LEAST_PART * each.step_ns > 0)
+        share = percent(each.exposed_ns / max(each.step_ns, 1))
+        yield wrap(f"step {duration(each.step_ns)}, {share} of it communication: {text}", "  ", "    ")
 
 
 def _partly(result: Analysis) -> bool:
@@ -293,8 +298,7 @@ def _what_to_add(result: Analysis) -> Iterator[str]:
 def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
     """One line for each rank, and what they have in common."""
     for row in late[:MOST_LATE]:
-        often = round((row.late_share or 0) * row.collectives)
-        text = f"{names.short(row.endpoint)}: late in {often:,} of {count(row.collectives, 'collective')}"
+        text = f"{names.short(row.endpoint)}: late in {late_in(row)}"
         if row.caused_wait_ns is not None:
             text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
         yield wrap(text, "  ", "    ")
@@ -349,10 +353,7 @@ def _stage(result: Analysis, row: Lateness) -> str:
 def _how_often(result: Analysis, row: Lateness) -> str:
     parts = []
     if row.late_share is not None:
-        number = round(row.late_share * row.collectives)
-        parts.append(
-            f"late in {number:,} of {count(row.collectives, 'collective')} ({percent(row.late_share)})"
-        )
+        parts.append(f"late in {late_in(row)} ({percent(row.late_share)})")
     if row.last_share is not None:
         parts.append(f"the last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
@@ -378,14 +379,11 @@ def _since(result: Analysis, row: Lateness) -> list[str]:
 
 
 def _how_much(result: Analysis, row: Lateness) -> str:
-    if row.median_ns is None:
+    if row.late_ns is None:
         return ""
-    late = result.when_late_ns(row)
-    if 0 < len(late) < row.collectives:
-        text = f"when late, by {duration(median(late))} (median), {duration(late[0])} at most"
-    else:
-        tail = f", {duration(row.p99_ns)} (99th percentile)" if row.p99_ns is not None else ""
-        text = f"by {duration(row.median_ns)} (median){tail}"
+    text = f"when late, by {late_by(row)} (median)"
+    if row.late_bound == "at_least":
+        return text
     errors = [
         entry.error_ns
         for collective in result.collectives
@@ -393,6 +391,7 @@ def _how_much(result: Analysis, row: Lateness) -> str:
         for entry in collective.ranks
         if entry.endpoint == row.endpoint and entry.bound == "exact" and entry.error_ns is not None
     ]
+    text += f", {duration(row.late_most_ns)} at most"
     return text + (f"; each known to +-{duration(median(errors))}" if errors else "")
 
 
@@ -408,12 +407,6 @@ def _cost(result: Analysis, row: Lateness) -> str:
         return text
     share = percent(row.caused_wait_ns / (endpoints * span))
     return f"{text}, {share} of the job's time ({count(endpoints, 'endpoint')} x {duration(span)})"
-
-
-def rank_seconds(wait_ns: int) -> str:
-    """Rank-nanoseconds in rank-seconds: ``0.735 rank-seconds``."""
-    seconds = wait_ns / 1e9
-    return f"{seconds:,.3g} rank-seconds" if seconds < 1000 else f"{seconds:,.0f} rank-seconds"
 
 
 def _without(result: Analysis, row: Lateness) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes
-from dpuflow.entries import AT_LEAST, AT_MOST, EXACT
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.habits import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE
 
@@ -78,7 +78,8 @@ def coverage_of(
     """
     found = {}
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
-    several = np.array([i.near is None and i.hides_ranks for i in instances], bool)[entries.collective]
+    hides = [i.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
+    several = np.array(hides, bool)[entries.collective]
     for rows in classes(np.where(tied, entries.endpoint, -1) + 1):
         if not tied[rows[0]]:
             continue
