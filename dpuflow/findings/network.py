@@ -18,13 +18,14 @@ from dpuflow.schema.rows import Transport
 from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.results import Analysis
     from dpuflow.schema.tables import CaptureTables, Joined, Rows
     from dpuflow.verdicts.links import Links
+    from dpuflow.verdicts.turnaround import Queue
 
     Ints = NDArray[np.int64]
 
@@ -185,6 +186,35 @@ def find_slow_links(
                 "traffic of another job",
             ],
             evidence=evidence,
+        )
+
+
+def find_queues(
+    joined: Joined, queues: Mapping[int, Queue], told: Sequence[Finding], result: Analysis
+) -> Iterator[Finding]:
+    """One finding for each endpoint whose packets wait in its node; none where ``told`` names its link."""
+    named = {finding.endpoints[0] for finding in told if finding.condition == "slow_link"}
+    for endpoint, queue in queues.items():
+        if endpoint in named:
+            continue
+        address = result.endpoints[endpoint].address
+        yield Finding(
+            id=0,
+            condition="slow_link",
+            runbook="docs/report.md#slow_link",
+            endpoints=[endpoint],
+            start_ns=joined.start_ns,
+            end_ns=joined.end_ns,
+            severity="warning",
+            confidence=0.7,
+            summary=(
+                f"What {address} sends waits before its own tap: one in ten of its acknowledgments leaves"
+                f" more than {queue.usual_ns / 1e6:.2f} ms after the data came, of the others'"
+                f" {queue.others_ns / 1e6:.2f} ms. Its lateness up to {queue.most_ns / 1e6:.2f} ms is not"
+                " told from that."
+            ),
+            advice="Look at shapers and at what else the host sends through that port.",
+            alternatives=["traffic of another program in the same queue", "a host too busy to acknowledge"],
         )
 
 

@@ -41,7 +41,7 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.join.unwound import unwound
-from dpuflow.schema.rows import NEVER, TRANSFER, MessageFlag, Role, Seen, Wire
+from dpuflow.schema.rows import NEVER, TRANSFER, Framing, MessageFlag, Role, Seen, Transport, Wire
 from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
@@ -407,7 +407,13 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         )
     local = {row for rows in common.local for row in rows}
     if local:
-        ends = np.unique(np.concatenate([common.flows["src"], common.flows["dst"]]).astype(np.int64))
+        flows = common.flows
+        # Clients of a service are known by plain streams alone: they are no nodes of the job.
+        plain = (flows["transport"] == Transport.TCP) & np.isin(
+            flows["framing"], (Framing.NONE, Framing.UNKNOWN)
+        )
+        flows = flows[~plain] if (~plain).any() else flows
+        ends = np.unique(np.concatenate([flows["src"], flows["dst"]]).astype(np.int64))
         absent = [address(common.endpoints[row]) for row in ends if row not in local]
         if absent:
             shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
