@@ -57,25 +57,15 @@ def is_material(amount_ns: int, span_ns: int) -> bool:
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
 
 
-def usual_excess(
-    excess_ns: NDArray[np.int64],
-    later_ns: NDArray[np.int64],
-    sigma_ns: float,
-    chance: tuple[float, float] = (0.0, 1.0),
-) -> int:
-    """By how much a rank is late as a rule because it works longer, ns a time; 0 where there is no such rule.
+def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> int:
+    """By how much a rank is late as a rule because it works longer, ns a time; 0 where it does not.
 
-    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. What
-    is below the threshold of a single collective is no accident if it comes every time. ``sigma_ns`` is
-    one standard deviation of the noise. ``chance``: how often ranks that are all alike would stand as high
-    among their peers, and as one that works longest in no more than that share (``standing``). Where even
-    that one would not stand out, too few times were seen, and the median must be beyond the noise.
+    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. Whether
+    that is more than noise or chance is asked apart: of places among peers (``standing``), or of its size.
     """
     if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
-    usual, (found, least) = float(np.median(later_ns)), chance
-    shown = found < CHANCE if least < CHANCE else usual > sigma_ns
-    return round(usual) if shown and usual > 0 else 0
+    return max(round(float(np.median(later_ns))), 0)
 
 
 def in_rhythm(late: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -123,7 +113,7 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, ranks: int = 1) -> i
     rises = gain > 0 and often > 0 and half > sigma_ns
     rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= FEWEST
     after = excess_ns[best:]
-    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after, sigma_ns) > 0
+    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after) > sigma_ns
     return best if rises else None
 
 

@@ -189,9 +189,7 @@ def _judge_one(
     usual = usual_rows(units, own, world, costs)
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
-    habit = is_habit(units.amount_ns, world.against_ns(units)) or (
-        comes_again(units, world) and world.late_ranks > 1
-    )
+    habit = is_habit(units.amount_ns, world.whole_ns) or (comes_again(units, world) and world.late_ranks > 1)
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")

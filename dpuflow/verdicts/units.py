@@ -14,10 +14,10 @@ import numpy as np
 
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.habits import (
+    CHANCE,
     FEWEST,
     LATE_SHARE,
     SIGMAS,
-    USUAL_SHARE,
     is_habit,
     is_material,
     onset_of,
@@ -105,12 +105,6 @@ class World:
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
 
-    def against_ns(self, units: Units) -> int:
-        """What a rank's lateness is weighed against: incidents are stalls themselves, what comes as a rule is
-        not."""
-        often = len(units.amount_ns) and float((units.amount_ns > 0).mean()) >= LATE_SHARE
-        return self.span_ns if often else self.whole_ns
-
 
 def world_of(
     units: Mapping[int, Units],
@@ -127,7 +121,7 @@ def world_of(
         amounts = np.concatenate([u.amount_ns for u in units.values()])
         world.among_ranks = is_habit(amounts, whole_ns)
         world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
-    if not any(is_habit(u.amount_ns, world.against_ns(u)) for u in units.values()):
+    if not any(is_habit(u.amount_ns, whole_ns) for u in units.values()):
         # What goes round meets all ranks, or by chance most; each of them may cost little.
         world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole_ns)
     return world
@@ -179,7 +173,7 @@ def comes_again(units: Units, world: World) -> bool:
     What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
     """
     total = int(np.minimum(units.amount_ns, world.third_ns).sum())
-    return is_habit(units.amount_ns, world.against_ns(units)) or (
+    return is_habit(units.amount_ns, world.whole_ns) or (
         world.among_ranks and is_material(total * world.share, world.whole_ns)
     )
 
@@ -200,12 +194,8 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
         sigma = float(np.median(own.sigma_ns[rows]))
         if float((own.amount_ns[rows] > 0).mean()) >= LATE_SHARE:
             usual = round(float(np.median(own.later_ns[rows])))
-        elif charged:
-            standing, tests = world.standing, world.tests
-            # A stretch that was chosen for its amounts (an onset) must stand the test wherever one may.
-            least = standing.least(rows, 1.0 if since else USUAL_SHARE)
-            chance = tests * standing.chance(rows), tests * least
-            usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma, chance)
+        elif charged and world.tests * world.standing.chance(rows) < CHANCE:
+            usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
         else:
             usual = 0
         # Within the noise of single ones only what costs enough by itself is worth telling.
