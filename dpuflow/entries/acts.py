@@ -18,7 +18,7 @@ from dpuflow.entries.build import Rule
 from dpuflow.entries.needs import started_ns
 from dpuflow.entries.passing import reached_by_first
 from dpuflow.entries.places import FAR, by_process
-from dpuflow.entries.reached import reached_before, resumed_before
+from dpuflow.entries.reached import last_event, reached_before, resumed_before
 from dpuflow.entries.within import last_within
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
@@ -59,7 +59,10 @@ def first_acts(places: Places) -> Acts:
             free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
         return _first_acts(places, free)
     apart = by_process(places)
-    each = replace(places, sender=apart.sender, receiver=apart.receiver, endpoint=places.endpoint[apart.row])
+    collective, endpoint = places.collective[apart.row], places.endpoint[apart.row]
+    each = replace(
+        places, sender=apart.sender, receiver=apart.receiver, collective=collective, endpoint=endpoint
+    )
     acts = _first_acts(each, apart.free)
     order = np.lexsort((acts.enter_ns, apart.row))
     last = order[np.r_[apart.row[order][1:] != apart.row[order][:-1], True]]
@@ -130,6 +133,9 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     waiting_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
     answered_at = np.where(by_answer, answer_at, -1)
     reached, after = reached_before(places.needs, places.receiver, enter, answered_at, waiting_at)
+    alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
+    last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
+    reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
     begun = reached_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
     return Acts(

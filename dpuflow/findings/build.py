@@ -21,7 +21,7 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
-from dpuflow.quantities import duration, late_by, late_in, rank_seconds
+from dpuflow.quantities import duration, late_by, late_in, listed, name_of, rank_seconds
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.habits import CRITICAL_SHARE
@@ -153,7 +153,7 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
             )
     by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
-        f"{names[0]} entered {late_in(row)} late{by} and its peers"
+        f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
         f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
     )
 
@@ -164,8 +164,8 @@ def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
     times = ", ".join(map(late_in, rows))
     return (
-        f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
-        f" waited {waited} for them."
+        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives); their"
+        f" peers waited {waited} for them."
     )
 
 
@@ -173,18 +173,13 @@ def unit_name(result: Analysis, row: Lateness) -> str:
     """What a row speaks of: an endpoint, or one that nobody knows of a node's GPUs."""
     if row.node is not None:
         return f"a GPU of node {result.endpoints[row.node].address}"
-    return _name(result, row.endpoint)
+    return name_of(result.endpoints[row.endpoint])
 
 
 def _peers(result: Analysis, stage: Stage) -> str:
     if len(stage.peers) > 2:
         return f"the {len(stage.peers)} others that can be compared"
-    return " and ".join(_name(result, peer) for peer in stage.peers)
-
-
-def _name(result: Analysis, endpoint: int) -> str:
-    row = result.endpoints[endpoint]
-    return row.address if row.rank is None else f"rank {row.rank} ({row.address})"
+    return " and ".join(name_of(result.endpoints[peer]) for peer in stage.peers)
 
 
 _ADVICE = {

@@ -94,10 +94,10 @@ class Judgement:
     usual_ns: dict[int, int] = field(default_factory=dict)
     # The smallest lateness a step that would have been named; None: none would (``coverage``).
     detectable_ns: int | None = None
-    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
-    confidence: float | None = None
     own_share: float = 0.0
     amount: Amount = field(default_factory=Amount)
+    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
+    confidence: float | None = None
 
     @property
     def late(self) -> bool:
