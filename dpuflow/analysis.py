@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpuflow.identity.communicators import Communicator
     from dpuflow.identity.rankmap import Place
     from dpuflow.islands.analyse import Read
+    from dpuflow.marks import Marks
     from dpuflow.matching import Instance
     from dpuflow.results import Analysis
     from dpuflow.schema.tables import CaptureTables, Joined, Rows, Vantage
@@ -43,17 +44,33 @@ def analyze(
     hosts' names; ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
     OptionError and MissingError.
     """
+    return analyze_marked(
+        vantages, clock=clock, ranks=ranks, names=names, threads=threads, progress=progress, marked=False
+    )[0]
+
+
+def analyze_marked(
+    vantages: Sequence[Vantage | str | os.PathLike[str]],
+    *,
+    clock: str = "auto",
+    ranks: Mapping[str, Place] | None = None,
+    names: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    marked: bool = True,
+) -> tuple[Analysis, list[Marks]]:
+    """The same, with the message and the collective of each packet; none unless ``marked``."""
     from dpuflow.vantages import vantages_of
 
-    vantages = vantages_of(vantages)
-    if not vantages:
+    chosen = vantages_of(vantages)
+    if not chosen:
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
-    threads = threads or os.cpu_count() or 1
-    captures = read_captures(vantages, threads, progress)
-    return analyze_tables(
-        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress
-    ).analysis
+    captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
+    worked = analyze_tables(
+        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked
+    )
+    return worked.analysis, worked.marks
 
 
 @dataclass
@@ -70,6 +87,8 @@ class Worked:
     inferred: Inferred
     listed: list[int]
     """Of each collective of the result the instance that it is."""
+    marks: list[Marks] = field(default_factory=list)
+    """Of each capture what its packets belong to, where that was asked for."""
 
 
 def analyze_tables(
@@ -80,6 +99,7 @@ def analyze_tables(
     names: Mapping[str, str] | None = None,
     release: bool = False,
     progress: Progress | None = None,
+    marked: bool = False,
 ) -> Worked:
     """The same of captures that have been read. Raises OptionError.
 
@@ -108,7 +128,15 @@ def analyze_tables(
     worked = [_worked(captures, each, nodes, ranks, names) for each in reads]
     ties = [each.ties[work.listed].tolist() for each, work in zip(reads, worked, strict=True)]
     of_nodes = [each.of_nodes for each in reads]
-    return replace(worked[0], analysis=merged([each.analysis for each in worked], ties, of_nodes))
+    marks: list[Marks] = []
+    if marked:
+        from dpuflow.marks import marks_of
+
+        first = worked[0]
+        marks = marks_of(captures, first.joined, first.exchanges, first.instances, first.listed)
+    return replace(
+        worked[0], marks=marks, analysis=merged([each.analysis for each in worked], ties, of_nodes)
+    )
 
 
 def _read(
@@ -122,13 +150,11 @@ def _read(
     from dpuflow.entries import build_entries
     from dpuflow.exchanges.build import announced, build_exchanges
     from dpuflow.exchanges.bunches import requested
-    from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
+    from dpuflow.identity.endpoints import endpoint_ranks, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
     from dpuflow.islands.analyse import Read
     from dpuflow.matching import build_collectives, count_untold
-    from dpuflow.matching.buffers import buffers_of
-    from dpuflow.matching.protocols import without_flags
-    from dpuflow.matching.sharing import sharing_told_apart
+    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
@@ -140,7 +166,6 @@ def _read(
         announced(joined.transfers, exchanges),
         nodes,
         seen_until(joined),
-        all_but_one(joined, told),
         buffers,
         requested(joined.transfers, exchanges),
         connection_ends(joined),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.results import Lateness
+    from dpuflow.results import Endpoint, Lateness
 
 UNKNOWN = "-"
 
@@ -87,5 +87,23 @@ def late_by(row: Lateness) -> str:
 
 
 def late_in(row: Lateness) -> str:
-    """In how many of its collectives an endpoint was late: ``26 of 27 collectives``."""
-    return f"{round((row.late_share or 0) * row.collectives):,} of {count(row.collectives, 'collective')}"
+    """In how many of its collectives an endpoint was late: ``26 of 27``."""
+    return f"{round((row.late_share or 0) * row.collectives):,} of {row.collectives:,}"
+
+
+def entry_times(exact: int, at_least: int, at_most: int, unknown: int) -> str:
+    """How well entry times are known: ``all 502 entry times are lower bounds``."""
+    kinds = ((exact, "exact"), (at_least, "lower bounds"), (at_most, "upper bounds"), (unknown, "unknown"))
+    parts = [(number, what) for number, what in kinds if number]
+    total = exact + at_least + at_most + unknown
+    if len(parts) == 1:
+        return f"all {total:,} entry times are {parts[0][1]}"
+    return f"of {total:,} entry times " + listed([f"{number:,} are {what}" for number, what in parts])
+
+
+def name_of(endpoint: Endpoint) -> str:
+    """``rank 2 (10.0.0.3, node2 GPU 0)``, ``10.0.0.3 (node2)``, or the address alone."""
+    if endpoint.rank is not None:
+        details = ", ".join(filter(None, [endpoint.address, endpoint.label]))
+        return f"rank {endpoint.rank} ({details})"
+    return f"{endpoint.address} ({endpoint.label})" if endpoint.label else endpoint.address

@@ -99,6 +99,7 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
             late_ns=round(0.1 * i * MS) + round(late_ms * MS) if late and i == late_rank else None,
             late_most_ns=round(0.1 * i * MS) + round(late_ms * MS) if late and i == late_rank else None,
             late_bound="exact" if late and i == late_rank else None,
+            confidence=0.97,
         )
         for i in range(ranks)
     ]

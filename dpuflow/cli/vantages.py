@@ -10,7 +10,6 @@ from datetime import datetime
 import click
 
 from dpuflow.schema.tables import Vantage
-from dpuflow.settings import read_duration
 from dpuflow.vantages import vantages_of
 
 
@@ -46,6 +45,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Nanoseconds since the epoch."""
+        from dpuflow.settings import read_duration
+
         text = re.sub(r"Z$", "+00:00", str(value).strip())
         try:
             if text.startswith("-"):

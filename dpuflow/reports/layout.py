@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import os
+import shutil
 import textwrap
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import TextIO
 
-WIDTH = 100
+WIDTH: Final = 100
+NARROWEST, WIDEST = 60, 200
+_width: ContextVar[int] = ContextVar("width", default=WIDTH)
 
 
-def wrap(text: str, indent: str = "", hanging: str | None = None, width: int = WIDTH) -> str:
-    """A paragraph within ``width``; words longer than a line (filters) are left whole."""
+def width() -> int:
+    """How wide lines may be."""
+    return _width.get()
+
+
+@contextmanager
+def lines_of(columns: int | None) -> Iterator[None]:
+    """Have lines as wide as ``columns``, within reason; None: 100."""
+    token = _width.set(WIDTH if columns is None else min(max(columns, NARROWEST), WIDEST))
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """How wide the terminal is; None where ``stream`` is none."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if stream.isatty() else None
+
+
+def wrap(text: str, indent: str = "", hanging: str | None = None) -> str:
+    """A paragraph in lines of ``width()``; words longer than a line are left whole."""
     return textwrap.fill(
         text,
-        width,
+        width(),
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,

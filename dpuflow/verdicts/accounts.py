@@ -24,7 +24,7 @@ from dpuflow.verdicts.steps import jobs, own_rows
 from dpuflow.verdicts.troubles import troubled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 400
 """Steps that are walked: the last ones stand for all."""
+FEWEST: Final = 3
+"""Segments that it takes to say what is usual of their like."""
 WIDEST: Final = 1 << 18
 """Messages of these steps at most."""
 
@@ -136,11 +138,10 @@ def _sum_up(
     known: Known,
 ) -> None:
     """Fill in the parts of the typical steps, and what each step would be shorter by."""
-    usual = _usual_ns(walks, exchanges, entries, known)
-    network = _troubled(exchanges, known.links)
+    usual = _Usual(walks, exchanges, entries, known)
     shared = {n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks}
     joins = _Joins(instances, entries)
-    sums = [_parts(walk, usual, network, shared, exchanges, entries, known) for walk in walks]
+    sums = [_parts(walk, usual, shared, entries, known) for walk in walks]
     saved = [joins.saved(walk, known.sooner_ns) for walk in walks]
     lengths = account.lengths_ns
     low, high = np.percentile(lengths, (25, 75))
@@ -161,40 +162,53 @@ def _sum_up(
     account.saved_ns = {e: np.array([each.get(e, 0) for each in saved], np.int64) for e in late}
 
 
-def _class_of(
-    segment: Segment, exchanges: Rows, entries: Entries, kind: NDArray[np.int64]
-) -> tuple[int, ...]:
-    """What a segment is compared with: its like in operation, and of messages in size."""
-    nbytes = int(exchanges["bytes"][segment.exchange]) if segment.exchange >= 0 else 0
-    return int(segment.what), int(kind[entries.collective[segment.row]]), nbytes
+class _Usual:
+    """What is usual of segments: the median of their like, of messages on the same link.
+
+    Messages that the network held up are compared with those of the same size on other links, too.
+    """
+
+    def __init__(
+        self, walks: Sequence[Sequence[Segment]], exchanges: Rows, entries: Entries, known: Known
+    ) -> None:
+        self.kind = known.kind[entries.collective].tolist()
+        self.held = _held_up(exchanges, known.links)
+        columns = (exchanges[name].tolist() for name in ("bytes", "src", "dst"))
+        self.messages = list(zip(*columns, strict=True))
+        seen: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for segment in (segment for walk in walks for segment in walk if segment.row >= 0):
+            for key in self._like(segment):
+                seen[key].append(segment.length_ns)
+        self.median = {
+            key: float(np.median(lengths)) for key, lengths in seen.items() if len(lengths) >= FEWEST
+        }
+
+    def _like(self, segment: Segment) -> list[tuple[int, ...]]:
+        what, _, row, exchange = segment
+        if exchange < 0:
+            return [(what, self.kind[row])]
+        nbytes, src, dst = self.messages[exchange]
+        alike = (what, self.kind[row], nbytes)
+        return [alike] if self.held[exchange] else [(*alike, src, dst), alike]
+
+    def beyond_ns(self, segment: Segment) -> int:
+        """By how much a segment is longer than usual; of what has no like, nothing is known to be."""
+        medians = (self.median[key] for key in self._like(segment) if key in self.median)
+        return max(segment.length_ns - round(next(medians, segment.length_ns)), 0)
 
 
-def _usual_ns(
-    walks: Sequence[Sequence[Segment]], exchanges: Rows, entries: Entries, known: Known
-) -> dict[tuple[int, ...], float]:
-    """The median segment of each class (``_class_of``)."""
-    seen: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for walk in walks:
-        for segment in walk:
-            if segment.row >= 0:
-                seen[_class_of(segment, exchanges, entries, known.kind)].append(segment.length_ns)
-    return {key: float(np.median(lengths)) for key, lengths in seen.items()}
-
-
-def _troubled(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
+def _held_up(exchanges: Rows, links: Links) -> list[bool]:
     """Messages of which packets were sent again or marked, and those over slow links."""
     found = troubled(exchanges)
     for src, dst in zip(links.src[links.slow].tolist(), links.dst[links.slow].tolist(), strict=True):
         found |= (exchanges["src"] == src) & (exchanges["dst"] == dst)
-    return found
+    return list(found.tolist())
 
 
 def _parts(
     walk: Sequence[Segment],
-    usual: Mapping[tuple[int, ...], float],
-    network: NDArray[np.bool_],
+    usual: _Usual,
     shared: set[int],
-    exchanges: Rows,
     entries: Entries,
     known: Known,
 ) -> dict[Key, int]:
@@ -206,13 +220,13 @@ def _parts(
             parts["unexplained", -1] += length
             continue
         endpoint, number = int(entries.endpoint[row]), int(entries.collective[row])
-        beyond = max(length - round(usual[_class_of(segment, exchanges, entries, known.kind)]), 0)
+        beyond = usual.beyond_ns(segment)
         mine, why = ("work", endpoint), ""
         if what == What.WORK:
             why = _why_longer(row, entries, known)
         elif what in (What.SENT, What.MOVED):
             mine = ("transfer", -1)
-            why = "network" if what == What.MOVED or network[segment.exchange] else "unexplained"
+            why = "network" if what == What.MOVED or usual.held[segment.exchange] else "unexplained"
         elif number in shared:
             mine = ("in_node", endpoint)
         elif what == What.CREDIT:

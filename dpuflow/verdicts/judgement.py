@@ -97,6 +97,8 @@ class Judgement:
     detectable_ns: int | None = None
     own_share: float = 0.0
     amount: Amount = field(default_factory=Amount)
+    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
+    confidence: float | None = None
 
     @property
     def late(self) -> bool:
