@@ -69,8 +69,9 @@ bench-robustness: $(READY) ## verdicts on twins of captures: late stamps, lost p
 score: $(READY) ## analyse the captures with known truth (CASES="folders") and score the results
 	$(PYTHON) tools/score_cases.py $(CASES) $(ARGS)
 
-help-text: $(READY) ## write dpuflow/cli/help.txt again after a change to commands or options
+help-text: $(READY) ## write help.txt, manual pages and completions again after a change to commands or options
 	$(PYTHON) -m dpuflow.cli.helptext
+	$(PYTHON) -m dpuflow.cli.manpages
 
 headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/schema/ring.py
 	$(PYTHON) -m dpuflow.schema.c_header

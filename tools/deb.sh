@@ -53,6 +53,11 @@ install -m 755 deploy/debian/dpuflow.launcher "$payload/usr/bin/dpuflow"
 install -m 644 deploy/debian/agent.yaml "$payload/etc/dpuflow/agent.yaml"
 install -m 644 README.md docs/*.md "$payload/usr/share/doc/dpuflow/"
 install -m 644 -D -t "$payload/usr/share/doc/dpuflow/verdicts" docs/inference/*.md
+install -m 644 -D -t "$payload/usr/share/man/man1" deploy/man/*.1
+gzip -9n "$payload"/usr/share/man/man1/*.1
+install -m 644 -D -t "$payload/usr/share/bash-completion/completions" deploy/completion/bash/dpuflow
+install -m 644 -D -t "$payload/usr/share/zsh/vendor-completions" deploy/completion/zsh/_dpuflow
+install -m 644 -D -t "$payload/usr/share/fish/vendor_completions.d" deploy/completion/fish/dpuflow.fish
 # The DOCA adapter can only be compiled where DOCA is: its sources come along (docs/bluefield.md).
 mkdir -p "$payload/usr/share/dpuflow/doca_bindings"
 cp doca_bindings/Makefile doca_bindings/*.c doca_bindings/*.h doca_bindings/*.sh "$payload/usr/share/dpuflow/doca_bindings/"

@@ -35,6 +35,7 @@ Examples:
 Needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; dpuflow doctor tells what
 this machine allows. What was lost is counted, printed and written to the file."""
 
+_PACKETS = re.compile(r"\.(pcapng|pcap|cap|ntar)(\.(gz|zst))?$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -52,14 +53,39 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class _Seconds(click.FloatRange):
-    """A number of seconds, which not-a-number is not."""
+    """A time in seconds: 10, 10s, 500ms, 5min, 2h."""
+
+    name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        seconds = float(super().convert(value, param, ctx))  # type: ignore[arg-type,unused-ignore]
-        if seconds != seconds:
-            self.fail(f"{value!r} is no number of seconds.", param, ctx)
-        return seconds
+        """The number of seconds."""
+        from dpuflow.settings import read_duration
+
+        try:
+            seconds = read_duration(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no time: write 10, 10s, 500ms, 5min or 2h.", param, ctx)
+        return float(super().convert(seconds, param, ctx))
+
+
+class _Megabytes(_Size):
+    """As tcpdump has it: a number without a unit counts millions of bytes."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        text = str(value).strip()
+        return super().convert(f"{text}M" if text.isdigit() else text, param, ctx)
+
+
+def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """-D: the interfaces that can be named, one a line, and end."""
+    if not wanted:
+        return
+    from dpuflow.live.interfaces import interface_lines
+
+    for line in interface_lines():
+        click.echo(line)
+    ctx.exit()
 
 
 @click.command(epilog=EPILOG)
@@ -73,12 +99,21 @@ class _Seconds(click.FloatRange):
     help="An interface to capture from, both directions; may be given several times.",
 )
 @click.option(
+    "-D",
+    "--list-interfaces",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_interfaces,
+    help="List the interfaces to capture from, and end.",
+)
+@click.option(
     "-w",
     "--write",
     "path",
     metavar="FILE",
-    help="pcapng file to write, compressed if it ends in .zst; - is standard output. Without it,"
-    " packets are counted only.",
+    help="File to write, of the format that its name says: .pcapng or .pcap, with .gz or .zst compressed;"
+    " any other is pcapng; - is standard output. Without it, packets are counted only.",
 )
 @click.option(
     "--mode",
@@ -88,9 +123,12 @@ class _Seconds(click.FloatRange):
     help="messages: the kernel folds the middle of RoCE messages, and -w names a column file for dpuflow"
     " analyze.",
 )
-@click.option("--duration", type=_Seconds(min=0, min_open=True), metavar="S", help="End after S seconds.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
 @click.option(
+    "--duration", type=_Seconds(min=0, min_open=True), metavar="TIME", help="End after this time: 10s, 5min."
+)
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
+@click.option(
+    "-s",
     "--snaplen",
     type=click.IntRange(min=0),
     default=128,
@@ -209,16 +247,23 @@ class _Seconds(click.FloatRange):
     help="Have the NIC take packets that are addressed to others, as mirrored traffic is.",
 )
 @click.option(
-    "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."
+    "-C",
+    "--rotate-size",
+    type=_Megabytes(),
+    default=0,
+    metavar="SIZE",
+    help="Begin another file after SIZE: 1G, 64Mi; a bare number is in millions of bytes, as tcpdump's.",
 )
 @click.option(
+    "-G",
     "--rotate-time",
     type=_Seconds(min=0),
     default=0.0,
-    metavar="S",
-    help="Begin another file every S seconds.",
+    metavar="TIME",
+    help="Begin another file this often: 60, 5min.",
 )
 @click.option(
+    "-W",
     "--files",
     type=click.IntRange(min=0),
     default=0,
@@ -261,6 +306,8 @@ def capture(
         raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
     if path == "":
         raise click.UsageError("-w needs the name of a file, or -.")
+    if mode == "messages" and path is not None and _PACKETS.search(path):
+        raise click.UsageError("--mode messages writes a column file: name it .dpuflow, say.")
     if (rotate_size or rotate_time) and path in (None, "-"):
         raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
     if (rotate_size or rotate_time or path == "-") and mode == "messages":

@@ -43,8 +43,13 @@ def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
 
     One or two incidents, however long, make no habit: each unit counts for no more than the third worst.
     """
+    return is_material(habit_ns(amount_ns), span_ns)
+
+
+def habit_ns(amount_ns: NDArray[np.int64]) -> int:
+    """What its own lateness costs a rank's group, each unit counting no more than the third worst."""
     third = np.sort(amount_ns)[-FEWEST] if len(amount_ns) >= FEWEST else 0
-    return is_material(int(np.minimum(amount_ns, third).sum()), span_ns)
+    return int(np.minimum(amount_ns, third).sum())
 
 
 def comes_as_a_rule(amount_ns: NDArray[np.int64], span_ns: int) -> bool:

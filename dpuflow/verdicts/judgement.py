@@ -8,7 +8,7 @@ noise, never against a fixed time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,30 @@ if TYPE_CHECKING:
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
 
 
+class Amount(NamedTuple):
+    """How late an endpoint was where it was late: median and most, ns, and what the median is."""
+
+    median_ns: int | None = None
+    most_ns: int | None = None
+    bound: Literal["exact", "at_least"] | None = None
+
+
+def amount_of(
+    lateness_ns: NDArray[np.int64], lower: NDArray[np.bool_], error_ns: NDArray[np.int64]
+) -> Amount:
+    """The amount of late entries, ``lower`` where a lower bound is all that is known.
+
+    The median is exact where it would move by no more than its error if these had been endlessly late.
+    """
+    if not len(lateness_ns):
+        return Amount()
+    median = float(np.median(lateness_ns))
+    highest = float(np.median(np.where(lower, np.inf, lateness_ns)))
+    error = float(np.median(error_ns[~lower])) if not lower.all() else 0.0
+    bound: Literal["exact", "at_least"] = "exact" if highest <= median + error else "at_least"
+    return Amount(int(median), int(lateness_ns.max()), bound)
+
+
 @dataclass
 class Judgement:
     """What is said of one endpoint; times in ns, shares of ``collectives``."""
@@ -71,6 +95,10 @@ class Judgement:
     usual_ns: dict[int, int] = field(default_factory=dict)
     # The smallest lateness a step that would have been named; None: none would (``coverage``).
     detectable_ns: int | None = None
+    own_share: float = 0.0
+    amount: Amount = field(default_factory=Amount)
+    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
+    confidence: float | None = None
 
     @property
     def late(self) -> bool:
@@ -208,6 +236,10 @@ def _judge_one(
         steadiness,
         since,
         usual,
+        own_share=float((own.amount_ns[rows] > 0).mean()),
+        amount=amount_of(
+            lateness[late], relative.bound[rows[late]] == AT_LEAST, relative.error_ns[rows[late]]
+        ),
     )
 
 
@@ -254,3 +286,15 @@ def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list
             said = replace(said, verdict="on_time", cause=CAUSES[NONE], detectable_ns=least)
         found[stage.endpoint] = said
     return [found[endpoint] for endpoint in sorted(found)]
+
+
+def sooner_ns(judgements: Sequence[Judgement], stages: Iterable[Stage], own: Own) -> NDArray[np.int64]:
+    """Per row of Entries by how much sooner its rank would have come if it worked like its peers."""
+    sooner: NDArray[np.int64] = own.amount_ns.copy()
+    for judgement in judgements:
+        for row, usual in judgement.usual_ns.items():
+            if sooner[row] <= 0:
+                sooner[row] = min(max(int(own.excess_ns[row]), 0), usual)
+    for row, less in (each for stage in stages for each in stage.sooner_ns.items()):
+        sooner[row] = max(int(sooner[row]), less)
+    return sooner

@@ -146,7 +146,7 @@ def world_of(
     """What all ``units`` together are like; while the network is in ``trouble`` no incidents are theirs."""
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
     world = World(whole_ns, worked_ns, blame_ns, standing, tests)
-    if units and not trouble:
+    if len(units) >= FEWEST and not trouble:  # of two ranks one or two incidents each are none's habit
         amounts = np.concatenate([u.amount_ns for u in units.values()])
         world.among_ranks = is_habit(amounts, whole_ns)
         world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
