@@ -154,9 +154,7 @@ def _read(
     from dpuflow.identity.processes import connection_ends
     from dpuflow.islands.analyse import Read
     from dpuflow.matching import build_collectives, count_untold
-    from dpuflow.matching.buffers import buffers_of
-    from dpuflow.matching.protocols import without_flags
-    from dpuflow.matching.sharing import sharing_told_apart
+    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)

@@ -127,9 +127,9 @@ VERDICTS: Final = _of("verdicts", [
 ])  # fmt: skip
 
 MATCHING: Final = _of("matching", [
-    ("sharing", _given(), "sharing_told_apart"),
-    ("protocols", _given(), "without_flags"),
-    ("pages", _given(1), "without_pages"),
+    ("buffers", _given(), "sharing_told_apart"),
+    ("buffers", _given(), "without_flags"),
+    ("puts", _given(1), "without_pages"),
     ("composed", lambda result, args: list(args[1]), "composed"),
     ("puts", _none_of(1), "put_instances"),
     ("repeated", _says([]), "repeated_instances"),
@@ -137,7 +137,7 @@ MATCHING: Final = _of("matching", [
     ("p2p", _none_of(2), "p2p_instances"),
     ("p2p", _given(), "_without_rings"),
     ("p2p", _says(False), "_in_turn _sends_unasked"),
-    ("pxn", lambda result, args: ([], list(args[0])), "calls_over_rails"),
+    ("calls", lambda result, args: ([], list(args[0])), "calls_over_rails"),
     ("pipes", _given(), "_put_together begun_together"),
     ("pipes", lambda result, args: [args[0]], "in_turn"),
     ("spoken", _says([]), "spoken"),
@@ -146,16 +146,16 @@ MATCHING: Final = _of("matching", [
     ("rings", lambda result, args: (args[0], result[1]), "_by_content"),
     ("rings", _says(True), "meet"),
     ("layouts", _says(None), "_ring_of_nodes"),
-    ("chains", _says(None), "chain"),
+    ("branches", _says(None), "chain"),
     ("pats", _says(None), "pat_of"),
     ("branches", _says(None), "trees trees_by_rail _passed_up"),
-    ("causal", _says(True), "is_causal"),
-    ("contents", _says({}), "passed_on"),
-    ("contents", _says(None), "unchanged"),
+    ("meanings", _says(True), "is_causal"),
+    ("lanes", _says({}), "passed_on"),
+    ("lanes", _says(None), "unchanged"),
     ("p2p", _says(set()), "_handed_on"),
     ("calls", _given(), "as_most"),
     ("quiet", _says(None), "chain_cuts"),
-    ("contrasts", _says(None), "contrast_of"),
+    ("quiet", _says(None), "contrast_of"),
     ("structured", _says([]), "_one_after_the_other"),
 ])  # fmt: skip
 

@@ -179,6 +179,10 @@ class Api:
     """The HTTP server: /metrics and the API."""
 
     listen: str = setting("127.0.0.1:9477", "ADDRESS:PORT, or off", check=_listen)
+    health: str = setting(
+        "off", "ADDRESS:PORT where probes alone are answered, whatever the API has to bear, or off",
+        check=_listen,
+    )  # fmt: skip
     token_file: str | None = setting(None, "file with the token that requests must carry")
     tls_cert: str | None = setting(None, "certificate chain, PEM")
     tls_key: str | None = setting(None, "its private key, PEM")

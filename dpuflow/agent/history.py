@@ -7,6 +7,8 @@ whole and on the disk; a process that is killed loses what was not yet settled, 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +23,7 @@ import numpy as np
 
 from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
-from dpuflow.errors import DpuflowError
+from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.schema.rows import NEVER, MessageFlag
 from dpuflow.store.columns import load_tables, machine_of, save_tables
 from dpuflow.store.segments import (
@@ -62,13 +64,14 @@ class Stand:
 
 
 class History:
-    """Writes segments; ``settings.directory`` must not be None."""
+    """Writes segments; ``settings.directory`` must not be None. DpuflowError where another one does."""
 
     def __init__(self, settings: Settings, vantage: str, log: Log) -> None:
         """Make the folder, tidy it up, and start. What fails now is tried again later."""
         assert settings.directory is not None
         self.settings, self.vantage, self.log = settings, vantage, log
         self.folder = settings.directory
+        self._lock = claim(self.folder, vantage)
         self.stand = Stand()
         self._machine = machine_id()
         self._from_ns = NEVER  # messages that ended later have not been handed over
@@ -105,6 +108,8 @@ class History:
         with suppress(queue.Full):
             self._waiting.put(None, timeout=10)
         self._thread.join(30)
+        release(self._lock)
+        self._lock = None
 
     def _put(self, item: CaptureTables | dict[str, Any]) -> None:
         try:
@@ -150,7 +155,8 @@ class History:
 
     def _prepare(self) -> None:
         """The folder, without what a killed process has left."""
-        os.makedirs(self.folder, mode=0o750, exist_ok=True)
+        if self._lock is None:  # the folder could not be used before
+            self._lock = claim(self.folder, self.vantage)
         for half in named_segments(self.folder, ".new"):
             if half.vantage == place_name(self.vantage):
                 os.unlink(half.path)
@@ -241,6 +247,56 @@ def machine_id() -> str:
             return hashlib.blake2s(b"dpuflow history", key=file.read(32).strip(), digest_size=8).hexdigest()
     except OSError:
         return ""
+
+
+def claim(folder: str, vantage: str) -> int | None:
+    """Make the folder and hold this vantage point's history in it: a descriptor, whose end lets go.
+
+    None where the folder cannot be used now. Raises DpuflowError where another agent holds it: two would
+    merge and remove each other's files.
+    """
+    try:
+        os.makedirs(folder, mode=0o750, exist_ok=True)
+        held = os.open(
+            os.path.join(folder, f".{place_name(vantage)}.lock"),
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o640,
+        )
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        if error.errno != errno.EWOULDBLOCK:
+            return None
+        raise DpuflowError(
+            f"history.directory: {folder}: another agent keeps the history of {vantage} there: end it,"
+            " or name another folder"
+        ) from None
+    return held
+
+
+def release(held: int | None) -> None:
+    """Let go of what ``claim`` gave."""
+    if held is not None:
+        os.close(held)
+
+
+def check_folder(folder: str) -> str | None:
+    """What is to be said of a folder for the history before the agent runs. Raises OptionError."""
+    if os.path.isdir(folder):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OptionError(f"history.directory: {folder}: cannot be written to")
+        return None
+    above = folder
+    while not os.path.lexists(above):
+        above = os.path.dirname(above.rstrip("/")) or "."
+    if not os.path.isdir(above):
+        raise OptionError(f"history.directory: {folder}: {above} is no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OptionError(f"history.directory: {folder}: does not exist, and cannot be made in {above}")
+    return f"history.directory: {folder} does not exist; the agent will make it"
 
 
 def cut(

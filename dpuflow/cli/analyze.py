@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,6 +10,7 @@ import click
 from dpuflow.cli.vantages import Moment
 
 if TYPE_CHECKING:
+    from dpuflow import Vantage
     from dpuflow.results import Analysis
 
 FAILED: Final = 3
@@ -35,7 +37,9 @@ Examples:
 Snap length 128 is enough. Exit status: 0 the analysis ran, whoever was late;
 1 a capture or the environment is at fault; 2 wrong usage; 3 --fail-on was met."""
 
-COMPILING = "dpuflow: compiling the packet parsers for this processor, once; about half a minute ..."
+COMPILING = (
+    "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
+)
 
 
 @click.command(epilog=EPILOG)
@@ -126,6 +130,7 @@ def analyze(
     from dpuflow.identity.rankmap import read_hosts
     from dpuflow.kernels import _ready
 
+    _ready.when_compiling.append(lambda: _ready.compile_beside(*_kernel_after_parsing(vantages)))
     if not quiet:
         _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
@@ -158,3 +163,22 @@ def failed(result: Analysis, fail_on: str) -> bool:
     """Whether a result is what ``--fail-on`` asks about."""
     late = any(row.verdict in ("late", "intermittent") for row in result.lateness)
     return late or (fail_on == "warning" and any(each.severity != "info" for each in result.findings))
+
+
+def _kernel_after_parsing(vantages: list[Vantage]) -> tuple[str, str]:
+    """Which kernel the first capture needs once its packets are parsed, by a look at the file's beginning."""
+    from dpuflow.capture.pcapfile import open_file
+    from dpuflow.errors import DpuflowError
+
+    tcp, roce = ("dpuflow.kernels.tcp", "follow"), ("dpuflow.kernels.roce", "scan")
+    name = vantages[0].files[0]
+    if not os.path.isfile(name):  # a pipe can be read but once
+        return roce
+    try:
+        opened = open_file(name)
+    except (DpuflowError, OSError):
+        return roce
+    head = opened.bytes.window(0, 1 << 16).tobytes()
+    opened.bytes.close()
+    # UDP port 4791 or RoCEv1's EtherType. A wrong guess costs time, nothing else.
+    return roce if head.count(b"\x12\xb7") + head.count(b"\x89\x15") > len(head) >> 10 else tcp

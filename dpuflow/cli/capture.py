@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
+
+from dpuflow.cli.nodes import ending_of, given, on_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EPILOG = """\b
 Examples:
@@ -21,6 +27,8 @@ Examples:
     dpuflow capture -i eth2 -w job.pcapng --filter "roce and (host 10.0.0.1 or host 10.0.0.2)"
   On a BlueField, all that goes through its port, copied by the card:
     dpuflow capture -i p0 --backend doca -w node0.pcapng
+  On four nodes at a time, the same ten seconds, a file of each in job/:
+    dpuflow capture --on node1,node2,node3,node4 -i eth2 --duration 10 -w job
   What is on the wire, without a file:
     dpuflow capture -i eth2
 
@@ -78,13 +86,6 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     for line in interface_lines():
         click.echo(line)
     ctx.exit()
-
-
-def _given(name: str) -> bool:
-    """Whether the option stands on the command line."""
-    from click.core import ParameterSource
-
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 @click.command(epilog=EPILOG)
@@ -269,6 +270,23 @@ def _given(name: str) -> bool:
     metavar="N",
     help="Keep the last N files of a rotated capture.",
 )
+@click.option(
+    "--on",
+    "on",
+    metavar="NODE,NODE",
+    multiple=True,
+    help="Capture on these nodes, all in the same window; -w names a folder for a file of each. They need"
+    " dpuflow and what it needs there.",
+)
+@click.option(
+    "--over",
+    metavar="COMMAND",
+    default="ssh -o BatchMode=yes {node} {line}",
+    show_default=True,
+    help='How a command is run on a node: {line} is it for a shell, {command} its words, as in "srun -N1 -n1'
+    ' -w {node} {command}" or "kubectl exec -i {node} -- {command}".',
+)
+@click.option("--as-node", is_flag=True, hidden=True)
 @click.option("--quiet", is_flag=True, help="No live line and no summary; warnings and errors only.")
 def capture(
     interfaces: tuple[str, ...], path: str | None, mode: str, duration: float | None, count: int | None,
@@ -277,7 +295,7 @@ def capture(
     vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, timestamps: str,
     promiscuous: bool, group: int, peer: str, copy_by: str, production: str, sample_packets: int,
     rotate_size: int,
-    rotate_time: float, files: int, quiet: bool,
+    rotate_time: float, files: int, on: tuple[str, ...], over: str, as_node: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
 
@@ -298,17 +316,17 @@ def capture(
         raise click.UsageError(f"--backend {backend} has packets mode alone.")
     if backend in ("afpacket", "psample", "doca") and hook != "auto":
         raise click.UsageError(f"--backend {backend} has no hooks: leave out --hook.")
-    if backend != "psample" and _given("group"):
+    if backend != "psample" and given("group"):
         raise click.UsageError("--group goes with --backend psample.")
     for name in ("peer", "copy_by", "production", "sample_packets"):
-        if backend != "doca" and _given(name):
+        if backend != "doca" and given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend doca.")
     if timestamps == "hardware" and backend != "ebpf":
         raise click.UsageError("--timestamps hardware needs --backend ebpf.")
     if files and not (rotate_size or rotate_time):
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
-    if expression is not None and (hosts or ports or qps or vlans or _given("protocols")):
+    if expression is not None and (hosts or ports or qps or vlans or given("protocols")):
         raise click.UsageError("--filter says it all: leave out --protocol, --host, --port, --qp and --vlan.")
 
     from dpuflow.errors import DpuflowError, OptionError
@@ -330,18 +348,32 @@ def capture(
         )  # fmt: skip
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None
-    with LiveLine(enabled=not quiet) as line:
-        summary = record(
-            options,
-            path,
-            backend=backend,
-            rotation=Rotation(rotate_size, rotate_time, files),
-            duration_s=duration,
-            count=count,
-            every_second=line.show,
-            started=line.started,
-        )
-    for text in summary_lines(summary, warnings_only=quiet):
-        click.echo(text, err=True)
-    if summary.reason is not None:
-        raise DpuflowError(summary.reason)
+    if on:
+        on_nodes(on, over, path, mode, duration, quiet)
+        return
+
+    def take(file: str | None, seconds: float | None, stopped: Callable[[], bool] = lambda: False) -> None:
+        with LiveLine(enabled=not quiet and not as_node) as line:
+            summary = record(
+                options,
+                file,
+                backend=backend,
+                rotation=Rotation(rotate_size, rotate_time, files),
+                duration_s=seconds,
+                count=count,
+                every_second=line.show,
+                started=line.started,
+                stopped=stopped,
+            )
+        for text in summary_lines(summary, warnings_only=quiet):
+            click.echo(text, err=True)
+        if summary.reason is not None:
+            raise DpuflowError(summary.reason)
+
+    if as_node:
+        from dpuflow.live.node import serve
+
+        with open(0, "rb", buffering=0, closefd=False) as asked:
+            serve(take, ending_of(mode), asked, sys.stdout.buffer)
+    else:
+        take(path, duration)

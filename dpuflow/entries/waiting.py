@@ -58,7 +58,6 @@ def released(
             slowest = np.where(told, slowest, np.fmax(slowest, instead))
             waiting &= told | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest
-        limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Of hosts that stall now and then so late an act is no evidence yet.
         worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
         limit = np.where(nccl, np.fmax(limit, worst), limit)
@@ -139,32 +138,6 @@ def _slowest_of_others(
             if (~own).sum() >= FEWEST:
                 out[mine[own]] = percentile(idle_ns[mine[~own]], 95)
     return np.asarray(np.minimum(out, least), np.float64)
-
-
-def _quickest_of_others(
-    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """For rows ``waiting`` of NCCL from how long after an input on a first act has not waited for it.
-
-    From what the quickest other rank of the group, by its median, takes from an input to its first act: ranks
-    that wait for nothing are no quicker. Most of it is the same each time (a slice is copied), so what counts
-    is how far the slow ones (95 %) lie beyond the median. NaN where no other rank has enough of them.
-    """
-    out = np.full(len(waiting), np.nan)
-    for each in np.intersect1d(of_row[waiting], of_row[entries.between[0]]):
-        mine = np.flatnonzero(waiting & (of_row == each))
-        own = [mine[places] for places in classes(entries.endpoint[mine])]
-        usual = [
-            (*percentiles(entries.moved_ns[rows], (50, 95)), rank)
-            for rank, rows in enumerate(own)
-            if len(rows) >= FEWEST
-        ]
-        for rank, rows in enumerate(own):
-            others = [(middle, most) for middle, most, other in usual if other != rank]
-            if others:
-                middle, most = min(others)
-                out[rows] = most + FAR_BEYOND * (most - middle)
-    return out
 
 
 def _worst_of_others(

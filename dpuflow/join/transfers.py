@@ -420,6 +420,7 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         if not beyond.any():
             continue
         sends = beyond & np.isin(tables.messages["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+        sends &= (tables.messages["flags"] & np.uint8(MessageFlag.GAP)) == 0
         if sends.any():
             limits.append(
                 f"{tables.info.vantage}: {np.count_nonzero(sends)} messages of libfabric are cut within their"

@@ -19,6 +19,7 @@ from dpuflow.kernels.tcp_state import (
     DONE,
     FREE_SLOT,
     FROM_SYN,
+    HEADERS,
     HELD,
     LINK,
     MAX_HELD,
@@ -30,6 +31,7 @@ from dpuflow.kernels.tcp_state import (
     MORE_SLOTS,
     NEW,
     NO_PUSH,
+    PER_SEGMENT,
     REORDER,
     ROWS,
     SLOTS_USED,
@@ -282,9 +284,11 @@ def follow(
         at, seen = np.int64(data_at[p]), min(np.int64(data_len[p]), length)
         tcp_flags = np.int64(t.flags)
         frame = np.int64(frames[p])
-        need = (seen + st.held_seen) // MIN_MESSAGE + st.held_count + 16
+        need = (seen + st.held_seen) // MIN_MESSAGE + PER_SEGMENT * (st.held_count + 2)
         if st.peer >= 0:
-            need += streams[st.peer].held_seen // MIN_MESSAGE + streams[st.peer].held_count
+            need += streams[st.peer].held_seen // MIN_MESSAGE + PER_SEGMENT * (
+                streams[st.peer].held_count + 1
+            )
         if len(rows) - counts[ROWS] < need:
             counts[WANT] = MORE_ROWS
             return i
@@ -310,6 +314,7 @@ def follow(
         st.seen_ns = now
         st.total_packets += 1
         st.total_bytes += length
+        st.total_seen += HEADERS + seen
         st.total_ecn += ecn
         peer_srtt = peer_rttvar = np.int64(0)
         if st.peer >= 0:

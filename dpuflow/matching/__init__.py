@@ -48,11 +48,10 @@ def build_collectives(
     ``announced``, ``nodes``, ``until``, ``buffers`` and ``asked``: see ``structured_instances``.
     ``ends``: who is at both ends of each connection, where processes may share addresses.
     """
+    from dpuflow.matching.calls import rounds_of_everyone
     from dpuflow.matching.composed import composed
     from dpuflow.matching.credited import EXPLAINED
-    from dpuflow.matching.everyone import rounds_of_everyone
-    from dpuflow.matching.pages import without_pages
-    from dpuflow.matching.puts import put_instances
+    from dpuflow.matching.puts import put_instances, without_pages
     from dpuflow.matching.repeated import repeated_instances
     from dpuflow.matching.scans import scan_instances, scan_rows
     from dpuflow.matching.sequenced import cut_streams, sequenced_instances

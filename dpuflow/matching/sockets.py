@@ -5,7 +5,7 @@ RoCE, so ``layouts`` tells what an operation's messages make together. There are
 where operations begin is told by pauses (``spoken``). Where only some nodes were captured, what the pauses of
 the others were is not known: there the messages of every connection repeat, and of the numbers of repetitions
 whose parts make up operations (``meanings``) the one counts in which ranks paused longest before their first
-message of an operation, against the later ones (``contrasts``). NCCL 2.30, src/transport/net_socket.cc.
+message of an operation, against the later ones (``quiet``). NCCL 2.30, src/transport/net_socket.cc.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.contrasts import contrast_of
 from dpuflow.matching.credited import EXPLAINED, joined
 from dpuflow.matching.meanings import Meanings, Part
 from dpuflow.matching.model import placed
 from dpuflow.matching.pipes import Pipe, connections_of
-from dpuflow.matching.quiet import cuts_at, reactions, times_of
+from dpuflow.matching.quiet import contrast_of, cuts_at, reactions, times_of
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.matching.spoken import spoken
 from dpuflow.matching.streams import columns_of
