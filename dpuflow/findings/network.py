@@ -225,7 +225,8 @@ def _too_often(flows: Rows) -> NDArray[np.bool_]:
 
 def _lost(flows: Rows) -> NDArray[np.int64]:
     """Packets retransmitted less those that the receiver had already: probes of the tail, reordering."""
-    return np.asarray(flows["retransmitted"].astype(np.int64) - flows["spurious"])
+    lost = flows["retransmitted"].astype(np.int64) - flows["spurious"].astype(np.int64)
+    return np.asarray(np.maximum(lost, 0), np.int64)
 
 
 def find_losses(

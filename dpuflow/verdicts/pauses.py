@@ -90,7 +90,7 @@ def pause_sentences(work: Work, names: Sequence[str], begin_ns: int) -> list[str
         return []
     told = [
         f"for {each.length_ns / 1e9:.3g} s, {(each.start_ns - begin_ns) / 1e9:.3g} s after the captures begin"
-        + (f" ({names[each.endpoint]} alone came so late)" if each.endpoint is not None else "")
+        + (f" ({names[each.endpoint]} alone was that late)" if each.endpoint is not None else "")
         for each in sorted(work.pauses, key=lambda each: -each.length_ns)[:TOLD]
     ]
     times = len(work.pauses)
