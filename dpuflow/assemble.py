@@ -349,13 +349,13 @@ def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} data message{'s are' if untold > 1 else ' is'} part of no collective that was"
-            " recognised: set-up, other traffic, or a framing or pattern that is not known."
+            f"{untold:,} data message{'s were' if untold > 1 else ' was'} not matched to a collective:"
+            " set-up, other traffic, or an unknown framing or pattern."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)
         if capture.lost_packets:
-            limits.append(f"{capture.vantage}: the capture itself lost {capture.lost_packets} packets.")
+            limits.append(f"{capture.vantage}: the capture lost {capture.lost_packets:,} packets.")
     return limits
 
 
@@ -365,8 +365,8 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
         return []
     cut = sum(not each.complete for each in bulk)
     return [
-        f"{len(bulk)} bulk one-sided transfer{'s' if len(bulk) > 1 else ''}: what the bytes are shows in no"
-        " packet, nor which request they belong to; one that follows another without a pause counts with it"
+        f"{len(bulk)} bulk one-sided transfer{'s' if len(bulk) > 1 else ''}: no packet says what the bytes"
+        " are or which request they belong to; one that follows another without a pause counts with it"
         + (f"; {cut} began before or ended after the capture, or lack packets." if cut else ".")
     ]
 
@@ -412,13 +412,13 @@ def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> l
     limits = []
     if outside:
         limits.append(
-            f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no chain of"
-            " pipeline stages: listed, but nobody is judged by that."
+            f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no"
+            " pipeline: listed, but nobody is judged by them."
         )
     alone = sum(stage.verdict == "unknown" and stage.endpoint not in compared for stage in stages)
     if alone:
         limits.append(
-            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: what is computed"
-            " without sending shows in no packet."
+            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: compute"
+            " that sends nothing is invisible."
         )
     return limits

@@ -91,6 +91,16 @@ def late_in(row: Lateness) -> str:
     return f"{round((row.late_share or 0) * row.collectives):,} of {row.collectives:,}"
 
 
+def entry_times(exact: int, at_least: int, at_most: int, unknown: int) -> str:
+    """How well entry times are known: ``all 502 entry times are lower bounds``."""
+    kinds = ((exact, "exact"), (at_least, "lower bounds"), (at_most, "upper bounds"), (unknown, "unknown"))
+    parts = [(number, what) for number, what in kinds if number]
+    total = exact + at_least + at_most + unknown
+    if len(parts) == 1:
+        return f"all {total:,} entry times are {parts[0][1]}"
+    return f"of {total:,} entry times " + listed([f"{number:,} are {what}" for number, what in parts])
+
+
 def name_of(endpoint: Endpoint) -> str:
     """``rank 2 (10.0.0.3, node2 GPU 0)``, ``10.0.0.3 (node2)``, or the address alone."""
     if endpoint.rank is not None:

@@ -88,19 +88,18 @@ def _captures(folder: str) -> list[Vantage]:
         kept.setdefault(stem, []).append((int(match["number"] or 0), os.path.join(folder, name)))
     if not kept:
         raise FormatError(
-            folder, "a folder without captures (*.pcap, *.pcapng, *.dpuflow, also .gz and .zst)"
+            folder, "neither captures (*.pcap, *.pcapng, *.dpuflow, .gz, .zst) nor an agent's history in it"
         )
     return [Vantage(stem, tuple(file for _, file in sorted(files))) for stem, files in kept.items()]
 
 
 def _segments(folder: str, since_ns: int | None, until_ns: int | None) -> list[Segment]:
     """The part of an agent's history that is asked for; none where the folder holds none."""
-    from dpuflow.store.columns import machine_of
     from dpuflow.store.segments import between, named_segments, widest
 
-    nodes: dict[str, list[Segment]] = {}
-    for segment in named_segments(folder):
-        nodes.setdefault(machine_of(segment.path), []).append(segment)
+    nodes: dict[tuple[str, str], list[Segment]] = {}
+    for segment, machine in _machines(named_segments(folder)):
+        nodes.setdefault((segment.vantage, machine), []).append(segment)
     every = [segment for mine in nodes.values() for segment in widest(mine)]
     chosen = between(every, since_ns, until_ns)
     if every and not chosen:
@@ -109,15 +108,28 @@ def _segments(folder: str, since_ns: int | None, until_ns: int | None) -> list[S
     return chosen
 
 
-def _histories(histories: Sequence[tuple[str, Sequence[Segment]]]) -> list[Vantage]:
-    """One vantage point a node: folders of one node are joined, nodes of one name are told apart."""
+def _machines(segments: Sequence[Segment]) -> list[tuple[Segment, str]]:
+    """Segments of one folder with the machine of each; where a file does not say, is older or damaged, that
+    of the only other one of its name."""
     from dpuflow.store.columns import machine_of
 
+    told = {segment.path: machine_of(segment.path) for segment in segments}
+    known: dict[str, set[str]] = {}
+    for segment in segments:
+        known.setdefault(segment.vantage, set()).update({told[segment.path]} - {""})
+    return [
+        (s, told[s.path] or (next(iter(known[s.vantage])) if len(known[s.vantage]) == 1 else ""))
+        for s in segments
+    ]
+
+
+def _histories(histories: Sequence[tuple[str, Sequence[Segment]]]) -> list[Vantage]:
+    """One vantage point a node: folders of one node are joined, nodes of one name are told apart."""
     nodes: dict[tuple[str, str], list[str]] = {}
     folders: dict[tuple[str, str], str] = {}
     for folder, segments in histories:
-        for segment in segments:
-            machine = machine_of(segment.path) or folder  # an older file does not say: its folder may
+        for segment, machine in _machines(segments):
+            machine = machine or folder  # nothing says it: the folder may
             nodes.setdefault((segment.vantage, machine), []).append(segment.path)
             folders.setdefault((segment.vantage, machine), folder)
     count = {name: sum(other == name for other, _ in nodes) for name, _ in nodes}

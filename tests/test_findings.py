@@ -202,7 +202,7 @@ def test_loss_is_as_severe_as_what_it_cost(lost: int, held_ms: int, severity: st
 
     found = only(analysed(job(), 4, change)[0], "packet_loss")
     assert found.severity == severity, found.summary
-    assert f"held up for {lost * held_ms}." in found.summary
+    assert f"held up by it for {lost * held_ms}." in found.summary
 
 
 def hold(joined: Joined, src: int, dst: int, held_ns: int = MS) -> None:

@@ -34,12 +34,12 @@ if node == "old":
 from dpuflow.live import node as served
 real = time.time_ns
 served.time.time_ns = lambda: real() + (7_000_000_000 if node == "ahead" else 0)
-def take(path, seconds):
+def take(path, seconds, stopped):
     with open(path, "w") as file:
         end = float("inf") if seconds is None else time.monotonic() + seconds
         began = real()
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end and not stopped():
                 time.sleep(0.01)
                 if node == "breaks":
                     print("dpuflow: eth2: the interface is gone", file=sys.stderr)
@@ -48,14 +48,7 @@ def take(path, seconds):
                     os._exit(9)
         finally:
             json.dump({{"began": began, "seconds": seconds, "words": sys.argv[1:]}}, file)
-import signal
-def stop(*_):
-    raise KeyboardInterrupt
-signal.signal(signal.SIGTERM, stop)
-try:
-    served.serve(take, ".pcapng.zst", open(0, "rb", buffering=0), sys.stdout.buffer)
-except KeyboardInterrupt:
-    pass
+served.serve(take, ".pcapng.zst", open(0, "rb", buffering=0), sys.stdout.buffer)
 """
 
 

@@ -46,7 +46,7 @@ def test_captures_of_a_folder(names: list[str], expected: dict[str, list[str]], 
 
 
 def test_a_folder_without_captures_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="a folder without captures"):
+    with pytest.raises(FormatError, match="neither captures"):
         vantages_of([tmp_path])
 
 

@@ -119,7 +119,6 @@ VERDICTS: Final = _of("verdicts", [
     ("units", _says(False), "comes_again"),
     ("units", _says({}), "usual_rows"),
     ("units", _says(None), "onset_row"),
-    ("habits", _says(False), "comes_as_a_rule is_regular"),
     ("habits", _no, "in_rhythm"),
     ("habits", _says(None), "onset_of"),
     ("troubles", _no, "waiting_rows"),

@@ -110,6 +110,8 @@ class LatenessRow:
     late_ns: int | None
     late_most_ns: int | None
     late_bound: Literal["exact", "at_least"] | None
+    confidence: float | None
+    address: str | None
     judged_ns: int
 
 
@@ -325,6 +327,8 @@ def lateness_row(state: LatenessState, endpoints: Endpoints) -> LatenessRow:
         late_ns=state.late_ns,
         late_most_ns=state.late_most_ns,
         late_bound=state.late_bound,
+        confidence=state.confidence,
+        address=state.address,
         judged_ns=state.judged_ns,
     )
 

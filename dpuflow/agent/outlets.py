@@ -30,7 +30,7 @@ def start(board: Board, config: Config) -> Outlets:
         return Outlets(board, config)
     except ModuleNotFoundError as error:
         raise MissingError(
-            f"the agent needs {error.name}: install it with pip install 'dpuflow[agent]'"
+            f"the agent needs {error.name}: pip install '.[agent]' in dpuflow's checkout brings it"
         ) from None
 
 

@@ -60,6 +60,7 @@ class LatenessState:
     late_ns: int | None
     late_most_ns: int | None
     late_bound: Literal["exact", "at_least"] | None
+    confidence: float | None
     judged_ns: int  # end of the window that the verdict is from
 
 
@@ -221,6 +222,7 @@ class Rolled:
                     late_ns=judged.late_ns if judged else None,
                     late_most_ns=judged.late_most_ns if judged else None,
                     late_bound=judged.late_bound if judged else None,
+                    confidence=judged.confidence if judged else None,
                     judged_ns=state.judged_ns,
                 )
             )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from dpuflow.cli.nodes import ending_of, given, on_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EPILOG = """\b
 Examples:
@@ -298,9 +302,6 @@ def capture(
     Packets are copied in the kernel, never held up, dropped or changed; other programs on the interface
     stay as they are. Ctrl-C and SIGTERM end it with a whole file.
     """
-    if on:
-        on_nodes(on, over, path, mode, duration, quiet)
-        return
     if path == "-" and sys.stdout.isatty():
         raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
     if path == "":
@@ -347,8 +348,11 @@ def capture(
         )  # fmt: skip
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None
+    if on:
+        on_nodes(on, over, path, mode, duration, quiet)
+        return
 
-    def take(file: str | None, seconds: float | None) -> None:
+    def take(file: str | None, seconds: float | None, stopped: Callable[[], bool] = lambda: False) -> None:
         with LiveLine(enabled=not quiet and not as_node) as line:
             summary = record(
                 options,
@@ -359,6 +363,7 @@ def capture(
                 count=count,
                 every_second=line.show,
                 started=line.started,
+                stopped=stopped,
             )
         for text in summary_lines(summary, warnings_only=quiet):
             click.echo(text, err=True)

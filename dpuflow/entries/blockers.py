@@ -119,8 +119,10 @@ def missing_before(scene: Scene) -> Bools:
     entries, exchanges, transfers = scene.entries, scene.exchanges, scene.transfers
     out = np.zeros(len(entries.rule), bool)
     lossy = ((transfers["flags"] & MessageFlag.GAP) != 0) & ~np.isin(transfers["wire"], _MEASURED)
-    # What its header names is what it says, whatever is missing of the rest.
-    lossy &= ~np.isin(transfers["wire"], _SENDS) | (transfers["op"] == Op.UNKNOWN)
+    # Where headers name messages, what is missing of one is no other's, and order tells nothing.
+    sends = np.isin(transfers["wire"], _SENDS)
+    named = np.unique(transfers["connection"][sends & (transfers["op"] != Op.UNKNOWN)])
+    lossy &= ~(sends & np.isin(transfers["connection"], named))
     if not lossy.any():
         return out
     since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, _FAR)

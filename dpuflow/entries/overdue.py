@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dpuflow.entries.build import Entries
 
-WRONG_SHARE: Final = 0.05
+WRONG_SHARE: Final = 0.01
 """Of the acts taken for entries, the share that may have waited after all."""
 ORDINARY: Final = 0.5
 """p-values above this are ordinary: half of all waiting acts have such (Storey's lambda)."""

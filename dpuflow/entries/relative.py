@@ -233,6 +233,18 @@ def previous_row(entries: Entries) -> NDArray[np.int64]:
     return before
 
 
+def places_of(
+    collective: NDArray[np.int64], endpoint: NDArray[np.integer], entries: Entries
+) -> NDArray[np.int64]:
+    """The row of Entries of an endpoint in a collective, -1 without one."""
+    width = int(max(entries.endpoint.max(initial=0), endpoint.max(initial=0))) + 1
+    key, asked = entries.collective * width + entries.endpoint, collective * width + endpoint
+    order = np.argsort(key, kind="stable")
+    at = np.searchsorted(key[order], asked)
+    found = order[np.minimum(at, len(order) - 1)]
+    return np.asarray(np.where(key[found] == asked, found, -1), np.int64)
+
+
 def _latest_before(entries: Entries, when: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each row the latest of its own time and those of its rank in its group's collectives before."""
     # Groups as sums of scrambled endpoint numbers (the constant of Fibonacci hashing).

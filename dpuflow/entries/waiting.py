@@ -54,7 +54,11 @@ def released(
         )
         slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
         if len(entries.waited) < FEWEST:  # one or two tell nothing
-            told = nccl | ((entries.rule == Rule.ANSWER) & (len(entries.granted_data_ns) >= FEWEST))
+            granted = entries.granted_data_ns
+            answers = (entries.rule == Rule.ANSWER) & (len(granted) >= FEWEST)
+            # Hosts that are busy now and then show it there: no answer that late is an entry by itself.
+            slowest = np.where(answers, np.fmax(slowest, granted.max(initial=0) / FAR_BEYOND), slowest)
+            told = nccl | answers
             slowest = np.where(told, slowest, np.fmax(slowest, instead))
             waiting &= told | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest

@@ -79,7 +79,8 @@ def last_within(places: Places) -> Within:
         none = np.zeros(0, np.int64)
         return Within(none, none, none > 0, none > 0, none, none)
     apart, idle = (
-        FAR_BEYOND * np.median([getattr(lane, name) for lane in lanes]) for name in ("apart", "idle")
+        FAR_BEYOND * np.median(np.concatenate([getattr(lane, name) for lane in lanes]))
+        for name in ("apart", "idle")
     )
     found: dict[int, tuple[int, ...]] = {}
     for lane in lanes:

@@ -17,6 +17,7 @@ from dpuflow.findings.network import (
     SHOWN,
     find_congestion,
     find_losses,
+    find_queues,
     find_slow_links,
     find_starvation,
     message_evidence,
@@ -48,10 +49,12 @@ def build_findings(
     """All findings, numbered, worst first within each detector. ``result`` has all but them."""
     steps = sum(account.step_ns for account in inferred.accounts)
     network = sum(account.network for account in inferred.accounts) / max(steps, 1)
+    slow = [*find_slow_links(captures, joined, inferred.links, result)]
     found = [
         *find_hangs(captures, joined, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
-        *find_slow_links(captures, joined, inferred.links, result),
+        *slow,
+        *find_queues(joined, inferred.queues, slow, result),
         *find_losses(captures, joined, result, network),
         *find_congestion(captures, joined, result),
         *find_starvation(captures, joined, result),

@@ -18,13 +18,14 @@ from dpuflow.schema.rows import Transport
 from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.results import Analysis
     from dpuflow.schema.tables import CaptureTables, Joined, Rows
     from dpuflow.verdicts.links import Links
+    from dpuflow.verdicts.turnaround import Queue
 
     Ints = NDArray[np.int64]
 
@@ -188,6 +189,35 @@ def find_slow_links(
         )
 
 
+def find_queues(
+    joined: Joined, queues: Mapping[int, Queue], told: Sequence[Finding], result: Analysis
+) -> Iterator[Finding]:
+    """One finding for each endpoint whose packets wait in its node; none where ``told`` names its link."""
+    named = {finding.endpoints[0] for finding in told if finding.condition == "slow_link"}
+    for endpoint, queue in queues.items():
+        if endpoint in named:
+            continue
+        address = result.endpoints[endpoint].address
+        yield Finding(
+            id=0,
+            condition="slow_link",
+            runbook="docs/report.md#slow_link",
+            endpoints=[endpoint],
+            start_ns=joined.start_ns,
+            end_ns=joined.end_ns,
+            severity="warning",
+            confidence=0.7,
+            summary=(
+                f"What {address} sends waits before its own tap: one in ten of its acknowledgments leaves"
+                f" more than {queue.usual_ns / 1e6:.2f} ms after the data came, of the others'"
+                f" {queue.others_ns / 1e6:.2f} ms. Its lateness up to {queue.most_ns / 1e6:.2f} ms is not"
+                " told from that."
+            ),
+            advice="Look at shapers and at what else the host sends through that port.",
+            alternatives=["traffic of another program in the same queue", "a host too busy to acknowledge"],
+        )
+
+
 def _too_often(flows: Rows) -> NDArray[np.bool_]:
     """Flows with more retransmissions than are usual."""
     return np.asarray(_lost(flows) > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64)))
@@ -195,7 +225,8 @@ def _too_often(flows: Rows) -> NDArray[np.bool_]:
 
 def _lost(flows: Rows) -> NDArray[np.int64]:
     """Packets retransmitted less those that the receiver had already: probes of the tail, reordering."""
-    return np.asarray(flows["retransmitted"].astype(np.int64) - flows["spurious"])
+    lost = flows["retransmitted"].astype(np.int64) - flows["spurious"].astype(np.int64)
+    return np.asarray(np.maximum(lost, 0), np.int64)
 
 
 def find_losses(
@@ -239,7 +270,7 @@ def find_losses(
             summary=(
                 f"{again} of {packets} packets {ways} {name_of(result.endpoints[place])} were retransmitted"
                 f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost"
-                f" or late. Messages were held up for {held_ns / 1e6:.1f} ms by it"
+                f" or late. Messages were held up by it for {held_ns / 1e6:.1f} ms"
                 f" ({100 * share:.1f} % of the time)."
             ),
             advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",

@@ -194,8 +194,12 @@ def _captured(joined: Joined, told: Sequence[Communicator]) -> tuple[frozenset[i
     """Endpoints with messages, or that are a rank, with a capture of their own, and those that have none;
     none of these where a capture was made at no endpoint."""
     present = np.zeros(len(joined.endpoints), bool)
-    # What sets a job up may have interfaces of its own.
-    job = joined.columns["wire"] != Wire.NCCL_SETUP
+    # What sets a job up may have interfaces of its own; who is known by plain streams alone, beside a
+    # library's messages, is a client of what the job serves.
+    wire = joined.columns["wire"]
+    job = wire != Wire.NCCL_SETUP
+    spoken = job & (wire != Wire.TCP_BURST)
+    job = spoken if spoken.any() else job
     for column in ("src", "dst"):
         present[joined.columns[column][job]] = True
     for communicator in told if unseen(told) is not None else ():

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -20,8 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def serve(take: Callable[[str, float | None], None], ending: str, source: BinaryIO, target: BinaryIO) -> None:
-    """Answer on ``target`` what ``source`` asks; ``take`` captures to a file for so many seconds.
+def serve(
+    take: Callable[[str, float | None, Callable[[], bool]], None],
+    ending: str,
+    source: BinaryIO,
+    target: BinaryIO,
+) -> None:
+    """Answer on ``target`` what ``source`` asks; ``take`` captures.
 
     The file is sent whatever ``take`` raises, and then that is raised. ``source`` has no buffer.
     """
@@ -37,17 +41,16 @@ def serve(take: Callable[[str, float | None], None], ending: str, source: Binary
         return  # nobody is there any more
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-"))
     file = folder / f"capture{ending}"
-    watcher = threading.Thread(target=_until_end, args=(source,), daemon=True)
+    over = threading.Event()
+    threading.Thread(target=_until_end, args=(source, over), daemon=True).start()
     try:
-        time.sleep(max(window["start_ns"] - time.time_ns(), 0) / 1e9)
+        over.wait(max(window["start_ns"] - time.time_ns(), 0) / 1e9)
         left = window["duration_s"]
         if left is not None:
             left = max(left - max(time.time_ns() - window["start_ns"], 0) / 1e9, 0.001)
-        watcher.start()
         try:
-            take(str(file), left)
+            take(str(file), left, over.is_set)
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is over; the file is still to go
             if file.exists():
                 _say(target, bytes=file.stat().st_size)
                 with file.open("rb") as captured:
@@ -57,12 +60,12 @@ def serve(take: Callable[[str, float | None], None], ending: str, source: Binary
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _until_end(source: BinaryIO) -> None:
-    """End the capture, as Ctrl-C does, when nobody is there any more."""
+def _until_end(source: BinaryIO, over: threading.Event) -> None:
+    """Set ``over`` when nobody is there any more."""
     with contextlib.suppress(OSError, ValueError):
         while os.read(source.fileno(), 1):  # not by a buffer, whose lock would outlive the main thread
             pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    over.set()
 
 
 def _say(target: BinaryIO, **what: Any) -> None:

@@ -35,7 +35,7 @@ _AHEAD_NS: Final = 500_000_000  # the window begins this long after it was told
 _ASKED: Final = 5  # readings of a node's clock; the quickest counts
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """One node: how it stands, its clock, and its file once there."""
 
@@ -153,28 +153,30 @@ def _listen(node: Node) -> None:
 def _each(nodes: list[Node], act: Callable[[Node], None], stop: list[Node] | None = None) -> None:
     """``act`` for all nodes at a time, to their ends; Ctrl-C then stops the nodes, a second one is raised."""
 
+    waiting = [node for node in nodes if node.failed is None]
+
     def run(node: Node) -> None:
         try:
             act(node)
         except (OSError, ValueError, KeyError) as error:
             node.fail(_last_words(node) or str(error))
+        finally:
+            waiting.remove(node)
 
-    threads = [
-        threading.Thread(target=run, args=(node,), daemon=True) for node in nodes if node.failed is None
-    ]
-    for thread in threads:
-        thread.start()
+    for node in waiting[:]:
+        threading.Thread(target=run, args=(node,), daemon=True).start()
     stopped = False
-    for thread in threads:
-        while thread.is_alive():
-            try:
-                thread.join(0.2)
-            except KeyboardInterrupt:
-                if stopped or stop is None:
-                    raise
-                stopped = True
-                for node in stop:
-                    node.stop()
+    while True:
+        try:
+            while waiting:  # not by join: interrupted, it takes threads for ended
+                time.sleep(0.1)
+            return
+        except KeyboardInterrupt:
+            if stopped or stop is None:
+                raise
+            stopped = True
+            for node in stop:
+                node.stop()
 
 
 def _greet(node: Node, say: Callable[[str], None]) -> None:

@@ -136,6 +136,9 @@ class SendHeads:
         at = np.searchsorted((number << 32) | frames, end, "right") - 1
         kept = (known[which] == key) & (at >= 0)
         kept &= number[at] == which
+        headless = sends[~kept & ((rows["flags"][sends] & MessageFlag.GAP) != 0)]
+        lacking = np.zeros(len(flows), bool)
+        lacking[rows["flow"][headless]] = True
         sends, found = sends[kept], order[at[kept]]
         in_time = np.lexsort((rows["first_ns"][sends], rows["flow"][sends]))
         sends, found = sends[in_time], found[in_time]
@@ -144,21 +147,24 @@ class SendHeads:
         read: list[tuple[NDArray[np.int64], _Told]] = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
+            gaps = (rows["flags"][mine] & MessageFlag.GAP) != 0
+            lossy = bool(gaps.any()) or bool(lacking[rows["flow"][mine[0]]])
             for reader in (_rxm, _ucx):
-                told = reader(
-                    rows["bytes"][mine].astype(np.int64),
-                    heads[which],
-                    lengths[which],
-                    (rows["flags"][mine] & MessageFlag.GAP) != 0,
-                )
+                told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which], gaps, lossy)
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
                     told.holds = reader is _rxm
+                    if lossy:  # what names a fragment that was missed is told by who saw that
+                        unread = mine[~told.good & ~told.aside]
+                        rows["flags"][unread] |= np.uint8(MessageFlag.HIDDEN | MessageFlag.GAP)
                     read.append((mine, told))
                     break
             else:
                 cut = _cut(heads[which], lengths[which])
                 if cut.sum() >= UNDERSTOOD * len(mine):
                     rows["flags"][mine[cut]] |= np.uint8(MessageFlag.HIDDEN)
+        understood = np.zeros(len(flows), bool)
+        understood[[int(rows["flow"][mine[0]]) for mine, _ in read]] = True
+        rows["flags"][headless[understood[rows["flow"][headless]]]] |= np.uint8(MessageFlag.HIDDEN)
         begun = flows["pairing"] == Pairing.HANDSHAKE
         set_up = [rows["flow"][mine[0]] for mine, told in read if told.aside.any()]
         begun[set_up] = True
@@ -212,8 +218,10 @@ def _rxm(
     heads: NDArray[np.uint8],
     lengths: NDArray[np.uint16],
     gaps: NDArray[np.bool_],
+    lossy: bool,
 ) -> _Told:
-    """``gaps``: messages that lack packets; what their headers say of them holds all the same."""
+    """``gaps``: messages that lack packets; what their headers say of them holds all the same. ``lossy``: so
+    may some be whose headers were missed."""
     kind, number = heads[:, 1], _integer(heads, 4, 4)
     size = _integer(heads, 40, 8)
     good = (lengths >= RXM_HEADER) & (heads[:, 0] == RXM_VERSION) & (heads[:, 32] == RXM_OP_VERSION)
@@ -238,6 +246,16 @@ def _rxm(
     told.begins = (kind != RXM_SEGMENT) | (number == 0)
     told.header[:] = RXM_HEADER
     told.missing[eager] = missing[eager]
+    carried = nbytes - RXM_HEADER
+    # Ids come round again: a message begins with its first segment, or, if that was missed, with a new id.
+    new = (number == 0) | np.r_[True, told.ident[1:] != told.ident[:-1]]
+    begin = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    if lossy:  # of which message it is was told by the first
+        told.good &= ~segment | (number[begin] == 0)
+    of = np.where(segment & told.good, begin, -1)
+    lacks = np.zeros(len(of), np.int64)
+    np.add.at(lacks, of[of >= 0], -carried[of >= 0])
+    told.missing += _missing(of, carried, lacks + size.astype(np.int64), gaps)
     return told
 
 
@@ -246,8 +264,10 @@ def _ucx(
     heads: NDArray[np.uint8],
     lengths: NDArray[np.uint16],
     gaps: NDArray[np.bool_],
+    lossy: bool,
 ) -> _Told:
-    """``gaps``: messages that lack packets; what their headers say of them holds all the same."""
+    """``gaps``: messages that lack packets; what their headers say of them holds all the same. ``lossy``: so
+    may some be whose headers were missed."""
     kind = heads[:, 0] & 0x1F
     tag = _integer(heads, 1, 8)
     total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)
@@ -265,7 +285,7 @@ def _ucx(
     short = first & (missing != 0)
     short[latest[-1:]] &= missing[latest[-1:]] < 0
     # Where packets are missing all that is left of a fragment may be: ids name its message all the same.
-    short &= (missing < 0) | ~gaps.any()
+    short &= (missing < 0) | (not lossy)
     offer = sane & (kind == UCX_OFFER) & (lengths >= UCX_OFFER_BYTES)
     # One byte makes a message an answer: its length, or what it tells, must be an answer's, too.
     grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
@@ -286,11 +306,26 @@ def _ucx(
     told.begins = ~middle
     for each, header in UCX_HEADER.items():
         told.header[kind == each] = header
-    # Of one fragment with holes they are what its message lacks.
-    of = np.where(first | middle, latest, -1)
-    lone = gaps & (of >= 0) & (np.bincount(of[gaps & (of >= 0)], minlength=len(of))[of] == 1)
-    told.missing[lone] = missing[of[lone]].clip(0)
+    carried = nbytes - np.where(first, UCX_HEADER[UCX_FIRST], UCX_HEADER[UCX_MIDDLE])
+    told.missing[:] = _missing(np.where(first | middle, latest, -1), carried, missing, gaps)
     return told
+
+
+def _missing(
+    of: NDArray[np.int64], carried: NDArray[np.int64], lacks: NDArray[np.int64], gaps: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Bytes that fragments with holes lack: all but a message's last one are as long as any of the flow.
+
+    ``of``: each fragment's message, by the place of its first one, -1 for what is no fragment; ``carried``:
+    what was seen of its data; ``lacks``: by place of first ones what the whole message lacks.
+    """
+    out = np.zeros(len(of), np.int64)
+    most = int(carried[of >= 0].max(initial=0))
+    left = lacks.clip(0)
+    for at in np.flatnonzero(gaps & (of >= 0)).tolist():
+        out[at] = min(int(left[of[at]]), most - int(carried[at]))
+        left[of[at]] -= out[at]
+    return out
 
 
 def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> None:

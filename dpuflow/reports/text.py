@@ -11,7 +11,7 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Final, TextIO
 
-from dpuflow.quantities import count, duration, late_by, listed, percent, size, three_digits
+from dpuflow.quantities import count, duration, entry_times, late_by, listed, percent, size, three_digits
 from dpuflow.reports.layout import Paint, columns_of, lines_of, table, width, wrap
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import naming
@@ -123,11 +123,11 @@ def _observed(result: Analysis) -> list[str]:
 def _losses(result: Analysis) -> str:
     known = [c.lost_packets for c in result.captures if c.lost_packets is not None]
     if sum(known):
-        return f"{count(sum(known), 'packet')} lost while capturing"
+        return f"{count(sum(known), 'packet')} lost by the capture"
     if not known:
-        return "the files do not say what was lost while capturing"
+        return "capture loss unknown (the files do not say)"
     silent = len(result.captures) - len(known)
-    return "no packet lost while capturing" + (f" ({silent} of the files do not say)" if silent else "")
+    return "no capture loss" + (f" ({silent} of the files do not say)" if silent else "")
 
 
 def _inferred(result: Analysis) -> list[str]:
@@ -146,21 +146,11 @@ def _inferred(result: Analysis) -> list[str]:
         phrases.append(count(transfers, "transfer") + " outside collectives")
     partial = sum(not c.complete for c in result.collectives)
     if partial:
-        phrases.append(f"{partial:,} only in part within the capture")
+        phrases.append(f"{partial:,} only partly captured")
     bounds: Counter[str] = Counter(entry.bound for c in result.collectives if c.complete for entry in c.ranks)
     if bounds:
-        rest = [
-            f"{bounds[bound]:,} {name}"
-            for bound, name in (
-                ("at_most", "as upper bounds"),
-                ("at_least", "as lower bounds"),
-                ("unobservable", "not to be seen"),
-            )
-            if bounds[bound]
-        ]
         phrases.append(
-            f"{bounds['exact']:,} of {bounds.total():,} times of entering told exactly"
-            + (f", {listed(rest)}" if rest else "")
+            entry_times(*(bounds[bound] for bound in ("exact", "at_least", "at_most", "unobservable")))
         )
     phrases += [_steps(each) for each in result.steps if each.collectives > 1 or each.count > 1]
     phrases += [_pipeline(each) for each in result.pipelines]
@@ -226,14 +216,14 @@ def _clocks(result: Analysis) -> str:
     if len(result.clocks) < 2:
         return "one clock"
     islands = len(result.clocks) - len(others)
-    apart = f"{islands} islands of clocks that nothing ties; " if islands > 1 else ""
+    apart = f"{islands} islands of clocks that nothing ties together; " if islands > 1 else ""
     parts = []
     for method, words in (("trusted", "trusted"), ("estimated", "estimated"), ("none", "not tied")):
         chosen = [clock for clock in others if clock.method == method]
         if chosen:
             errors = [clock.error_ns for clock in chosen if clock.error_ns is not None]
             parts.append(f"{len(chosen)} {words}" + (f" to +-{duration(max(errors))}" if errors else ""))
-    return f"{apart}clocks against the reference: {listed(parts)}" if parts else apart.removesuffix("; ")
+    return f"{apart}clocks: {listed(parts)}" if parts else apart.removesuffix("; ")
 
 
 def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
@@ -296,7 +286,7 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
     if finding.advice:
         yield wrap(f"What to do: {finding.advice}", "    ", "      ")
     if finding.alternatives:
-        yield wrap(f"Or else: {'; '.join(finding.alternatives)}", "    ", "      ")
+        yield wrap(f"Other explanations: {'; '.join(finding.alternatives)}", "    ", "      ")
     for evidence in finding.evidence[:1]:
         yield wrap(names.where(evidence), "    ", "      ")
         yield f"      {evidence.filter}"

@@ -70,11 +70,13 @@ def coverage_of(
     step: NDArray[np.int64],
     unread: Mapping[int, float],
     worked_ns: int,
+    queued: NDArray[np.int64],
 ) -> dict[int, Coverage]:
     """For each endpoint of ``tied`` rows what was told of it.
 
     ``step`` as of ``find_steps``, ``unread`` as of ``unread_shares``, ``worked_ns`` how long the job took
-    without stalls (``find_work``).
+    without stalls (``find_work``), ``queued`` for how long first messages may have waited in their node
+    (``queued_ns``): what hides there is no less than that.
     """
     found = {}
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
@@ -91,7 +93,7 @@ def coverage_of(
         total = round(len(rows) / max(1 - unread.get(endpoint, 0.0), SMALLEST))
         inside = step[rows][step[rows] >= 0]
         steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
-        hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, entries, relative, own))
+        hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, entries, relative, own) + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
         untold, step_ns = total - exact - bounded, round(worked_ns / max(steps, 1))
         shown = int((hidden <= CRITICAL_SHARE * step_ns).sum()) / max(total, 1)

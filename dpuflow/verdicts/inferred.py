@@ -37,6 +37,7 @@ from dpuflow.verdicts.stages import compare_stages
 from dpuflow.verdicts.stalls import without_stalls
 from dpuflow.verdicts.steps import find_steps
 from dpuflow.verdicts.troubles import waiting_rows
+from dpuflow.verdicts.turnaround import find_queues, queued_ns
 from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
+    from dpuflow.verdicts.turnaround import Queue
 
 
 class Inferred(NamedTuple):
@@ -73,6 +75,7 @@ class Inferred(NamedTuple):
     causes: Causes
     own: Own
     links: Links
+    queues: dict[int, Queue]
     groups: list[list[int]]  # endpoints of each group, in order of its first collective
     kinds: list[Kind | None]  # per group
     group_of: NDArray[np.int64]  # per collective
@@ -104,6 +107,8 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     kin = group_before(dated, group_of)
     taken = taken_until(exchanges, instances, entries)
     steps, step = find_steps(instances, entries, group_of)
+    queues = find_queues(exchanges, joined.columns["sent_ns"], instances, entries)
+    queued = queued_ns(queues, entries)
     overlap = find_overlap(instances, dated, previous_row(dated), group_of, step)
     causes = causes_of(
         instances,
@@ -119,6 +124,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         ),
         kin,
         overlap,
+        queued,
     )
     waiting = waiting_rows(exchanges, instances, entries, causes, slow, group_of)
     pipelines = find_pipelines(instances, entries, step, taken)
@@ -135,7 +141,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
     unread = unread_shares(joined, exchanges, instances, bulk)
     tied = tied_rows(instances, entries)
-    told = coverage_of(instances, entries, bounded.relative, own, tied, step, unread, work.ns)
+    told = coverage_of(instances, entries, bounded.relative, own, tied, step, unread, work.ns, queued)
     judgements = doubt_untold(judgements, told, own, entries, bounded.relative)
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())
@@ -164,6 +170,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         causes=causes,
         own=own,
         links=links,
+        queues=queues,
         groups=groups,
         kinds=group_kinds(groups, group_of, instances, steps, pipelines, decoding),
         group_of=group_of,

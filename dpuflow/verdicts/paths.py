@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.entries import places_of
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.pipelines import AT_ONCE
 
@@ -80,7 +81,7 @@ class Paths:
         told = np.concatenate([np.zeros(0, np.int64), *parts])
         of = np.repeat(number, [len(part) for part in parts])
         rows = exchanges[told]
-        src, dst = (_places(of, rows[end], entries) for end in ("src", "dst"))
+        src, dst = (places_of(of, rows[end], entries) for end in ("src", "dst"))
         data, there = rows["data_ns"], rows["arrived_end_ns"]
         seen = (data != NEVER) & (there != NEVER) & (src >= 0) & (dst >= 0)
         at = np.flatnonzero(seen)
@@ -203,16 +204,6 @@ def _fed(pipelines: Sequence[Pipeline]) -> Iterator[tuple[int, int]]:
     for work in (work for each in pipelines for row in each.work for work in row if work is not None):
         told = work.after >= 0
         yield from zip(work.rows[told].tolist(), work.after[told].tolist(), strict=True)
-
-
-def _places(collective: Ints, endpoint: NDArray[np.integer], entries: Entries) -> Ints:
-    """The row of Entries of an endpoint in a collective, -1 without one."""
-    width = int(max(entries.endpoint.max(initial=0), endpoint.max(initial=0))) + 1
-    key, asked = entries.collective * width + entries.endpoint, collective * width + endpoint
-    order = np.argsort(key, kind="stable")
-    at = np.searchsorted(key[order], asked)
-    found = order[np.minimum(at, len(order) - 1)]
-    return np.where(key[found] == asked, found, -1)
 
 
 def _latest(row: Ints, when: Ints, asked: Ints, until: Ints) -> Ints:
