@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from bench.ablation.__main__ import main
 from bench.ablation.measure import measure
 from bench.ablation.rules import RULES
 from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
@@ -21,6 +23,14 @@ ANSWERS = next(rule for rule in RULES if rule.name == "entries.waiting:own_answe
 def test_a_rule_is_a_function_that_is_there(rule: Rule) -> None:
     assert callable(rule.function)
     assert lines_of(rule) > 0
+
+
+def test_every_rule_says_what_it_claims() -> None:
+    result = CliRunner().invoke(main, ["--list"])
+    assert result.exit_code == 0, result.output
+    rows = result.output.splitlines()
+    assert len(rows) == len(RULES)
+    assert all(len(row.split(maxsplit=2)) > 2 for row in rows)
 
 
 def test_names_are_not_listed_twice() -> None:

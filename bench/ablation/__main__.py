@@ -46,6 +46,7 @@ HEADER: Final = (
               help="Of the twins, and number of the first scenario.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--told", is_flag=True, help="Each verdict that changes, with what is said.")
+@click.option("--list", "listed", is_flag=True, help="Only the table of rules: lines, and what each claims.")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Keep the effect on each analysis."
 )
@@ -57,6 +58,7 @@ def main(
     seed: int,
     jobs: int,
     told: bool,
+    listed: bool,
     json_file: Path | None,
 ) -> None:
     """Analyse cases and twins with each rule switched off in turn, and judge what changes by truth.
@@ -64,6 +66,11 @@ def main(
     The exit status says nothing about what was found.
     """
     rules = [rule for rule in RULES if not named or any(fnmatch(rule.name, glob) for glob in named)]
+    if listed:
+        for rule in rules:
+            claim = " ".join((rule.function.__doc__ or "").split("\n\n")[0].split())
+            print(f"{rule.name:<46} {lines_of(rule):>4}  {claim}")
+        return
     cases = case_names(patterns, count, seed)
     run = partial(_one, twins=kinds or TWINS, named=[rule.name for rule in rules], seed=seed)
     total, effects = Seen(), []

@@ -82,6 +82,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
 
 
 def _sent_again(places: Places) -> NDArray[np.int64]:
+    """By row how many packets to and from the rank were sent again."""
     again = np.zeros(len(places), np.int64)
     for end in (places.sender, places.receiver):
         np.add.at(again, end, places.picked["retransmitted"].astype(np.int64))

@@ -75,4 +75,5 @@ def _shapes(view: View) -> Iterator[Callable[[View], Layout | None]]:
 
 
 def _ring_of_nodes(view: View) -> Layout | None:
+    """The ring of which each node is one rank."""
     return ring(view, 1)
