@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from dpuflow import Vantage, analyze
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.ingest import ingest
 from dpuflow.reports.json import json_lines
-from dpuflow.schema.rows import MESSAGE, Role, Wire
+from dpuflow.schema.rows import FLOW, MESSAGE, Role, Wire
 from dpuflow.schema.tables import CaptureTables
 from dpuflow.store import columns as store
 
@@ -120,10 +121,27 @@ def test_any_cut_is_told(saved: Path) -> None:
             store.load_tables(str(saved))
 
 
+def test_rows_of_format_4_lack_what_came_later(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flows had no count of needless repeats: it is 0, and all else as it was."""
+    tables = store.load_tables(str(saved))
+    older = replace(FLOW, fields=tuple(field for field in FLOW.fields if field.name != "spurious"))
+    flows = older.zeros(len(tables.flows))
+    for name in flows.dtype.names or ():
+        flows[name] = tables.flows[name]
+    with monkeypatch.context() as then:
+        then.setitem(store._TABLES, "flows", older)
+        then.setattr(store, "VERSION", 4)
+        store.save_tables(replace(tables, flows=flows), str(saved))
+    read = store.load_tables(str(saved)).flows
+    assert read.dtype == FLOW.dtype
+    assert not read["spurious"].any()
+    assert all((read[name] == tables.flows[name]).all() for name in flows.dtype.names or ())
+
+
 def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 5) + data[12:])
-    with pytest.raises(FormatError, match="format 5; this dpuflow reads 1 to 4"):
+    saved.write_bytes(data[:8] + struct.pack("<I", 6) + data[12:])
+    with pytest.raises(FormatError, match="format 6; this dpuflow reads 1 to 5"):
         store.load_tables(str(saved))
     text = data[24 : 24 + struct.unpack_from("<I", data, 12)[0]]
     saved.write_bytes(with_header(data, text.replace(b"dpuflow.records/1", b"dpuflow.records/0")))
