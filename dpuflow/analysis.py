@@ -208,7 +208,7 @@ def _worked(
     result, listed = assemble(
         captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes, names
     )
-    result.findings = build_findings(captures, joined, instances, inferred, result)
+    result.findings = build_findings(captures, joined, exchanges, instances, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)
 
 

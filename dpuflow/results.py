@@ -340,7 +340,7 @@ class Evidence:
 
 CONDITIONS: Final = (
     "straggler", "slow_link", "packet_loss", "congestion", "credit_starvation", "kv_transfer_bottleneck",
-    "hang", "capture_loss", "clock_untied",
+    "hang", "desync", "capture_loss", "clock_untied",
 )  # fmt: skip
 """What a finding may say."""
 

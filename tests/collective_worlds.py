@@ -314,5 +314,5 @@ def concluded(
     """The result for collectives that are already known, of captures made by hand."""
     inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
     result, _ = assemble(captures, joined, {}, exchanges, instances, inferred, 0, None)
-    result.findings = build_findings(captures, joined, instances, inferred, result)
+    result.findings = build_findings(captures, joined, exchanges, instances, inferred, result)
     return result

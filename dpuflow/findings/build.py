@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dpuflow.matching import Instance
     from dpuflow.results import Analysis, Lateness
-    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.schema.tables import CaptureTables, Joined, Rows
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.stages import Stage
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 def build_findings(
     captures: Sequence[CaptureTables],
     joined: Joined,
+    exchanges: Rows,
     instances: Sequence[Instance],
     inferred: Inferred,
     result: Analysis,
@@ -51,7 +52,7 @@ def build_findings(
     network = sum(account.network for account in inferred.accounts) / max(steps, 1)
     slow = [*find_slow_links(captures, joined, inferred.links, result)]
     found = [
-        *find_hangs(captures, joined, instances, inferred, result),
+        *find_hangs(captures, joined, exchanges, instances, inferred, result),
         *_stragglers(captures, joined, inferred, result),
         *slow,
         *find_queues(joined, inferred.queues, slow, result),

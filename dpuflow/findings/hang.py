@@ -1,4 +1,5 @@
-"""A job that hangs: the last operation of a group, that some ranks entered and others never did.
+"""A job that hangs: the last operation of a group, that some ranks entered and others never did; or one whose
+ranks are out of step, where these run another operation, or the same one with other sizes.
 
 In: collectives, entries, and how long the captures of their ranks go on. Out: a finding a group. Captures
 that end in mid-operation show the same, so those of its ranks must go on for longer than the group ever took
@@ -7,6 +8,8 @@ from one operation to the next.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,18 +26,20 @@ if TYPE_CHECKING:
 
     from dpuflow.matching import Instance
     from dpuflow.results import Analysis
-    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.schema.tables import CaptureTables, Joined, Rows
     from dpuflow.verdicts import Inferred
 
 
 def find_hangs(
     captures: Sequence[CaptureTables],
     joined: Joined,
+    exchanges: Rows,
     instances: Sequence[Instance],
     inferred: Inferred,
     result: Analysis,
 ) -> Iterator[Finding]:
-    """One finding for each group whose last operation some captured rank never entered, with who waits."""
+    """One finding for each group whose last operation some captured rank never entered, with who waits, or to
+    which ranks came with other sizes."""
     entries, until = inferred.entries, _captured_until(joined)
     for group, members in enumerate(inferred.groups):
         numbers = np.flatnonzero(inferred.group_of == group)
@@ -50,28 +55,38 @@ def find_hangs(
         missing = entries.endpoint[rows[gone]].tolist()
         if entries.whole[rows[0]] or instances[number].op == Op.SEND_RECV:
             continue
-        if not 0 < len(missing) < len(members):
+        (_, left), before = seen[-2]
+        if missing:
+            other = _other_operation(inferred, instances, number, left, missing)
+        else:
+            other = _other_size(exchanges, instances[before], instances[number])
+        quiet = all(until.get(end, NEVER) >= ended + quiet_ns for end in members)
+        if not (quiet and missing) and (missing or other is None):
             continue
-        if any(until.get(end, NEVER) < ended + quiet_ns for end in members):
+        op, apart = instances[number].op.token, other[0] if other else []
+        waiting = [end for end in members if end not in (apart or missing)]
+        if not waiting:
             continue
-        waiting = entries.endpoint[rows[~gone]].tolist()
-        op = instances[number].op.token
-        done = f"the {len(seen) - 1} before it they all finished"
         acts = entries.act[rows[~gone]]
-        yield Finding(
+        text = f"{op} number {len(seen)} of {len(members)} ranks"
+        if other is not None:
+            runs = "runs" if len(apart) == 1 else "run"
+            summary = f"{_names(result, apart)} {runs} {other[1]}, {_names(result, waiting)} {text}"
+        else:
+            summary = (
+                f"{_names(result, missing)} {'has' if len(missing) == 1 else 'have'} not entered {text}, for"
+                f" {(until[missing[0]] - ended) / 1e9:.3g} s; {_names(result, waiting)} wait in it"
+            )
+        found = Finding(
             id=0,
             condition="hang",
             runbook="docs/report.md#hang",
-            endpoints=missing,
+            endpoints=apart or missing,
             start_ns=began,
             end_ns=joined.end_ns,
             severity="critical",
             confidence=0.95,
-            summary=(
-                f"{_names(result, missing)} {'has' if len(missing) == 1 else 'have'} not entered {op} number"
-                f" {len(seen)} of {len(members)} ranks, for {(until[missing[0]] - ended) / 1e9:.3g} s;"
-                f" {_names(result, waiting)} wait in it; {done}."
-            ),
+            summary=f"{summary}; the {len(seen) - 1} before it they all finished.",
             advice=(
                 "Take stacks of the processes named first: they are stopped, wait for something else, or run"
                 " another operation than their peers."
@@ -79,6 +94,45 @@ def find_hangs(
             alternatives=["ranks that disagree on which operation comes next"],
             evidence=message_evidence(captures, joined, acts[acts != NONE32][:3].tolist()),
         )
+        if other is not None:
+            found = replace(found, condition="desync", runbook="docs/report.md#desync", confidence=0.9)
+        yield found
+
+
+def _other_operation(
+    inferred: Inferred, instances: Sequence[Instance], number: int, since_ns: int, missing: Sequence[int]
+) -> tuple[list[int], str] | None:
+    """Of the ranks that are missing those that began another operation and never finished it, and which."""
+    entries = inferred.entries
+    for other, instance in enumerate(instances):
+        rows = np.arange(*entries.offsets[other : other + 2])
+        acted = rows[(entries.rule[rows] != Rule.UNSEEN) & (entries.enter_ns[rows] > since_ns)]
+        apart = [end for end in entries.endpoint[acted].tolist() if end in missing]
+        alone = other != number and instance.op != Op.SEND_RECV and not entries.whole[rows[0]]
+        if apart and alone and instance.op != instances[number].op:
+            return apart, instance.op.token
+    return None
+
+
+def _other_size(exchanges: Rows, before: Instance, last: Instance) -> tuple[list[int], str] | None:
+    """Ranks whose first data of an operation is of another size than most others', though that of the
+    operation before it was alike."""
+    sizes = _first_bytes(exchanges, last)
+    common = Counter(sizes.values()).most_common(2)
+    alike = len(set(_first_bytes(exchanges, before).values())) == 1
+    if not alike or len(common) < 2 or common[0][1] == common[1][1]:
+        return None
+    apart = sorted(end for end, nbytes in sizes.items() if nbytes != common[0][0])
+    what = f"{last.op.token} with messages of {sizes[apart[0]]:,} bytes instead of {common[0][0]:,}"
+    return apart, what
+
+
+def _first_bytes(exchanges: Rows, instance: Instance) -> dict[int, int]:
+    """Bytes of the first data that each rank sent in a collective."""
+    rows = exchanges[np.sort(instance.rows)]
+    rows = rows[(rows["data_ns"] != NEVER) & (rows["bytes"] > 0)]
+    rows = rows[np.argsort(rows["data_ns"], kind="stable")[::-1]]
+    return dict(zip(rows["src"].tolist(), rows["bytes"].tolist(), strict=True))
 
 
 def _span(inferred: Inferred, number: int) -> tuple[int, int] | None:

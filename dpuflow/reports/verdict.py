@@ -46,6 +46,7 @@ CAUSES = {
 _ABOUT_THE_CAPTURE = {
     "straggler",
     "hang",
+    "desync",
     "clock_untied",
     "capture_loss",
 }  # these speak of no fault of their own
@@ -80,9 +81,9 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
-    hangs = [finding for finding in result.findings if finding.condition == "hang"]
-    if hangs:
-        return f"HANG: {hangs[0].summary}", "bad"
+    stuck = [finding for finding in result.findings if finding.condition in ("desync", "hang")]
+    if stuck:
+        return f"{stuck[0].condition.upper()}: {stuck[0].summary}", "bad"
     if late:
         told = [row for row in late if row.cause != "unknown"]
         style = "bad" if told and told[0].verdict == "late" else "warn"

@@ -139,7 +139,9 @@ def _sum_up(
 ) -> None:
     """Fill in the parts of the typical steps, and what each step would be shorter by."""
     usual = _Usual(walks, exchanges, entries, known)
-    shared = {n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks}
+    shared = {
+        n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks or i.processes is not None
+    }
     joins = _Joins(instances, entries)
     sums = [_parts(walk, usual, shared, entries, known) for walk in walks]
     saved = [joins.saved(walk, known.sooner_ns) for walk in walks]

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpuflow.entries import places_of
 from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.habits import is_material
 from dpuflow.verdicts.links import FEWEST, SLOW_FACTOR
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ def find_queues(
     """The endpoints whose acknowledgments take far longer than their peers'; ``sent_ns`` of all messages."""
     of = np.full(len(exchanges), -1)
     for number, instance in enumerate(instances):
-        of[instance.rows] = number
+        if (
+            instance.processes is None and not instance.hides_ranks
+        ):  # else others at the endpoint are not in it
+            of[instance.rows] = number
     known = (of >= 0) & (exchanges["retransmitted"] == 0)
     for name in ("taken_ns", "arrived_end_ns"):
         known &= exchanges[name] != NEVER
@@ -50,14 +54,24 @@ def find_queues(
     came, taken = exchanges["arrived_end_ns"][at], exchanges["taken_ns"][at]
     row = places_of(of[at], exchanges["dst"][at], entries)
     inside = (row >= 0) & (came >= entries.enter_ns[row]) & (taken <= entries.leave_ns[row])
-    took, end = (taken - came)[inside], entries.endpoint[row[inside]]
+    took, end, where = (taken - came)[inside], entries.endpoint[row[inside]], of[at][inside]
     seen = [e for e in np.unique(end).tolist() if np.count_nonzero(end == e) >= FEWEST]
     told = {e: np.percentile(took[end == e], (90, 95)) for e in seen}
+    known = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    span_ns = int(np.ptp(entries.leave_ns[known])) if known.any() else 0
     found = {}
     for endpoint, (usual, most) in told.items():
         others = [float(each[0]) for e, each in told.items() if e != endpoint]
         # A single peer may be the quick one.
-        if len(others) > 1 and usual > SLOW_FACTOR * max(np.median(others), 1.0):
+        if len(others) < 2:
+            continue
+        least = SLOW_FACTOR * float(np.median(others))
+        slow = (end == endpoint) & (took > least)
+        # A host that stalls once is late with many at a time.
+        worst = np.zeros(len(instances), np.int64)
+        np.maximum.at(worst, where[slow], took[slow])
+        often = np.count_nonzero(worst) >= FEWEST and is_material(int(worst.sum()), span_ns)
+        if usual > least and often:
             found[endpoint] = Queue(round(usual), round(most), round(float(np.median(others))))
     return found
 
