@@ -12,7 +12,7 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: help setup setup-run setup-live demo test check lint types format bench bench-accuracy bench-robustness \
+.PHONY: help setup setup-run setup-live demo test test-long check lint types format bench bench-accuracy bench-robustness \
 	score help-text headers bpf doca dist deb deb-check lock test-all test-pythons clean
 
 help: ## list these commands
@@ -40,9 +40,18 @@ demo: $(RUN) ## analyse a bundled capture of a job with one late rank and print 
 	@echo
 	@echo "The whole result is in $(CURDIR)/build/demo.json"
 
-test: $(READY) ## run the tests (ARGS="-k name" picks some)
-	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
-	$(PYTHON) -m pytest --durations=10 tests/root $(ARGS) || [ $$? = 5 ]  # 5: -k named none of these
+test: $(READY) ## run the tests but the long ones, the ten slowest named at the end (ARGS="-k name" picks some)
+	$(PYTHON) -m pytest -m "not long" -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
+	$(PYTHON) -m pytest -m "not long" --durations=10 tests/root $(ARGS) || [ $$? = 5 ]  # 5: none is left
+
+test-long: $(READY) ## run the long tests: fuzzing, many random inputs, whole jobs, a long-running agent
+	$(PYTHON) -m pytest -m long -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
+	$(PYTHON) -m pytest -m long --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
+
+test-all: test test-long ## run all tests
+
+test-pythons: ## run the tests with the lowest and the highest Python here (ARGS="tests/test_cli.py" picks some)
+	sh tools/pythons.sh -m "not long" $(ARGS)
 
 check: lint types test ## all that a change must pass: lint, format, types, tests
 

@@ -181,8 +181,4 @@ def test_what_is_locked_has_hashes_names_no_host_and_covers_what_is_asked_for() 
 def test_scripts_are_shell_that_any_sh_reads(script: str) -> None:
     path = ROOT / "tools" / script
     assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0
-    text = path.read_text()
-    # Daemons are never started, stopped, masked or reconfigured.
-    assert not re.search(r"^[^#]*\b(systemctl|service|invoke-rc\.d|update-rc\.d)\b(?! as)", text, re.M) or (
-        "systemctl" not in text
-    )
+    assert "systemctl" not in path.read_text()  # no daemon is started, stopped, masked or reconfigured

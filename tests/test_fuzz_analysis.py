@@ -22,6 +22,8 @@ from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.schema.tables import Vantage
 
+pytestmark = pytest.mark.long
+
 SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 

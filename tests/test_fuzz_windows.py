@@ -16,6 +16,8 @@ from readings import differences, problems, read_bytes, read_file
 
 from dpuflow.capture.base import WINDOW
 
+pytestmark = pytest.mark.long
+
 
 def long_capture(seed: int) -> bytes:
     """Random captures one after the other until they are longer than two windows."""

@@ -47,7 +47,7 @@ unpack() { # package, its program: the whole package into .cache/tools/PACKAGE, 
     if command -v "$2" >/dev/null || [ -d "$tools/$1" ]; then return 0; fi
     echo "setup: unpacking $1 into $tools (not installed: it would bring a service)"
     # shellcheck disable=SC2046 # one word a package
-    apt_install $(apt-cache depends "$1" | sed -n 's/^ *Depends: \(lib[^ <]*\)$/\1/p') || true
+    apt_install $(apt-cache depends "$1" | sed -n 's/^ *Depends: \(lib[^ <]*\)$/\1/p' | grep -v '^libjs-') || true
     room=$(mktemp -d)
     if (cd "$room" && apt-get -qq download "$1" >/dev/null && dpkg -x "$1"_*.deb unpacked); then
         mkdir -p "$tools"

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from network import HERE, Pair
 
+pytestmark = pytest.mark.long
+
 LATE_RANK, LATE_MS, STEPS = 1, 25, 24
 
 

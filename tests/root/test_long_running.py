@@ -15,6 +15,8 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live.capture import LiveCapture
 from dpuflow.live.options import LiveOptions
 
+pytestmark = pytest.mark.long
+
 STEP = 1500  # packets before the next change
 WAYS = [("ebpf", "tcx"), ("ebpf", "clsact"), ("ebpf", "xdp"), ("afpacket", "auto")]
 
