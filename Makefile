@@ -4,6 +4,7 @@ PYTHON := .venv/bin/python
 READY := .venv/.ready-test
 RUN := .venv/.ready-run
 ARGS ?=
+MINUTES ?= 5
 JOBS ?= auto
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
@@ -12,7 +13,7 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: help setup setup-run setup-live demo test check lint types format bench bench-accuracy bench-robustness \
+.PHONY: help setup setup-run setup-live demo test fuzz boundscheck check lint types format bench bench-accuracy bench-robustness \
 	score help-text headers bpf doca dist deb deb-check clean
 
 help: ## list these commands
@@ -43,6 +44,16 @@ demo: $(RUN) ## analyse a bundled capture of a job with one late rank and print 
 test: $(READY) ## run the tests (ARGS="-k name" picks some)
 	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
 	$(PYTHON) -m pytest --durations=10 tests/root $(ARGS) || [ $$? = 5 ]  # 5: -k named none of these
+
+fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column files, the DOCA adapter's ring
+	$(PYTHON) tools/fuzz.py --minutes $(MINUTES) $(ARGS)
+	$(MAKE) -s -C doca_bindings build/fuzz/ring
+	doca_bindings/build/fuzz/ring $$(($(MINUTES) * 6))
+
+boundscheck: $(READY) ## the tests of kernels with every index checked (minutes: all kernels are compiled anew)
+	NUMBA_BOUNDSCHECK=1 DPUFLOW_NUMBA=1 NUMBA_CACHE_DIR=$(CURDIR)/build/boundscheck \
+		$(PYTHON) -m pytest -q $(or $(CORE),tests/test_tcp.py tests/test_roce.py tests/test_parse_runs.py \
+		tests/test_fuzz_found.py tests/test_fuzz_reader.py tests/test_stream_kernels.py tests/test_malformed.py)
 
 check: lint types test ## all that a change must pass: lint, format, types, tests
 
