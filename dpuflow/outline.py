@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow import results
+from dpuflow.verdicts.accounts import without
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.stages import idle_shares, typical_ns
-from dpuflow.verdicts.whatif import step_without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.results import WhatIf
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.bulk import Bulk
-    from dpuflow.verdicts.judgement import Judgement
     from dpuflow.verdicts.kinds import Tokens
-    from dpuflow.verdicts.own import Own
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
@@ -81,32 +79,20 @@ def list_pipelines(
 
 
 def list_what_if(inferred: Inferred, instances: Sequence[Instance]) -> Iterator[WhatIf]:
-    """For each endpoint that is late, and whose job has steps, what a step would take without that."""
-    entries = inferred.entries
+    """For each endpoint that is late what a step of its job would take without that.
+
+    Of ranks that no capture saw nobody knows how late they would still be: there nothing is said.
+    """
+    unseen = {end for instance in instances if instance.seats for end in instance.order}
     for judgement in inferred.judgements:
-        if judgement.verdict not in ("late", "intermittent"):
+        if not judgement.late or judgement.endpoint in unseen:
             continue
-        each = next((s for s in inferred.steps if judgement.endpoint in s.endpoints), None)
-        sooner = _sooner(judgement, inferred.own, entries)
-        for stage in inferred.stages:
-            if stage.endpoint == judgement.endpoint:
-                sooner.update(stage.sooner_ns)
-        if each is None or not sooner:
-            continue
-        saving = step_without(
-            instances, entries, each, sooner, judgement.since_ns, judgement.verdict == "late"
-        )
-        if saving is not None:
-            yield results.WhatIf(judgement.endpoint, saving.step_ns, saving.without_ns)
-
-
-def _sooner(judgement: Judgement, own: Own, entries: Entries) -> dict[int, int]:
-    """By how much the rank would enter sooner if it worked like its peers, for each row where it did not."""
-    rows = np.flatnonzero((entries.endpoint == judgement.endpoint) & (own.amount_ns > 0))
-    sooner = dict(zip(rows.tolist(), own.amount_ns[rows].tolist(), strict=True))
-    for row, usual in judgement.usual_ns.items():
-        sooner.setdefault(row, min(max(int(own.excess_ns[row]), 0), usual))
-    return sooner
+        for account in inferred.accounts:
+            if judgement.endpoint in account.endpoints:
+                steady = judgement.verdict == "late"
+                told = without(account, judgement.endpoint, judgement.since_ns, steady)
+                if told is not None:
+                    yield results.WhatIf(judgement.endpoint, *told)
 
 
 def list_transfers(bulk: Sequence[Bulk], entries: Entries) -> Iterator[results.Transfer]:

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dpuflow.analysis import analyze
-from dpuflow.entries.build import Entries, blank
+from dpuflow.analysis import Worked, analyze_tables, read_captures
 from dpuflow.entries.relative import previous_row
 from dpuflow.results import Account, Analysis
+from dpuflow.schema.rows import NEVER
 from dpuflow.schema.tables import Vantage
-from dpuflow.verdicts.accounts import _walk
+from dpuflow.verdicts.paths import Paths, What
 
 MS = 1_000_000
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 
 
-def played(seed: int, ranks: int, collectives: int) -> Entries:
-    """Ranks that work for random times between collectives that all wait for the last to enter."""
-    rng = np.random.default_rng(seed)
-    work = rng.integers(1, 30 * MS, (collectives, ranks))
-    enter, leave = np.zeros((1, collectives, ranks), np.int64), np.zeros((collectives, ranks), np.int64)
-    left = np.full(ranks, 10**18)
-    for number in range(collectives):
-        enter[0, number] = left + work[number]
-        left = leave[number] = enter[0, number].max() + rng.integers(1, 3 * MS, ranks)
-    rows = np.arange(collectives * ranks)
-    entries = blank(rows // ranks, rows % ranks, np.arange(0, len(rows) + 1, ranks))
-    entries.enter_ns, entries.leave_ns = enter[0].ravel(), leave.ravel()
-    return entries
+@pytest.mark.parametrize("name", ["gloo-allreduce-n4", "mpi-allreduce-n4", "nccl-allreduce-n2"])
+@pytest.mark.parametrize("unseen", [0.0, 0.1])
+def test_segments_of_a_walk_add_up_to_the_step(name: str, unseen: float) -> None:
+    """Whatever is known of the entries: what a path has no segment for is told as nothing."""
+    worked = work_on(name)
+    entries = replace(worked.inferred.entries, enter_ns=worked.inferred.entries.enter_ns.copy())
+    entries.enter_ns[np.random.default_rng(1).random(len(entries.enter_ns)) < unseen] = NEVER
+    before, beside = previous_row(entries), np.zeros(len(entries.endpoint), bool)
+    paths = Paths(worked.exchanges, worked.instances, entries, before, [], beside, NEVER)
+    for first, last in pairwise(worked.inferred.steps[0].ends.tolist()):
+        walk = paths.walk(first, last)
+        assert sum(each.length_ns for each in walk) == entries.leave_ns[last] - entries.leave_ns[first]
+        assert all(each.length_ns > 0 for each in walk)
+        assert unseen or all(each.what != What.NOTHING for each in walk)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_segments_of_a_walk_add_up_to_the_step(seed: int) -> None:
-    ranks, each = 2 + seed, 1 + seed % 4
-    entries = played(seed, ranks, 12 * each)
-    unseen = np.random.default_rng(seed).random(len(entries.enter_ns)) < 0.1 * (seed % 3)
-    entries.enter_ns[unseen] = np.iinfo(np.int64).min
-    before = previous_row(entries)
-    ends = np.arange(each - 1, 12 * each, each) * ranks + seed % ranks
-    for first, last in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        walk = _walk(entries, before, first, last)
-        assert sum(length for length, _, _ in walk) == entries.leave_ns[last] - entries.leave_ns[first]
-        assert all(length >= 0 for length, _, _ in walk)
-        assert unseen.any() or all(row >= 0 for _, row, _ in walk)
+def work_on(name: str) -> Worked:
+    files = sorted((TRACES / name).glob("node*.pcap.gz"))
+    vantages = [Vantage(file.name.partition(".")[0], (str(file),)) for file in files]
+    return analyze_tables(read_captures(vantages, 1, None))
 
 
 def trace(name: str) -> Analysis:
-    files = sorted((TRACES / name).glob("node*.pcap.gz"))
-    return analyze([Vantage(file.name.partition(".")[0], (str(file),)) for file in files])
+    return work_on(name).analysis
 
 
 def total(account: Account) -> int:

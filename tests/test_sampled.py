@@ -57,7 +57,7 @@ def test_a_sample_is_told_by_its_numbers(job: dict, one_of: int, transport: str,
     (sentence,) = [line for line in result.limits if "sampled at about 1 of" in line]
     assert "lateness" in sentence
     text = " ".join(" ".join(text_lines(result)).split())
-    assert text.startswith("NO VERDICT: these captures hold about 1 of ")
+    assert text.startswith("NO VERDICT: about 1 in ")
     assert json.loads("\n".join(json_lines(result)))["captures"][0]["sampled_one_of"] == round(
         capture.sampled, 2
     )

@@ -1,4 +1,4 @@
-"""Replays against the same job played again without the fault, and what groups and steps are for."""
+"""Steps without a rank's lateness against the same job without it, and what groups and steps are for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.results import Analysis
 from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schema.rows import Op
-from dpuflow.verdicts.whatif import _needs
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -61,14 +60,6 @@ def test_only_steps_since_the_onset_count() -> None:
 
 def test_a_sound_job_has_nothing_to_save() -> None:
     assert job(RING, lambda rank, turn: 0).what_if == []
-
-
-def test_what_leaving_depends_on() -> None:
-    assert _needs(RING, 4, 0) == ((0, 1, 2, 3),) * 4
-    assert _needs(ROOTED, 3, 1) == ((0, 1), (0, 1, 2), (1, 2))
-    assert _needs(algorithm_of(Op.BROADCAST, "chain"), 3, 0) == ((0, 1), (0, 1), (0, 1, 2))
-    assert _needs(algorithm_of(Op.REDUCE, "linear"), 3, 0) == ((0, 1, 2), (0, 1), (0, 2))
-    assert _needs(None, 2, 0) == ((0, 1), (0, 1))
 
 
 # -- what for -----------------------------------------------------------------------------------

@@ -161,13 +161,10 @@ def stamps(rng: Random) -> None:
 
 def mixes(rng: Random) -> None:
     """Packets of some shapes, in turns, within the bound of memory."""
-    made = [
-        shapes.SHAPES[name](rng.randrange(2000, 40_000), rng) for name in rng.sample(sorted(shapes.SHAPES), 2)
-    ]
-    frames = itertools.chain(*(pair for pair in itertools.zip_longest(*([each] for each in made))))
-    raw = shapes.capture(
-        (f for part in frames if part is not None for f in part), rng.choice((1, 1000, 10**6))
-    )
+    names = rng.sample(sorted(shapes.SHAPES), 2)
+    made = [shapes.SHAPES[name](rng.randrange(2000, 40_000), rng) for name in names]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*made))
+    raw = shapes.capture((f for f in turns if f is not None), rng.choice((1, 1000, 10**6)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.pcap")
         path.write_bytes(raw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import queue
@@ -24,7 +25,7 @@ from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.schema.rows import NEVER, MessageFlag
-from dpuflow.store.columns import load_tables, save_tables
+from dpuflow.store.columns import load_tables, machine_of, save_tables
 from dpuflow.store.segments import (
     Segment,
     join_segments,
@@ -72,6 +73,7 @@ class History:
         self.folder = settings.directory
         self._lock = claim(self.folder, vantage)
         self.stand = Stand()
+        self._machine = machine_id()
         self._from_ns = NEVER  # messages that ended later have not been handed over
         self._before: Counts | None = None
         self._waiting: queue.Queue[CaptureTables | dict[str, Any] | None] = queue.Queue(QUEUE)
@@ -86,6 +88,7 @@ class History:
         if until_ns - self._from_ns < self.settings.segment * 1e9 and not last:
             return
         part = cut(tables, self._before, counts, self._from_ns, until_ns, last)
+        part.info.machine = self._machine
         self._from_ns = until_ns
         if len(part.messages) or (last and part.info.packets):
             self._before = counts  # else what was counted goes into the next one
@@ -183,7 +186,11 @@ class History:
         """Merge small segments, and let the oldest go that are beyond size or age."""
         # Of this vantage point alone: what else lies in the folder is another's.
         own = place_name(self.vantage)
-        found = [s for s in named_segments(self.folder) if s.vantage == own]
+        found = [
+            s
+            for s in named_segments(self.folder)
+            if s.vantage == own and machine_of(s.path) in ("", self._machine)
+        ]
         mine = widest(found)
         for part in set(found) - set(mine):  # of what has been merged already
             os.unlink(part.path)
@@ -231,6 +238,15 @@ class History:
         gone = {s.path for s in first}
         rest = [s for s in segments if s.path not in gone]
         return [*rest, Segment(path, first[0].vantage, start_ns, end_ns)]
+
+
+def machine_id() -> str:
+    """What this machine is called for good, derived from machine-id(5), which itself is to stay here."""
+    try:
+        with open("/etc/machine-id", "rb") as file:
+            return hashlib.blake2s(b"dpuflow history", key=file.read(32).strip(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
 
 
 def claim(folder: str, vantage: str) -> int | None:

@@ -41,7 +41,7 @@ class Outlets:
         from dpuflow.agent import routes, webhook
 
         self._board = board
-        self._sender = socket.gethostname()
+        self._sender = config.node or socket.gethostname()
         self._run = secrets.token_hex(4)  # tells cursors of this run from those of another
         self._config = config
         self.webhooks = webhook.start(board, config.webhooks, self._sender)

@@ -57,13 +57,17 @@ class Service:
         self.config, self.log = config, log
         self.board = board or Board()
         self.lock = threading.Lock()
-        self.stream = Stream(socket.gethostname())
+        self.stream = Stream(config.node or socket.gethostname())
         self.budget = Budget(config.limits.cpu)
         self.pace = Pace(self.budget, self.stream.held, 0)
         self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
         self.governor = _governor(config)
-        self.tracker = Tracker(config.analysis.confirm, config.analysis.hold, IDLE_S)
-        self.windows = Windows(config.windows, _ranks(config))
+        self.tracker = Tracker(
+            config.analysis.confirm, config.analysis.hold, IDLE_S, config.analysis.runbooks
+        )
+        from dpuflow.identity.rankmap import read_hosts
+
+        self.windows = Windows(config.windows, _ranks(config), read_hosts())
         self.generation = 1
         self._started_s = time.monotonic()
         self._number = self._collectives = 0
@@ -283,6 +287,7 @@ class Service:
         self.generation += 1
         self.log.set(config.log.level, config.log.format)
         self.tracker.confirm_s, self.tracker.hold_s = config.analysis.confirm, config.analysis.hold
+        self.tracker.runbooks = config.analysis.runbooks
         self.windows.settings = config.windows
         self.budget.share = config.limits.cpu
         self.governor = _governor(config)

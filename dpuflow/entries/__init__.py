@@ -19,6 +19,7 @@ from dpuflow.entries.relative import (
     against_others,
     claim,
     medians,
+    places_of,
     previous_leave,
     previous_row,
     relate,
@@ -26,6 +27,7 @@ from dpuflow.entries.relative import (
 )
 from dpuflow.entries.tails import BEYOND, Tail, hand_overs
 from dpuflow.entries.upper import Bounded, bound_above
+from dpuflow.entries.within import gpus_within
 
 __all__ = [
     "AT_LEAST",
@@ -44,8 +46,10 @@ __all__ = [
     "bound_above",
     "build_entries",
     "claim",
+    "gpus_within",
     "hand_overs",
     "medians",
+    "places_of",
     "previous_leave",
     "previous_row",
     "relate",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.entries.within import gpus_within
 from dpuflow.schema.rows import NEVER, NONE32
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ class Relative(NamedTuple):
 
 def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
     """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
-    short = np.array([i.near is not None or i.hides_ranks for i in instances], bool)
+    hides = [i.hides_ranks and not gpus_within(i) for i in instances]
+    short = np.array([i.near is not None or hidden for i, hidden in zip(instances, hides, strict=True)], bool)
     for number in np.flatnonzero(short).tolist():
-        instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
-        short[number] = instance.hides_ranks or not entries.exact[rows].all()
+        rows = slice(*entries.offsets[number : number + 2].tolist())
+        short[number] = hides[number] or not entries.exact[rows].all()
     return short
 
 
@@ -229,6 +231,18 @@ def previous_row(entries: Entries) -> NDArray[np.int64]:
     same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
     before[order[1:][same]] = order[:-1][same]
     return before
+
+
+def places_of(
+    collective: NDArray[np.int64], endpoint: NDArray[np.integer], entries: Entries
+) -> NDArray[np.int64]:
+    """The row of Entries of an endpoint in a collective, -1 without one."""
+    width = int(max(entries.endpoint.max(initial=0), endpoint.max(initial=0))) + 1
+    key, asked = entries.collective * width + entries.endpoint, collective * width + endpoint
+    order = np.argsort(key, kind="stable")
+    at = np.searchsorted(key[order], asked)
+    found = order[np.minimum(at, len(order) - 1)]
+    return np.asarray(np.where(key[found] == asked, found, -1), np.int64)
 
 
 def _latest_before(entries: Entries, when: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -46,11 +46,21 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
         edges=[row for each in islands for row in each.edges],
         what_if=[row for n in leading if not of_nodes[n] for row in islands[n].what_if],
         steps=[row for n in leading for row in islands[n].steps],
+        accounts=[
+            replace(row, group=_group_of(islands[n].groups[row.group].endpoints, groups))
+            for n in leading
+            for row in islands[n].accounts
+        ],
         pipelines=[row for each in islands for row in each.pipelines],
         transfers=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.transfers)],
         limits=list(_limits(islands)),
     )
     return replace(whole, findings=list(_findings(islands, chosen, whole)))
+
+
+def _group_of(members: Sequence[int], groups: Sequence[Group]) -> int:
+    """The group of all islands that has these members of one."""
+    return next(group.id for group in groups if set(members) <= set(group.endpoints))
 
 
 def _leading(ties: Sequence[Sequence[int]]) -> list[int]:
@@ -156,8 +166,12 @@ def _lateness(
 
         number, best = max(sure, key=lambda each: said(each[1]))
         own = node[best.endpoint] if of_nodes[number] else None
-        found.append((number, best, best if own is None else replace(best, endpoint=own, node=own)))
+        found.append((number, best, best if own is None else _of_node(islands[0], best, own)))
     return found
+
+
+def _of_node(first: Analysis, row: Lateness, node: int) -> Lateness:
+    return replace(row, endpoint=node, node=node, address=first.endpoints[node].address)
 
 
 def _findings(

@@ -41,7 +41,7 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.join.unwound import unwound
-from dpuflow.schema.rows import NEVER, TRANSFER, MessageFlag, Role, Seen, Wire
+from dpuflow.schema.rows import NEVER, TRANSFER, Framing, MessageFlag, Role, Seen, Transport, Wire
 from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
@@ -403,23 +403,30 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         names = " or ".join(address(common.endpoints[ends[0]]) for ends in sets)
         limits.append(
             f"{captures[capture].info.vantage} may sit at {names}: each takes part in all its packets, "
-            "so it is not known whose own times it holds."
+            "so whose clock and times it holds is unknown."
         )
     local = {row for rows in common.local for row in rows}
     if local:
-        ends = np.unique(np.concatenate([common.flows["src"], common.flows["dst"]]).astype(np.int64))
+        flows = common.flows
+        # Clients of a service are known by plain streams alone: they are no nodes of the job.
+        plain = (flows["transport"] == Transport.TCP) & np.isin(
+            flows["framing"], (Framing.NONE, Framing.UNKNOWN)
+        )
+        flows = flows[~plain] if (~plain).any() else flows
+        ends = np.unique(np.concatenate([flows["src"], flows["dst"]]).astype(np.int64))
         absent = [address(common.endpoints[row]) for row in ends if row not in local]
         if absent:
             shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
             limits.append(
                 f"Not captured at their own nodes: {shown}. "
-                "What they sent is seen on the way or on arrival only; captures there would show more."
+                "What they sent was seen in transit or on arrival only; capture there, too."
             )
     for tables in captures:
         beyond = (tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)) != 0
         if not beyond.any():
             continue
         sends = beyond & np.isin(tables.messages["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+        sends &= (tables.messages["flags"] & np.uint8(MessageFlag.GAP)) == 0
         if sends.any():
             limits.append(
                 f"{tables.info.vantage}: {np.count_nonzero(sends)} messages of libfabric are cut within their"
@@ -429,9 +436,9 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         hidden = int(np.count_nonzero(beyond & ~sends))
         if hidden:
             told = (
-                "header lies beyond the snap length or was lost; its"
+                "header was cut off by the snap length or lost; its"
                 if hidden == 1
-                else "headers lie beyond the snap length or were lost; their"
+                else "headers were cut off by the snap length or lost; their"
             )
             limits.append(f"{tables.info.vantage}: {hidden} message {told} fields are inferred.")
     return limits

@@ -55,6 +55,8 @@ STREAM = np.dtype(
         ("total_out_of_order", "i4"),
         ("total_missing", "i4"),
         ("total_zero_window", "i4"),
+        ("total_spurious", "i4"),  # of those retransmitted, what the receiver had already
+        ("unechoed", "i4"),  # of these, told by their ACKs; a D-SACK of each is still to come
         ("total_ecn", "i4"),
         ("full", "i4"),  # payload of a full segment: the smallest sent without PSH, 0: none yet
         ("state", "u1"),

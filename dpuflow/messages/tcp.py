@@ -299,6 +299,7 @@ class TcpMessages:
             ("out_of_order", "total_out_of_order"),
             ("missing", "total_missing"),
             ("zero_window", "total_zero_window"),
+            ("spurious", "total_spurious"),
         ):
             flows[column][tcp] = streams[name][tcp]
         seen = tcp & (streams["total_packets"] > 0)

@@ -1,23 +1,27 @@
 """Where the time of steps went: each step along its critical path, in parts that add up to it.
 
-In: entries, causes, what ranks answer for, and the job's steps. Out: one account a job. The path is walked
-back from the end of a step: a rank left its collective when the last one to enter it had come (what lies
-between is transfer), and that one came when it had worked since it left its collective before. Unexplained
-is the excess over what is usual of work whose end is not told exactly, and of transfers without a loss, a
-slow link or a late credit. Pipelines have none: of their stages no one waits for all.
+In: paths (``paths``), causes, what ranks answer for, and the job's steps; where a job repeats none, its
+collectives one after the other. Out: one account a job. Unexplained is what of a path nothing in the captures
+tells, and the excess over what is usual of work whose end is not told exactly, and of messages that left
+their sender's node slowly, though nothing of them was lost or marked. What they were on their way beyond
+the usual is the network's. What a step would take without a rank's lateness is read off the same paths:
+they shorten by that, until another rank is the one that its peers wait for.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from dpuflow.entries import Rule, previous_row
-from dpuflow.schema.rows import NEVER
+from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
+from dpuflow.verdicts.paths import Paths, What
+from dpuflow.verdicts.steps import jobs, own_rows
+from dpuflow.verdicts.troubles import troubled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,173 +29,299 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
     from dpuflow.verdicts.causes import Causes
-    from dpuflow.verdicts.own import Own
+    from dpuflow.verdicts.links import Links
+    from dpuflow.verdicts.paths import Segment
+    from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.steps import Steps
 
 MOST: Final = 400
 """Steps that are walked: the last ones stand for all."""
+FEWEST: Final = 3
+"""Segments that it takes to say what is usual of their like."""
+WIDEST: Final = 1 << 18
+"""Messages of these steps at most."""
+
+Key = tuple[str, int]
+"""A part's name and its endpoint, -1 for none."""
 
 
 @dataclass
 class Account:
     """The mean of a job's typical steps, ns: those of the middle half by length; all parts add up to it.
 
-    ``waited`` is of ``work``: what a rank worked longer than its peers while these waited for it.
-    ``hidden_share``: of all steps' time, the unexplained share.
+    ``in_node``: between input and output of an endpoint whose node has several ranks. ``waited`` is of
+    ``work``: what peers waited for a rank because it worked longer than they. ``hidden_share``: of all steps'
+    time, the unexplained share. ``lengths_ns``, ``ends_ns`` and ``saved_ns`` (by endpoint) are of each step.
     """
 
     group: int
     steps: int
+    endpoints: list[int]
     work: dict[int, int] = field(default_factory=dict)
     waited: dict[int, int] = field(default_factory=dict)
+    in_node: dict[int, int] = field(default_factory=dict)
     library: int = 0
     transfer: int = 0
     network: int = 0
     credit: int = 0
     unexplained: int = 0
     hidden_share: float = 0.0
+    lengths_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    saved_ns: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Time of the step in which nobody on its path worked: communication that nothing hides."""
+        named = self.library + self.transfer + self.network + self.credit
+        return named + sum(self.in_node.values())
 
     @property
     def step_ns(self) -> int:
         """How long the step is."""
-        named = self.library + self.transfer + self.network + self.credit
-        return sum(self.work.values()) + named + self.unexplained
+        return sum(self.work.values()) + self.exposed_ns + self.unexplained
+
+
+class Known(NamedTuple):
+    """What the stages before came to, by rows of Entries where nothing else is said."""
+
+    causes: Causes
+    links: Links
+    apart: NDArray[np.bool_]  # of each collective: a transfer between two
+    beside: NDArray[np.bool_]  # its rank goes on beside its collectives (``overlap``)
+    sooner_ns: NDArray[np.int64]  # so much sooner it would have come if it worked like its peers
+    kind: NDArray[np.int64]  # of each collective its operation, size and group (``kinds_of``)
+    group: NDArray[np.int64]  # ... and its group
 
 
 def account_for(
-    steps: Sequence[Steps],
+    exchanges: Rows,
+    instances: Sequence[Instance],
     entries: Entries,
-    causes: Causes,
-    own: Own,
-    slow: NDArray[np.bool_],
-    kind: NDArray[np.int64],
-    group: NDArray[np.int64],
-    tied: NDArray[np.bool_],
+    steps: Sequence[Steps],
+    pipelines: Sequence[Pipeline],
+    known: Known,
 ) -> list[Account]:
-    """One account for each job with steps of collectives; ``slow`` marks rows whose endpoint has a slow link.
-
-    ``kind`` numbers each collective's operation, size and group (``kinds_of``), ``group`` its group; ``tied``
-    as of ``tied_rows``.
-    """
+    """One account for each job."""
     before, found = previous_row(entries), []
-    for each in steps:
-        if 2 * tied[np.isin(entries.endpoint, each.endpoints)].mean() < 1:
+    of = {end: each.ends for each in steps for end in each.endpoints}
+    rows_before = np.cumsum([0, *(len(i.rows) for i in instances)])
+    for members in jobs(instances):
+        ends = of.get(members[0])
+        if ends is None:
+            ends = max((own_rows(entries, end) for end in members), key=len)
+        ends = ends[entries.leave_ns[ends] != NEVER][-MOST - 1 :]
+        if len(ends):
+            number = entries.collective[ends]
+            ends = ends[rows_before[number[-1]] - rows_before[number] <= WIDEST]
+        if len(ends) < 2:
             continue
-        ends = each.ends[-MOST - 1 :]
-        walks = [
-            _walk(entries, before, *pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-        ]
-        walks = [walk for walk in walks if walk]
-        if walks:
-            number = int(group[entries.collective[each.ends[-1]]])
-            found.append(_sum_up(walks, number, entries, causes, own, slow, kind))
-    return found
-
-
-Segment = tuple[int, int, bool]
-"""Length in ns; row of the last rank to enter the collective, -1 where none is known; whether it is work."""
-
-
-def _walk(entries: Entries, before: NDArray[np.int64], first: int, last: int) -> list[Segment]:
-    """The step from leaving row ``first`` to leaving row ``last``, from its end to its beginning."""
-    begin, now, row = int(entries.leave_ns[first]), int(entries.leave_ns[last]), last
-    found: list[Segment] = []
-    while now > begin and row >= 0:
-        number = int(entries.collective[row])
-        rows = slice(int(entries.offsets[number]), int(entries.offsets[number + 1]))
-        enter = entries.enter_ns[rows]
-        there = np.where((enter != NEVER) & (enter < now), enter, NEVER)
-        latest = rows.start + int(np.argmax(there))
-        came = max(int(there.max()), begin)
-        if there.max() == NEVER:
-            break
-        found.append((now - came, latest, False))
-        now, row = came, int(before[latest])
-        if row >= 0 and entries.leave_ns[row] != NEVER and now > begin:
-            left = max(min(int(entries.leave_ns[row]), now), begin)
-            found.append((now - left, latest, True))
-            now = left
-    if now > begin:
-        found.append((now - begin, -1, False))
+        since = int(entries.leave_ns[ends[0]])
+        paths = Paths(exchanges, instances, entries, before, pipelines, known.beside, since)
+        walks = [paths.walk(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        account = Account(int(known.group[entries.collective[ends[-1]]]), len(walks), members)
+        account.lengths_ns, account.ends_ns = np.diff(entries.leave_ns[ends]), entries.leave_ns[ends[1:]]
+        _sum_up(account, walks, exchanges, instances, entries, known)
+        found.append(account)
     return found
 
 
 def _sum_up(
+    account: Account,
     walks: Sequence[Sequence[Segment]],
-    group: int,
+    exchanges: Rows,
+    instances: Sequence[Instance],
     entries: Entries,
-    causes: Causes,
-    own: Own,
-    slow: NDArray[np.bool_],
-    kind: NDArray[np.int64],
-) -> Account:
-    usual = _usual_ns(walks, entries, kind)
-    sums = [_parts(walk, usual, entries, causes, own, slow, kind) for walk in walks]
-    lengths = np.array([sum(each[0] for each in walk) for walk in walks])
+    known: Known,
+) -> None:
+    """Fill in the parts of the typical steps, and what each step would be shorter by."""
+    usual = _Usual(walks, exchanges, entries, known)
+    shared = {n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks}
+    joins = _Joins(instances, entries)
+    sums = [_parts(walk, usual, shared, entries, known) for walk in walks]
+    saved = [joins.saved(walk, known.sooner_ns) for walk in walks]
+    lengths = account.lengths_ns
     low, high = np.percentile(lengths, (25, 75))
-    typical = [part for part, length in zip(sums, lengths.tolist(), strict=True) if low <= length <= high]
-    total: defaultdict[tuple[str, int], int] = defaultdict(int)
-    for part in typical:
-        for key, ns in part.items():
+    typical = [n for n, length in enumerate(lengths.tolist()) if low <= length <= high]
+    total: defaultdict[Key, int] = defaultdict(int)
+    for number in typical:
+        for key, ns in (*sums[number].items(), *((("waited", e), ns) for e, ns in saved[number].items())):
             total[key] += ns
-    account = Account(group, len(walks))
     for (name, endpoint), ns in sorted(total.items()):
         mean = round(ns / len(typical))
-        if name in ("work", "waited"):
+        if name in ("work", "waited", "in_node"):
             getattr(account, name)[endpoint] = mean
         else:
             setattr(account, name, mean)
     hidden = sum(part.get(("unexplained", -1), 0) for part in sums)
     account.hidden_share = hidden / max(int(lengths.sum()), 1)
-    return account
+    late = sorted({endpoint for each in saved for endpoint in each})
+    account.saved_ns = {e: np.array([each.get(e, 0) for each in saved], np.int64) for e in late}
 
 
-def _usual_ns(
-    walks: Sequence[Sequence[Segment]], entries: Entries, kind: NDArray[np.int64]
-) -> dict[tuple[int, bool], float]:
-    """The median segment of each kind of collective, work and transfer apart."""
-    seen: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
-    for walk in walks:
-        for length, row, works in walk:
-            if row >= 0:
-                seen[int(kind[entries.collective[row]]), works].append(length)
-    return {key: float(np.median(lengths)) for key, lengths in seen.items()}
+class _Usual:
+    """What is usual of segments: the median of their like, of messages on the same link.
+
+    Messages that the network held up are compared with those of the same size on other links, too.
+    """
+
+    def __init__(
+        self, walks: Sequence[Sequence[Segment]], exchanges: Rows, entries: Entries, known: Known
+    ) -> None:
+        self.kind = known.kind[entries.collective].tolist()
+        self.held = _held_up(exchanges, known.links)
+        columns = (exchanges[name].tolist() for name in ("bytes", "src", "dst"))
+        self.messages = list(zip(*columns, strict=True))
+        seen: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for segment in (segment for walk in walks for segment in walk if segment.row >= 0):
+            for key in self._like(segment):
+                seen[key].append(segment.length_ns)
+        self.median = {
+            key: float(np.median(lengths)) for key, lengths in seen.items() if len(lengths) >= FEWEST
+        }
+
+    def _like(self, segment: Segment) -> list[tuple[int, ...]]:
+        what, _, row, exchange = segment
+        if exchange < 0:
+            return [(what, self.kind[row])]
+        nbytes, src, dst = self.messages[exchange]
+        alike = (what, self.kind[row], nbytes)
+        return [alike] if self.held[exchange] else [(*alike, src, dst), alike]
+
+    def beyond_ns(self, segment: Segment) -> int:
+        """By how much a segment is longer than usual; of what has no like, nothing is known to be."""
+        medians = (self.median[key] for key in self._like(segment) if key in self.median)
+        return max(segment.length_ns - round(next(medians, segment.length_ns)), 0)
+
+
+def _held_up(exchanges: Rows, links: Links) -> list[bool]:
+    """Messages of which packets were sent again or marked, and those over slow links."""
+    found = troubled(exchanges)
+    for src, dst in zip(links.src[links.slow].tolist(), links.dst[links.slow].tolist(), strict=True):
+        found |= (exchanges["src"] == src) & (exchanges["dst"] == dst)
+    return list(found.tolist())
 
 
 def _parts(
     walk: Sequence[Segment],
-    usual: dict[tuple[int, bool], float],
+    usual: _Usual,
+    shared: set[int],
     entries: Entries,
-    causes: Causes,
-    own: Own,
-    slow: NDArray[np.bool_],
-    kind: NDArray[np.int64],
-) -> dict[tuple[str, int], int]:
-    """The parts of one step, by name and endpoint (-1 for none)."""
-    parts: defaultdict[tuple[str, int], int] = defaultdict(int)
-    for length, row, works in walk:
+    known: Known,
+) -> dict[Key, int]:
+    """The parts of one step."""
+    parts: defaultdict[Key, int] = defaultdict(int)
+    for segment in walk:
+        what, length, row, _ = segment
         if row < 0:
             parts["unexplained", -1] += length
             continue
-        number, endpoint = int(entries.collective[row]), int(entries.endpoint[row])
-        rows = slice(int(entries.offsets[number]), int(entries.offsets[number + 1]))
-        beyond = max(length - round(usual[int(kind[number]), works]), 0)
-        cause = causes.cause[row : row + 1] if works else causes.cause[rows]
-        if (cause == NETWORK).any() or (
-            not works and bool((entries.retransmitted[rows] > 0).any() or slow[rows].any())
-        ):
-            why = "network"
-        elif (cause == RECEIVER).any():
-            why = "credit"
-        elif works and entries.rule[row] == Rule.QUEUED:
-            why = "library"
+        endpoint, number = int(entries.endpoint[row]), int(entries.collective[row])
+        beyond = usual.beyond_ns(segment)
+        mine, why = ("work", endpoint), ""
+        if what == What.WORK:
+            why = _why_longer(row, entries, known)
+        elif what in (What.SENT, What.MOVED):
+            mine = ("transfer", -1)
+            why = "network" if what == What.MOVED or usual.held[segment.exchange] else "unexplained"
+        elif number in shared:
+            mine = ("in_node", endpoint)
+        elif what == What.CREDIT:
+            mine = ("credit", -1)
         else:
-            why = "" if works and entries.exact[row] else "unexplained"
+            mine = ("library", -1)
+            if what == What.FIRST:  # so long it had its input, and did not send: it was not there
+                parts["work", endpoint] += beyond
+                length -= beyond
         if why:
             parts[why, -1] += beyond
             length -= beyond
-        parts[("work", endpoint) if works else ("transfer", -1)] += length
-        if works and own.amount_ns[row] > 0:
-            parts["waited", endpoint] += min(int(own.amount_ns[row]), length)
+        parts[mine] += length
     return parts
+
+
+def _why_longer(row: int, entries: Entries, known: Known) -> str:
+    """What else than work the excess of a rank's work over the usual may be; nothing where it is exact."""
+    cause = known.causes.cause[row]
+    if cause == NETWORK:
+        return "network"
+    if cause == RECEIVER:
+        return "credit"
+    if entries.rule[row] == Rule.QUEUED:
+        return "library"
+    return "" if entries.exact[row] or known.apart[entries.collective[row]] else "unexplained"
+
+
+class _Joins:
+    """By how much each collective's last rank came after the second last."""
+
+    def __init__(self, instances: Sequence[Instance], entries: Entries) -> None:
+        self.instances, self.entries = instances, entries
+        count = len(entries.offsets) - 1
+        self.last, self.second = np.full((2, count), -1)
+        order = np.lexsort((entries.enter_ns, entries.collective))
+        ends = entries.offsets[1:] - 1
+        several = np.diff(entries.offsets) > 1
+        self.last[:] = order[ends] if count else -1
+        self.second[several] = order[ends[several] - 1]
+        self.members = [frozenset(i.order) for i in instances]
+
+    def _bound(self, row: int) -> tuple[int, int] | None:
+        """How much sooner the rank may come until another one is last, and which; None where none is."""
+        number = int(self.entries.collective[row])
+        instance, enter = self.instances[number], self.entries.enter_ns
+        place = row - int(self.entries.offsets[number])
+        root = instance.op in (Op.BROADCAST, Op.SCATTER) and place == instance.root
+        if instance.op == Op.SEND_RECV or root:
+            return None
+        second = int(self.second[number])
+        if second < 0 or enter[second] == NEVER or enter[row] == NEVER:
+            return None
+        lead = int(enter[row] - enter[second]) if row == self.last[number] else 0
+        return max(lead, 0), int(self.entries.endpoint[second])
+
+    def saved(self, walk: Sequence[Segment], sooner_ns: NDArray[np.int64]) -> dict[int, int]:
+        """By endpoint what the step would be shorter by without its lateness.
+
+        Where a rank came last to a collective, what is taken off before that counts as far as it came after
+        the second last: until, further back, that one was in what the path passes, too, and would come
+        sooner as well.
+        """
+        found: defaultdict[int, int] = defaultdict(int)
+        bounds: list[list[int]] = []
+        last = -1
+        for what, length, row, _ in walk:
+            if row < 0:
+                continue
+            number = int(self.entries.collective[row])
+            if number != last:
+                bounds = [each for each in bounds if each[1] not in self.members[number]]
+                last = number
+            if what not in (What.WORK, What.FIRST):
+                continue
+            bound = self._bound(row)
+            bounds += [list(bound)] if bound is not None and what == What.WORK else []
+            less = min([int(sooner_ns[row]), length, *(each[0] for each in bounds)])
+            if less > 0:
+                found[int(self.entries.endpoint[row])] += less
+                for each in bounds:
+                    each[0] -= less
+        return found
+
+
+def without(account: Account, endpoint: int, from_ns: int | None, steady: bool) -> tuple[int, int] | None:
+    """The typical step, and without the endpoint's lateness, ns; None where steps are too few.
+
+    ``from_ns``: steps that began before are left out (the rank was not late then). ``steady``: the median
+    step is told, which lateness that comes now and then leaves as it is; else the mean.
+    """
+    chosen = account.ends_ns - account.lengths_ns >= (NEVER if from_ns is None else from_ns)
+    saved = account.saved_ns.get(endpoint, np.zeros(len(chosen), np.int64))
+    if chosen.sum() < 2:
+        return None
+    typical = np.median if steady else np.mean
+    lengths = account.lengths_ns[chosen]
+    return round(float(typical(lengths))), round(float(typical(lengths - saved[chosen])))

@@ -62,6 +62,7 @@ def causes_of(
     awaited: NDArray[np.int64] | None = None,
     kin: NDArray[np.int64] | None = None,
     overlap: Overlap | None = None,
+    queued: NDArray[np.int64] | None = None,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
 
@@ -70,6 +71,7 @@ def causes_of(
     ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is the row of
     the same group's collective before. ``overlap`` says whose work goes on beside their collectives: of these
     it also counts how long ago they had entered the one before, and not again what they were late by before.
+    ``queued``: so long each first message may have waited in its own node (``queued_ns``), which is no work.
     """
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
@@ -92,12 +94,15 @@ def causes_of(
         excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
         excess = overlap.less_carried(excess, entries)
     excess[staged] = NEVER
+    if queued is not None:
+        excess = np.where(excess > 0, np.maximum(excess - queued, 0), excess)
     least = _held_peers(entries)
     excess = _beyond_free(entries, left, excess, least, instances)
     beside = seen_from_beside(instances, entries)
     # How much longer it worked is not seen of such a rank, only how much later it entered.
     excess = np.where(beside.rows & ~staged & (last >= 0), beside.lead_ns, excess)
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
+    troubled |= queued > 0 if queued is not None else False
     known = excess != NEVER
     with np.errstate(invalid="ignore"):
         beyond_links = np.where(known, excess - beside.held_ns, -np.inf)

@@ -14,15 +14,17 @@ import numpy as np
 
 from dpuflow.entries import bound_above, claim, previous_row, relate, short_of_ranks, weigh
 from dpuflow.identity.endpoints import uncaptured
-from dpuflow.verdicts.accounts import account_for
+from dpuflow.schema.rows import Op
+from dpuflow.verdicts.accounts import Known, account_for
 from dpuflow.verdicts.awaited import group_before, left_before, unread_until
 from dpuflow.verdicts.beside import busy_elsewhere, never_captured
 from dpuflow.verdicts.bulk import fed_rows, find_bulk
 from dpuflow.verdicts.causes import causes_of
 from dpuflow.verdicts.charges import charge
+from dpuflow.verdicts.confidence import with_confidence
 from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares
 from dpuflow.verdicts.edges import measure_edges
-from dpuflow.verdicts.judgement import add_stages, doubt, judge
+from dpuflow.verdicts.judgement import add_stages, doubt, judge, sooner_ns
 from dpuflow.verdicts.kinds import find_tokens, group_kinds
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.overlap import find_overlap
@@ -35,6 +37,7 @@ from dpuflow.verdicts.stages import compare_stages
 from dpuflow.verdicts.stalls import without_stalls
 from dpuflow.verdicts.steps import find_steps
 from dpuflow.verdicts.troubles import waiting_rows
+from dpuflow.verdicts.turnaround import find_queues, queued_ns
 from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
+    from dpuflow.verdicts.turnaround import Queue
 
 
 class Inferred(NamedTuple):
@@ -71,11 +75,12 @@ class Inferred(NamedTuple):
     causes: Causes
     own: Own
     links: Links
+    queues: dict[int, Queue]
     groups: list[list[int]]  # endpoints of each group, in order of its first collective
     kinds: list[Kind | None]  # per group
     group_of: NDArray[np.int64]  # per collective
     steps: list[Steps]
-    accounts: list[Account]  # of jobs with steps
+    accounts: list[Account]  # one a job
     tokens: list[Tokens | None]  # per job's steps
     pipelines: list[Pipeline]
     stages: list[Stage]
@@ -102,6 +107,9 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     kin = group_before(dated, group_of)
     taken = taken_until(exchanges, instances, entries)
     steps, step = find_steps(instances, entries, group_of)
+    queues = find_queues(exchanges, joined.columns["sent_ns"], instances, entries)
+    queued = queued_ns(queues, entries)
+    overlap = find_overlap(instances, dated, previous_row(dated), group_of, step)
     causes = causes_of(
         instances,
         dated,
@@ -115,7 +123,8 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
             taken_before(instances, dated, taken),
         ),
         kin,
-        find_overlap(instances, dated, previous_row(dated), group_of, step),
+        overlap,
+        queued,
     )
     waiting = waiting_rows(exchanges, instances, entries, causes, slow, group_of)
     pipelines = find_pipelines(instances, entries, step, taken)
@@ -132,15 +141,24 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
     unread = unread_shares(joined, exchanges, instances, bulk)
     tied = tied_rows(instances, entries)
-    told = coverage_of(instances, entries, bounded.relative, own, tied, step, unread, work.ns)
+    told = coverage_of(instances, entries, bounded.relative, own, tied, step, unread, work.ns, queued)
     judgements = doubt_untold(judgements, told, own, entries, bounded.relative)
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())
     judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
+    seen = bounded.relative
+    staged = frozenset(stage.endpoint for stage in stages if stage.verdict == "on_time") - compared
+    judgements = with_confidence(
+        judgements, told, instances, entries, seen, own, joined.captures, work.ns, staged
+    )
     verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
     for stage in stages:
         stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
 
+    sooner = sooner_ns(judgements, stages, own)
+    kind = kinds_of(instances, group_of)
+    transfers = np.array([i.op == Op.SEND_RECV for i in instances], bool)
+    known = Known(causes, links, transfers, overlap.rows, sooner, kind, group_of)
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     return Inferred(
@@ -152,11 +170,12 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         causes=causes,
         own=own,
         links=links,
+        queues=queues,
         groups=groups,
         kinds=group_kinds(groups, group_of, instances, steps, pipelines, decoding),
         group_of=group_of,
         steps=steps,
-        accounts=account_for(steps, dated, causes, own, slow, kinds_of(instances, group_of), group_of, tied),
+        accounts=account_for(exchanges, instances, dated, steps, pipelines, known),
         tokens=tokens,
         pipelines=pipelines,
         stages=stages,

@@ -156,7 +156,7 @@ def _weigh(links: Links, row: int, mine: Rows, collective: NDArray[np.int64], tr
     again, packets = int(mine["retransmitted"].sum()), max(int(mine["packets"].sum()), 1)
     segment = max(float(mine["bytes"].sum()) / packets, 1.0)
     explained = trip_ns * np.sqrt(again / packets) / (MATHIS * segment)
-    links.slow[row] = pace > SLOW_FACTOR * explained
+    links.slow[row] = links.pace_ns[row] > SLOW_FACTOR * explained
 
 
 def _round_trip_ns(picked: Rows) -> float:

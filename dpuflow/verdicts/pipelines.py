@@ -46,6 +46,7 @@ class Work(NamedTuple):
     own_ns: NDArray[np.int64]
     most_ns: NDArray[np.int64]  # the same at the most, where its receiver may have held it; else NEVER
     unit: NDArray[np.int64]  # the step each belongs to, else a running number
+    after: NDArray[np.int64]  # row of Entries that it follows from: input or last send; -1: neither
 
 
 class Pipeline(NamedTuple):
@@ -169,7 +170,13 @@ def _pipeline(
         # For each way: what the stage sends on, and what that follows from.
         out = (forward[place] if place < len(forward) else None, backward[place - 1] if place else None)
         into = (forward[place - 1] if place else None, backward[place] if place < len(backward) else None)
-        acts = np.sort(np.concatenate([np.zeros(0, np.int64), *(o.sent_ns for o in out if o is not None)]))
+        books = [book for book in out if book is not None]
+        acts, acted = (
+            np.concatenate([np.zeros(0, np.int64), *each])
+            for each in ([book.sent_ns for book in books], [book.rows for book in books])
+        )
+        order = np.argsort(acts, kind="stable")
+        acts, acted = acts[order], acted[order]
         row: list[Work | None] = []
         for way in (FORWARD, BACKWARD):
             book, source = out[way], into[way]
@@ -177,7 +184,7 @@ def _pipeline(
                 row.append(None)
                 continue
             before = np.searchsorted(acts, book.sent_ns, "left") - 1
-            since = np.where(before >= 0, acts[before], NEVER)
+            since, after = (np.where(before >= 0, each[before], NEVER) for each in (acts, acted))
             number = book.unit
             known = np.ones(len(number), bool)
             if source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
@@ -188,6 +195,7 @@ def _pipeline(
                 known[:] = schedule is not None
             if source is not None:
                 arrived, of = _inputs(source, book.sent_ns, since)
+                after = np.where(arrived > since, source.by_arrival[np.maximum(of, 0)] + 1, after)
                 since = np.maximum(since, arrived)
                 known = arrived != NEVER
                 taken = np.where(known, source.taken_ns[np.maximum(of, 0)], NEVER) if known.any() else arrived
@@ -201,7 +209,8 @@ def _pipeline(
                 known &= within == 0
             own = np.maximum(book.sent_ns - since - within, 0)
             told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
-            row.append(Work(book.rows, told, most, number))
+            after = np.where(known & (within == 0), after, -1)
+            row.append(Work(book.rows, told, most, number, after))
         work.append(row)
     return Pipeline(chain, schedule, _microbatches(forward[0] or backward[0]), work)
 

@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	memset(&session, 0, sizeof(session));
 	session.options.snaplen = number(&data, end, 2) % MOST;
-	if (ring_open(&session.ring, number(&data, end, 3)))
+	if (ring_open(&session.ring, number(&data, end, 2)))
 		return 0;
 	while (data < end) {
 		uint8_t what = number(&data, end, 1);
