@@ -438,7 +438,7 @@ def test_the_agent_watches_what_a_card_forwards(tmp_path: Path) -> None:
     )
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpuflow", "agent", "--config", config],
+            [sys.executable, "-m", "dpuflow", "agent", "--user", "root", "--config", config],
             env=card.environment,
             stderr=stream,
         )
