@@ -4,6 +4,7 @@ PYTHON := .venv/bin/python
 READY := .venv/.ready-test
 RUN := .venv/.ready-run
 ARGS ?=
+MINUTES ?= 5
 JOBS ?= auto
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
@@ -12,7 +13,8 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: help setup setup-run setup-live demo test test-long check lint types format bench bench-accuracy bench-robustness \
+.PHONY: help setup setup-run setup-live demo test test-long fuzz boundscheck check lint types format bench \
+	bench-accuracy bench-robustness \
 	score help-text headers bpf doca dist deb deb-check lock test-all test-pythons clean
 
 help: ## list these commands
@@ -52,6 +54,16 @@ test-all: test test-long ## run all tests
 
 test-pythons: ## run the tests with the lowest and the highest Python here (ARGS="tests/test_cli.py" picks some)
 	sh tools/pythons.sh -m "not long" $(ARGS)
+
+fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column files, the DOCA adapter's ring
+	$(PYTHON) tools/fuzz.py --minutes $(MINUTES) $(ARGS)
+	$(MAKE) -s -C doca_bindings build/fuzz/ring
+	doca_bindings/build/fuzz/ring $$(($(MINUTES) * 6))
+
+boundscheck: $(READY) ## the tests of kernels with every index checked (minutes: all kernels are compiled anew)
+	NUMBA_BOUNDSCHECK=1 DPUFLOW_NUMBA=1 NUMBA_CACHE_DIR=$(CURDIR)/build/boundscheck \
+		$(PYTHON) -m pytest -q $(or $(CORE),tests/test_tcp.py tests/test_roce.py tests/test_parse_runs.py \
+		tests/test_fuzz_found.py tests/test_fuzz_reader.py tests/test_stream_kernels.py tests/test_malformed.py)
 
 check: lint types test ## all that a change must pass: lint, format, types, tests
 

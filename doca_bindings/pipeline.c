@@ -118,10 +118,19 @@ static int make_selectors(struct dpuflow_doca *session, struct lane *lane)
 	struct doca_flow_match match;
 
 	lane->head = lane->pass;
-	if (options->protocols & DPUFLOW_DOCA_ANY) {
+	if (options->protocols & DPUFLOW_DOCA_ANY && options->copy_to[0]) {
 		memset(&match, 0, sizeof(match));
 		return make_selector(session, lane, "any", &match, false);
 	}
+	/* Queues take IP alone: what is none is not chosen, or it would count as copied and never come. */
+	for (int six = 1; six >= 0 && options->protocols & DPUFLOW_DOCA_ANY; six--) {
+		memset(&match, 0, sizeof(match));
+		match_ip(&match, six);
+		if (make_selector(session, lane, six ? "any IPv6" : "any IPv4", &match, false))
+			return DPUFLOW_DOCA_FAILED;
+	}
+	if (options->protocols & DPUFLOW_DOCA_ANY)
+		return DPUFLOW_DOCA_OK;
 	for (int six = 1; six >= 0; six--) {
 		memset(&match, 0, sizeof(match));
 		match_tcp(&match, six);

@@ -33,6 +33,9 @@ struct receive {
 	struct doca_pe *engine;
 	struct queue queue[LANES];
 	unsigned int taken; /* in the present look */
+	_Atomic uint64_t idle;	     /* looks that found nothing */
+	uint64_t copied, idle_then; /* at the last count, and how many such looks there had been */
+	uint64_t certain, missed;    /* copied so long ago that the queues have been empty since; lost of those */
 };
 
 static void batch(struct doca_eth_rxq_event_batch_managed_recv *event, uint16_t count, union doca_data data,
@@ -78,6 +81,7 @@ static void batch_failed(struct doca_eth_rxq_event_batch_managed_recv *event, ui
 	(void)status;
 	(void)packets;
 	atomic_fetch_add_explicit(&queue->session->broken, count, memory_order_relaxed);
+	atomic_fetch_add_explicit(&queue->session->received, count, memory_order_relaxed);
 }
 
 static int map_memory(struct dpuflow_doca *session, struct queue *queue, uint32_t *bytes)
@@ -172,20 +176,37 @@ unsigned int receive_some(struct dpuflow_doca *session)
 	session->receive->taken = 0;
 	while (doca_pe_progress(session->receive->engine) && session->receive->taken < BURST)
 		;
+	if (!session->receive->taken)
+		atomic_fetch_add(&session->receive->idle, 1);
 	return session->receive->taken;
 }
 
-/* No counter of the queue is known: what the card copied and nobody received. Its count is the older one. */
+/*
+ * No counter of the queue is known: what the card copied and nobody received. What was copied a moment ago is on
+ * its way, so that a count is taken for certain only when a whole look has found the queues empty since then (the
+ * first of two may have begun before), or when the receiving thread has ended, which empties them.
+ */
 int receive_missed(struct dpuflow_doca *session, uint64_t *packets)
 {
-	uint64_t received = atomic_load(&session->received), copied = 0;
+	struct receive *receive = session->receive;
+	uint64_t idle = atomic_load(&receive->idle), copied = 0, received;
 	int status = DPUFLOW_DOCA_OK;
 
 	for (unsigned int k = 0; k < LANES; k++)
 		for (unsigned int choice = 0; choice < session->lane[k].choices; choice++)
 			if (count_entry(session->lane[k].chosen[choice], &copied))
 				status = DPUFLOW_DOCA_FAILED;
-	*packets = copied > received ? copied - received : 0;
+	if (!session->threaded) {
+		receive->certain = copied;
+	} else if (idle >= receive->idle_then + 2) {
+		receive->certain = receive->copied;
+		receive->copied = copied;
+		receive->idle_then = atomic_load(&receive->idle);
+	}
+	received = atomic_load(&session->received);
+	if (receive->certain > received + receive->missed)
+		receive->missed = receive->certain - received;
+	*packets = receive->missed;
 	return status;
 }
 

@@ -376,6 +376,58 @@ def test_what_is_lost_is_counted(tmp_path: Path, release: str) -> None:
     assert "lost" in capturing.said
 
 
+COUNTED = """
+import sys, time
+from dpuflow.live.doca_session import Session
+from dpuflow.live.options import LiveOptions
+import numpy as np
+session = Session(LiveOptions(("03:00.0",), protocols=("any",)), "0000:03:00.0")
+room = np.zeros(1 << 22, np.uint8)
+print("ready", flush=True)
+for line in sys.stdin:  # a count after each poll, as fast as it goes, until told to end
+    until = time.monotonic() + float(line)
+    most = 0
+    while time.monotonic() < until:
+        session.poll(room)
+        most = max(most, session.counters()["no_buffer"])
+    print(most, flush=True)
+session.stop()
+print(session.counters()["no_buffer"], flush=True)
+session.close()
+"""
+
+
+@pytest.mark.parametrize("release", ["3.2", "3.3"])
+@pytest.mark.parametrize("stands", [False, True])
+def test_lost_in_the_queue_is_what_the_card_dropped(tmp_path: Path, release: str, stands: bool) -> None:
+    """From 3.3 on, packets that were on their way were counted as lost; the card's own account decides."""
+    card, frames = Card(tmp_path, release), mixed()
+    counting = subprocess.Popen(
+        [sys.executable, "-c", COUNTED], env=card.environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert counting.stdin is not None
+    assert counting.stdout is not None
+    try:
+        assert counting.stdout.readline() == "ready\n"
+        print(4, file=counting.stdin, flush=True)
+        if stands:
+            counting.send_signal(signal.SIGSTOP)
+        for _ in range(3):
+            card.send(frames)
+        if stands:
+            counting.send_signal(signal.SIGCONT)
+        most = int(counting.stdout.readline())
+        counting.stdin.close()
+        last = int(counting.stdout.readline())
+    finally:
+        counting.kill()
+        counting.wait()
+    dropped = int(card.state()["dropped"])
+    assert most <= last == dropped
+    assert not stands or dropped > 0
+
+
 def test_the_agent_watches_what_a_card_forwards(tmp_path: Path) -> None:
     """Messages of the copies reach it, and after its reload the card is taken again."""
     card, frames = Card(tmp_path, "2.9"), mixed()
@@ -386,7 +438,7 @@ def test_the_agent_watches_what_a_card_forwards(tmp_path: Path) -> None:
     )
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpuflow", "agent", "--config", config],
+            [sys.executable, "-m", "dpuflow", "agent", "--user", "root", "--config", config],
             env=card.environment,
             stderr=stream,
         )

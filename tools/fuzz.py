@@ -1,10 +1,12 @@
 """Feed broken captures to the readers and the stages after them, for as long as one likes.
 
-    python tools/fuzz.py --minutes N --seed S [--kind packets,files,lives]
+    python tools/fuzz.py --minutes N --seed S [--kind packets,files,lives,stamps,shapes,columns]
 
 packets: random packets against the plain parser. files: damaged files through the reader (twice, plain and
 compressed) and the plain parser. lives: well-formed captures of packets lost, doubled, late and
-altered, through the whole analysis. Each seed is one case; a case that fails, crashes, hangs or
+altered, through the whole analysis. stamps: the same with stamps that cannot be. shapes: packets that strain
+one table each, of any size and mix, against the bound of memory. columns: column files with flipped bits:
+what is loaded without a word is what was saved. Each seed is one case; a case that fails, crashes, hangs or
 takes too much memory is told by its kind and seed, and ``--only KIND:SEED`` runs it alone.
 
 Good captures come from ``traces`` and, where they are, from DPUFLOW_SHARED or ``../shared``.
@@ -15,8 +17,10 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gzip
+import itertools
 import os
 import resource
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,11 +41,14 @@ sys.path[:0] = [str(HOME), str(HOME / "tests")]
 import mutations  # noqa: E402
 import naive_parse  # noqa: E402
 import readings  # noqa: E402
+import shapes  # noqa: E402
 
 CASE_SECONDS = 60  # a case takes well under one
 MOST_MIB = 600  # resident; the reader's own buffers take some 20
 MOST_FILE = 1 << 19
 CHUNK = 400  # cases a process runs
+SLOW = ("lives", "stamps", "shapes")  # a whole analysis each
+COLUMNS = ("endpoints", "flows", "messages", "pauses", "setups", "members")
 
 
 class Finding(Exception):
@@ -134,6 +141,75 @@ def lives(rng: Random) -> None:
         through(paths, rng.choice(("auto", "trust", "estimate")))
 
 
+def stamps(rng: Random) -> None:
+    """All nodes' captures of a job, a share of the stamps being of any time."""
+    nodes = rng.choice(jobs())
+    share, words = rng.choice((0.01, 0.3, 1.0)), (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1_700_000_000)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number, raw in enumerate(nodes):
+            data = bytearray(mutations.head(raw, rng.choice((20, 200, 600))))
+            for record in naive_parse.records(bytes(data)):
+                if rng.random() < share:
+                    stamp = rng.choice((*words, rng.randrange(2**32)))
+                    struct.pack_into("<I", data, record.start + rng.choice((0, 0, 0, 4)), stamp)
+            path = Path(folder, f"node{number}.pcap")
+            path.write_bytes(data)
+            paths.append([path])
+        through(paths, rng.choice(("auto", "trust", "estimate")))
+
+
+def mixes(rng: Random) -> None:
+    """Packets of some shapes, in turns, within the bound of memory."""
+    names = rng.sample(sorted(shapes.SHAPES), 2)
+    made = [shapes.SHAPES[name](rng.randrange(2000, 40_000), rng) for name in names]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*made))
+    raw = shapes.capture((f for f in turns if f is not None), rng.choice((1, 1000, 10**6)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.pcap")
+        path.write_bytes(raw)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        through([[path]])
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    if grown > 64 * len(raw) + (300 << 20):
+        raise Finding(f"{grown >> 20} MiB for {len(raw)} bytes")
+
+
+@cache
+def saved() -> tuple[bytes, dict[str, bytes]]:
+    """A column file, and its tables."""
+    from dpuflow.ingest import ingest
+    from dpuflow.store.columns import save_tables
+
+    tables = ingest([str(real_files()[0])], "node0")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.dpuflow")
+        save_tables(tables, str(path))
+        return path.read_bytes(), {name: getattr(tables, name).tobytes() for name in COLUMNS}
+
+
+def columns(rng: Random) -> None:
+    """A column file with some bits flipped, bytes set, or its end gone."""
+    from dpuflow.errors import DpuflowError
+    from dpuflow.store.columns import load_tables
+
+    raw, whole = saved()
+    data = bytearray(raw)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    if rng.random() < 0.1:
+        del data[rng.randrange(len(data)) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.dpuflow")
+        path.write_bytes(data)
+        try:
+            found = load_tables(str(path))
+        except DpuflowError:
+            return
+    if found.info.complete and any(getattr(found, name).tobytes() != whole[name] for name in COLUMNS):
+        raise Finding("other rows, and not a word")
+
+
 def check(raw: bytes) -> readings.Reading:
     """The reader's rows of ``raw`` against the plain parser's."""
     rows, whole = naive_parse.read(raw)
@@ -164,7 +240,9 @@ def through(vantages: list[list[Path]], clock: str = "auto") -> None:
         pass
 
 
-KINDS: dict[str, Callable[[Random], None]] = {"packets": packets, "files": files, "lives": lives}
+KINDS: dict[str, Callable[[Random], None]] = {
+    "packets": packets, "files": files, "lives": lives, "stamps": stamps, "shapes": mixes, "columns": columns,
+}  # fmt: skip
 
 
 def one(kind: str, seed: int) -> None:
@@ -202,7 +280,7 @@ def main() -> int:
     )
     options.add_argument("--minutes", type=float, default=5.0)
     options.add_argument("--seed", type=int, default=0, help="number of the first case")
-    options.add_argument("--kind", default="packets,files,lives", help="which kinds, with commas between")
+    options.add_argument("--kind", default=",".join(KINDS), help="which kinds, with commas between")
     options.add_argument("--only", metavar="KIND:SEED", help="run this case alone")
     options.add_argument("--work", nargs=4, metavar=("KIND", "FIRST", "LAST", "MARK"), help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -214,6 +292,9 @@ def main() -> int:
         kind, first, last, mark = given.work
         return min(work(kind, int(first), int(last), Path(mark)), 100)
 
+    from dpuflow.kernels import warm
+
+    warm()  # compiling is no case's time
     until, kinds = time.monotonic() + 60 * given.minutes, given.kind.split(",")
     at, done, failed = dict.fromkeys(kinds, given.seed), dict.fromkeys(kinds, 0), 0
     spent = dict.fromkeys(kinds, 0.0)
@@ -221,7 +302,7 @@ def main() -> int:
         mark = Path(folder, "mark")
         while time.monotonic() < until:
             kind = min(kinds, key=lambda k: spent[k])
-            count = CHUNK if kind != "lives" else CHUNK // 8
+            count = CHUNK // 8 if kind in SLOW else CHUNK
             started = time.monotonic()
             command = [
                 sys.executable,

@@ -106,7 +106,10 @@ static void show(const char *path)
 {
 	uint32_t used = 0, live = 0;
 	int32_t objects = 0;
+	uint64_t dropped = 0;
 
+	for (int k = 0; k < CARD_QUEUES; k++)
+		dropped += card->queue[k].dropped;
 	for (int k = 0; k < CARD_PIPES; k++)
 		used += card->pipe[k].used;
 	for (int k = 0; k < CARD_ENTRIES; k++)
@@ -115,6 +118,7 @@ static void show(const char *path)
 		objects += card->objects[k];
 	printf("owned %d\nroot %d\npipes %u\nentries %u\nobjects %d\ncalls %u\ndark %u\n", card_owned(path),
 	       card->root >= 0, used, live, objects, card->calls, card->dark);
+	printf("dropped %llu\n", (unsigned long long)dropped);
 	printf("darkness %s\n", card->darkness);
 }
 

@@ -29,7 +29,7 @@ class Agent:
         self.file, self.log = folder / "agent.yaml", folder / "agent.log"
         self.history = folder / "history"
         self.write(config)
-        command = [sys.executable, "-m", "dpuflow", "agent", "--config", str(self.file)]
+        command = [sys.executable, "-m", "dpuflow", "agent", "--user", "root", "--config", str(self.file)]
         self.stream = self.log.open("wb")
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", pair.b, *command],
@@ -289,7 +289,7 @@ def test_systemd_is_told(pair: Pair, tmp_path: Path) -> None:
 
 def test_what_it_cannot_begin_with_is_one_sentence(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("capture: {interfaces: [nosuch]}\napi: {listen: off}\n")
-    done = pair.dpuflow(pair.b, "agent", "--config", str(tmp_path / "a.yaml"))
+    done = pair.dpuflow(pair.b, "agent", "--user", "root", "--config", str(tmp_path / "a.yaml"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "nosuch: there is no such interface" in done.stderr

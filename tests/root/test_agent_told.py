@@ -151,7 +151,7 @@ def test_a_rank_that_turns_late_is_told_by_all_outlets(
 ) -> None:
     receiver, token, config = configured
     log = tmp_path / "log"
-    command = ("dpuflow", "agent", "--config", str(config))
+    command = ("dpuflow", "agent", "--user", "root", "--config", str(config))
     with log.open("wb") as stream:
         process = pair.start(pair.b, sys.executable, "-m", *command, stderr=stream)
     try:
