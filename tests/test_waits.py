@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.arrays.ordering import Picked
+from dpuflow.entries.handover import _alone
 from dpuflow.kernels import streams, waits
 from dpuflow.schema.rows import EXCHANGE, NEVER
 
@@ -75,3 +76,13 @@ def test_columns_are_those_of_the_table() -> None:
         assert picked[name].tolist() == table[name][rows].tolist()
         assert picked[name].flags.c_contiguous
     assert set(streams.TIMES + streams.NUMBERS + streams.KINDS) < set(EXCHANGE.dtype.names)
+
+
+def test_a_reaction_counts_whatever_left_before_it_that_was_allowed_later() -> None:
+    """A grant that is left lying while later ones are served is a slow reaction; one that comes while what
+    was allowed before it is leaving is none."""
+    sender = np.zeros(4, np.int64)
+    allowed, end = np.array([0, 10, 20, 100]), np.array([90, 15, 25, 110])
+    assert _alone(sender, allowed, end).tolist() == [True, False, False, True]
+    allowed, end = np.array([0, 10, 20, 100]), np.array([5, 95, 25, 110])
+    assert _alone(sender, allowed, end).tolist() == [True, True, False, True]

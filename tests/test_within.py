@@ -1,14 +1,75 @@
-"""GPUs behind one adapter: when the last of them had entered, where lanes have unlike numbers of messages."""
+"""GPUs behind one adapter: which of a ring's first messages shows which of them, and when."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dpuflow
 from dpuflow.entries import within
+from dpuflow.entries.within import _entry, _Lane
+from dpuflow.schema.rows import NEVER
+
+
+def lane(start: list[int], idle: list[int], lay_ns: int = 1000) -> tuple[np.ndarray, _Lane]:
+    starts = np.array(start)
+    return starts, _Lane(0, np.arange(len(start)), np.diff(starts), np.array(idle), lay_ns)
+
+
+@pytest.mark.parametrize(
+    ("start", "idle", "when", "waited", "inner"),
+    [
+        ([0, 3, 6], [1, 1], 0, False, False),  # they follow each other: all had entered with the first
+        ([0, 3, 4000], [1, 3990], 4000, False, True),  # the third GPU came late
+        ([0, 4000, 4003], [3990, 1], 4000, False, True),  # the second one did; the third was there
+        ([0, 3, 4000], [1, 2], 4000, True, True),  # or the credit did
+        ([0, 4000, 9000], [3990, 2], 9000, True, True),
+        ([4000, 4003, 4006], [1, 1], 4000, False, False),  # that at the exit came late itself
+    ],
+)
+def test_the_last_gpu_of_a_node(
+    start: list[int], idle: list[int], when: int, waited: bool, inner: bool
+) -> None:
+    found = _entry(*lane(start, idle), apart=30.0, idle=10.0)
+    assert (found[0], bool(found[1]), bool(found[3])) == (when, waited, inner)
+
+
+def test_what_waited_for_a_credit_had_waited_for_what_came_before_it() -> None:
+    *_, since = _entry(*lane([0, 4000, 9000], [3990, 2]), apart=30.0, idle=10.0)
+    assert since == 4000
+    *_, since = _entry(*lane([0, 4000], [2], lay_ns=5), apart=30.0, idle=10.0)
+    assert since == NEVER  # its own first message may have waited for a credit, too
+
+
+@pytest.mark.parametrize(
+    ("case", "late", "by_node", "exact"),
+    [("shared-nic-n4g2-late5", 2, True, 1.0), ("n27-shared-nic-n3g4-ring-late4", 1, False, 0.6)],
+)
+def test_a_late_gpu_behind_an_adapter_is_told(
+    shared: Path, case: str, late: int, by_node: bool, exact: float
+) -> None:
+    """The node is named where it is not the GPU at the exit, and no entry is off by more than 0.2 ms."""
+    folder = shared / "captures" / "nccl" / case
+    files = sorted(folder.glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    said = {row.endpoint: row for row in result.lateness}
+    assert [end for end, row in said.items() if row.verdict == "late"] == [late]
+    assert said[late].node == (late if by_node else None)
+    true = json.loads((folder / "truth.json").read_text())["collectives"]
+    bounds = [rank.bound for each in result.collectives for rank in each.ranks]
+    assert bounds.count("exact") >= exact * len(bounds)
+    gpus = len(true[0]["enter_ns"]) // len(files)
+    for each, happened in zip(result.collectives, true, strict=True):
+        enter = np.array(happened["enter_ns"]).reshape(-1, gpus).max(axis=1)
+        for rank in each.ranks:
+            if rank.bound == "exact":
+                assert rank.lateness_ns is not None
+                assert abs(rank.lateness_ns - (enter[rank.endpoint] - enter.min())) < 200_000
 
 
 def test_lanes_of_unlike_lengths_share_one_usual_distance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,8 +247,9 @@ def _rxm(
     told.header[:] = RXM_HEADER
     told.missing[eager] = missing[eager]
     carried = nbytes - RXM_HEADER
-    # Ids come round again: a message begins with its first segment, or, if that was missed, with a new id.
-    new = (number == 0) | np.r_[True, told.ident[1:] != told.ident[:-1]]
+    # Ids come round again: a message begins with its first segment, or where that was missed.
+    follows = (told.ident[1:] == told.ident[:-1]) & (number[1:] == number[:-1] + 1)
+    new = (number == 0) | np.r_[True, ~follows]
     begin = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
     if lossy:  # of which message it is was told by the first
         told.good &= ~segment | (number[begin] == 0)
