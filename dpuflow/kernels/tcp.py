@@ -24,6 +24,7 @@ from dpuflow.kernels.tcp_state import (
     LINK,
     MAX_HELD,
     MAX_HELD_ALONE,
+    MAX_UNACKED,
     MAX_WIDTH,
     MIDDLE,
     MIN_MESSAGE,
@@ -122,14 +123,19 @@ def count_retransmission(st: Any, seq: Any, end: Any, rows: Any, links: Any) -> 
 
 @inner
 def charge(st: Any, seq: Any, change: Any, rows: Any, links: Any) -> Any:
-    """Add ``change`` to the retransmissions of the message that byte ``seq`` belongs to."""
+    """Add ``change`` to the retransmissions of the message that byte ``seq`` belongs to.
+
+    Of the last ``MAX_UNACKED`` only: a sender holds no more, and a stream played again would cost a walk over
+    all of its messages for each segment.
+    """
     if st.start >= 0 and seq >= st.start:
         st.retransmitted = max(st.retransmitted + change, 0)
         return
-    k = st.last_row
-    while k >= 0 and np.int64(rows[k].seq) > seq:
+    k, left = st.last_row, MAX_UNACKED
+    while k >= 0 and left > 0 and np.int64(rows[k].seq) > seq:
         k = links[k].prev
-    if k >= 0 and (change > 0 or rows[k].retransmitted > 0):
+        left -= 1
+    if k >= 0 and left > 0 and (change > 0 or rows[k].retransmitted > 0):
         rows[k].retransmitted += change
 
 

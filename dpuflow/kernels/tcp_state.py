@@ -124,6 +124,7 @@ ROWS, FREE_SLOT, SLOTS_USED, WANT = 0, 1, 2, 3
 
 REORDER = 3  # segments beyond a hole before it counts (RFC 5681's three duplicate ACKs)
 MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up
+MAX_UNACKED = 8192  # messages of a flow that a repeated segment is looked for in
 MAX_HELD_ALONE = 64  # the same where the opposite direction was never seen
 MAX_WIDTH = 9216  # captured bytes of a held segment that are kept: a jumbo frame's
 MAX_PIECES = 1024  # rows kept of a stretch whose framing is lost
