@@ -13,16 +13,16 @@ RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
 .PHONY: help setup setup-run setup-live demo test check lint types format bench bench-accuracy bench-robustness \
-	score help-text headers bpf doca dist deb deb-check clean
+	score help-text headers bpf doca dist deb deb-check lock test-all test-pythons clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-15s %s\n' "$$name" "$$what"; done
 
-$(READY): setup.cfg pyproject.toml tools/setup.sh
+$(READY): setup.cfg pyproject.toml tools/setup.sh $(wildcard tools/lock/*.txt)
 	@sh tools/setup.sh test
 
-$(RUN): setup.cfg pyproject.toml tools/setup.sh
+$(RUN): setup.cfg pyproject.toml tools/setup.sh tools/lock/run.txt
 	@sh tools/setup.sh run
 
 setup: ## make .venv with dpuflow in it, install what tests and bench need, compile the kernels
@@ -69,8 +69,9 @@ bench-robustness: $(READY) ## verdicts on twins of captures: late stamps, lost p
 score: $(READY) ## analyse the captures with known truth (CASES="folders") and score the results
 	$(PYTHON) tools/score_cases.py $(CASES) $(ARGS)
 
-help-text: $(READY) ## write dpuflow/cli/help.txt again after a change to commands or options
+help-text: $(READY) ## write help.txt, manual pages and completions again after a change to commands or options
 	$(PYTHON) -m dpuflow.cli.helptext
+	$(PYTHON) -m dpuflow.cli.manpages
 
 headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/schema/ring.py
 	$(PYTHON) -m dpuflow.schema.c_header
@@ -82,8 +83,12 @@ doca: ## compile the DOCA adapter for --backend doca, on the card, against its o
 	$(MAKE) -C doca_bindings
 	cp doca_bindings/libdpuflow_doca.so dpuflow/live/
 
-dist: $(READY) bpf ## build a wheel into dist/
-	$(PYTHON) -m pip wheel -q --no-deps -w dist .
+dist: $(READY) bpf ## build a wheel into dist/, with compiled kernels for any processor of this machine's kind
+	$(PYTHON) -m dpuflow.kernels._build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+lock: $(READY) ## renew tools/lock/: what setup.cfg's ranges come to today, with hashes
+	sh tools/lock.sh
 
 deb: $(READY) ## build a Debian package into dist/ (RELEASE=jammy, noble or bookworm; ARCH=amd64 or arm64)
 	sh tools/deb.sh $(RELEASE) $(ARCH)

@@ -1,8 +1,8 @@
 """dpuflow reads packet captures of GPU jobs over RoCE and TCP and says which rank was late.
 
     >>> import dpuflow
-    >>> result = dpuflow.analyze([dpuflow.Vantage("node0", ("node0.pcap.gz",))])
-    >>> [row for row in result.lateness if row.verdict == "late"]
+    >>> result = dpuflow.analyze(["node0.pcap.gz", "node1.pcap.gz"])
+    >>> [row.address for row in result.lateness if row.verdict == "late"]
 
 The names of ``__all__`` are what users may import from here; they are loaded when first used.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpuflow.identity.communicators import Communicator
     from dpuflow.identity.rankmap import Place
     from dpuflow.islands.analyse import Read
+    from dpuflow.marks import Marks
     from dpuflow.matching import Instance
     from dpuflow.results import Analysis
     from dpuflow.schema.tables import CaptureTables, Joined, Rows, Vantage
@@ -29,25 +30,47 @@ if TYPE_CHECKING:
 
 
 def analyze(
-    vantages: Sequence[Vantage],
+    vantages: Sequence[Vantage | str | os.PathLike[str]],
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
+    names: Mapping[str, str] | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Analysis:
-    """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own.
+    """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own; a file is one.
 
-    ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs;
-    ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
+    ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs, ``names`` to
+    hosts' names; ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
     OptionError and MissingError.
     """
-    if not vantages:
+    return analyze_marked(
+        vantages, clock=clock, ranks=ranks, names=names, threads=threads, progress=progress, marked=False
+    )[0]
+
+
+def analyze_marked(
+    vantages: Sequence[Vantage | str | os.PathLike[str]],
+    *,
+    clock: str = "auto",
+    ranks: Mapping[str, Place] | None = None,
+    names: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    marked: bool = True,
+) -> tuple[Analysis, list[Marks]]:
+    """The same, with the message and the collective of each packet; none unless ``marked``."""
+    from dpuflow.vantages import vantages_of
+
+    chosen = vantages_of(vantages)
+    if not chosen:
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
-    threads = threads or os.cpu_count() or 1
-    captures = read_captures(vantages, threads, progress)
-    return analyze_tables(captures, clock=clock, ranks=ranks, release=True).analysis
+    captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
+    worked = analyze_tables(
+        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked
+    )
+    return worked.analysis, worked.marks
 
 
 @dataclass
@@ -64,6 +87,8 @@ class Worked:
     inferred: Inferred
     listed: list[int]
     """Of each collective of the result the instance that it is."""
+    marks: list[Marks] = field(default_factory=list)
+    """Of each capture what its packets belong to, where that was asked for."""
 
 
 def analyze_tables(
@@ -71,7 +96,10 @@ def analyze_tables(
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
+    names: Mapping[str, str] | None = None,
     release: bool = False,
+    progress: Progress | None = None,
+    marked: bool = False,
 ) -> Worked:
     """The same of captures that have been read. Raises OptionError.
 
@@ -83,6 +111,8 @@ def analyze_tables(
     from dpuflow.islands.merge import merged
     from dpuflow.join import count_once, join, set_aside_samples
 
+    tell = _stages(progress)
+    tell("joining")
     captures, doubled = count_once(captures)
     captures, sampled = set_aside_samples(captures)
     joined = join(captures, clock=clock)
@@ -92,11 +122,21 @@ def analyze_tables(
             tables.messages = cited(tables.messages)
     told = communicators(captures, joined)
     nodes = endpoint_nodes(joined, ranks)
+    tell("matching")
     reads = read_islands(joined, nodes, partial(_read, told=told, nodes=nodes, ranks=ranks))
-    worked = [_worked(captures, each, nodes, ranks) for each in reads]
+    tell("judging")
+    worked = [_worked(captures, each, nodes, ranks, names) for each in reads]
     ties = [each.ties[work.listed].tolist() for each, work in zip(reads, worked, strict=True)]
     of_nodes = [each.of_nodes for each in reads]
-    return replace(worked[0], analysis=merged([each.analysis for each in worked], ties, of_nodes))
+    marks: list[Marks] = []
+    if marked:
+        from dpuflow.marks import marks_of
+
+        first = worked[0]
+        marks = marks_of(captures, first.joined, first.exchanges, first.instances, first.listed)
+    return replace(
+        worked[0], marks=marks, analysis=merged([each.analysis for each in worked], ties, of_nodes)
+    )
 
 
 def _read(
@@ -110,13 +150,11 @@ def _read(
     from dpuflow.entries import build_entries
     from dpuflow.exchanges.build import announced, build_exchanges
     from dpuflow.exchanges.bunches import requested
-    from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
+    from dpuflow.identity.endpoints import endpoint_ranks, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
     from dpuflow.islands.analyse import Read
     from dpuflow.matching import build_collectives, count_untold
-    from dpuflow.matching.buffers import buffers_of
-    from dpuflow.matching.protocols import without_flags
-    from dpuflow.matching.sharing import sharing_told_apart
+    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
@@ -128,7 +166,6 @@ def _read(
         announced(joined.transfers, exchanges),
         nodes,
         seen_until(joined),
-        all_but_one(joined, told),
         buffers,
         requested(joined.transfers, exchanges),
         connection_ends(joined),
@@ -139,8 +176,26 @@ def _read(
     return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
 
 
+STAGES: Final = ("joining", "matching", "judging")
+"""What is told of an analysis once captures are read."""
+
+
+def _stages(progress: Progress | None) -> Callable[[str], None]:
+    """What tells ``progress`` that a stage begins."""
+
+    def tell(stage: str) -> None:
+        if progress is not None:
+            progress(stage, STAGES.index(stage) + 1, len(STAGES))
+
+    return tell
+
+
 def _worked(
-    captures: list[CaptureTables], read: Read, nodes: NDArray[np.int64], ranks: Mapping[str, Place] | None
+    captures: list[CaptureTables],
+    read: Read,
+    nodes: NDArray[np.int64],
+    ranks: Mapping[str, Place] | None,
+    names: Mapping[str, str] | None,
 ) -> Worked:
     """The result of one island."""
     from dpuflow.assemble import assemble
@@ -150,7 +205,7 @@ def _worked(
     joined, exchanges, instances = read.joined, read.exchanges, read.instances
     inferred = infer(joined, exchanges, instances, read.entries)
     result, listed = assemble(
-        captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes
+        captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes, names
     )
     result.findings = build_findings(captures, joined, exchanges, instances, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dpuflow.entries import BOUNDS, RULES, Rule
-from dpuflow.identity.endpoints import address_text, addresses_of, endpoint_nodes, mac_text
+from dpuflow.entries import BOUNDS, RULES, Rule, gpus_within
+from dpuflow.identity.endpoints import address_text, addresses_of, captured_at, endpoint_nodes, mac_text
 from dpuflow.identity.rankmap import doubts_about
 from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
 from dpuflow.results import (
@@ -57,16 +57,17 @@ def assemble(
     untold: int,
     places: Mapping[str, Place] | None,
     nodes: NDArray[np.int64] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> tuple[Analysis, list[int]]:
     """The result without findings, and of each of its collectives the instance that it is.
 
     ``ranks``: of endpoints, where known; ``untold``: messages that no collective was made of; ``nodes``: of
-    each endpoint, where that is known already.
+    each endpoint, where that is known already; ``names``: of hosts, by address.
     """
     collectives, listed = _collectives(captures, joined, exchanges, instances, inferred)
     seen_with = _seen_with(instances, inferred.entries, inferred.short)
     kinds = zip(inferred.groups, inferred.kinds, strict=True)
-    endpoints = _endpoints(joined, ranks, places, nodes)
+    endpoints = _endpoints(joined, ranks, places, nodes, names)
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
@@ -74,7 +75,10 @@ def assemble(
         flows=_flows(joined),
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
-        lateness=[_lateness(j, seen_with.get(j.endpoint), inferred) for j in inferred.judgements],
+        lateness=[
+            _lateness(j, seen_with.get(j.endpoint), inferred, address_text(joined.endpoints[j.endpoint]))
+            for j in inferred.judgements
+        ],
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
         steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
@@ -102,13 +106,20 @@ def _endpoints(
     ranks: Mapping[int, int],
     places: Mapping[str, Place] | None,
     nodes: NDArray[np.int64] | None,
+    names: Mapping[str, str] | None,
 ) -> list[Endpoint]:
     found = []
     node = endpoint_nodes(joined, places) if nodes is None else nodes
+    hosts = captured_at(joined)
     several = np.bincount(node, minlength=len(node)) > 1
     for number, row in enumerate(joined.endpoints):
         addresses = addresses_of(joined, number)
         label = next((p.label for a in addresses if (p := (places or {}).get(a)) is not None), None)
+        label = (
+            label
+            or hosts.get(number)
+            or next((each for a in addresses if (each := (names or {}).get(a))), None)
+        )
         found.append(
             Endpoint(
                 number,
@@ -143,6 +154,7 @@ def _flows(joined: Joined) -> list[Flow]:
             cnp=columns["cnp"][number] if transport == Transport.ROCE else None,
             nak=columns["nak"][number] if transport == Transport.ROCE else None,
             rnr=columns["rnr"][number] if transport == Transport.ROCE else None,
+            spurious=None if transport == Transport.ROCE else columns["spurious"][number],
         )
         for number, transport in enumerate(columns["transport"])
     ]
@@ -275,7 +287,7 @@ def _seen_with(
     return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}
 
 
-def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -> Lateness:
+def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, address: str) -> Lateness:
     known = j.collectives > 0
     later = inferred.bounded.later_ns
     later = later[(later != NEVER) & (inferred.entries.endpoint == j.endpoint)]
@@ -297,7 +309,26 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred) -
         perhaps_ns=round(float(np.median(later))) if len(later) else None,
         told=Told(told.exact, told.bounded, told.untold) if told else Told(),
         detectable_ns=j.detectable_ns,
+        own_share=j.own_share if known else None,
+        late_ns=j.amount.median_ns,
+        late_most_ns=j.amount.most_ns,
+        late_bound=j.amount.bound,
+        node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
+        confidence=j.confidence,
+        address=address,
     )
+
+
+def _by_inner_gpus(endpoint: int, inferred: Inferred) -> bool:
+    """Whether most of an endpoint's lateness is that of GPUs behind the one at the exit of its node."""
+    entries, relative = inferred.entries, inferred.relative
+    mine = (entries.endpoint == endpoint) & (relative.lateness_ns != NEVER)
+    late = np.where(
+        np.isin(relative.bound, (BOUNDS.index("exact"), BOUNDS.index("at_least"))) & mine,
+        relative.lateness_ns,
+        0,
+    )
+    return bool(2 * late[entries.rule == Rule.WITHIN].sum() > late.sum())
 
 
 def _account(found: Found, endpoints: Sequence[Endpoint]) -> Account:
@@ -318,13 +349,13 @@ def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
         limits.append(
-            f"{untold} data message{'s are' if untold > 1 else ' is'} part of no collective that was"
-            " recognised: set-up, other traffic, or a framing or pattern that is not known."
+            f"{untold:,} data message{'s were' if untold > 1 else ' was'} not matched to a collective:"
+            " set-up, other traffic, or an unknown framing or pattern."
         )
     for capture in joined.captures:
         limits.extend(capture.warnings)
         if capture.lost_packets:
-            limits.append(f"{capture.vantage}: the capture itself lost {capture.lost_packets} packets.")
+            limits.append(f"{capture.vantage}: the capture lost {capture.lost_packets:,} packets.")
     return limits
 
 
@@ -334,8 +365,8 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
         return []
     cut = sum(not each.complete for each in bulk)
     return [
-        f"{len(bulk)} bulk one-sided transfer{'s' if len(bulk) > 1 else ''}: what the bytes are shows in no"
-        " packet, nor which request they belong to; one that follows another without a pause counts with it"
+        f"{len(bulk)} bulk one-sided transfer{'s' if len(bulk) > 1 else ''}: no packet says what the bytes"
+        " are or which request they belong to; one that follows another without a pause counts with it"
         + (f"; {cut} began before or ended after the capture, or lack packets." if cut else ".")
     ]
 
@@ -343,7 +374,7 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
 def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     """What is not told of ranks that share nodes."""
     limits = []
-    hidden = [i for i in instances if i.near is None and i.hides_ranks]
+    hidden = [i for i in instances if i.near is None and i.hides_ranks and not gpus_within(i)]
     if hidden:
         limits.append(
             f"{len(hidden)} collective{'s' if len(hidden) > 1 else ''} had more ranks than endpoints (up to"
@@ -381,13 +412,13 @@ def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> l
     limits = []
     if outside:
         limits.append(
-            f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no chain of"
-            " pipeline stages: listed, but nobody is judged by that."
+            f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no"
+            " pipeline: listed, but nobody is judged by them."
         )
     alone = sum(stage.verdict == "unknown" and stage.endpoint not in compared for stage in stages)
     if alone:
         limits.append(
-            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: what is computed"
-            " without sending shows in no packet."
+            f"{alone} of {len(stages)} pipeline stages cannot be compared with another: compute"
+            " that sends nothing is invisible."
         )
     return limits

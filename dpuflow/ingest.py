@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,9 +75,12 @@ def _undamaged(files: list[str]) -> tuple[list[str], list[CaptureTables], list[s
         except (CaptureError, FormatError) as error:
             if isinstance(error, FormatError) and is_saved(file):
                 raise  # of another version: not damage
-            if len(files) == 1 or (not parts and file == files[-1]):
+            if len(files) == 1:
                 raise
             damaged.append(f"left out: {error}")
+            if len(damaged) == len(files):
+                told = "; ".join(each.removeprefix("left out: ") for each in damaged)
+                raise FormatError(os.path.dirname(file) or ".", f"no file can be read: {told}") from None
     return read, parts, damaged
 
 
@@ -110,6 +114,11 @@ def ingest_source(
             seen["packet"] = block.columns["frame"][seen["packet"]]
             pauses.append(seen)
     flows = reader.flows
+    if tcp and tcp.barred:
+        reader.info.warnings.append(
+            f"{reader.info.files[0] if reader.info.files else reader.info.vantage}: {tcp.barred} TCP streams"
+            " are read as bursts from some point on: they have too many messages, smaller than any library's"
+        )
     empty = MESSAGE.zeros(0)
     if roce and tcp:
         roce.name_pairs(tcp.setups.named(reader.endpoints), flows)

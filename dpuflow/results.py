@@ -9,7 +9,10 @@ nanoseconds on the reference clock; None stands for what is not known, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Final, Literal
+
+from dpuflow.quantities import count, late_by, late_in, listed, name_of
 
 if TYPE_CHECKING:
     from dpuflow.schema.tables import CaptureInfo, Clock
@@ -86,6 +89,7 @@ class Flow:
     cnp: int | None
     nak: int | None
     rnr: int | None
+    spurious: int | None = None  # of the retransmitted, what the receiver had already; None for RoCE
 
 
 @dataclass(slots=True)
@@ -167,8 +171,12 @@ class Lateness:
     rank-nanoseconds. ``since_ns``: the onset, None if from the start. ``perhaps_last``: in so many
     collectives beside those it, or one that it waits for, is likely to have been the last, by more than the
     noise, and nothing shows which; ``perhaps_ns``: later than the others by this much, in the median.
+    ``own_share``: late by its own doing, of the same collectives; the rest of ``late_share`` it was handed.
+    ``late_ns``, ``late_most_ns``: how late it was where it was late, median and most; ``late_bound`` is
+    at_least where bounds among these leave the median open.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
-    where none would.
+    where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
+    where nothing is claimed.
     """
 
     endpoint: int
@@ -188,6 +196,12 @@ class Lateness:
     node: int | None = None  # as of RankEntry
     told: Told = field(default_factory=Told)
     detectable_ns: int | None = None
+    own_share: float | None = None
+    late_ns: int | None = None
+    late_most_ns: int | None = None
+    late_bound: Literal["exact", "at_least"] | None = None
+    confidence: float | None = None
+    address: str | None = None  # the endpoint's, or the node's first
 
 
 @dataclass(slots=True)
@@ -349,7 +363,7 @@ class Finding:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Analysis:
     """A whole result. ``start_ns``, ``end_ns``: what the captures tied to the reference clock span."""
 
@@ -371,18 +385,19 @@ class Analysis:
     start_ns: int | None = None
     end_ns: int | None = None
 
-    def when_late_ns(self, row: Lateness) -> list[int]:
-        """The lateness of a rank in those collectives that ``row.late_share`` counts, largest first."""
-        known = sorted(
-            (
-                entry.lateness_ns
-                for collective in self.collectives
-                if collective.complete
-                for entry in collective.ranks
-                if entry.endpoint == row.endpoint
-                and entry.bound in ("exact", "at_least")
-                and entry.lateness_ns is not None
-            ),
-            reverse=True,
-        )
-        return known[: round((row.late_share or 0) * row.collectives)]
+    def __repr__(self) -> str:
+        """``<Analysis: 27 collectives of 4 endpoints; late: 10.77.0.3 (node2)>``."""
+        late = [name_of(self.endpoints[r.endpoint]) for r in self.lateness if r.verdict == "late"]
+        calls = count(sum(each.op != "send_recv" for each in self.collectives), "collective")
+        of = count(len(self.lateness), "endpoint")
+        return f"<Analysis: {calls} of {of}; late: {listed(late) if late else 'none'}>"
+
+    def _repr_html_(self) -> str:
+        """The endpoints as a table, for notebooks."""
+        rows = [
+            (name_of(self.endpoints[row.endpoint]), row.verdict.replace("_", " "), late_in(row), late_by(row))
+            for row in self.lateness
+        ]
+        cells = [("endpoint", "verdict", "late in", "by (median)"), *rows]
+        lines = ["".join(f"<td>{escape(cell)}</td>" for cell in each) for each in cells]
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -61,7 +61,14 @@ def analysis(
         collectives=collectives,
         lateness=[
             Lateness(0, count, 0.0, 0.0, 0, 0, 0, "on_time", "none"),
-            Lateness(1, count, 1.0, 1.0, 5 * MS, 5 * MS, 8 * count * MS, "late", "compute", "persistent"),
+            Lateness(
+                *(1, count, 1.0, 1.0, 5 * MS, 5 * MS, 8 * count * MS, "late", "compute", "persistent"),
+                own_share=1.0,
+                late_ns=5 * MS,
+                late_most_ns=5 * MS,
+                late_bound="exact",
+                address=peers[1],
+            ),
         ],
         edges=[Edge(0, 1, count, round(late_ms * MS), 2000)],
         what_if=[WhatIf(1, 25 * MS, 20 * MS)],

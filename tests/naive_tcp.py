@@ -28,6 +28,7 @@ class Segment:
     flags: int = TcpFlag.ACK
     window: int = 1000
     ce: bool = False
+    sack: tuple[int, int] = (0, 0)  # first SACK block, offsets in the opposite stream; equal: none
 
 
 def gloo(opcode: int, tag: int, length: int, prefix: int = 4, delta: int = 0) -> bytes:
@@ -78,7 +79,8 @@ def block(
         data += seen
         ack = 0 if s.ack is None else isn[1 - s.way] + 1 + s.ack
         flags = s.flags if s.ack is not None else s.flags & ~TcpFlag.ACK
-        tcp[i] = (i, (isn[s.way] + 1 + s.at) % 2**32, ack % 2**32, 0, 0, 0, 0, s.window, flags, 255)
+        sack = [(isn[1 - s.way] + 1 + edge) % 2**32 if s.sack[0] != s.sack[1] else 0 for edge in s.sack]
+        tcp[i] = (i, (isn[s.way] + 1 + s.at) % 2**32, ack % 2**32, 0, 0, *sack, s.window, flags, 255)
     empty = [getattr(schema, name).zeros(0) for name in ("RETH", "AETH", "IMM", "DETH", "ATOMIC")]
     # Loads of eight bytes at a header's start stay inside, as in a capture's window.
     buffer = np.frombuffer(data + bytes(64), np.uint8).copy()

@@ -95,6 +95,11 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
             verdict="late" if late and i == late_rank else "on_time",
             cause="compute" if late and i == late_rank else "none",
             steadiness="persistent" if late and i == late_rank else None,
+            own_share=1.0 if late and i == late_rank else 0.0,
+            late_ns=round(0.1 * i * MS) + round(late_ms * MS) if late and i == late_rank else None,
+            late_most_ns=round(0.1 * i * MS) + round(late_ms * MS) if late and i == late_rank else None,
+            late_bound="exact" if late and i == late_rank else None,
+            confidence=0.97,
         )
         for i in range(ranks)
     ]

@@ -372,7 +372,7 @@ except MissingError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"the agent needs {module}")
-    assert "pip install 'dpuflow[agent]'" in done.stdout
+    assert "pip install '.[agent]'" in done.stdout
 
 
 def test_an_address_of_version_6() -> None:

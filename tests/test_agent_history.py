@@ -186,7 +186,7 @@ def test_analyze_reads_the_folder_and_a_part_of_it(
     empty = tmp_path / "empty"
     empty.mkdir()
     assert run(["analyze", str(empty)]) == 1
-    assert "without an agent's history" in capsys.readouterr().err
+    assert "nor an agent's history in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "header", "places"])

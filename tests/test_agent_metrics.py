@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -155,6 +156,42 @@ def test_a_bound_is_no_lateness(running: tuple[Board, metrics.Metrics]) -> None:
     assert of(series, "dpuflow_entries_total", **bound, bound="at_most") == 4
 
 
+def test_lower_bounds_have_a_histogram_of_their_own(running: tuple[Board, metrics.Metrics]) -> None:
+    """One node's agent knows most of its peers by such alone: no panel may be empty for that."""
+    held, made = running
+    one = window(0)
+    for collective in one.analysis.collectives:
+        collective.ranks[1].bound = "at_least"
+    held.publish(one)
+    settled(made, 1)
+    series = scrape(made)
+    peer = {"group": GROUP, "peer": "10.0.0.2"}
+    assert of(series, "dpuflow_lateness_seconds_count", **peer) == 0
+    assert of(series, "dpuflow_lateness_lower_bound_seconds_count", **peer) == 4
+    assert of(series, "dpuflow_lateness_lower_bound_seconds_sum", **peer) == pytest.approx(0.02)
+    assert of(series, "dpuflow_peer_late_seconds", peer="10.0.0.2", bound="exact") == 0.005
+
+
+@pytest.mark.parametrize(
+    ("condition", "ends", "shown"),
+    [
+        ("straggler", ("a", "b"), {"a", "b"}),
+        ("packet_loss", ("a", "b", "c"), {"a"}),
+        ("congestion", ("a", "b", "c"), {"c"}),
+        ("capture_loss", (), {""}),
+    ],
+)
+def test_a_findings_series_name_what_it_is_about(
+    condition: str, ends: tuple[str, ...], shown: set[str], running: tuple[Board, metrics.Metrics]
+) -> None:
+    held, made = running
+    state = replace(finding(condition=condition), addresses=ends, labels=(None,) * len(ends), ranks=())
+    held.publish(window(0), (state,))
+    settled(made, 1)
+    labels = [dict(labels) for name, labels in scrape(made) if name == "dpuflow_findings_active"]
+    assert {each["endpoint"] for each in labels} == shown
+
+
 def test_what_a_transport_cannot_have_is_absent(running: tuple[Board, metrics.Metrics]) -> None:
     held, made = running
     publish(held, made, 1)
@@ -172,12 +209,18 @@ def test_findings_open_and_close(running: tuple[Board, metrics.Metrics]) -> None
     which = {"condition": "straggler", "severity": "warning"}
     publish(held, made, 3)
     series = scrape(made)
-    assert of(series, "dpuflow_findings_active", **which) == 1
+    about = which | {
+        "endpoint": "10.0.0.2",
+        "rank": "1",
+        "label": "node1 gpu0",
+        "runbook": "dpuflow/straggler",
+    }
+    assert of(series, "dpuflow_findings_active", **about) == 1
     assert of(series, "dpuflow_findings_total", **which) == 1
     held.publish(window(3), (finding(active=False),))
     settled(made, 4)
     series = scrape(made)
-    assert of(series, "dpuflow_findings_active", **which) == 0  # not absent: an alert ends at once
+    assert of(series, "dpuflow_findings_active", **about) == 0  # not absent: an alert ends at once
     held.publish(window(4), (finding(key="straggler-2"),))
     held.publish(window(5))
     settled(made, 6)

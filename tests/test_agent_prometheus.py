@@ -73,6 +73,8 @@ def test_dashboard_and_alerts_use_exported_names_only() -> None:
         "dpuflow_collective_duration_seconds_count",
         "dpuflow_lateness_seconds_sum",
         "dpuflow_lateness_seconds_count",
+        "dpuflow_lateness_lower_bound_seconds_sum",
+        "dpuflow_lateness_lower_bound_seconds_count",
         "dpuflow_transfer_wait_seconds_sum",
         "dpuflow_transfer_wait_seconds_count",
         "dpuflow_agent_last_window_timestamp_seconds",
@@ -202,6 +204,8 @@ def busy(running: Running, board: Board) -> Iterator[None]:
             made = window(number)
             for rank in made.analysis.collectives[0].ranks[:1]:
                 rank.bound, rank.lateness_ns = "unobservable", None
+            for rank in made.analysis.collectives[1].ranks[:1]:
+                rank.bound, rank.lateness_ns = "at_least", 2_000_000
             board.publish(made, tuple(states))
             board.report(health(time_ns=time.time_ns()))
             board.count_error("history")
@@ -262,6 +266,9 @@ def test_prometheus_scrapes_the_agent_and_the_dashboard_has_something_to_show(
                 asked.until(meant)
             told = {alert["labels"]["alertname"] for alert in asked.get("/api/v1/alerts")["alerts"]}
             assert {"DpuflowFinding", "DpuflowRankLate"} <= told
+            about = {a["annotations"]["summary"] for a in asked.get("/api/v1/alerts")["alerts"]}
+            assert any("10.0.0.2" in text for text in about), about
+            assert not any(target in text for text in about if "straggler" in text)
             loaded = asked.get("/api/v1/rules")["groups"]
             assert {rule["health"] for group in loaded for rule in group["rules"]} == {"ok"}
             families = asked.get("/api/v1/metadata")

@@ -11,9 +11,9 @@ from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.matching.buffers import LL, RING_SLOT
 from dpuflow.matching.lanes import Lane, Layout
 from dpuflow.matching.layouts import layout_of
-from dpuflow.matching.protocols import LL, RING_SLOT
 from dpuflow.matching.rings import open_ring
 from dpuflow.schema.rows import Op
 from dpuflow.synth.case import write_case

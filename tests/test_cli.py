@@ -37,9 +37,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def analyze(vantages: list[Vantage], **options: Any) -> Any:
         noted.append({"vantages": vantages, **options})
-        return job(late_ms=10)
+        return job(late_ms=10), []
 
-    monkeypatch.setattr(analysis, "analyze", analyze)
+    monkeypatch.setattr(analysis, "analyze_marked", analyze)
     return noted
 
 
@@ -47,7 +47,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def analyze(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(analysis, "analyze", analyze)
+    monkeypatch.setattr(analysis, "analyze_marked", analyze)
 
 
 def test_help_is_what_click_would_print() -> None:

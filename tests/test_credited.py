@@ -10,9 +10,9 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.matching.buffers import RING_SLOT
 from dpuflow.matching.credited import credited_instances
 from dpuflow.matching.pipes import Lockstep, Pipe, connections_of
-from dpuflow.matching.protocols import RING_SLOT
 from dpuflow.matching.reading import Reading
 from dpuflow.matching.streams import Columns, columns_of
 from dpuflow.schedules.graph import dependencies

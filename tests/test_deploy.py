@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,45 @@ def test_the_chart_s_example_is_a_valid_configuration(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text(yaml.safe_dump(service["spec"]["helmChart"]["values"]["config"]))
     read_config(str(path))
+
+
+ROOT = DEPLOY.parent
+
+
+def test_no_message_names_an_index_that_does_not_hold_dpuflow() -> None:
+    asked = subprocess.run(
+        ["git", "grep", "-nE", r"pip install .?dpuflow", "--", "dpuflow", "docs", "README.md", "deploy"],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    if asked.returncode > 1:
+        pytest.skip("no git checkout")
+    assert not asked.stdout
+
+
+def test_what_is_locked_has_hashes_names_no_host_and_covers_what_is_asked_for() -> None:
+    for path in sorted((ROOT / "tools" / "lock").glob("*.txt")):
+        text = path.read_text()
+        assert "://" not in text, path.name
+        assert "--index" not in text, path.name
+        pinned = re.findall(r"^([A-Za-z0-9._-]+)==[^\n]* \\\n +--hash=sha256:", text, re.M)
+        assert len(pinned) == len(re.findall(r"==", re.sub(r" ; .*", "", text))), path.name
+        extras = {"run": [], "test": ["dev"]}.get(path.stem, ["agent", "doca"])
+        if path.stem == "gloo":
+            continue
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "tools" / "requirements.py"), *extras],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        asked = {re.split(r"[<>=\[ ]", line)[0].lower().replace("_", "-") for line in done.stdout.split()}
+        assert asked <= {name.lower().replace("_", "-") for name in pinned}, path.name
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "deb.sh", "bare.sh", "lock.sh", "bpf.sh"])
+def test_scripts_are_shell_that_any_sh_reads(script: str) -> None:
+    path = ROOT / "tools" / script
+    assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0
+    text = path.read_text()
+    # Daemons are never started, stopped, masked or reconfigured.
+    assert not re.search(r"^[^#]*\b(systemctl|service|invoke-rc\.d|update-rc\.d)\b(?! as)", text, re.M) or (
+        "systemctl" not in text
+    )

@@ -11,9 +11,9 @@ from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.pats import pat_of
-from dpuflow.matching.protocols import STEP_SLOT
 from dpuflow.schedules.nccl import pat_dimensions
 from dpuflow.schema.rows import Op
 from dpuflow.synth.case import write_case

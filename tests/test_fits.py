@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from lane_views import view
 
+from dpuflow.matching.buffers import LL, RING_SLOT
 from dpuflow.matching.lanes import Lane, Layout
-from dpuflow.matching.protocols import LL, RING_SLOT
 from dpuflow.matching.rings import open_ring, ring
 from dpuflow.schema.rows import Op
 

@@ -45,7 +45,7 @@ def test_who_never_enters_is_named(tmp_path: Path, entered_but_rank_2: int) -> N
     result = stopped(tmp_path, entered_but_rank_2, go_on=True)
     (hang,) = (finding for finding in result.findings if finding.condition == "hang")
     assert [result.endpoints[end].address for end in hang.endpoints] == ["10.77.0.3"]
-    assert next(text_lines(result)).startswith("HANG: 10.77.0.3 has not entered all_reduce")
+    assert next(text_lines(result)).startswith("HANG: 10.77.0.3 (node2) has not entered all_reduce")
 
 
 def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path, entered_but_rank_2: int) -> None:

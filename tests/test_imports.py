@@ -15,11 +15,11 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # modules may import each other.
 ORDER = [
     *("errors", "wire", "settings", "synth", "schema", "framing"),
-    *("results", "kernels", "arrays", "capture", "packets"),
-    *("messages", "store", "ingest", "live"),
+    *("quantities", "results", "kernels", "arrays", "capture", "packets"),
+    *("messages", "store", "vantages", "ingest", "live"),
     *("join", "identity", "exchanges", "schedules", "matching", "entries", "verdicts"),
-    *("outline", "assemble", "findings", "islands", "analysis"),
-    "scoring",
+    *("outline", "assemble", "findings", "islands", "marks", "analysis"),
+    *("scoring", "export"),
     *("reports", "agent", "cli"),
 ]
 

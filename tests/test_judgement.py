@@ -16,7 +16,7 @@ from dpuflow.results import Lateness
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.causes import causes_of
 from dpuflow.verdicts.charges import Charges, charge, scatter_of
-from dpuflow.verdicts.habits import MISSED, comes_as_a_rule, in_rhythm, onset_of
+from dpuflow.verdicts.habits import in_rhythm, onset_of
 from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.own import own_lateness
@@ -264,15 +264,6 @@ def test_a_bad_time_of_a_rank_that_is_a_little_late_anyway() -> None:
     assert others(found, 2) == {"on_time"}
 
 
-def test_what_costs_nobody_anything_makes_incidents_no_habit() -> None:
-    """A bad time of five units of 16, and half of a per mille as a rule ever after."""
-    bad = np.array([0] * 5 + [1000] * 5 + [11] * 6)
-    assert not comes_as_a_rule(bad[5:], 55_000)
-    assert comes_as_a_rule(bad[5:] + 100, 55_000)  # what comes as a rule is worth a verdict by itself
-    assert comes_as_a_rule(np.array([10, 0, 12, 9, 0, 11]), 55_000)  # there is nothing beside it
-    assert not comes_as_a_rule(np.array([10, 0, 0, 9, 0, 11]), 55_000)
-
-
 def test_point_to_point_transfers_are_no_verdict() -> None:
     world = World("eager")
     chain = algorithm_of(Op.BROADCAST, "linear")
@@ -372,7 +363,6 @@ def test_what_comes_in_turn_is_told_by_its_turns() -> None:
     assert onset_of(excess, 0.1 * MS) is None
     turns = in_rhythm(late)
     assert turns.tolist() == list(range(2, 40, 4))
-    assert onset_of(excess[turns], 0.1 * MS, MISSED) == 3
     assert not len(in_rhythm(np.ones(40, bool)))
     choices = random.Random(7)
     assert not len(in_rhythm(np.array([choices.random() < 0.3 for _ in range(60)])))

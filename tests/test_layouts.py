@@ -13,10 +13,9 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.matching.contents import passed_on, unchanged
-from dpuflow.matching.lanes import Lane
+from dpuflow.matching.buffers import STEP_SLOT
+from dpuflow.matching.lanes import Lane, passed_on, unchanged
 from dpuflow.matching.layouts import layout_of
-from dpuflow.matching.protocols import STEP_SLOT
 from dpuflow.schedules.graph import dependencies, free_ranks
 from dpuflow.schedules.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
 from dpuflow.schema.rows import Op

@@ -7,14 +7,16 @@ packets of all captures (three minutes).
 from __future__ import annotations
 
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 from naive_parse import records
-from oracles import ALL, SAMPLE, Compared, against_tshark, icrc, tshark
+from oracles import ALL, SAMPLE, Compared, against_tshark, icrc, need_tshark, tshark
 from readings import read_file, read_source
 
 from dpuflow.capture import open_capture
+from dpuflow.ingest import ingest
 from dpuflow.packets.icrc import icrc_of
 from dpuflow.schema.rows import Kind
 
@@ -213,3 +215,27 @@ def test_icrc_fails_where_a_byte_differs(shared):
     path = shared / "captures/malformed/derived/roce_unknown_opcode.pcap"
     sums = [icrc(record.frame) for record in records(path.read_bytes())]
     assert [pair is not None and pair[0] == pair[1] for pair in sums] == [n != 3 for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m_bcast_roots_n4_random/node2",
+        "gloo_allreduce_1m_n4_offload_late0/node1",
+        "net_loss_gloo_allreduce_256k_n4_node1/node1",
+        "net_loss_gloo_allreduce_256k_n4_node1/node3",
+    ],
+)
+def test_needless_tcp_repeats_are_those_that_tshark_sees_acknowledged(shared: Path, name: str) -> None:
+    """Each that was acknowledged before it came, and each that its receiver reported by a D-SACK."""
+    path = shared / "captures/tcp" / f"{name}.pcap.gz"
+    flows = ingest([str(path)]).flows
+
+    def count(shown: str) -> int:
+        command = ["tshark", "-n", "-r", str(path), "-Y", shown, "-T", "fields", "-e", "frame.number"]
+        return len(subprocess.run(command, capture_output=True, check=True).stdout.split())
+
+    need_tshark()
+    acked = count("tcp.analysis.spurious_retransmission")
+    told = count("tcp.options.sack.dsack")
+    assert acked <= flows["spurious"].sum() == told

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpuflow.matching.buffers import RING_SLOT
 from dpuflow.matching.pipes import Pipe, in_lockstep
-from dpuflow.matching.protocols import RING_SLOT
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -37,10 +37,10 @@ def world(nodes: int, gpus: int, **more: object) -> str:
         (2, 3, "1536KiB", {"qps_per_connection": 2, "split_data_on_qps": False}),
     ],
 )
-def test_all_to_alls_and_who_is_late(
+def test_all_to_alls_of_nodes(
     nodes: int, gpus: int, size: str, nccl: dict[str, object], tmp_path: Path
 ) -> None:
-    """One collective a call; of a node's GPUs the one that all the others had waited for is told."""
+    """One collective a call; which GPU of a node was late shows in no packet, and nobody is cleared."""
     fault = [{"kind": "gpu_late", "rank": gpus, "us": 300}]
     result = analysed(
         loop(f"op: all_to_all, bytes: {size}", world(nodes, gpus, nccl=nccl, faults=fault), 8), tmp_path
@@ -51,7 +51,7 @@ def test_all_to_alls_and_who_is_late(
     ids = {e.address: e.id for e in result.endpoints}
     meta = json.loads((tmp_path / "meta.json").read_text())
     rank_of = {ids[node["ip"]]: node["rank"] for node in meta["nodes"]}
-    assert [rank_of[row.endpoint] for row in result.lateness if row.verdict == "late"] == [gpus]
+    assert {row.verdict for row in result.lateness} == {"unknown"}
     assert any("PXN" in sentence for sentence in result.limits)
     for collective, true in zip(result.collectives, truth, strict=True):
         first = min(true["enter_ns"])

@@ -9,9 +9,9 @@ import pytest
 from lane_views import view
 
 from dpuflow.matching.branches import trees
+from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.pipes import Pipe
-from dpuflow.matching.protocols import STEP_SLOT
 from dpuflow.matching.quiet import Times, chain_cuts, counted_cuts, cuts_of
 
 NONE = np.zeros(0, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 import subprocess
 import sys
@@ -104,3 +105,54 @@ def test_bound_arguments_are_checked_once_and_read_at_each_call(refill_index: _r
     assert np.sort(index).tolist() == [-1] * 13 + [0, 1, 2]
     with pytest.raises(TypeError, match="argument 2"):
         _ready.bound(refill_index, endpoints, 3, index.astype(np.int64))
+
+
+SHIPPED = """
+import sys
+from pathlib import Path
+from dpuflow.kernels import tables
+from dpuflow.kernels._build import build
+build(Path(sys.argv[1]))
+"""
+
+
+def test_a_library_for_any_processor_has_the_same_bytes_each_time(tmp_path: Path) -> None:
+    if not (shutil.which("cc") or shutil.which("ld")):
+        pytest.skip("no linker (cc, ld) to build a library with")
+    if platform.machine() not in _ready.BASELINE:
+        pytest.skip(f"nothing is shipped for {platform.machine()}")
+    package = Path(_ready.__file__).resolve().parents[2]
+    name, _ = _ready.BASELINE[platform.machine()]
+    environment = {"PYTHONPATH": str(package), "DPUFLOW_NUMBA": "1", "PATH": "/usr/bin:/bin"}
+    environment |= {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
+    for number in "12":
+        place, cache = str(tmp_path / f"{number}.so"), str(tmp_path / number)
+        subprocess.run(
+            [sys.executable, "-c", SHIPPED, place], check=True, env=environment | {"NUMBA_CACHE_DIR": cache}
+        )
+    assert (tmp_path / "1.so").read_bytes() == (tmp_path / "2.so").read_bytes()
+    assert hasattr(ctypes.CDLL(str(tmp_path / "1.so")), "dpuflow_kernels_tables_refill_index")
+
+
+def test_a_shipped_library_is_taken_where_the_processor_has_what_it_needs() -> None:
+    if platform.machine() not in _ready.BASELINE:
+        pytest.skip(f"nothing is shipped for {platform.machine()}")
+    _, needed = _ready.BASELINE[platform.machine()]
+    assert _ready.suits({*needed, "other"})
+    assert not _ready.suits({*needed} - {min(needed)})
+
+
+BESIDE = """
+from dpuflow.kernels import _ready, tables
+_ready.compile_beside("dpuflow.kernels.tables", "refill_index")
+print(sum(tables.refill_index.dispatcher.stats.cache_hits.values()), len(_ready.beside))
+"""
+
+
+def test_what_another_process_compiled_is_not_compiled_again(tmp_path: Path) -> None:
+    package = Path(_ready.__file__).resolve().parents[2]
+    environment = {"PYTHONPATH": str(package), "DPUFLOW_NUMBA": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE], check=True, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["1", "0"]

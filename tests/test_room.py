@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, claim, relate
-from dpuflow.entries.blockers import Scene, unacknowledged
 from dpuflow.entries.build import blank
 from dpuflow.entries.handover import usual_reactions
 from dpuflow.entries.tails import room, tail_ns
 from dpuflow.entries.waiting import begun
-from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Seen, Wire
+from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,21 +124,3 @@ def test_nothing_to_claim() -> None:
     none = np.zeros(0, np.int64)
     entries = blank(none, none, np.zeros(1, np.int64))
     assert not len(claim(entries, relate(entries), np.zeros(0, bool)).lateness_ns)
-
-
-@pytest.mark.parametrize(("acked_ns", "behind"), [(150_900, True), (150_300, False)])
-def test_a_put_behind_one_that_is_not_acknowledged(acked_ns: int, behind: bool) -> None:
-    """A queue pair sends in order: what was posted meanwhile leaves when the message before has."""
-    rows = EXCHANGE.zeros(2)
-    rows["src"], rows["dst"], rows["order"], rows["wire"] = 0, 1, np.arange(2), Wire.ROCE_WRITE
-    rows["packets"], rows["seen"], rows["data"], rows["grant"] = 100, Seen.AT_SENDER, np.arange(2), NONE32
-    rows["retransmitted"] = 1, 0
-    rows["data_ns"], rows["data_end_ns"] = (50_000, 150_500), (150_000, 250_000)
-    rows["acked_ns"] = acked_ns, 250_500
-    entries = blank(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0, 1]))
-    entries = replace(
-        entries, enter_ns=np.array([150_500]), act=np.array([1]), rule=np.array([int(Rule.FREE_STEP)])
-    )
-    columns, group = Picked.exchanges(rows), np.zeros(1, np.int64)
-    scene = Scene(entries, columns, rows, [], group, usual_reactions(entries, group), np.array([200.0]))
-    assert unacknowledged(scene).tolist() == [behind]

@@ -73,6 +73,30 @@ def test_retransmission_counts_on_its_own_message() -> None:
     assert (flows["retransmitted"][1], flows["out_of_order"][1], flows["missing"][1]) == (2, 0, 0)
 
 
+@pytest.mark.parametrize("after_the_ack", [False, True])
+def test_a_repeat_that_the_receiver_did_not_need_is_no_loss(after_the_ack: bool) -> None:
+    """A probe of the tail, or a segment that was only out of order: told by the ACKs (RFC 2883)."""
+    sent = stream(1, 2)
+    tail = len(sent) - 100
+    acked = [Segment(4000, 0, 0, ack=len(sent))]
+    probe = [Segment(5000, 1, tail, sent[tail:])]
+    echo = [Segment(6000, 0, 0, ack=len(sent), sack=(tail, len(sent)))]
+    later = acked + probe + echo if after_the_ack else probe + echo
+    rows, flows, _ = run(handshake() + cut(1, sent, [48, 1448], 100) + later)
+    assert (flows["retransmitted"][1], flows["spurious"][1]) == (1, 1)
+    assert not rows["retransmitted"].any()
+
+
+def test_a_repeat_that_filled_a_hole_is_a_loss_though_others_are_sacked() -> None:
+    sent = stream(1, 2)
+    again = [Segment(5000, 1, 48, sent[48 : 48 + 1448])]
+    hole = [Segment(4000, 0, 0, ack=48, sack=(48 + 1448, len(sent)))]
+    whole = [Segment(6000, 0, 0, ack=len(sent))]
+    rows, flows, _ = run(handshake() + cut(1, sent, [48, 1448], 100) + hole + again + whole)
+    assert (flows["retransmitted"][1], flows["spurious"][1]) == (1, 0)
+    assert rows["retransmitted"].sum() == 1
+
+
 def test_flow_counts_every_packet() -> None:
     sent = stream(1, 2)
     segments = [*handshake(), *cut(0, HELLO + sent, [8, 48, 1448], 100)]

@@ -1,10 +1,13 @@
 #!/bin/sh
 # Build dist/dpuflow_VERSION~RELEASE_ARCH.deb. Usage: tools/deb.sh RELEASE ARCH, RELEASE being jammy (Ubuntu 22.04),
-# noble (24.04) or bookworm (Debian 12), ARCH amd64 or arm64. Nothing is compiled, so either builds anywhere:
-# Python libraries come as wheels for the target, the eBPF objects are the same for all processors, and
-# kernels are compiled where the package is installed. Needs debhelper, clang and libbpf-dev, and PyPI.
+# noble (24.04) or bookworm (Debian 12), ARCH amd64 or arm64. Either builds anywhere: Python libraries come as wheels for
+# the target, the eBPF objects are the same for all processors, and kernels come compiled for any processor of
+# this machine's kind; for the other kind they are compiled where the package is installed. Needs debhelper, clang
+# and libbpf-dev.
 set -eu
 cd "$(dirname "$0")/.."
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} # the same sources give the same bytes
+export SOURCE_DATE_EPOCH
 
 release=${1:?which release: jammy, noble or bookworm} arch=${2:?which processor: amd64 or arm64}
 python=${PYTHON:-.venv/bin/python}
@@ -19,9 +22,13 @@ case $arch in
     arm64) machine=aarch64 ;;
     *) echo "deb: no processor $arch: amd64 or arm64" >&2; exit 1 ;;
 esac
-command -v dh >/dev/null || {
-    echo "deb: debhelper is not installed (packages: debhelper)" >&2
-    exit 1
+command -v dh >/dev/null || { # what it builds with: nothing of it is a service
+    echo "deb: installing debhelper"
+    [ "$(id -u)" = 0 ] && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
+        --no-install-recommends debhelper dpkg-dev >/dev/null || {
+        echo "deb: debhelper is not installed: as root, apt-get install debhelper dpkg-dev" >&2
+        exit 1
+    }
 }
 
 version=$("$python" -c 'import dpuflow; print(dpuflow.__version__)')
@@ -38,22 +45,29 @@ mkdir -p "$library" "$payload/usr/bin" "$payload/etc/dpuflow" "$payload/usr/shar
 sh tools/bpf.sh
 git ls-files -z dpuflow | xargs -0 cp --parents -t "$library"
 cp dpuflow/live/*.bpf.o "$library/dpuflow/live/"
+if [ "$machine" = "$(uname -m)" ]; then # for another processor they are compiled where the package is installed
+    cp "$("$python" -m dpuflow.kernels._build)" "$library/dpuflow/kernels/"
+fi
 cp deploy/debian/warm.py "$library/"
 install -m 755 deploy/debian/dpuflow.launcher "$payload/usr/bin/dpuflow"
 install -m 644 deploy/debian/agent.yaml "$payload/etc/dpuflow/agent.yaml"
 install -m 644 README.md docs/*.md "$payload/usr/share/doc/dpuflow/"
 install -m 644 -D -t "$payload/usr/share/doc/dpuflow/verdicts" docs/inference/*.md
+install -m 644 -D -t "$payload/usr/share/man/man1" deploy/man/*.1
+gzip -9n "$payload"/usr/share/man/man1/*.1
+install -m 644 -D -t "$payload/usr/share/bash-completion/completions" deploy/completion/bash/dpuflow
+install -m 644 -D -t "$payload/usr/share/zsh/vendor-completions" deploy/completion/zsh/_dpuflow
+install -m 644 -D -t "$payload/usr/share/fish/vendor_completions.d" deploy/completion/fish/dpuflow.fish
 # The DOCA adapter can only be compiled where DOCA is: its sources come along (docs/bluefield.md).
 mkdir -p "$payload/usr/share/dpuflow/doca_bindings"
 cp doca_bindings/Makefile doca_bindings/*.c doca_bindings/*.h doca_bindings/*.sh "$payload/usr/share/dpuflow/doca_bindings/"
 
-# What setup.cfg names, of the agent's parts too, for the target's Python and processor.
-"$python" tools/requirements.py agent doca >"$build/requirements.txt"
+# What setup.cfg names, of the agent's parts too, as locked, for the target's Python and processor.
 platforms=$(for glibc in 2_17 2_27 2_28 2_31 2_34 2_35; do printf -- '--platform manylinux_%s_%s ' "$glibc" "$machine"; done)
 # shellcheck disable=SC2086  # a list of options
 "$python" -m pip install -q --disable-pip-version-check --no-compile --only-binary=:all: \
     --implementation cp --python-version "$abi" $platforms --platform "manylinux2014_$machine" \
-    --target "$library" -r "$build/requirements.txt"
+    --require-hashes --no-deps --target "$library" -r "tools/lock/deb-$abi.txt"
 rm -rf "$library/bin" "$library"/numba/tests "$library"/numba/*/tests "$library"/numpy/*/tests "$library"/numpy/tests
 
 # Ubuntu 22.04's libbpf is too old; Debian 12's needs nothing newer than glibc 2.28, so it comes along.

@@ -103,6 +103,7 @@ apt_install $missing || true
 if [ "$want" = test ]; then
     unpack prometheus prometheus
     unpack openvswitch-switch ovs-vswitchd
+    unpack openssh-server sshd
 fi
 
 if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -111,17 +112,21 @@ if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>
     # With the system's site packages, so that the distribution's python3-bpfcc is seen.
     "$python" -m venv --system-site-packages .venv
 fi
+pip() { .venv/bin/python -m pip install -qq --disable-pip-version-check "$@"; }
+locked() { pip --require-hashes "$@"; } # exactly the files that `make lock` has seen; ranges are in setup.cfg
 if [ "$want" = test ]; then
     echo "setup: installing dpuflow and what its tests need into .venv"
-    .venv/bin/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
+    locked -r tools/lock/test.txt
     # Its binding of Gloo alone, for tests of live capture: what the package itself needs is a hundred times as much.
-    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps 'xoscar>=0.6' ||
-        echo "setup: no Gloo: live Gloo jobs are not tested" >&2
-    echo "setup: compiling the kernels (once; about a minute)"
-    .venv/bin/python -c 'from dpuflow.kernels import warm; warm()'
+    locked --no-deps -r tools/lock/gloo.txt || echo "setup: no Gloo: live Gloo jobs are not tested" >&2
 else
     echo "setup: installing dpuflow into .venv"
-    .venv/bin/python -m pip install -qq --disable-pip-version-check -e .
+    locked -r tools/lock/run.txt
+fi
+pip --no-deps --no-build-isolation -e .
+if [ "$want" = test ]; then
+    echo "setup: compiling the kernels (once; about a minute)"
+    .venv/bin/python -c 'from dpuflow.kernels import warm; warm()'
 fi
 if [ "$want" != run ]; then
     sh tools/bpf.sh || echo "setup: without its programs, dpuflow capture does not work; the rest does" >&2

@@ -23,7 +23,8 @@ from bench.accuracy.partly import HELD, some
 from bench.accuracy.smallest import smallest_ns
 from bench.accuracy.sweep import sweep
 from bench.accuracy.troubles import faulty
-from dpuflow.reports.layout import duration, table
+from dpuflow.quantities import duration
+from dpuflow.reports.layout import table
 from dpuflow.reports.scores import transfer_lines
 from dpuflow.scoring.figures import percentile
 from dpuflow.scoring.score import Score, score_case

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from bench.accuracy.measure import measure
 from bench.accuracy.smallest import LEFT_OUT, smallest_ns
-from dpuflow.reports.layout import duration, table
+from dpuflow.quantities import duration
+from dpuflow.reports.layout import table
 from dpuflow.synth.scenario import (
     Clocks,
     Cluster,

@@ -90,7 +90,8 @@ def _members(row: dict[str, Any], analysis: dict[str, Any]) -> frozenset[int]:
     """The endpoints that a row of ``lateness`` speaks of: one, or all of a node."""
     if row["endpoint"] is not None:
         return frozenset([row["endpoint"]])
-    return frozenset(end["id"] for end in analysis["endpoints"] if end.get("node") == row.get("node"))
+    node = row.get("node")
+    return frozenset(end["id"] for end in analysis["endpoints"] if node in (end.get("node"), end["id"]))
 
 
 def _verdict(

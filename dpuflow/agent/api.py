@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dpuflow.agent.access import OPEN_PATHS
 from dpuflow.agent.answers import answer, failed, problem
 from dpuflow.agent.events import EVENT_KINDS
 from dpuflow.agent.models import State
@@ -53,6 +54,13 @@ def make_app(context: Context, registry: CollectorRegistry) -> Starlette:
     }
     answering = {route.path: special.get(route.path) or _answering(context, route) for route in ROUTES}
     routes = [Route(path, _named(path, endpoint)) for path, endpoint in answering.items()]
+    return Starlette(routes=routes, exception_handlers={HTTPException: failed})
+
+
+def make_probes(context: Context) -> Starlette:
+    """The probes alone, which name no address and take no token."""
+    probes = [route for route in ROUTES if route.path in OPEN_PATHS]
+    routes = [Route(route.path, _named(route.path, _answering(context, route))) for route in probes]
     return Starlette(routes=routes, exception_handlers={HTTPException: failed})
 
 

@@ -108,6 +108,10 @@ class Analysis:
     """How messages are read."""
 
     ranks: str | None = setting(None, "rank map (YAML: address -> rank, GPU, host)")
+    runbooks: str = setting(
+        "file:///usr/share/doc/dpuflow/report.md",
+        "where findings' runbooks are; a link is this with #CONDITION",
+    )
     confirm: float = setting(
         1.5,
         "a finding is told when the condition has been found for this long",
@@ -175,6 +179,10 @@ class Api:
     """The HTTP server: /metrics and the API."""
 
     listen: str = setting("127.0.0.1:9477", "ADDRESS:PORT, or off", check=_listen)
+    health: str = setting(
+        "off", "ADDRESS:PORT where probes alone are answered, whatever the API has to bear, or off",
+        check=_listen,
+    )  # fmt: skip
     token_file: str | None = setting(None, "file with the token that requests must carry")
     tls_cert: str | None = setting(None, "certificate chain, PEM")
     tls_key: str | None = setting(None, "its private key, PEM")
@@ -217,6 +225,9 @@ class Log:
 class Config:
     """All of it."""
 
+    node: str | None = setting(
+        None, "what this node is called, in results and in names of files; null: its hostname"
+    )
     capture: Capture = setting(Capture(), "where packets are taken from")
     windows: Windows = setting(Windows(), "how often results are published")
     analysis: Analysis = setting(Analysis(), "how messages are read")
@@ -339,6 +350,9 @@ def table() -> str:
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for section in fields(Config):
         inner: Any = get_type_hints(Config)[section.name]
+        if section.default is None:
+            lines.append(f"| `{section.name}` | null | {section.metadata['what']} |")
+            continue
         listed = get_origin(inner) is list
         cls = get_args(inner)[0] if listed else inner
         for each in fields(cls):

@@ -7,6 +7,9 @@ whole and on the disk; a process that is killed loses what was not yet settled, 
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import json
 import os
 import queue
@@ -20,9 +23,9 @@ import numpy as np
 
 from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
-from dpuflow.errors import DpuflowError
+from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.schema.rows import NEVER, MessageFlag
-from dpuflow.store.columns import load_tables, save_tables
+from dpuflow.store.columns import load_tables, machine_of, save_tables
 from dpuflow.store.segments import (
     Segment,
     join_segments,
@@ -61,14 +64,16 @@ class Stand:
 
 
 class History:
-    """Writes segments; ``settings.directory`` must not be None."""
+    """Writes segments; ``settings.directory`` must not be None. DpuflowError where another one does."""
 
     def __init__(self, settings: Settings, vantage: str, log: Log) -> None:
         """Make the folder, tidy it up, and start. What fails now is tried again later."""
         assert settings.directory is not None
         self.settings, self.vantage, self.log = settings, vantage, log
         self.folder = settings.directory
+        self._lock = claim(self.folder, vantage)
         self.stand = Stand()
+        self._machine = machine_id()
         self._from_ns = NEVER  # messages that ended later have not been handed over
         self._before: Counts | None = None
         self._waiting: queue.Queue[CaptureTables | dict[str, Any] | None] = queue.Queue(QUEUE)
@@ -83,6 +88,7 @@ class History:
         if until_ns - self._from_ns < self.settings.segment * 1e9 and not last:
             return
         part = cut(tables, self._before, counts, self._from_ns, until_ns, last)
+        part.info.machine = self._machine
         self._from_ns = until_ns
         if len(part.messages) or (last and part.info.packets):
             self._before = counts  # else what was counted goes into the next one
@@ -102,6 +108,8 @@ class History:
         with suppress(queue.Full):
             self._waiting.put(None, timeout=10)
         self._thread.join(30)
+        release(self._lock)
+        self._lock = None
 
     def _put(self, item: CaptureTables | dict[str, Any]) -> None:
         try:
@@ -147,7 +155,8 @@ class History:
 
     def _prepare(self) -> None:
         """The folder, without what a killed process has left."""
-        os.makedirs(self.folder, mode=0o750, exist_ok=True)
+        if self._lock is None:  # the folder could not be used before
+            self._lock = claim(self.folder, self.vantage)
         for half in named_segments(self.folder, ".new"):
             if half.vantage == place_name(self.vantage):
                 os.unlink(half.path)
@@ -177,7 +186,11 @@ class History:
         """Merge small segments, and let the oldest go that are beyond size or age."""
         # Of this vantage point alone: what else lies in the folder is another's.
         own = place_name(self.vantage)
-        found = [s for s in named_segments(self.folder) if s.vantage == own]
+        found = [
+            s
+            for s in named_segments(self.folder)
+            if s.vantage == own and machine_of(s.path) in ("", self._machine)
+        ]
         mine = widest(found)
         for part in set(found) - set(mine):  # of what has been merged already
             os.unlink(part.path)
@@ -225,6 +238,65 @@ class History:
         gone = {s.path for s in first}
         rest = [s for s in segments if s.path not in gone]
         return [*rest, Segment(path, first[0].vantage, start_ns, end_ns)]
+
+
+def machine_id() -> str:
+    """What this machine is called for good, derived from machine-id(5), which itself is to stay here."""
+    try:
+        with open("/etc/machine-id", "rb") as file:
+            return hashlib.blake2s(b"dpuflow history", key=file.read(32).strip(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
+
+
+def claim(folder: str, vantage: str) -> int | None:
+    """Make the folder and hold this vantage point's history in it: a descriptor, whose end lets go.
+
+    None where the folder cannot be used now. Raises DpuflowError where another agent holds it: two would
+    merge and remove each other's files.
+    """
+    try:
+        os.makedirs(folder, mode=0o750, exist_ok=True)
+        held = os.open(
+            os.path.join(folder, f".{place_name(vantage)}.lock"),
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o640,
+        )
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        if error.errno != errno.EWOULDBLOCK:
+            return None
+        raise DpuflowError(
+            f"history.directory: {folder}: another agent keeps the history of {vantage} there: end it,"
+            " or name another folder"
+        ) from None
+    return held
+
+
+def release(held: int | None) -> None:
+    """Let go of what ``claim`` gave."""
+    if held is not None:
+        os.close(held)
+
+
+def check_folder(folder: str) -> str | None:
+    """What is to be said of a folder for the history before the agent runs. Raises OptionError."""
+    if os.path.isdir(folder):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OptionError(f"history.directory: {folder}: cannot be written to")
+        return None
+    above = folder
+    while not os.path.lexists(above):
+        above = os.path.dirname(above.rstrip("/")) or "."
+    if not os.path.isdir(above):
+        raise OptionError(f"history.directory: {folder}: {above} is no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OptionError(f"history.directory: {folder}: does not exist, and cannot be made in {above}")
+    return f"history.directory: {folder} does not exist; the agent will make it"
 
 
 def cut(

@@ -114,6 +114,12 @@ LATENESS: Final = Metric(
     _MEMBER,
     "How much later than the first of its group a peer entered a collective, where that is known exactly.",
 )
+LATENESS_BOUND: Final = Metric(
+    "dpuflow_lateness_lower_bound_seconds",
+    "histogram",
+    _MEMBER,
+    "The same for entries of which only a lower bound is known: it was at least this late.",
+)
 ENTRIES: Final = Metric(
     "dpuflow_entries",
     "counter",
@@ -168,6 +174,12 @@ VERDICT: Final = Metric(
     ("peer", "verdict"),
     "1 for the verdict that holds of a peer, 0 for the others: on_time, late, intermittent, unknown.",
 )
+LATE_BY: Final = Metric(
+    "dpuflow_peer_late_seconds",
+    "gauge",
+    ("peer", "bound"),
+    "How late a peer is when it is late (median), as reports say it; bound: exact, at_least.",
+)
 STEP: Final = Metric(
     "dpuflow_step_seconds",
     "gauge",
@@ -190,7 +202,10 @@ WITHOUT: Final = Metric(
     "What a step would take without the peer's lateness.",
 )
 FINDINGS_ACTIVE: Final = Metric(
-    "dpuflow_findings_active", "gauge", ("condition", "severity"), "Findings that hold now."
+    "dpuflow_findings_active",
+    "gauge",
+    ("condition", "severity", "endpoint", "rank", "label", "runbook"),
+    "Findings that hold now, by the endpoint that they are about (empty: the capture itself).",
 )
 FINDINGS: Final = Metric(
     "dpuflow_findings",

@@ -15,8 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from dpuflow import __version__
 from dpuflow.agent import metricnames as names
+from dpuflow.agent.bounded import OTHER
 from dpuflow.agent.counters import LABELS, NicCounterFiles
 from dpuflow.agent.tally import BUCKETS, FLOW_FIELDS, ROCE_ONLY, TCP_ONLY, Tally
+from dpuflow.findings import about
 from dpuflow.live.nic import NIC_LOSSES, NIC_NAMES
 from dpuflow.schema.ring import COUNTER_NAMES, LOSSES
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
-    from dpuflow.agent.board import Board
+    from dpuflow.agent.board import Board, FindingState
     from dpuflow.agent.bounded import Bounded
     from dpuflow.agent.config import Metrics as Settings
     from dpuflow.agent.counters import Reading
@@ -119,6 +121,7 @@ class Metrics:
         yield _histogram(names.DURATION, [(key, each.duration) for key, each in done])
         entries = self.tally.entries.items()
         yield _histogram(names.LATENESS, [(key, each.lateness) for key, each in entries])
+        yield _histogram(names.LATENESS_BOUND, [(key, each.at_least) for key, each in entries])
         yield _counter(
             names.ENTRIES, [((*key, bound), n) for key, each in entries for bound, n in each.bounds.items()]
         )
@@ -168,6 +171,12 @@ class Metrics:
             ((peer, each), int(each == shown.verdict)) for peer, shown in peers.items() for each in _VERDICTS
         ]
         yield _gauge(names.VERDICT, verdicts)
+        late = [
+            ((peer, shown.late_bound or ""), shown.late_ns / 1e9)
+            for peer, shown in peers.items()
+            if shown.late_ns is not None
+        ]
+        yield _gauge(names.LATE_BY, late)
         told = [((name, job.steps.kind or ""), job.steps) for name, job in tally.jobs.items()]
         jobs = told[: tally.groups.most]
         yield _gauge(names.STEP, [(key, steps.step_ns / 1e9) for key, steps in jobs])
@@ -179,13 +188,15 @@ class Metrics:
         )
 
     def _findings(self) -> Iterator[Family]:
-        active: dict[tuple[str, str], int] = {}
-        for state in self._board.findings(active_only=True):
-            key = (state.condition, state.severity)
-            active[key] = active.get(key, 0) + 1
-        with self.tally.lock:  # those that were active once show 0, so that an alert on them ends at once
-            gone = dict.fromkeys(self.tally.opened, 0)
-        yield _gauge(names.FINDINGS_ACTIVE, {**gone, **active}.items())
+        shown: dict[tuple[str, ...], int] = {}
+        with self.tally.lock:
+            for state in self._board.findings(active_only=True):
+                for key in _series(state):
+                    other = (*key[:2], OTHER, "", "", key[-1])
+                    key = self.tally.named.place(key) or other
+                    shown[key] = shown.get(key, 0) + 1
+            gone = dict.fromkeys(self.tally.named, 0)  # 0, so that an alert on them ends at once
+        yield _gauge(names.FINDINGS_ACTIVE, {**gone, **shown}.items())
 
     def _health(self) -> Iterator[Family]:
         health = self._board.health()
@@ -219,6 +230,18 @@ class Metrics:
             if name in (*LOSSES, *NIC_LOSSES) or name not in (*COUNTER_NAMES, *NIC_NAMES)
         ]
         yield _counter(names.LOST, [((name,), health.losses[name]) for name in lost])
+
+
+def _series(state: FindingState) -> Iterator[tuple[str, ...]]:
+    """Of a finding the labels of its series: one for each endpoint that it is about."""
+    head, link = (state.condition, state.severity), state.finding.runbook
+    ranks = state.ranks or (None,) * len(state.addresses)
+    labels = state.labels or (None,) * len(state.addresses)
+    ends = list(zip(state.addresses, ranks, labels, strict=True))
+    for address, rank, label in about(state.condition, ends):
+        yield (*head, address, "" if rank is None else str(rank), label or "", link)
+    if not ends:
+        yield (*head, "", "", "", link)
 
 
 def _nic(readings: Iterable[Reading]) -> Iterator[Family]:

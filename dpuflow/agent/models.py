@@ -106,6 +106,12 @@ class LatenessRow:
     node: int | None
     told: Told
     detectable_ns: int | None
+    own_share: float | None
+    late_ns: int | None
+    late_most_ns: int | None
+    late_bound: Literal["exact", "at_least"] | None
+    confidence: float | None
+    address: str | None
     judged_ns: int
 
 
@@ -317,6 +323,12 @@ def lateness_row(state: LatenessState, endpoints: Endpoints) -> LatenessRow:
         node=None,
         told=state.told,
         detectable_ns=state.detectable_ns,
+        own_share=state.own_share,
+        late_ns=state.late_ns,
+        late_most_ns=state.late_most_ns,
+        late_bound=state.late_bound,
+        confidence=state.confidence,
+        address=state.address,
         judged_ns=state.judged_ns,
     )
 

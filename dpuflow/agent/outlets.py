@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.board import Board
     from dpuflow.agent.config import Config
     from dpuflow.agent.metrics import Metrics
-    from dpuflow.agent.server import Server
+    from dpuflow.agent.server import Probes, Server
 
 
 def start(board: Board, config: Config) -> Outlets:
@@ -30,7 +30,7 @@ def start(board: Board, config: Config) -> Outlets:
         return Outlets(board, config)
     except ModuleNotFoundError as error:
         raise MissingError(
-            f"the agent needs {error.name}: install it with pip install 'dpuflow[agent]'"
+            f"the agent needs {error.name}: pip install '.[agent]' in dpuflow's checkout brings it"
         ) from None
 
 
@@ -41,13 +41,14 @@ class Outlets:
         from dpuflow.agent import routes, webhook
 
         self._board = board
-        self._sender = socket.gethostname()
+        self._sender = config.node or socket.gethostname()
         self._run = secrets.token_hex(4)  # tells cursors of this run from those of another
         self._config = config
         self.webhooks = webhook.start(board, config.webhooks, self._sender)
         self._context = routes.Context(board, self._run, self._sender, config, webhooks=self.webhooks.figures)
         self.metrics: Metrics | None = None
         self.server: Server | None = None
+        self.probes: Probes | None = None
         try:
             self._serve(config)
         except BaseException:
@@ -85,6 +86,10 @@ class Outlets:
         context = self._context
         self.metrics = metrics.start(self._board, config.metrics)
         self.metrics.add(self.webhooks)
+        if config.api.health != "off":
+            from dpuflow.agent.server import Probes
+
+            self.probes = Probes(context, config.api.health)
         if config.api.listen == "off":
             return
         from dpuflow.agent import events, server
@@ -101,8 +106,9 @@ class Outlets:
     def _stop_serving(self) -> None:
         if self._context.stream is not None:
             self._context.stream.close()
-        if self.server is not None:
-            self.server.close()
+        for serving in (self.server, self.probes):
+            if serving is not None:
+                serving.close()
         if self.metrics is not None:
             self.metrics.close()
-        self.server = self.metrics = self._context.stream = None
+        self.server = self.probes = self.metrics = self._context.stream = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,11 @@ class LatenessState:
     perhaps_ns: int | None
     told: Told  # of the window that the verdict is from, as is what follows
     detectable_ns: int | None
+    own_share: float | None
+    late_ns: int | None
+    late_most_ns: int | None
+    late_bound: Literal["exact", "at_least"] | None
+    confidence: float | None
     judged_ns: int  # end of the window that the verdict is from
 
 
@@ -213,6 +218,11 @@ class Rolled:
                     perhaps_ns=judged.perhaps_ns if judged else None,
                     told=judged.told if judged else Told(),
                     detectable_ns=judged.detectable_ns if judged else None,
+                    own_share=judged.own_share if judged else None,
+                    late_ns=judged.late_ns if judged else None,
+                    late_most_ns=judged.late_most_ns if judged else None,
+                    late_bound=judged.late_bound if judged else None,
+                    confidence=judged.confidence if judged else None,
                     judged_ns=state.judged_ns,
                 )
             )

@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -18,13 +19,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dpuflow.agent import metricnames as names
 from dpuflow.agent.access import Guard, make_tls, read_token
-from dpuflow.agent.api import ROUTE, make_app
-from dpuflow.agent.connection import Connection
+from dpuflow.agent.api import ROUTE, make_app, make_probes
+from dpuflow.agent.capabilities import drop_all
+from dpuflow.agent.connection import HANDSHAKE_S, Connection
 from dpuflow.errors import OptionError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric as Family
@@ -37,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _THREADS: Final = 4  # handlers and scrapes at a time; each is short
 _CONNECTIONS: Final = 256
+_PROBES: Final = 128  # beyond what one address may have: a crowd of one is no outage
 _GRACE_S: Final = 2
 _KEEP_S: Final = 75  # scrapers that come every minute need not shake hands anew
 
@@ -52,28 +55,11 @@ class Server:
         self._guard = Guard(make_app(context, registry), self._token(settings), settings.insecure)
         self._tls = self._context_of(settings)
         registry.register(self)
-        self._socket = _listen(settings.listen)
+        self._socket = listening(settings.listen, "api.listen")
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        config = uvicorn.Config(
-            self._counted(self._guard),
-            loop="asyncio",
-            http=Connection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_CONNECTIONS,
-            timeout_keep_alive=_KEEP_S,
-            timeout_graceful_shutdown=_GRACE_S,
+        self._running = Running(
+            self._counted(self._guard), self._socket, self._tls, lambda: context.board.count_error("api")
         )
-        config.load()
-        config.ssl = self._tls
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.01)
 
     def reload(self, settings: Api) -> None:
         """Take token, certificate and key of ``settings``. Raises OptionError, and then changes nothing."""
@@ -86,9 +72,7 @@ class Server:
 
     def close(self) -> None:
         """Stop; requests under way may take a moment to finish."""
-        self._server.should_exit = True
-        self._thread.join(_GRACE_S + 3)
-        self._socket.close()
+        self._running.close()
 
     def describe(self) -> Iterator[Family]:
         """Nothing, as with all collectors here."""
@@ -106,19 +90,6 @@ class Server:
         if stream is not None:
             yield GaugeMetricFamily(names.CLIENTS.name, names.CLIENTS.about, stream.clients)
             yield CounterMetricFamily(names.EVENTS_MISSED.name, names.EVENTS_MISSED.about, stream.missed)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except Exception:
-            _log.exception("the HTTP server ended")
-            self._context.board.count_error("api")
-
-    async def _serve(self) -> None:
-        import anyio.to_thread
-
-        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-        await self._server.serve(sockets=[self._socket])
 
     @staticmethod
     def _token(settings: Api) -> bytes | None:
@@ -148,7 +119,85 @@ class Server:
         return counted
 
 
-def _listen(address: str) -> socket.socket:
+class Running:
+    """An application that is served in a thread of its own, which may do nothing beyond an ordinary user."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        failed: Callable[[], None],
+        name: str = "http",
+        connections: int = _CONNECTIONS,
+        keep_s: int = _KEEP_S,
+    ) -> None:
+        """Serve what comes to ``listener``; ``failed`` is called should it end of itself."""
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=connections,
+            timeout_keep_alive=keep_s,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        config.load()
+        config.ssl = tls
+        self._socket, self._failed = listener, failed
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Stop; requests under way may take a moment to finish."""
+        self._server.should_exit = True
+        self._thread.join(_GRACE_S + 3)
+        self._socket.close()
+
+    def _run(self) -> None:
+        drop_all()
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            _log.exception("the HTTP server ended")
+            self._failed()
+
+    async def _serve(self) -> None:
+        import anyio.to_thread
+
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        loop = asyncio.get_running_loop()
+        if self._server.config.ssl is not None:  # uvicorn leaves handshakes a minute
+            patient = loop.create_server
+            loop.create_server = partial(patient, ssl_handshake_timeout=HANDSHAKE_S)  # type: ignore[method-assign]
+        await self._server.serve(sockets=[self._socket])
+
+
+class Probes:
+    """Health alone, on a listener of its own: no crowd at the API keeps a probe from its answer."""
+
+    def __init__(self, context: Context, listen: str) -> None:
+        """Listen and serve. Raises OptionError."""
+        self._socket = listening(listen, "api.health")
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._running = Running(
+            make_probes(context), self._socket, None, lambda: context.board.count_error("api"), "probes",
+            _PROBES, 5,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop."""
+        self._running.close()
+
+
+def listening(address: str, option: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -160,5 +209,5 @@ def _listen(address: str) -> socket.socket:
         made.listen(128)
     except OSError as error:
         made.close()
-        raise OptionError(f"api.listen: {address}: {error.strerror}") from None
+        raise OptionError(f"{option}: {address}: {error.strerror}") from None
     return made

@@ -18,7 +18,7 @@ import numpy as np
 from dpuflow.agent.board import Board, FindingState, Health, Window
 from dpuflow.agent.budget import Budget
 from dpuflow.agent.config import base_bytes
-from dpuflow.agent.history import History, Stand
+from dpuflow.agent.history import History, Stand, claim, release
 from dpuflow.agent.limits import Governor, Pace, Use
 from dpuflow.agent.notify import notify, reloading, watchdog_s
 from dpuflow.agent.source import Source
@@ -57,13 +57,17 @@ class Service:
         self.config, self.log = config, log
         self.board = board or Board()
         self.lock = threading.Lock()
-        self.stream = Stream(socket.gethostname())
+        self.stream = Stream(config.node or socket.gethostname())
         self.budget = Budget(config.limits.cpu)
         self.pace = Pace(self.budget, self.stream.held, 0)
         self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
         self.governor = _governor(config)
-        self.tracker = Tracker(config.analysis.confirm, config.analysis.hold, IDLE_S)
-        self.windows = Windows(config.windows, _ranks(config))
+        self.tracker = Tracker(
+            config.analysis.confirm, config.analysis.hold, IDLE_S, config.analysis.runbooks
+        )
+        from dpuflow.identity.rankmap import read_hosts
+
+        self.windows = Windows(config.windows, _ranks(config), read_hosts())
         self.generation = 1
         self._started_s = time.monotonic()
         self._number = self._collectives = 0
@@ -88,14 +92,17 @@ class Service:
         from dpuflow.agent import outlets
 
         restrain_allocator()
-        # First: an address in use leaves nothing attached.
-        self.outlets = outlets.start(self.board, self.config)
+        # First: an address in use, or another agent's history, leaves nothing attached.
+        self._start_history()
         try:
+            self.outlets = outlets.start(self.board, self.config)
             self.source.start()
         except BaseException:
-            self.outlets.close()
+            if self.outlets is not None:
+                self.outlets.close()
+            if self.history is not None:
+                self.history.close()
             raise
-        self._start_history()
         self.budget.forgive()
 
     def _start_history(self) -> None:
@@ -271,12 +278,16 @@ class Service:
     def reload(self, config: Config) -> None:
         """Go on by another configuration. Raises DpuflowError, having changed nothing."""
         ranks = _ranks(config)
+        folder = config.history.directory
+        if folder not in (None, self.config.history.directory):
+            release(claim(folder, self.stream.info.vantage))  # before anything has changed
         if self.outlets is not None:
             self.outlets.reload(config)
         before, self.config = self.config, config
         self.generation += 1
         self.log.set(config.log.level, config.log.format)
         self.tracker.confirm_s, self.tracker.hold_s = config.analysis.confirm, config.analysis.hold
+        self.tracker.runbooks = config.analysis.runbooks
         self.windows.settings = config.windows
         self.budget.share = config.limits.cpu
         self.governor = _governor(config)

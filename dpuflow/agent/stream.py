@@ -29,7 +29,7 @@ MOST_FRAMES: Final = 1 << 30  # numbers of frames are taken down before they rea
 FEW_FLOWS: Final = 4096  # so many idle flows are kept: they may go on
 COUNTERS: Final = (
     "packets", "bytes", "messages", "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak",
-    "rnr", "zero_window",
+    "rnr", "zero_window", "spurious",
 )  # fmt: skip
 
 

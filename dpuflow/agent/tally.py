@@ -67,6 +67,7 @@ class Entries:
     late: int = 0
     caused_wait_s: float = 0.0
     lateness: Histogram = field(default_factory=Histogram)
+    at_least: Histogram = field(default_factory=Histogram)
 
 
 @dataclass
@@ -95,6 +96,8 @@ class Shown(NamedTuple):
     verdict: str
     rank: int | None
     label: str | None
+    late_ns: int | None
+    late_bound: str | None
 
 
 class Job(NamedTuple):
@@ -117,6 +120,7 @@ class Tally:
         self.operations: dict[tuple[str, str], Operations] = {}  # group, operation
         self.entries: dict[tuple[str, str], Entries] = {}  # group, peer
         self.opened: dict[tuple[str, str], int] = {}  # condition, severity
+        self.named: Bounded[tuple[str, ...]] = Bounded(peers, lambda _: None, now=now)  # findings' series
         self.kinds: dict[str, tuple[str, int]] = {}  # group: kind, how many endpoints
         self.judged: dict[str, Shown] = {}  # peer
         self.jobs: dict[str, Job] = {}  # by the name of the group of all its endpoints
@@ -159,7 +163,9 @@ class Tally:
         endpoints = analysis.endpoints
         for row in analysis.lateness:
             known = endpoints[row.endpoint]
-            self.judged[known.address] = Shown(now, row.verdict, known.rank, known.label)
+            self.judged[known.address] = Shown(
+                now, row.verdict, known.rank, known.label, row.late_ns, row.late_bound
+            )
         for steps in analysis.steps:
             self.jobs[group_name(_addresses(analysis, steps.endpoints))] = Job(now, steps)
         for what_if in analysis.what_if:
@@ -197,8 +203,9 @@ class Tally:
             entries.bounds[rank.bound] = entries.bounds.get(rank.bound, 0) + 1
             entries.late += (collective.id, rank.endpoint) in window.late
             entries.caused_wait_s += waits.get(rank.endpoint, 0) / 1e9
-            if rank.bound == "exact" and rank.lateness_ns is not None:
-                entries.lateness.observe(rank.lateness_ns / 1e9)
+            if rank.bound in ("exact", "at_least") and rank.lateness_ns is not None:
+                into = entries.lateness if rank.bound == "exact" else entries.at_least
+                into.observe(rank.lateness_ns / 1e9)
 
     def _transfer(self, analysis: Analysis, transfer: Transfer) -> None:
         src, dst = (analysis.endpoints[end].address for end in (transfer.src, transfer.dst))

@@ -25,11 +25,13 @@ class Tracker:
     """The findings that are active.
 
     ``confirm_s``: how long a condition must have been found before it is told; ``hold_s``: how long it lasts
-    without being found again, ``idle_s`` where nothing was captured meanwhile.
+    without being found again, ``idle_s`` where nothing was captured meanwhile. ``runbooks``: where the
+    sections of runbooks are; "": links stay as they are.
     """
 
-    def __init__(self, confirm_s: float, hold_s: float, idle_s: float) -> None:
+    def __init__(self, confirm_s: float, hold_s: float, idle_s: float, runbooks: str = "") -> None:
         self.confirm_s, self.hold_s, self.idle_s = confirm_s, hold_s, idle_s
+        self.runbooks = runbooks
         self._doubted: dict[tuple[str, frozenset[str]], int] = {}  # found, not told: since when
         self.active: dict[str, FindingState] = {}
         self._severe_ns: dict[str, int] = {}  # when each was last as severe as it is said to be
@@ -115,7 +117,9 @@ class Tracker:
             first_ns=known.first_ns if known else until_ns,
             last_ns=until_ns,
             active=True,
-            finding=finding,
+            finding=replace(finding, runbook=f"{self.runbooks}#{finding.condition}")
+            if self.runbooks
+            else finding,
             labels=tuple(ends[address].label for address in addresses),
             ranks=tuple(ends[address].rank for address in addresses),
         )

@@ -54,9 +54,14 @@ class Settled:
 class Windows:
     """Decides step by step what is settled. ``step`` is to be called with growing times."""
 
-    def __init__(self, settings: Settings, ranks: Mapping[str, Place] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ranks: Mapping[str, Place] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
-        self.ranks = ranks
+        self.ranks, self.names = ranks, names
         self.span_s = settings.span  # may be set lower for want of memory,
         self.most: int | None = None  # and so may the messages that are held
         self._published = np.zeros(0, np.uint64)  # keys of messages of collectives published, sorted
@@ -72,7 +77,7 @@ class Windows:
         """Settle what can be, ``tables`` holding all that came before ``until_ns``; ``counts`` are theirs."""
         from dpuflow.analysis import analyze_tables
 
-        worked = analyze_tables([self._within(tables, counts)], ranks=self.ranks)
+        worked = analyze_tables([self._within(tables, counts)], ranks=self.ranks, names=self.names)
         keys = _message_keys(tables.messages, counts.flow, self._shifted_ns)
         spans = _Spans(worked, tables.messages, keys, self._shifted_ns)
         fresh = self._fresh(spans)

@@ -93,7 +93,7 @@ class Pcapng:
                     if number >= state.form[c.F_INTERFACES]:
                         return None
                     high, low = struct.unpack_from(f"{order}II", head.data, at + _PACKETS[kind])
-                    return _stamp(int(high) << 32 | int(low), [int(v) for v in state.interfaces[number]])
+                    return stamp_ns(int(high) << 32 | int(low), [int(v) for v in state.interfaces[number]])
                 following = state.block(head, at) if kind in (SECTION, INTERFACE, STATISTICS) else at + size
                 if following is None or following <= at:
                     return None
@@ -189,7 +189,7 @@ def text_of(value: bytes) -> str:
     return value.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def _stamp(ticks: int, row: list[int]) -> int:
+def stamp_ns(ticks: int, row: list[int]) -> int:
     """Nanoseconds since the epoch; what the kernel does, in whole numbers of any size."""
     if row[c.I_MULTIPLY]:
         return ticks * row[c.I_MULTIPLY] + row[c.I_OFFSET]

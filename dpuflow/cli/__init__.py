@@ -2,8 +2,8 @@
 
 Nothing heavy is imported: ``dpuflow --help`` prints a committed text (``help.txt``, which a test
 compares with what click would print), and everything else goes on to ``commands``.
-Exit status: 0 fine, 1 the input or the environment is at fault, 2 wrong usage, 130 interrupted,
-141 the reader of standard output went away (as the shell reports SIGPIPE).
+Exit status: 0 fine, 1 the input or the environment is at fault, 2 wrong usage, 3 ``--fail-on`` was met,
+130 interrupted, 141 the reader of standard output went away (as the shell reports SIGPIPE).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+COMPLETE = "_DPUFLOW_COMPLETE"
 COLLECT_AFTER = 100_000
 
 
@@ -92,8 +93,10 @@ def _command(arguments: list[str]) -> int:
         return exit_.exit_code
     except click.exceptions.Abort:  # click's own word for Ctrl-C
         return _fail("interrupted", INTERRUPTED)
-    except SystemExit:  # as click ends where the reader of the output went away
-        raise BrokenPipeError from None
+    except SystemExit as end:
+        if COMPLETE in os.environ:  # a shell asked what may follow, and was told
+            return int(end.code or 0)
+        raise BrokenPipeError from None  # as click ends where the reader of the output went away
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -37,8 +37,14 @@ capture needs; dpuflow doctor tells what this machine allows."""
     help="Configuration (YAML); an empty file will do. Without it: defaults.",
 )
 @click.option("--check", is_flag=True, help="Check the configuration and end.")
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="Started as root: go on as this user with the capabilities that capturing needs alone. Without it"
+    " dpuflow, else nobody; root stays root.",
+)
 @click.option("--print-config", is_flag=True, help="Print the effective configuration and end.")
-def agent(path: str | None, check: bool, print_config: bool) -> None:
+def agent(path: str | None, check: bool, user: str | None, print_config: bool) -> None:
     """Watch this node's traffic for weeks: collectives, lateness and findings as they come.
 
     Captures, reconstructs in sliding windows, and says within seconds which rank is late and why.
@@ -49,9 +55,28 @@ def agent(path: str | None, check: bool, print_config: bool) -> None:
     if print_config:
         click.echo(as_yaml(config), nl=False)
     elif check:
+        for said in _there(config):
+            click.echo(said)
         click.echo(f"{path or 'the defaults'}: fine")
     else:
-        _run(path, config)
+        _run(path, config, user)
+
+
+def _there(config: Config) -> list[str]:
+    """What is to be said of interfaces and folders before the agent runs. Raises OptionError."""
+    from dpuflow.agent.history import check_folder
+    from dpuflow.agent.interfaces import present, wanted
+    from dpuflow.errors import OptionError
+
+    names = wanted(config.capture.interfaces)
+    if not names:
+        raise OptionError("capture.interfaces: auto: no Ethernet interface is up here")
+    if missing := [name for name in names if not present(name)]:
+        raise OptionError(f"capture.interfaces: {', '.join(missing)}: there is no such interface here")
+    if config.history.directory is None:
+        return []
+    said = check_folder(config.history.directory)
+    return [] if said is None else [said]
 
 
 def _checked(config: Config) -> Config:
@@ -71,7 +96,18 @@ def _checked(config: Config) -> Config:
     return config
 
 
-def _run(path: str | None, config: Config) -> None:
+def _become(user: str | None, config: Config) -> str | None:
+    """Leave root, the history's folder in the new user's hands; whom it became. Raises DpuflowError."""
+    from dpuflow.agent.capabilities import become
+
+    folders = [] if config.history.directory is None else [config.history.directory]
+    became = become(user, folders)
+    if became is not None:
+        _checked(config)  # files that this user may not read are told now, not in the middle of the night
+    return became
+
+
+def _run(path: str | None, config: Config, user: str | None) -> None:
     """Run until a signal ends it."""
     import logging
     import os
@@ -100,6 +136,9 @@ def _run(path: str | None, config: Config) -> None:
 
     log = Log(config.log.level, config.log.format, journal="JOURNAL_STREAM" in os.environ)
     logging.basicConfig(level=logging.WARNING, handlers=[FromLogging(log)])
+    became = _become(user, config)
+    if became is not None:
+        log.info("user", f"started as root, goes on as {became}, with what capturing needs alone")
     try:
         run(config, log, stop, reload)
     finally:

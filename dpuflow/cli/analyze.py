@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from dpuflow.cli.vantages import Moment
+
+if TYPE_CHECKING:
+    from dpuflow import Vantage
+    from dpuflow.results import Analysis
+
+FAILED: Final = 3
 
 EPILOG = """\b
 Examples:
@@ -16,15 +25,21 @@ Examples:
     dpuflow analyze node0.dpuflow node1.dpuflow node2.pcapng
   A rotated capture of one node, and a switch:
     dpuflow analyze --vantage node0=a.pcap0,a.pcap1 --vantage switch=mirror.pcapng
-  What an agent has kept of an incident:
-    dpuflow analyze /var/lib/dpuflow --since 2026-11-21T16:30:00 --until 2026-11-21T16:40:00
+  All captures of a folder, one vantage point each (rotated ones are joined):
+    dpuflow analyze captures/
+  What an agent has kept of the last five minutes:
+    dpuflow analyze /var/lib/dpuflow --since -5m
+  In a script: does this job have a straggler?
+    dpuflow analyze node*.pcapng --quiet --fail-on late
   From tcpdump:
     tcpdump -i eth0 -s 128 -w - | dpuflow analyze -
 
-Snap length 128 is enough. The exit status is 0 when the analysis ran, whoever
-was late; 1 when a capture or the environment is at fault; 2 for wrong usage."""
+Snap length 128 is enough. Exit status: 0 the analysis ran, whoever was late;
+1 a capture or the environment is at fault; 2 wrong usage; 3 --fail-on was met."""
 
-COMPILING = "dpuflow: compiling the packet parsers for this processor, once; about half a minute ..."
+COMPILING = (
+    "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
+)
 
 
 @click.command(epilog=EPILOG)
@@ -42,6 +57,13 @@ COMPILING = "dpuflow: compiling the packet parsers for this processor, once; abo
     metavar="FILE",
     help="Write the whole result as JSON; - writes it to standard output, in place of the verdict.",
 )
+@click.option(
+    "--lua",
+    "lua_file",
+    metavar="FILE",
+    help="Write a Wireshark script that shows message and collective beside each packet:"
+    " wireshark -X lua_script:FILE node0.pcap.",
+)
 @click.option("--ranks", "ranks_file", metavar="FILE", help="Rank map, YAML: address to rank, GPU and host.")
 @click.option(
     "--clock",
@@ -51,48 +73,112 @@ COMPILING = "dpuflow: compiling the packet parsers for this processor, once; abo
     help="How the captures' clocks are tied: trust them (PTP), estimate offset and drift from packets"
     " seen at both ends, or decide by what the packets show.",
 )
-@click.option("--since", type=Moment(), metavar="TIME", help="Of an agent's history, only from this time on.")
+@click.option(
+    "--since",
+    type=Moment(),
+    metavar="TIME",
+    help="Of an agent's history, only from this time on: 2026-11-21T16:30:00, or -5m.",
+)
 @click.option("--until", type=Moment(), metavar="TIME", help="Of an agent's history, only until this time.")
 @click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="Threads to read with (default: cores)."
+)
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colour of the verdict; auto: on a terminal, unless NO_COLOR is set.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["late", "warning"]),
+    help="End with status 3 where a rank was late, always or now and then; warning: also for any finding of"
+    " that severity or worse.",
 )
 @click.option("--quiet", is_flag=True, help="No verdict and no progress; warnings and errors only.")
 def analyze(
     captures: tuple[str, ...],
     named: tuple[str, ...],
     json_file: str | None,
+    lua_file: str | None,
     ranks_file: str | None,
     clock: str,
     since: int | None,
     until: int | None,
     threads: int | None,
+    color: str,
+    fail_on: str | None,
     quiet: bool,
 ) -> None:
     """Read captures of one job and say which rank was late, how often, by how much and what it cost.
 
     CAPTURE is a pcap or pcapng file (plain, .gz or .zst), a column file of "dpuflow capture --mode
-    messages", the folder of an agent's history, or - for standard input. Each is one vantage point: one
-    node's interface, or a switch's mirror port. RoCEv2, RoCEv1 and TCP are read.
+    messages", a folder of these or of an agent's history, or - for standard input. Each file is one
+    vantage point: one node's interface, or a switch's mirror port. RoCEv2, RoCEv1 and TCP are read.
     """
     from dpuflow.cli.targets import check_target
     from dpuflow.cli.vantages import vantages_from
 
     vantages = vantages_from(captures, named, since, until)
-    check_target(json_file, "--json", [file for vantage in vantages for file in vantage.files])
+    for target, option in ((json_file, "--json"), (lua_file, "--lua")):
+        check_target(target, option, [file for vantage in vantages for file in vantage.files])
 
     import dpuflow
+    from dpuflow import analysis
     from dpuflow.cli.progress import ProgressLine
+    from dpuflow.identity.rankmap import read_hosts
     from dpuflow.kernels import _ready
 
+    _ready.when_compiling.append(lambda: _ready.compile_beside(*_kernel_after_parsing(vantages)))
     if not quiet:
         _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
     with ProgressLine(enabled=not quiet) as progress:
-        result = dpuflow.analyze(vantages, clock=clock, ranks=ranks, threads=threads, progress=progress)
+        result, marks = analysis.analyze_marked(
+            vantages,
+            clock=clock,
+            ranks=ranks,
+            names=read_hosts(),
+            threads=threads,
+            progress=progress,
+            marked=lua_file is not None,
+        )
+    if lua_file is not None:
+        from dpuflow.reports.lua import write_lua
+
+        write_lua(result, marks, lua_file)
     if json_file is not None:
         dpuflow.write_json(result, json_file)
     if not quiet and json_file != "-":
-        dpuflow.write_text(result)
+        dpuflow.write_text(result, color={"always": True, "never": False}.get(color))
     else:
         for warning in (text for capture in result.captures for text in capture.warnings):
             click.echo(f"dpuflow: {warning}", err=True)
+    if fail_on is not None and failed(result, fail_on):
+        raise click.exceptions.Exit(FAILED)
+
+
+def failed(result: Analysis, fail_on: str) -> bool:
+    """Whether a result is what ``--fail-on`` asks about."""
+    late = any(row.verdict in ("late", "intermittent") for row in result.lateness)
+    return late or (fail_on == "warning" and any(each.severity != "info" for each in result.findings))
+
+
+def _kernel_after_parsing(vantages: list[Vantage]) -> tuple[str, str]:
+    """Which kernel the first capture needs once its packets are parsed, by a look at the file's beginning."""
+    from dpuflow.capture.pcapfile import open_file
+    from dpuflow.errors import DpuflowError
+
+    tcp, roce = ("dpuflow.kernels.tcp", "follow"), ("dpuflow.kernels.roce", "scan")
+    name = vantages[0].files[0]
+    if not os.path.isfile(name):  # a pipe can be read but once
+        return roce
+    try:
+        opened = open_file(name)
+    except (DpuflowError, OSError):
+        return roce
+    head = opened.bytes.window(0, 1 << 16).tobytes()
+    opened.bytes.close()
+    # UDP port 4791 or RoCEv1's EtherType. A wrong guess costs time, nothing else.
+    return roce if head.count(b"\x12\xb7") + head.count(b"\x89\x15") > len(head) >> 10 else tcp

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
+
+from dpuflow.cli.nodes import ending_of, given, on_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EPILOG = """\b
 Examples:
@@ -21,12 +27,15 @@ Examples:
     dpuflow capture -i eth2 -w job.pcapng --filter "roce and (host 10.0.0.1 or host 10.0.0.2)"
   On a BlueField, all that goes through its port, copied by the card:
     dpuflow capture -i p0 --backend doca -w node0.pcapng
+  On four nodes at a time, the same ten seconds, a file of each in job/:
+    dpuflow capture --on node1,node2,node3,node4 -i eth2 --duration 10 -w job
   What is on the wire, without a file:
     dpuflow capture -i eth2
 
 Needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; dpuflow doctor tells what
 this machine allows. What was lost is counted, printed and written to the file."""
 
+_PACKETS = re.compile(r"\.(pcapng|pcap|cap|ntar)(\.(gz|zst))?$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -44,21 +53,39 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class _Seconds(click.FloatRange):
-    """A number of seconds, which not-a-number is not."""
+    """A time in seconds: 10, 10s, 500ms, 5min, 2h."""
+
+    name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        seconds = float(super().convert(value, param, ctx))  # type: ignore[arg-type,unused-ignore]
-        if seconds != seconds:
-            self.fail(f"{value!r} is no number of seconds.", param, ctx)
-        return seconds
+        """The number of seconds."""
+        from dpuflow.settings import read_duration
+
+        try:
+            seconds = read_duration(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no time: write 10, 10s, 500ms, 5min or 2h.", param, ctx)
+        return float(super().convert(seconds, param, ctx))
 
 
-def _given(name: str) -> bool:
-    """Whether the option stands on the command line."""
-    from click.core import ParameterSource
+class _Megabytes(_Size):
+    """As tcpdump has it: a number without a unit counts millions of bytes."""
 
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        text = str(value).strip()
+        return super().convert(f"{text}M" if text.isdigit() else text, param, ctx)
+
+
+def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """-D: the interfaces that can be named, one a line, and end."""
+    if not wanted:
+        return
+    from dpuflow.live.interfaces import interface_lines
+
+    for line in interface_lines():
+        click.echo(line)
+    ctx.exit()
 
 
 @click.command(epilog=EPILOG)
@@ -72,12 +99,21 @@ def _given(name: str) -> bool:
     help="An interface to capture from, both directions; may be given several times.",
 )
 @click.option(
+    "-D",
+    "--list-interfaces",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_interfaces,
+    help="List the interfaces to capture from, and end.",
+)
+@click.option(
     "-w",
     "--write",
     "path",
     metavar="FILE",
-    help="pcapng file to write, compressed if it ends in .zst; - is standard output. Without it,"
-    " packets are counted only.",
+    help="File to write, of the format that its name says: .pcapng or .pcap, with .gz or .zst compressed;"
+    " any other is pcapng; - is standard output. Without it, packets are counted only.",
 )
 @click.option(
     "--mode",
@@ -87,9 +123,12 @@ def _given(name: str) -> bool:
     help="messages: the kernel folds the middle of RoCE messages, and -w names a column file for dpuflow"
     " analyze.",
 )
-@click.option("--duration", type=_Seconds(min=0, min_open=True), metavar="S", help="End after S seconds.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
 @click.option(
+    "--duration", type=_Seconds(min=0, min_open=True), metavar="TIME", help="End after this time: 10s, 5min."
+)
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
+@click.option(
+    "-s",
     "--snaplen",
     type=click.IntRange(min=0),
     default=128,
@@ -208,22 +247,46 @@ def _given(name: str) -> bool:
     help="Have the NIC take packets that are addressed to others, as mirrored traffic is.",
 )
 @click.option(
-    "--rotate-size", type=_Size(), default=0, metavar="SIZE", help="Begin another file after SIZE bytes."
+    "-C",
+    "--rotate-size",
+    type=_Megabytes(),
+    default=0,
+    metavar="SIZE",
+    help="Begin another file after SIZE: 1G, 64Mi; a bare number is in millions of bytes, as tcpdump's.",
 )
 @click.option(
+    "-G",
     "--rotate-time",
     type=_Seconds(min=0),
     default=0.0,
-    metavar="S",
-    help="Begin another file every S seconds.",
+    metavar="TIME",
+    help="Begin another file this often: 60, 5min.",
 )
 @click.option(
+    "-W",
     "--files",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
     help="Keep the last N files of a rotated capture.",
 )
+@click.option(
+    "--on",
+    "on",
+    metavar="NODE,NODE",
+    multiple=True,
+    help="Capture on these nodes, all in the same window; -w names a folder for a file of each. They need"
+    " dpuflow and what it needs there.",
+)
+@click.option(
+    "--over",
+    metavar="COMMAND",
+    default="ssh -o BatchMode=yes {node} {line}",
+    show_default=True,
+    help='How a command is run on a node: {line} is it for a shell, {command} its words, as in "srun -N1 -n1'
+    ' -w {node} {command}" or "kubectl exec -i {node} -- {command}".',
+)
+@click.option("--as-node", is_flag=True, hidden=True)
 @click.option("--quiet", is_flag=True, help="No live line and no summary; warnings and errors only.")
 def capture(
     interfaces: tuple[str, ...], path: str | None, mode: str, duration: float | None, count: int | None,
@@ -232,7 +295,7 @@ def capture(
     vlans: tuple[int, ...], sample: int, buffer: int, hook: str, backend: str, timestamps: str,
     promiscuous: bool, group: int, peer: str, copy_by: str, production: str, sample_packets: int,
     rotate_size: int,
-    rotate_time: float, files: int, quiet: bool,
+    rotate_time: float, files: int, on: tuple[str, ...], over: str, as_node: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
 
@@ -243,6 +306,8 @@ def capture(
         raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
     if path == "":
         raise click.UsageError("-w needs the name of a file, or -.")
+    if mode == "messages" and path is not None and _PACKETS.search(path):
+        raise click.UsageError("--mode messages writes a column file: name it .dpuflow, say.")
     if (rotate_size or rotate_time) and path in (None, "-"):
         raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
     if (rotate_size or rotate_time or path == "-") and mode == "messages":
@@ -251,17 +316,17 @@ def capture(
         raise click.UsageError(f"--backend {backend} has packets mode alone.")
     if backend in ("afpacket", "psample", "doca") and hook != "auto":
         raise click.UsageError(f"--backend {backend} has no hooks: leave out --hook.")
-    if backend != "psample" and _given("group"):
+    if backend != "psample" and given("group"):
         raise click.UsageError("--group goes with --backend psample.")
     for name in ("peer", "copy_by", "production", "sample_packets"):
-        if backend != "doca" and _given(name):
+        if backend != "doca" and given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend doca.")
     if timestamps == "hardware" and backend != "ebpf":
         raise click.UsageError("--timestamps hardware needs --backend ebpf.")
     if files and not (rotate_size or rotate_time):
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
-    if expression is not None and (hosts or ports or qps or vlans or _given("protocols")):
+    if expression is not None and (hosts or ports or qps or vlans or given("protocols")):
         raise click.UsageError("--filter says it all: leave out --protocol, --host, --port, --qp and --vlan.")
 
     from dpuflow.errors import DpuflowError, OptionError
@@ -283,18 +348,32 @@ def capture(
         )  # fmt: skip
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None
-    with LiveLine(enabled=not quiet) as line:
-        summary = record(
-            options,
-            path,
-            backend=backend,
-            rotation=Rotation(rotate_size, rotate_time, files),
-            duration_s=duration,
-            count=count,
-            every_second=line.show,
-            started=line.started,
-        )
-    for text in summary_lines(summary, warnings_only=quiet):
-        click.echo(text, err=True)
-    if summary.reason is not None:
-        raise DpuflowError(summary.reason)
+    if on:
+        on_nodes(on, over, path, mode, duration, quiet)
+        return
+
+    def take(file: str | None, seconds: float | None, stopped: Callable[[], bool] = lambda: False) -> None:
+        with LiveLine(enabled=not quiet and not as_node) as line:
+            summary = record(
+                options,
+                file,
+                backend=backend,
+                rotation=Rotation(rotate_size, rotate_time, files),
+                duration_s=seconds,
+                count=count,
+                every_second=line.show,
+                started=line.started,
+                stopped=stopped,
+            )
+        for text in summary_lines(summary, warnings_only=quiet):
+            click.echo(text, err=True)
+        if summary.reason is not None:
+            raise DpuflowError(summary.reason)
+
+    if as_node:
+        from dpuflow.live.node import serve
+
+        with open(0, "rb", buffering=0, closefd=False) as asked:
+            serve(take, ending_of(mode), asked, sys.stdout.buffer)
+    else:
+        take(path, duration)

@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "doctor": "Say what this machine allows of live capture.",
     "agent": "Watch this node for weeks: lateness and findings as they come.",
     "analyze": "Read captures of one job and say which rank was late.",
+    "export": "Write the packets that a finding rests on, for Wireshark.",
     "synth": "Write captures of a scripted job with known truth.",
     "score": "Compare analyses with what is known to have happened.",
 }

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timezone
-from pathlib import PurePath
+import time
+from datetime import datetime
 
 import click
 
 from dpuflow.schema.tables import Vantage
-
-_SUFFIXES = re.compile(r"\.(pcapng|pcap|cap|gz|zst)$", re.IGNORECASE)
+from dpuflow.vantages import vantages_of
 
 
 def vantages_from(
@@ -20,20 +19,14 @@ def vantages_from(
     since_ns: int | None = None,
     until_ns: int | None = None,
 ) -> list[Vantage]:
-    """One vantage point for each capture and one for each NAME=FILE,FILE.
+    """The vantage points of captures (``vantages_of``), and one for each NAME=FILE,FILE.
 
-    Unnamed ones are called by their file's name without suffixes, with as much of the path as
-    tells them apart. A folder is an agent's history: one vantage point for each node in it, with the files of
-    that time. Raises click.UsageError, DpuflowError.
+    Raises click.UsageError, DpuflowError.
     """
-    folders = [name for name in captures if os.path.isdir(name)]
-    captures = tuple(name for name in captures if name not in folders)
+    folders = any(os.path.isdir(name) for name in captures)
     if not folders and (since_ns is not None or until_ns is not None):
         raise click.UsageError("--since and --until choose from a folder, an agent's history: name one.")
-    vantages = [Vantage(name, (file,)) for name, file in zip(_names(captures), captures, strict=True)]
-    for folder in folders:
-        vantages += _history(folder, since_ns, until_ns)
-    vantages += [_parse(text) for text in named]
+    vantages = vantages_of([*captures, *map(_parse, named)], since_ns, until_ns)
     files = [file for vantage in vantages for file in vantage.files]
     if not files:
         raise click.UsageError("Name at least one CAPTURE, or - for standard input.")
@@ -44,38 +37,25 @@ def vantages_from(
     return vantages
 
 
-def _history(folder: str, since_ns: int | None, until_ns: int | None) -> list[Vantage]:
-    """The vantage points of a folder. Raises FormatError where there are none."""
-    from dpuflow.errors import FormatError
-    from dpuflow.store.segments import between, list_segments
-
-    every = list_segments(folder)
-    if not every:
-        raise FormatError(folder, "a folder without an agent's history (files NODE-TIME-FROM-TO.dpuflow)")
-    chosen = between(every, since_ns, until_ns)
-    if not chosen:
-        first, last = min(s.start_ns for s in every), max(s.end_ns for s in every)
-        raise FormatError(folder, f"holds nothing of that time, only {_time(first)} to {_time(last)}")
-    names = dict.fromkeys(segment.vantage for segment in chosen)
-    return [Vantage(name, tuple(s.path for s in chosen if s.vantage == name)) for name in names]
-
-
-def _time(ns: int) -> str:
-    return datetime.fromtimestamp(ns // 10**9, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A time as 2026-11-21T16:30:00 (of this machine's zone unless it names one), in ns since the epoch."""
+    """A time in ns since the epoch: 2026-11-21T16:30:00 (of this machine's zone unless it names one), or
+    -5m, five minutes ago."""
 
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Nanoseconds since the epoch."""
+        from dpuflow.settings import read_duration
+
         text = re.sub(r"Z$", "+00:00", str(value).strip())
         try:
+            if text.startswith("-"):
+                return time.time_ns() - round(read_duration(text[1:]) * 1e9)
             return round(datetime.fromisoformat(text).timestamp() * 1e6) * 1000
         except ValueError:
-            self.fail(f"{value!r} is no time: write 2026-11-21T16:30:00 or 2026-11-21T16:30:00Z.", param, ctx)
+            self.fail(
+                f"{value!r} is no time: write 2026-11-21T16:30:00, 2026-11-21T16:30:00Z or -5m.", param, ctx
+            )
 
 
 def _parse(text: str) -> Vantage:
@@ -84,22 +64,3 @@ def _parse(text: str) -> Vantage:
     if not name or not equals or not all(files):
         raise click.BadParameter(f"{text!r} is not NAME=FILE or NAME=FILE,FILE.", param_hint="'--vantage'")
     return Vantage(name, files)
-
-
-def _names(files: tuple[str, ...]) -> list[str]:
-    paths = [PurePath("stdin" if file == "-" else _stem(file)) for file in files]
-    names = [path.name for path in paths]
-    depth = 1
-    while len(set(names)) < len(names) and depth < max(len(path.parts) for path in paths):
-        depth += 1
-        names = [
-            "/".join(path.parts[-depth:]) if names.count(name) > 1 else name
-            for path, name in zip(paths, names, strict=True)
-        ]
-    return names
-
-
-def _stem(file: str) -> str:
-    while (shorter := _SUFFIXES.sub("", file)) not in ("", file) and PurePath(shorter).name:
-        file = shorter
-    return file

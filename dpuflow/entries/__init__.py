@@ -27,6 +27,7 @@ from dpuflow.entries.relative import (
 )
 from dpuflow.entries.tails import BEYOND, Tail, hand_overs
 from dpuflow.entries.upper import Bounded, bound_above
+from dpuflow.entries.within import gpus_within
 
 __all__ = [
     "AT_LEAST",
@@ -45,6 +46,7 @@ __all__ = [
     "bound_above",
     "build_entries",
     "claim",
+    "gpus_within",
     "hand_overs",
     "medians",
     "places_of",

@@ -18,7 +18,8 @@ from dpuflow.entries.build import Rule
 from dpuflow.entries.needs import started_ns
 from dpuflow.entries.passing import reached_by_first
 from dpuflow.entries.places import FAR, by_process
-from dpuflow.entries.reached import reached_before, resumed_before
+from dpuflow.entries.reached import last_event, reached_before, resumed_before
+from dpuflow.entries.within import last_within
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
@@ -43,6 +44,8 @@ class Acts(NamedTuple):
     grant: NDArray[np.int64]
     granted_ns: NDArray[np.int64]
     posted_ns: NDArray[np.int64]
+    lag_ns: NDArray[np.int64]
+    since_ns: NDArray[np.int64]
     sent: NDArray[np.bool_]
     send_at: NDArray[np.int64]
     """Which exchange's sending the first act is; -1 where it is something else."""
@@ -56,7 +59,10 @@ def first_acts(places: Places) -> Acts:
             free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
         return _first_acts(places, free)
     apart = by_process(places)
-    each = replace(places, sender=apart.sender, receiver=apart.receiver, endpoint=places.endpoint[apart.row])
+    collective, endpoint = places.collective[apart.row], places.endpoint[apart.row]
+    each = replace(
+        places, sender=apart.sender, receiver=apart.receiver, collective=collective, endpoint=endpoint
+    )
     acts = _first_acts(each, apart.free)
     order = np.lexsort((acts.enter_ns, apart.row))
     last = order[np.r_[apart.row[order][1:] != apart.row[order][:-1], True]]
@@ -85,6 +91,8 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     ready_ns, ready_at = places.earliest(places.receiver, np.where(unasked, granted, NEVER))
     answer_ns, answer_at = places.earliest(places.receiver, np.where(answers, granted, NEVER))
     input_ns, _ = places.earliest(places.receiver, there_ns(picked))
+    within = last_within(places)
+    send_ns[within.rows], send_at[within.rows] = picked["data_ns"][within.at], within.at
 
     enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
     seen = enter != FAR
@@ -96,6 +104,11 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     unfree = np.where(before_input, int(Rule.NOTHING_BEFORE), int(Rule.AFTER_INPUT))
     rule = np.full(total, int(Rule.UNSEEN), np.int64)
     rule[by_send] = np.where(free, int(Rule.FREE_STEP), unfree)[by_send]
+    lag = np.zeros(total, np.int64)
+    since = np.full(total, NEVER)
+    lag[within.rows], since[within.rows] = within.lag_ns, within.since_ns
+    shown = np.where(within.exact, int(Rule.WITHIN), int(Rule.CREDIT))
+    rule[within.rows] = np.where(within.inner & by_send[within.rows], shown, rule[within.rows])
     rule[by_answer] = Rule.ANSWER
     rule[by_ready] = Rule.READY
 
@@ -120,6 +133,9 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     waiting_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
     answered_at = np.where(by_answer, answer_at, -1)
     reached, after = reached_before(places.needs, places.receiver, enter, answered_at, waiting_at)
+    alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
+    last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
+    reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
     begun = reached_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
     return Acts(
@@ -135,6 +151,8 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
         grant=np.where(credit != NEVER, grant, NONE32),
         granted_ns=np.where(granted_ns != FAR, granted_ns, NEVER),
         posted_ns=np.where(seen, posted, NEVER),
+        lag_ns=lag,
+        since_ns=since,
         sent=send_ns != FAR,
         send_at=np.where(by_send, send_at, -1),
     )

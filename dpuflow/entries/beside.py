@@ -51,8 +51,16 @@ def _kinds(instances: Sequence[Instance]) -> tuple[NDArray[np.int64], NDArray[np
     """Of each collective numbers of its kind, which all groups of a job share, and of its ranks."""
     kinds: dict[tuple[object, ...], int] = {}
     groups: dict[tuple[int, ...], int] = {}
-    kind = [kinds.setdefault((i.op, i.size, len(i.order)), len(kinds)) for i in instances]
-    ranks = [groups.setdefault(tuple(sorted(i.order)), len(groups)) for i in instances]
+    transfer = [i.op == Op.SEND_RECV for i in instances]
+    # A transfer is one of many that a call may start at once, whatever their sizes and whichever way they go.
+    kind = [
+        kinds.setdefault((i.op, None if one else i.size, len(i.order)), len(kinds))
+        for i, one in zip(instances, transfer, strict=True)
+    ]
+    ranks = [
+        groups.setdefault((*i.order, -1) if one else tuple(sorted(i.order)), len(groups))
+        for i, one in zip(instances, transfer, strict=True)
+    ]
     return np.array(kind, np.int64), np.array(ranks, np.int64)
 
 

@@ -42,6 +42,7 @@ NEXT = 1.5
 QUICK = 5.0
 """Percent of messages: as often as that at least a sender waits for its slot."""
 _FRAMED_WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
+_SENDS = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
 _MEASURED = (*_FRAMED_WRITES, Wire.ROCE_READ, Wire.GLOO_DATA, Wire.OB1_PUT)
 """Data whose length its header, its request or its numbers tell (``messages.lost``)."""
 
@@ -91,7 +92,6 @@ def find_blockers(scene: Scene, credited: Credited, queued: Queued) -> Iterator[
     again, regranted = sent_again(scene)
     yield Blocker(Rule.REPEATED, again, scene.none())
     yield Blocker(Rule.CREDIT, regranted, entries.grant)
-    yield Blocker(Rule.UNACKED, unacknowledged(scene), scene.none())
     yield Blocker(Rule.QUEUED, queued.rows, queued.behind)
     yield Blocker(Rule.QUEUED, behind_own_data(entries, scene.exchanges, scene.packet_ns), scene.none())
 
@@ -119,6 +119,10 @@ def missing_before(scene: Scene) -> Bools:
     entries, exchanges, transfers = scene.entries, scene.exchanges, scene.transfers
     out = np.zeros(len(entries.rule), bool)
     lossy = ((transfers["flags"] & MessageFlag.GAP) != 0) & ~np.isin(transfers["wire"], _MEASURED)
+    # Where headers name messages, what is missing of one is no other's, and order tells nothing.
+    sends = np.isin(transfers["wire"], _SENDS)
+    named = np.unique(transfers["connection"][sends & (transfers["op"] != Op.UNKNOWN)])
+    lossy &= ~(sends & np.isin(transfers["connection"], named))
     if not lossy.any():
         return out
     since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, _FAR)
@@ -228,33 +232,6 @@ def sent_again(scene: Scene) -> tuple[Bools, Bools]:
     act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
     prompt = (entries.credit_ns != NEVER) & ~(entries.credit_ns > scene.usual.most_ns)
     return again[0][act], again[1][grant] & prompt
-
-
-def unacknowledged(scene: Scene) -> Bools:
-    """NCCL takes up an operation on a connection when the one before is done: acknowledged, for a sender.
-
-    So a first message may have waited for that, where the message before it had been sent again and it came
-    within the usual reaction after the ACK; a put, where that had not come yet: queue pairs send in order.
-    """
-    entries, exchanges = scene.entries, scene.exchanges
-    wire = exchanges["wire"]
-    rows = np.flatnonzero(np.isin(wire, _FRAMED_WRITES) & (exchanges["data"] != NONE32))
-    line = lines_of(exchanges)[rows]
-    rows = rows[np.lexsort((exchanges["order"][rows], line))]
-    line = lines_of(exchanges)[rows]
-    behind = np.flatnonzero(line[1:] == line[:-1])
-    first, then = rows[behind], rows[behind + 1]
-    acked, resent = np.full(len(scene.transfers) + 1, NEVER), np.zeros(len(scene.transfers) + 1, bool)
-    acked[exchanges["data"][then]] = exchanges["acked_ns"][first]
-    resent[exchanges["data"][then]] = (exchanges["retransmitted"][first] > 0) & (
-        wire[first] == Wire.ROCE_WRITE_IMM
-    )
-    put = np.zeros(len(acked), bool)
-    put[exchanges["data"][then]] = wire[then] == Wire.ROCE_WRITE
-    act = np.minimum(entries.act, len(acked) - 1)
-    waited = entries.enter_ns - acked[act]
-    soon = resent[act] & (waited >= 0) & (waited <= scene.prompt_ns)
-    return np.asarray((acked[act] != NEVER) & (soon | (put[act] & (waited < 0))), np.bool_)
 
 
 def behind_own_data(entries: Entries, exchanges: Rows | Picked, packet_ns: NDArray[np.float64]) -> Bools:

@@ -6,9 +6,9 @@ weigh what else an act may have waited for, and fill the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries.passing import Times
+
+    Ints = NDArray[np.int64]
+    When = NDArray[np.int64]
+    Row = NDArray[np.int64]
+    Span = NDArray[np.int64]
+    List = NDArray[np.int64]
+    Flag = NDArray[np.bool_]
 
 
 class Rule(IntEnum):
@@ -35,13 +42,13 @@ class Rule(IntEnum):
     CONNECTING = 9  # at most: its first message opened a connection
     REPEATED = 10  # at most: the first time it was sent may not have been seen
     PARTLY = 11  # at most: not all messages of this rank can have been seen
-    UNACKED = 14  # at most: it left soon after the late ACK of the message before it on its connection
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
     BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
     GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
     GIVEN_LATE = 17  # at most: the same, of the last of several slots
     MISSING = 19  # unobservable: packets are missing from what its rank sent and received
     OVERLAPS = 20  # unobservable: its rank had not left the operation before it
+    WITHIN = 21  # exact: a message that had waited for another GPU of its node (``within``)
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
@@ -58,7 +65,6 @@ RULES: dict[Rule, tuple[str, str]] = {
     Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
     Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
     Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
-    Rule.UNACKED: ("at_most", "first message, sent soon after the late acknowledgment of the one before it"),
     Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
     Rule.MISSING: (
         "unobservable",
@@ -71,12 +77,17 @@ RULES: dict[Rule, tuple[str, str]] = {
     ),
     Rule.GIVEN_BACK: ("exact", "first slot given back, long after the data in it had arrived"),
     Rule.GIVEN_LATE: ("at_most", "slots given back, long after the data in them had arrived"),
+    Rule.WITHIN: ("exact", "first message that another GPU of its node had a part in"),
     Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""
 
 EXACT_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "exact")
 UNTOLD_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "unobservable")
+
+
+BLANK: Final = {"When": NEVER, "Row": NONE32, "Span": 0, "Flag": False}
+"""By the type of a column what stands in it as long as nothing is known."""
 
 
 @dataclass
@@ -88,61 +99,59 @@ class Entries:
     ``offsets[i]:offsets[i + 1]`` are the rows of collective i.
     """
 
-    collective: NDArray[np.int64]
-    endpoint: NDArray[np.int64]
-    enter_ns: NDArray[np.int64]
-    leave_ns: NDArray[np.int64]  # all it needed was there; without input: all was sent (NCCL: can have been)
-    idle_ns: NDArray[np.int64]  # besides, its last data had left the node (if sent again: was acknowledged),
+    collective: Ints
+    endpoint: Ints
+    enter_ns: When
+    leave_ns: When  # all it needed was there; without input: all was sent (NCCL: can have been)
+    idle_ns: When  # besides, its last data had left the node (if sent again: was acknowledged),
     # of NCCL's its last slot was free to be filled; where GPUs share a node, the last of them was done
-    gone_ns: NDArray[np.int64]  # the same of its own last data alone; NEVER where it sent none
-    rule: NDArray[np.int64]
-    act: NDArray[np.int64]
-    after: NDArray[np.int64]
-    retransmitted: NDArray[np.int64]  # packets sent again on exchanges to or from the rank
-    reaction_ns: NDArray[np.int64]  # median time from an input to the send that had waited for it
-    unmoved_ns: NDArray[np.int64]  # from the last thing that reached the rank to its first act
-    resumed_ns: NDArray[np.int64]  # data had stopped coming and went on before its first act; NEVER if not
-    moved_ns: NDArray[np.int64]  # unmoved_ns at the most, where it is not known which of several it was
-    free_ns: NDArray[np.int64]  # its first send, where the algorithm needs no input for it; else NEVER
-    credit_ns: NDArray[np.int64]  # from the credit of its first message to that message; NEVER without one
-    whole: NDArray[np.bool_]  # the captures hold the collective from its beginning to its end
-    offsets: NDArray[np.int64]
-    sent: NDArray[np.bool_]  # the rank sent or offered data
-    buffered: NDArray[np.bool_]  # ... and what it sent needed nothing of its peers: it may have left at once
-    fed: NDArray[np.bool_]  # the rank received data: leave_ns is when it had all of it ...
-    last: NDArray[np.int64]  # ... and this TRANSFER row brought the last of it; NONE32 for none
-    grant: NDArray[np.int64]  # TRANSFER row of the credit of credit_ns, NONE32 for none
-    granted_ns: NDArray[np.int64]  # the rank's first credit for data that is not offered; NEVER without one
-    posted_ns: NDArray[np.int64]  # ... and its last one before its first act
-    waited: NDArray[np.int64]  # one element a send that had waited for its input: its rank's row here ...
-    waited_ns: NDArray[np.int64]  # ... and how long after that input it came
-    granted_data_ns: NDArray[np.int64]  # not by rows: from grants to the data that had waited for them ...
-    next_send_ns: NDArray[np.int64]  # ... and from send to send (``handled_ns``)
+    gone_ns: When  # the same of its own last data alone; NEVER where it sent none
+    rule: Span
+    act: Row
+    after: Row
+    retransmitted: Span  # packets sent again on exchanges to or from the rank
+    reaction_ns: When  # median time from an input to the send that had waited for it
+    unmoved_ns: When  # from the last thing that reached the rank to its first act
+    resumed_ns: When  # data had stopped coming and went on before its first act; NEVER if not
+    moved_ns: When  # unmoved_ns at the most, where it is not known which of several it was
+    free_ns: When  # its first send, where the algorithm needs no input for it; else NEVER
+    credit_ns: When  # from the credit of its first message to that message; NEVER without one
+    whole: Flag  # the captures hold the collective from its beginning to its end
+    offsets: Ints
+    sent: Flag  # the rank sent or offered data
+    buffered: Flag  # ... and what it sent needed nothing of its peers: it may have left at once
+    fed: Flag  # the rank received data: leave_ns is when it had all of it ...
+    last: Row  # ... and this TRANSFER row brought the last of it; NONE32 for none
+    grant: Row  # TRANSFER row of the credit of credit_ns, NONE32 for none
+    granted_ns: When  # the rank's first credit for data that is not offered; NEVER without one
+    posted_ns: When  # ... and its last one before its first act
+    waited: List  # one element a send that had waited for its input: its rank's row here ...
+    waited_ns: List  # ... and how long after that input it came
+    granted_data_ns: List  # not by rows: from grants to the data that had waited for them ...
+    next_send_ns: List  # ... and from send to send (``handled_ns``)
     taken: Times  # the same of inputs whose slot it granted again (NCCL)
     between: Times  # ... and of an operation's last input, at the most (``passing.consumed``) ...
     ended: Times  # ... and of the last one of its rank
-    since_ns: NDArray[np.int64]  # it entered no earlier than this; NEVER where nothing says so ...
-    since_act: NDArray[np.int64]  # ... and the TRANSFER row that shows it; NONE32 where none does
-    lead_ns: NDArray[np.int64]  # at least so much later than a peer, by calls before (``queues``); else NEVER
-    clock: NDArray[np.int64]  # number of the capture that stamped the act ...
-    clock_ns: NDArray[np.int64]  # ... and how far its clock may be off the reference
-    spread_ns: NDArray[np.int64]  # how far hand-overs of the group differ, 95 %; NEVER where not known
-    wide_ns: NDArray[np.int64]  # the same with stalls that only reactions show (``handover.wide_spreads``)
-    slow_ns: NDArray[np.int64]  # its hosts' slow reactions, 95 %; NEVER where none was seen
-    tail_ns: NDArray[np.int64]  # what a hand-over takes at the worst (``tails``); 0 where nothing tells
-    room_ns: NDArray[np.int64]  # so much before its first act it may have entered (``tails.room``)
-    stalled_ns: NDArray[
-        np.int64
-    ]  # in mid-operation: the longest it sat on an input, far beyond what is usual
-    held_ns: NDArray[np.int64]  # how long receiving may have held up the first act
-    lag_ns: NDArray[np.int64]  # it may have entered so much before its first act (it found its input there)
-    way_ns: NDArray[np.int64]  # how long the act may have been on its way to where it was stamped
-    acked_ns: NDArray[np.int64]  # all its data had been acknowledged, as far as that was seen; NEVER without
-    usual_way_ns: NDArray[np.int64]  # ... and how long it usually is
-    by_ns: NDArray[np.int64]  # nothing dates it, but it had entered by then; NEVER where nothing shows it ...
-    by_act: NDArray[np.int64]  # ... TRANSFER row of the message that does ...
-    likely_ns: NDArray[np.int64]  # ... and when it, or one that it waits for, is likely to have entered
-    early_ns: NDArray[np.int64]  # a tenth of the collective's sends came more than this before their input
+    since_ns: When  # it entered no earlier than this; NEVER where nothing says so ...
+    since_act: Row  # ... and the TRANSFER row that shows it; NONE32 where none does
+    lead_ns: When  # at least so much later than a peer, by calls before (``queues``); else NEVER
+    clock: Span  # number of the capture that stamped the act ...
+    clock_ns: Span  # ... and how far its clock may be off the reference
+    spread_ns: When  # how far hand-overs of the group differ, 95 %; NEVER where not known
+    wide_ns: When  # the same with stalls that only reactions show (``handover.wide_spreads``)
+    slow_ns: When  # its hosts' slow reactions, 95 %; NEVER where none was seen
+    tail_ns: Span  # what a hand-over takes at the worst (``tails``); 0 where nothing tells
+    room_ns: Span  # so much before its first act it may have entered (``tails.room``)
+    stalled_ns: Span  # in mid-operation: the longest it sat on an input, far beyond what is usual
+    held_ns: Span  # how long receiving may have held up the first act
+    lag_ns: Span  # it may have entered so much before its first act (it found its input there)
+    way_ns: Span  # how long the act may have been on its way to where it was stamped
+    acked_ns: When  # all its data had been acknowledged, as far as that was seen; NEVER without
+    usual_way_ns: Span  # ... and how long it usually is
+    by_ns: When  # nothing dates it, but it had entered by then; NEVER where nothing shows it ...
+    by_act: Row  # ... TRANSFER row of the message that does ...
+    likely_ns: When  # ... and when it, or one that it waits for, is likely to have entered
+    early_ns: Span  # a tenth of the collective's sends came more than this before their input
 
     @property
     def exact(self) -> NDArray[np.bool_]:
@@ -162,74 +171,14 @@ class Entries:
         )
 
 
-def blank(collective: NDArray[np.int64], endpoint: NDArray[np.int64], offsets: NDArray[np.int64]) -> Entries:
+def blank(collective: Ints, endpoint: Ints, offsets: Ints) -> Entries:
     """Rows of which nothing is known yet."""
-    total = len(collective)
-
-    def never() -> NDArray[np.int64]:
-        return np.full(total, NEVER)
-
-    def none() -> NDArray[np.int64]:
-        return np.full(total, NONE32, np.int64)
-
-    def zero() -> NDArray[np.int64]:
-        return np.zeros(total, np.int64)
-
-    def no() -> NDArray[np.bool_]:
-        return np.zeros(total, bool)
-
-    empty = np.zeros(0, np.int64)
-    return Entries(
-        collective=collective,
-        endpoint=endpoint,
-        offsets=offsets,
-        enter_ns=never(),
-        leave_ns=never(),
-        idle_ns=never(),
-        gone_ns=never(),
-        rule=np.full(total, int(Rule.UNSEEN), np.int64),
-        act=none(),
-        after=none(),
-        retransmitted=zero(),
-        reaction_ns=never(),
-        unmoved_ns=never(),
-        resumed_ns=never(),
-        moved_ns=never(),
-        free_ns=never(),
-        credit_ns=never(),
-        whole=no(),
-        sent=no(),
-        buffered=no(),
-        fed=no(),
-        last=none(),
-        grant=none(),
-        granted_ns=never(),
-        posted_ns=never(),
-        waited=empty,
-        waited_ns=empty,
-        granted_data_ns=empty,
-        next_send_ns=empty,
-        taken=(empty, empty),
-        between=(empty, empty),
-        ended=(empty, empty),
-        since_ns=never(),
-        since_act=none(),
-        lead_ns=never(),
-        clock=zero(),
-        clock_ns=zero(),
-        spread_ns=never(),
-        wide_ns=never(),
-        slow_ns=never(),
-        tail_ns=zero(),
-        room_ns=zero(),
-        stalled_ns=zero(),
-        held_ns=zero(),
-        lag_ns=zero(),
-        way_ns=zero(),
-        usual_way_ns=zero(),
-        acked_ns=never(),
-        by_ns=never(),
-        by_act=none(),
-        likely_ns=never(),
-        early_ns=zero(),
-    )
+    none = np.zeros(0, np.int64)
+    more: dict[str, Any] = {}
+    for each in fields(Entries):
+        kind, value = str(each.type), BLANK.get(str(each.type))
+        if value is not None:
+            more[each.name] = np.full(len(collective), value, bool if value is False else np.int64)
+        elif kind in ("List", "Times"):
+            more[each.name] = none if kind == "List" else (none, none)
+    return Entries(collective=collective, endpoint=endpoint, offsets=offsets, **more)

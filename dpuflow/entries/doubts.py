@@ -20,9 +20,8 @@ from dpuflow.entries.handover import FEWEST, receiving_ns, spreads, usual_reacti
 from dpuflow.entries.likely import likely_entries
 from dpuflow.entries.passing import lines_of
 from dpuflow.entries.queues import queued_rows
-from dpuflow.entries.slots import date_by_slots, late_to_inputs
+from dpuflow.entries.slots import date_by_slots
 from dpuflow.entries.tails import BEYOND, QUICK, room, served_alike, tails, worst_ns
-from dpuflow.entries.together import date_the_last
 from dpuflow.entries.waiting import FAR_BEYOND, begun, credited, own_answers, released
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
 
@@ -63,7 +62,6 @@ def weigh(
 
     scene = Scene(entries, columns, joined.columns, instances, of_row, usual, packet_ns)
     late = released(entries, usual, of_row, tail, _by_gpus(entries, joined))
-    late |= late_to_inputs(entries, columns, instances)
     credit = credited(scene, way)
     queued = queued_rows(entries, exchanges, instances, usual)
     rule, after = solve(entries, late, list(find_blockers(scene, credit, queued)))
@@ -92,7 +90,7 @@ def weigh(
         way_ns=way,
         usual_way_ns=usual_way,
         held_ns=held,
-        lag_ns=np.where(sends_after & late, _taking_up_ns(entries, usual, there), 0),
+        lag_ns=np.where(sends_after & late, _taking_up_ns(entries, usual, there), entries.lag_ns),
         slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, slow),
     )
     heard = read_alike(exchanges, instances, entries)
@@ -103,7 +101,6 @@ def weigh(
         tail_ns=worst_ns(tail, entries, exchanges, instances),
     )
     entries = date_by_slots(entries, columns, instances, of_row)
-    entries = date_the_last(entries, exchanges, instances)
     served = served_alike(entries, exchanges, instances)
     entries = replace(entries, wide_ns=wide_spreads(entries, served, of_row))
     clock, clock_ns = _clocks(entries, joined)

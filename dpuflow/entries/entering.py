@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.entries.acts import first_acts
-from dpuflow.entries.build import blank
+from dpuflow.entries.build import Rule, blank
 from dpuflow.entries.handover import handled_ns, typical, waited_sends
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
 from dpuflow.entries.passing import consumed
@@ -56,6 +56,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         moved_ns=acts.moved_ns,
         free_ns=acts.free_ns,
         credit_ns=acts.credit_ns,
+        lag_ns=acts.lag_ns,
         whole=_whole(places),
         sent=acts.sent,
         buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
@@ -74,7 +75,10 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         acked_ns=leaves.acked_ns,
         early_ns=_early_ns(places),
     )
-    return as_acknowledged(left_before(entries, places, leaves, acts.send_at), places)
+    entries = left_before(entries, places, leaves, acts.send_at)
+    bounded = acts.rule == Rule.CREDIT  # it had waited for one GPU of its node at least
+    since = np.where(bounded, np.maximum(entries.since_ns, acts.since_ns), entries.since_ns)
+    return as_acknowledged(replace(entries, since_ns=since), places)
 
 
 def _sent_again(places: Places) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked, classes, lower_medians, order_within, percentiles
+from dpuflow.entries.passing import lines_of
 from dpuflow.entries.relative import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Wire
@@ -119,7 +120,10 @@ def handled_ns(
     granted, before = picked["grant_arrived_ns"], np.r_[rows[:1], rows[:-1]]
     same = np.r_[False, sender[rows[1:]] == sender[rows[:-1]]]
     lone = (granted[rows] != NEVER) & (picked["offer_ns"][rows] != NEVER) & (granted[rows] < start[rows])
-    lone &= ~same | (end[before] <= granted[rows])
+    lone &= _alone(sender[rows], np.where(granted[rows] != NEVER, granted[rows], start[rows]), end[rows])
+    # What is the first to fill a connection's window takes longer than any that follows.
+    large = np.flatnonzero(lone)
+    lone[large[np.unique(lines_of(picked)[rows[large]], return_index=True)[1]]] = False
     arrived = picked["arrived_end_ns"]
     came = np.flatnonzero(arrived != NEVER)
     came = came[order_within(arrived[came], receiver[came])]
@@ -127,6 +131,20 @@ def handled_ns(
     eager &= start[rows] >= end[before]
     eager &= _last_within(receiver[came], arrived[came], sender[rows], start[rows]) <= start[before]
     return (start - granted)[rows[lone]], start[rows[eager]] - end[before[eager]]
+
+
+def _alone(
+    sender: NDArray[np.int64], allowed: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Data before which its sender had sent all else that had been allowed by then.
+
+    What was allowed later and left before it excuses nothing: then its own was left lying.
+    """
+    order = order_within(allowed, sender)
+    out = np.ones(len(order), bool)
+    for mine in np.split(order, np.flatnonzero(np.diff(sender[order])) + 1):
+        out[mine[1:]] = np.maximum.accumulate(end[mine])[:-1] <= allowed[mine[1:]]
+    return out
 
 
 def _last_within(
@@ -178,8 +196,11 @@ def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
     """
     out = np.full((3, len(entries.endpoint)), np.nan)
     by_sends = np.full(len(entries.endpoint), len(entries.waited) > 0)
-    if len(entries.waited):
-        out[:] = _column(entries.waited_ns)  # their ranks run on the same hosts
+    known = entries.waited_ns  # their ranks run on the same hosts
+    if len(known) < FEWEST <= len(entries.granted_data_ns):  # one or two may be no reactions at all
+        known = np.concatenate([known, entries.granted_data_ns])
+    if len(known):
+        out[:] = _column(known)
     taken = middle_ranks(entries, of_row, entries.taken)
     streams = ~np.isnan(taken[0])
     out[:, streams], by_sends[streams] = taken[:, streams], False

@@ -22,7 +22,7 @@ from dpuflow.schedules.graph import dependencies, depths
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dpuflow.entries.behind import Edge, Seen
     from dpuflow.entries.build import Entries
@@ -33,11 +33,10 @@ scatter one in eleven does so by chance."""
 
 
 class Pace(NamedTuple):
-    """What is usual in like collectives: of a link, by how much one may be slower; of posting sends."""
+    """What is usual of a link in like collectives, and by how much one may be slower."""
 
     middle_ns: float | None
     beyond_ns: float
-    posting_ns: Mapping[int, float]  # by how many ranks on the receiver is, after the first send
 
 
 def likely_entries(entries: Entries, groups: Sequence[Sequence[Seen]]) -> Entries:
@@ -66,7 +65,6 @@ def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
         needs.setdefault(send, []).append(needed)
     waits: list[float] = []
     steps: list[float] = []
-    posted: dict[int, list[int]] = {}
     for seen in members:
         sent = {name[1:]: when for name, (when, _) in seen.times.items() if name[0] == "send"}
         allowed = [
@@ -75,22 +73,19 @@ def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
         own = sorted((when, *name) for name, when in sent.items() if name[0][0] in captured)
         for place, (when, edge, turn) in enumerate(own):
             inputs = needs.get((edge, turn), [])
-            if not inputs:
-                posted.setdefault((edge[1] - edge[0]) % n, []).append(when - own[0][0])
-            elif place and all(each in sent for each in inputs):
+            if inputs and place and all(each in sent for each in inputs):
                 # Who is not allowed to send does not go on either.
                 free = [at for at in allowed if at < when]
                 came, before = max([*(sent[each] for each in inputs), *free]), own[place - 1][0]
                 (waits if came > before else steps).append(max(when - max(came, before), 0))
-    posting = {distance: float(np.median(after)) for distance, after in posted.items()}
     if len(waits) >= FEWEST:
         middle, quartile = np.percentile(waits, (50, 75)).tolist()
-        return Pace(middle, UNEXPLAINED * (quartile - middle), posting)
+        return Pace(middle, UNEXPLAINED * (quartile - middle))
     # It never waits (it is the late one): how fast it goes on tells little of how fast others react.
     slow = float(entries.slow_ns[first.row])
     if len(steps) >= FEWEST and slow != NEVER:
-        return Pace(float(np.median(steps)), slow, posting)
-    return Pace(None, 0.0, posting)
+        return Pace(float(np.median(steps)), slow)
+    return Pace(None, 0.0)
 
 
 def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, int]]:
@@ -116,8 +111,6 @@ def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, 
             else {rank: over - 1 for rank, over in act.may.ranks.items()}
         )
         left = float(when - zero - (entries.usual_way_ns[rows[sender]] if sender in rows else 0))
-        if set(links) == {sender}:  # waits for nobody: posted with others at once, or the only one
-            left -= pace.posting_ns.get((act.edge[1] - act.edge[0]) % n, 0.0)
         expected = [
             likely[rank] + links[rank] * (pace.middle_ns or 0)
             for rank in likely

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.entries.handover import FEWEST
-from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,33 +60,6 @@ def overdue(
                 found = [*known, delay[group[ends != endpoint]]]
                 p = rarity(delay[rows], [values for values in found if len(values) >= FEWEST])
                 out[rows] = discoveries(p, WRONG_SHARE)
-    return out
-
-
-def at_own_pace(entries: Entries, mine: NDArray[np.bool_], of_row: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows ``mine`` of ranks whose first acts keep to when they left their last collective, not to inputs.
-
-    Who waits acts some time after its input: that scatters, and what lies between leaving and acting scatters
-    by it and by when inputs come. Who does not wait works for a time of its own. So where from leaving to
-    acting scatters half as much as from input to act, by quartiles, a rank did not wait for any input that
-    came within the least time that it ever worked.
-    """
-    out = np.zeros(len(mine), bool)
-    mine = mine & (entries.since_ns != NEVER)
-    worked = np.where(mine, entries.enter_ns - entries.since_ns, 0)
-    for each in np.unique(of_row[mine]).tolist():
-        group = np.flatnonzero(mine & (of_row == each))
-        ends = entries.endpoint[group]
-        for endpoint in np.unique(ends).tolist():
-            rows = group[ends == endpoint]
-            if len(rows) < FEWEST:
-                continue
-            (low, high), (least, most) = (
-                np.percentile(times[rows], (25, 75)) for times in (worked, entries.unmoved_ns)
-            )
-            if 2 * (high - low) < most - least:
-                came = worked[rows] - entries.unmoved_ns[rows]  # after leaving; negative: before that
-                out[rows] = came < worked[rows].min()
     return out
 
 

@@ -55,6 +55,12 @@ class Places:
         broadcast = (i.op == Op.BROADCAST for i in self.instances)
         return np.fromiter(broadcast, bool, len(self.instances))[self.of]
 
+    @property
+    def transfers(self) -> NDArray[np.bool_]:
+        """Rows of transfers from one rank to another."""
+        transfer = (i.op == Op.SEND_RECV for i in self.instances)
+        return np.fromiter(transfer, bool, len(self.instances))[self.collective]
+
     def earliest_of_all(
         self, rows: NDArray[np.int64], times: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -85,6 +85,34 @@ def reached_before(
     return reached, after
 
 
+def last_event(
+    needs: Needs, endpoint: NDArray[np.int64], enter: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each row when the last data or credit before its first act had reached its endpoint, of whatever
+    operation, and its TRANSFER row; NEVER and NONE32 without.
+
+    A transfer's own messages do not say what its sender had waited for: in a pipeline what came from another
+    stage. Nothing but what comes from outside releases a rank that waits.
+    """
+    picked = needs.picked
+    when = np.concatenate([there_ns(picked), picked["grant_arrived_ns"]])
+    to = np.concatenate([picked["dst"], picked["src"]]).astype(np.int64)
+    what = np.concatenate([picked["data"], picked["grant"]]).astype(np.int64)
+    known = when != NEVER
+    when, to, what = when[known], to[known], what[known]
+    order = np.lexsort((when, to))
+    when, to, what = when[order], to[order], what[order]
+    reached, after = np.full(len(enter), NEVER), np.full(len(enter), NONE32, np.int64)
+    ends = np.searchsorted(to, np.arange(int(max(to.max(initial=0), endpoint.max(initial=0))) + 2))
+    for end in np.unique(endpoint).tolist():
+        mine = slice(int(ends[end]), int(ends[end + 1]))
+        rows = np.flatnonzero(endpoint == end)
+        at = np.searchsorted(when[mine], enter[rows], "left") - 1
+        rows, at = rows[at >= 0], at[at >= 0]
+        reached[rows], after[rows] = when[mine][at], what[mine][at]
+    return reached, after
+
+
 def resumed_before(
     needs: Needs, receiver: NDArray[np.int64], enter: NDArray[np.int64], waiting: NDArray[np.bool_]
 ) -> NDArray[np.int64]:

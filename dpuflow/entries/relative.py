@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.entries.within import gpus_within
 from dpuflow.schema.rows import NEVER, NONE32
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ class Relative(NamedTuple):
 
 def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
     """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
-    short = np.array([i.near is not None or i.hides_ranks for i in instances], bool)
+    hides = [i.hides_ranks and not gpus_within(i) for i in instances]
+    short = np.array([i.near is not None or hidden for i, hidden in zip(instances, hides, strict=True)], bool)
     for number in np.flatnonzero(short).tolist():
-        instance, rows = instances[number], slice(*entries.offsets[number : number + 2].tolist())
-        short[number] = instance.hides_ranks or not entries.exact[rows].all()
+        rows = slice(*entries.offsets[number : number + 2].tolist())
+        short[number] = hides[number] or not entries.exact[rows].all()
     return short
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, percentile, percentiles
 from dpuflow.entries.build import Entries, Rule
 from dpuflow.entries.handover import FEWEST, middle_ranks
-from dpuflow.entries.overdue import at_own_pace, overdue
+from dpuflow.entries.overdue import overdue
 from dpuflow.entries.relative import medians
 from dpuflow.entries.tails import tail_ns
 from dpuflow.schema.rows import NEVER
@@ -54,17 +54,21 @@ def released(
         )
         slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
         if len(entries.waited) < FEWEST:  # one or two tell nothing
-            slowest = np.where(nccl, slowest, np.fmax(slowest, instead))
-            waiting &= nccl | ~_keeps_to_input(entries, waiting, of_row, slowest)
+            granted = entries.granted_data_ns
+            answers = (entries.rule == Rule.ANSWER) & (len(granted) >= FEWEST)
+            # Hosts that are busy now and then show it there: no answer that late is an entry by itself.
+            slowest = np.where(answers, np.fmax(slowest, granted.max(initial=0) / FAR_BEYOND), slowest)
+            told = nccl | answers
+            slowest = np.where(told, slowest, np.fmax(slowest, instead))
+            waiting &= told | ~_keeps_to_input(entries, waiting, of_row, slowest)
         limit = FAR_BEYOND * slowest
-        limit = np.fmin(limit, _quickest_of_others(entries, waiting & ~usual.by_sends, of_row))
         # Of hosts that stall now and then so late an act is no evidence yet.
         worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
         limit = np.where(nccl, np.fmax(limit, worst), limit)
         late = waiting & (idle > limit)
     habit = ~late & ~by_gpus & entries.whole & (entries.unmoved_ns != NEVER)
     answers, sends = (habit & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
-    late |= overdue(entries, answers, sends, of_row) | at_own_pace(entries, answers | sends, of_row)
+    late |= overdue(entries, answers, sends, of_row)
     return np.asarray(late, np.bool_)
 
 
@@ -138,32 +142,6 @@ def _slowest_of_others(
             if (~own).sum() >= FEWEST:
                 out[mine[own]] = percentile(idle_ns[mine[~own]], 95)
     return np.asarray(np.minimum(out, least), np.float64)
-
-
-def _quickest_of_others(
-    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """For rows ``waiting`` of NCCL from how long after an input on a first act has not waited for it.
-
-    From what the quickest other rank of the group, by its median, takes from an input to its first act: ranks
-    that wait for nothing are no quicker. Most of it is the same each time (a slice is copied), so what counts
-    is how far the slow ones (95 %) lie beyond the median. NaN where no other rank has enough of them.
-    """
-    out = np.full(len(waiting), np.nan)
-    for each in np.intersect1d(of_row[waiting], of_row[entries.between[0]]):
-        mine = np.flatnonzero(waiting & (of_row == each))
-        own = [mine[places] for places in classes(entries.endpoint[mine])]
-        usual = [
-            (*percentiles(entries.moved_ns[rows], (50, 95)), rank)
-            for rank, rows in enumerate(own)
-            if len(rows) >= FEWEST
-        ]
-        for rank, rows in enumerate(own):
-            others = [(middle, most) for middle, most, other in usual if other != rank]
-            if others:
-                middle, most = min(others)
-                out[rows] = most + FAR_BEYOND * (most - middle)
-    return out
 
 
 def _worst_of_others(

@@ -6,7 +6,6 @@ lateness alone: packets show when a rank was late, not what it was doing.
 
 from __future__ import annotations
 
-from math import erfc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +22,9 @@ from dpuflow.findings.network import (
     find_starvation,
     message_evidence,
 )
+from dpuflow.quantities import duration, late_by, late_in, listed, name_of, rank_seconds
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.charges import INTERVAL_IN_SIGMAS
 from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _stragglers(
             start_ns=since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns),
             end_ns=max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
             severity="critical" if taken >= CRITICAL_SHARE else "warning",
-            confidence=min(_confidence(row, inferred, result) for row in together),
+            confidence=min(row.confidence or 0.0 for row in together),
             summary=_summary(together, inferred, result),
             advice=_ADVICE[steadiness],
             alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
@@ -153,28 +152,24 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     for stage in inferred.stages:
         if stage.endpoint == row.endpoint and stage.sooner_ns:
             return (
-                f"{names[0]} is a slow stage of its pipeline: it works {stage.excess_ns / 1e6:.1f} ms a step"
+                f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
-    often = round((row.late_share or 0) * row.collectives)
-    known = result.when_late_ns(row)
-    by = f" by {float(np.median(known)) / 1e6:.2f} ms in the median of these," if known else ""
+    by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
-        f"{names[0]} entered {often} of {row.collectives} collectives late,{by} and its peers waited"
-        f" {(row.caused_wait_ns or 0) / 1e9:.3f} rank-seconds for it."
+        f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
+        f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
     )
 
 
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     names = [unit_name(result, row) for row in rows]
-    waited = sum(row.caused_wait_ns or 0 for row in rows) / 1e9
-    times = ", ".join(
-        f"{round((row.late_share or 0) * row.collectives)} of {row.collectives}" for row in rows
-    )
+    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    times = ", ".join(map(late_in, rows))
     return (
-        f"{', '.join(names[:-1])} and {names[-1]} entered collectives late in turn ({times}); their peers"
-        f" waited {waited:.3f} rank-seconds for them."
+        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives); their"
+        f" peers waited {waited} for them."
     )
 
 
@@ -182,18 +177,13 @@ def unit_name(result: Analysis, row: Lateness) -> str:
     """What a row speaks of: an endpoint, or one that nobody knows of a node's GPUs."""
     if row.node is not None:
         return f"a GPU of node {result.endpoints[row.node].address}"
-    return _name(result, row.endpoint)
+    return name_of(result.endpoints[row.endpoint])
 
 
 def _peers(result: Analysis, stage: Stage) -> str:
     if len(stage.peers) > 2:
         return f"the {len(stage.peers)} others that can be compared"
-    return " and ".join(_name(result, peer) for peer in stage.peers)
-
-
-def _name(result: Analysis, endpoint: int) -> str:
-    row = result.endpoints[endpoint]
-    return row.address if row.rank is None else f"rank {row.rank} ({row.address})"
+    return " and ".join(name_of(result.endpoints[peer]) for peer in stage.peers)
 
 
 _ADVICE = {
@@ -232,27 +222,6 @@ def _by_kind(row: Lateness, result: Analysis) -> list[str]:
     return [_KINDS[kind] for kind in ("pp", "tp", "dp", "ep") if kind in kinds] or (
         ["an uneven shard or stage"] if row.steadiness == "persistent" else []
     )
-
-
-def _confidence(row: Lateness, inferred: Inferred, result: Analysis) -> float:
-    """One minus the chance that noise alone makes this many late: many collectives, much certainty.
-
-    Never more than that its usual lateness is no error of the times told: clocks err in all of them alike.
-    """
-    late = (row.late_share or 0.0) * row.collectives
-    for stage in inferred.stages:
-        if stage.endpoint == row.endpoint and stage.sooner_ns:
-            return 0.9 if len(stage.peers) > 1 else 0.6  # one peer may be the quick one
-    often = 1 - 0.5 ** max(late, 1.0) if late < 10 else 0.99
-    known = result.when_late_ns(row)
-    mine = inferred.bounded.entries.endpoint == row.endpoint
-    errors = inferred.bounded.relative.error_ns[mine & inferred.bounded.entries.exact]
-    errors = errors[errors > 0]
-    if not known or not len(errors):
-        return round(often, 3)
-    # Half the width of a 95 % interval; the chance that a normal error stays below the lateness.
-    sigmas = INTERVAL_IN_SIGMAS * float(np.median(known)) / float(np.median(errors))
-    return round(min(often, 0.5 * erfc(-sigmas / 2**0.5)), 3)
 
 
 def _evidence(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from dpuflow.findings.network import FEWEST, SHOWN, SMALL_SHARE, message_evidence
+from dpuflow.quantities import name_of
 from dpuflow.results import Finding
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.habits import CRITICAL_SHARE
@@ -104,7 +105,7 @@ def find_kv_bottlenecks(
         if len(mine) < FEWEST or share < SMALL_SHARE:
             continue
         sources = sorted({each.src for each in mine})
-        names = [result.endpoints[end].address for end in (*sources, *receivers)]
+        names = [name_of(result.endpoints[end]) for end in (*sources, *receivers)]
         exposed_ms = median(each.exposed_ns for each in mine) / 1e6
         rate = median(8 * each.bytes / max(each.busy_ns, 1) for each in mine)
         path = mine[0].path if way is not None else None

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpuflow.entries import Rule
 from dpuflow.findings.network import message_evidence
+from dpuflow.quantities import listed, name_of
 from dpuflow.results import Finding
 from dpuflow.schema.rows import NEVER, NONE32, Op
 from dpuflow.verdicts.pauses import TWICE
@@ -155,6 +156,4 @@ def _captured_until(joined: Joined) -> dict[int, int]:
 
 
 def _names(result: Analysis, ends: Sequence[int]) -> str:
-    rows = [result.endpoints[end] for end in ends]
-    names = [row.address if row.rank is None else f"rank {row.rank} ({row.address})" for row in rows]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed([name_of(result.endpoints[end]) for end in ends], len(ends))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.identity.endpoints import address_text
+from dpuflow.quantities import name_of
 from dpuflow.results import Evidence, Finding
 from dpuflow.schema.rows import Transport
 from dpuflow.verdicts.habits import CRITICAL_SHARE
@@ -133,7 +134,7 @@ def find_slow_links(
         usual = float(np.median(links.pace_ns[quick])) if len(quick) else 0.0
         pace = float(np.median([links.pace_ns[i] for _, _, i in here]))
         pairs = _listed(
-            [f"{result.endpoints[src].address} to {result.endpoints[dst].address}" for src, dst, _ in here]
+            [f"{name_of(result.endpoints[src])} to {name_of(result.endpoints[dst])}" for src, dst, _ in here]
         )
         against = f", against {8 / usual:.2f} Gbit/s between the other endpoints" if usual else ""
         mine: list[Ints] = []
@@ -177,7 +178,7 @@ def find_slow_links(
             summary=f"{moves}: the path {'may be' if unlike else 'is'} slow, not the ranks.",
             advice=(
                 "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
-                + (f" of {result.endpoints[node].address}." if len(here) > 1 else ".")
+                + (f" of {name_of(result.endpoints[node])}." if len(here) > 1 else ".")
             ),
             alternatives=[
                 *(["packets lost on it and sent again (see packet_loss)"] if lossy else []),
@@ -219,9 +220,13 @@ def find_queues(
 
 def _too_often(flows: Rows) -> NDArray[np.bool_]:
     """Flows with more retransmissions than are usual."""
-    return np.asarray(
-        flows["retransmitted"] > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64))
-    )
+    return np.asarray(_lost(flows) > np.maximum(1, LOSS_SHARE * flows["packets"].astype(np.float64)))
+
+
+def _lost(flows: Rows) -> NDArray[np.int64]:
+    """Packets retransmitted less those that the receiver had already: probes of the tail, reordering."""
+    lost = flows["retransmitted"].astype(np.int64) - flows["spurious"].astype(np.int64)
+    return np.asarray(np.maximum(lost, 0), np.int64)
 
 
 def find_losses(
@@ -235,16 +240,19 @@ def find_losses(
     from dpuflow.kernels.links import AGAIN
 
     flows = joined.flows
+    lost = _lost(flows)
     sent = _ByEnd(joined, "src")
     for place, numbers in _lossy_places(flows):
         senders = sorted({int(flows["src"][n]) for n in numbers}, key=lambda end: end != place)
-        again, packets = (int(flows[name][numbers].sum()) for name in ("retransmitted", "packets"))
+        again, packets = int(lost[numbers].sum()), int(flows["packets"][numbers].sum())
         held, shown = [], []
         for sender in senders:
             columns = sent.columns(sender)
             held.append(_held_up(columns))
             shown.append((sent[sender], columns[AGAIN].copy()))
         held_ns = _together_ns(np.concatenate(held, axis=1))
+        if not held_ns:
+            continue
         share = held_ns / max(joined.end_ns - joined.start_ns, 1)
         # Messages that nobody waited for cost the job nothing: both must be large.
         much = min(share, cost_share) >= CRITICAL_SHARE
@@ -260,9 +268,9 @@ def find_losses(
             severity="info" if share < SMALL_SHARE else "critical" if much else "warning",
             confidence=0.5 if again < FEWEST else 0.9,
             summary=(
-                f"{again} of {packets} packets {ways} {result.endpoints[place].address} were retransmitted"
+                f"{again} of {packets} packets {ways} {name_of(result.endpoints[place])} were retransmitted"
                 f" ({100 * again / max(packets, 1):.2f} %): they or their acknowledgments were lost"
-                f" or late. Messages were held up for {held_ns / 1e6:.1f} ms by it"
+                f" or late. Messages were held up by it for {held_ns / 1e6:.1f} ms"
                 f" ({100 * share:.1f} % of the time)."
             ),
             advice="Check the path's error and drop counters (port, cable, switch queue) before any GPU.",
@@ -284,9 +292,10 @@ def _lossy_places(flows: Rows) -> Iterator[tuple[int, list[int]]]:
     What loses packets near an endpoint loses those that it sends, those sent to it, and their ACKs: several
     senders repeat packets for one fault.
     """
+    lost = _lost(flows)
     left = np.flatnonzero(_too_often(flows)).tolist()
     while left:
-        again = {n: int(flows["retransmitted"][n]) for n in left}
+        again = {n: int(lost[n]) for n in left}
         passed: dict[int, int] = {}
         sends: dict[int, int] = {}
         for n in left:
@@ -355,8 +364,8 @@ def find_congestion(captures: Sequence[CaptureTables], joined: Joined, result: A
             confidence=0.9,
             summary=(
                 f"{int(flows['ecn_marked'][numbers].sum())} of {int(flows['packets'][numbers].sum())} packets"
-                f" from {_listed([result.endpoints[s].address for s in senders])} to"
-                f" {result.endpoints[receiver].address} carry a congestion mark;"
+                f" from {_listed([name_of(result.endpoints[s]) for s in senders])} to"
+                f" {name_of(result.endpoints[receiver])} carry a congestion mark;"
                 f" {int(flows['cnp'][numbers].sum())} congestion notifications were seen."
             ),
             advice="Look at the switch port towards the receiver, whose queue marks; spread the load.",
@@ -385,11 +394,11 @@ def find_starvation(captures: Sequence[CaptureTables], joined: Joined, result: A
         columns = received.columns(receiver)
         theirs = _among(columns[SENDER], senders)
         refused = int(flows["rnr"][numbers].sum())
-        whose = _listed([result.endpoints[s].address for s in senders])
+        whose = _listed([name_of(result.endpoints[s]) for s in senders])
         yield _starved(
             joined,
             [receiver, *senders],
-            f"{result.endpoints[receiver].address} refused messages from {whose} {refused} times (receiver"
+            f"{name_of(result.endpoints[receiver])} refused messages from {whose} {refused} times (receiver"
             " not ready): it had posted no receive for them.",
             # What was refused came again.
             message_evidence(captures, joined, _most(received[receiver][theirs], columns[AGAIN][theirs])),

@@ -106,6 +106,23 @@ def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArra
     return node
 
 
+def captured_at(joined: Joined) -> dict[int, str]:
+    """What endpoints are called by the captures made at their own nodes, where each is of one of several.
+
+    Standard input, and what a file that stands alone is called, name no node.
+    """
+    names: dict[int, set[str]] = {}
+    for capture, ends in zip(joined.captures, joined.local, strict=True):
+        for end in ends:
+            names.setdefault(end, set()).add(capture.vantage)
+    alone = len(joined.captures) < 2 and joined.captures[0].files != ["live"] if joined.captures else True
+    return {
+        end: own
+        for end, (own, *others) in ((end, sorted(each)) for end, each in names.items())
+        if not others and not alone and own not in ("stdin", address_text(joined.endpoints[end]))
+    }
+
+
 NIC: Final = re.compile(
     r"(?P<host>.*?[^-_.:/@])[-_.:/@]+(?:rail|nic|mlx[0-9]*|hca|bf|roce|rdma|ib|eth|ens?|enp|hsn|port)[-_.:/@]?[0-9].*",
     re.IGNORECASE,
@@ -149,22 +166,13 @@ def seen_whole(joined: Joined, told: Sequence[Communicator] = ()) -> frozenset[i
     """Endpoints all of whose messages were captured; None: everyone's.
 
     Two endpoints without a capture of their own exchange messages that nobody sees; a single one does not,
-    unless it has further peers, which no capture shows (``all_but_one``). A capture at no endpoint (a switch,
+    unless it has further peers, which no capture shows. A capture at no endpoint (a switch,
     a mirror port) is taken to see all. Ranks that the bootstrap ``told`` of and of which nothing was heard
     count as well.
     """
     own, others = _captured(joined, told)
     more = 0 if joined.at_a_switch else unseen(told) or 0
     return own if len(others) + more > 1 else None
-
-
-def all_but_one(joined: Joined, told: Sequence[Communicator] = ()) -> frozenset[int] | None:
-    """Endpoints with a capture of their own where all but one that was heard of have one; else None.
-
-    Where the bootstrap ``told`` of all ranks there are no further ones that this one could hide.
-    """
-    own, others = _captured(joined, told)
-    return own if len(others) == 1 and unseen(told) is None else None
 
 
 def uncaptured(joined: Joined) -> frozenset[int]:

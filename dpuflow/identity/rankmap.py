@@ -73,6 +73,24 @@ def read_rank_map(file: str) -> dict[str, Place]:
     return places
 
 
+def read_hosts(file: str = "/etc/hosts") -> dict[str, str]:
+    """Addresses of hosts(5) to the first name of each, loopback left out; empty where it cannot be read."""
+    found: dict[str, str] = {}
+    try:
+        with open(file, encoding="utf-8", errors="replace") as stream:
+            lines = [line.partition("#")[0].split() for line in stream]
+    except OSError:
+        return found
+    for address, *names in (line for line in lines if len(line) > 1):
+        try:
+            key = canonical_address(address)
+        except ValueError:
+            continue
+        if not ipaddress.ip_address(key).is_loopback:
+            found.setdefault(key, names[0])
+    return found
+
+
 def canonical_address(text: str) -> str:
     """An IPv4 or IPv6 address in its shortest form; IPv4 within IPv6 (::ffff:a.b.c.d) as a.b.c.d.
 

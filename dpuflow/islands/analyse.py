@@ -195,6 +195,7 @@ def _part(instance: Instance, rows: Ints, whole: Read, row_of: Ints) -> Instance
         order=[instance.order[place] for place in places],
         seats=tuple(seats[place] for place in places),
         ranks=instance.ranks or len(instance.order),
+        apart=True,
         nodes=tuple(instance.nodes[place] for place in places) if instance.nodes else (),
         parts=None if instance.parts is None else instance.parts[np.isin(instance.rows, rows)],
     )

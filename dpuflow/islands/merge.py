@@ -166,8 +166,12 @@ def _lateness(
 
         number, best = max(sure, key=lambda each: said(each[1]))
         own = node[best.endpoint] if of_nodes[number] else None
-        found.append((number, best, best if own is None else replace(best, endpoint=own, node=own)))
+        found.append((number, best, best if own is None else _of_node(islands[0], best, own)))
     return found
+
+
+def _of_node(first: Analysis, row: Lateness, node: int) -> Lateness:
+    return replace(row, endpoint=node, node=node, address=first.endpoints[node].address)
 
 
 def _findings(

@@ -149,8 +149,8 @@ def estimate(
     for s, r in zip(samples, refit, strict=True):
         if r.broken > BROKEN_SHARE:
             found.limits.append(
-                f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} are not understood: "
-                f"{100 * r.broken:.0f} % of the time contradicts what was found of them."
+                f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not fit one "
+                f"line: {100 * r.broken:.0f} % of the time contradicts it (was one set, or stepped?)."
             )
 
 

@@ -26,7 +26,9 @@ IPV4_MAPPED: Final = 0xFFFF  # upper 32 of the lower 64 bits of ::ffff:a.b.c.d
 LINK_LOCAL: Final = 0xFE80 << 48
 FEWEST: Final = 8  # values that lie close together by no chance
 
-_MOST: Final = ("retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak", "rnr", "zero_window")
+_MOST: Final = (
+    "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak", "rnr", "zero_window", "spurious",
+)  # fmt: skip
 
 
 @dataclass

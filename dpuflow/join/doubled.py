@@ -23,7 +23,7 @@ LEAST: Final = 20
 """Messages: were each sent again as likely as not, 3/4 of so many would be in 2 % of captures, and no job
 works under such loss."""
 _HALVED: Final = {
-    "flows": ("packets", "bytes", "ecn_marked", "cnp", "nak", "rnr", "zero_window"),
+    "flows": ("packets", "bytes", "ecn_marked", "cnp", "nak", "rnr", "zero_window", "spurious"),
     "endpoints": ("packets_out", "packets_in"),
 }
 
@@ -33,10 +33,10 @@ def count_once(captures: Sequence[CaptureTables]) -> tuple[list[CaptureTables], 
     doubled = [is_doubled(tables) for tables in captures]
     counted = [_once(tables) if twice else tables for tables, twice in zip(captures, doubled, strict=True)]
     said = [
-        f"{tables.info.vantage}: nearly every packet is in this capture twice, as where a mirror copies both"
-        " directions of all its ports, or captures of several nodes were merged. The copies do not count as"
-        " retransmissions; what was truly sent again is told less surely. Mirror one direction, name each"
-        " node's capture as a file of its own, or remove the copies (editcap -d)."
+        f"{tables.info.vantage}: nearly every packet is in this capture twice: a mirror of both directions of"
+        " all its ports, or merged captures. Copies are not counted as retransmissions, but real ones are"
+        " harder to tell. Mirror one direction, keep each node's capture in a file of its own, or remove"
+        " the copies (editcap -d)."
         for tables, twice in zip(captures, doubled, strict=True)
         if twice
     ]

@@ -67,17 +67,16 @@ def _sentences(names: Sequence[str], found: Sequence[Sample | None]) -> Iterator
         )
         who = ", ".join(name for name, _ in mine)
         what = (
-            f"sampled at about 1 of {many} packets, for the sequence numbers of all flows have holes nearly"
-            " everywhere, alike."
+            f"sampled at about 1 of {many} packets: the sequence numbers of all flows have holes nearly"
+            " everywhere."
             if even
-            else f"about 1 of {many} packets was captured, with holes nearly everywhere, but not of all flows"
-            " alike: a sample, a part of the paths, or a capture that lost the others."
+            else f"about 1 of {many} packets was captured, of some flows more than of others: a sample,"
+            " some of the paths, or a capture that lost the rest."
         )
         yield (
-            f"{who}: {what} Messages are in pieces, so neither collectives nor lateness are told from that."
-            " Who sends how much to whom, and what share of it is marked, is: counts times that number, with"
-            " the error of a sample. To see who is late, capture all packets at the nodes (their first 128"
-            " bytes will do)."
+            f"{who}: {what} That is too few to follow messages, so neither collectives nor lateness can"
+            " be told; rates and ECN marks can, with the error of a sample. To see who is late, capture every"
+            " packet at the nodes (128 bytes of each are enough)."
         )
 
 

@@ -403,7 +403,7 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         names = " or ".join(address(common.endpoints[ends[0]]) for ends in sets)
         limits.append(
             f"{captures[capture].info.vantage} may sit at {names}: each takes part in all its packets, "
-            "so it is not known whose own times it holds."
+            "so whose clock and times it holds is unknown."
         )
     local = {row for rows in common.local for row in rows}
     if local:
@@ -419,13 +419,14 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
             shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
             limits.append(
                 f"Not captured at their own nodes: {shown}. "
-                "What they sent is seen on the way or on arrival only; captures there would show more."
+                "What they sent was seen in transit or on arrival only; capture there, too."
             )
     for tables in captures:
         beyond = (tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)) != 0
         if not beyond.any():
             continue
         sends = beyond & np.isin(tables.messages["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+        sends &= (tables.messages["flags"] & np.uint8(MessageFlag.GAP)) == 0
         if sends.any():
             limits.append(
                 f"{tables.info.vantage}: {np.count_nonzero(sends)} messages of libfabric are cut within their"
@@ -435,9 +436,9 @@ def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
         hidden = int(np.count_nonzero(beyond & ~sends))
         if hidden:
             told = (
-                "header lies beyond the snap length or was lost; its"
+                "header was cut off by the snap length or lost; its"
                 if hidden == 1
-                else "headers lie beyond the snap length or were lost; their"
+                else "headers were cut off by the snap length or lost; their"
             )
             limits.append(f"{tables.info.vantage}: {hidden} message {told} fields are inferred.")
     return limits

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 
-def warm() -> list[str]:
-    """Compile, or load from the cache, every kernel module, and build their library; returns their names."""
+def load_all() -> list[str]:
+    """Import every kernel module; returns their names. Compiles nothing."""
     from importlib import import_module
     from pkgutil import iter_modules
 
     names = sorted(m.name for m in iter_modules(__path__) if not m.name.startswith("_"))
     for name in names:
         import_module(f"{__name__}.{name}")
+    return names
+
+
+def warm() -> list[str]:
+    """Compile, or load from the cache, every kernel, and build their library; returns the modules' names."""
+    names = load_all()
     from dpuflow.kernels import _ready
 
     if _ready.LIBRARY is None:

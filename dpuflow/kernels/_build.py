@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -73,11 +74,17 @@ def _object_code(dispatcher: Any) -> bytes:
     for value in (*module.functions, *module.global_variables):
         if not value.is_declaration and value.name != symbol:
             value.linkage = "internal"
-    machine = binding.Target.from_default_triple().create_target_machine(
-        binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), opt=3, reloc="pic"
-    )
+    machine = binding.Target.from_default_triple().create_target_machine(*_processor(), opt=3, reloc="pic")
     _drop_unused(module, machine)
     return machine.emit_object(module)  # type: ignore[no-any-return]
+
+
+def _processor() -> tuple[str, str]:
+    """LLVM's name and features of what is compiled for: what Numba was told, else this processor."""
+    config = numba.config
+    if config.CPU_NAME is not None:  # type: ignore[attr-defined]
+        return config.CPU_NAME, config.CPU_FEATURES or ""  # type: ignore[attr-defined]
+    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
 def _drop_unused(module: Any, machine: Any) -> None:
@@ -111,6 +118,7 @@ def build(target: Path | None = None) -> Path | None:
                 objects.append(str(path))
             library = Path(name, place.name)
             nothing_else = [] if linker.endswith("ld") else ["-nostdlib"]
+            nothing_else += ["-s"]  # names of inner functions, which tell how Numba counted them
             subprocess.run(
                 [linker, "-shared", *nothing_else, "-o", str(library), *objects],
                 capture_output=True,
@@ -124,3 +132,37 @@ def build(target: Path | None = None) -> Path | None:
             if old != place:
                 old.unlink(missing_ok=True)
     return place
+
+
+def ship() -> Path:
+    """Write the library that a wheel or a Debian package brings, unless it is there.
+
+    In a process of its own, as Numba knows one processor only, and without its cache, so that the same
+    sources give the same bytes. Raises CalledProcessError, FileNotFoundError.
+    """
+    place = _ready.shipped_path()
+    for old in place.parent.glob("shipped-*.so"):
+        if old != place:
+            old.unlink()
+    if not place.exists():
+        with tempfile.TemporaryDirectory() as cache:
+            name, _ = _ready.BASELINE[os.uname().machine]
+            told = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": cache}
+            command = [sys.executable, "-c", _SHIP, str(place)]
+            subprocess.run(command, check=True, env=os.environ | told | {"DPUFLOW_NUMBA": "1"})
+    place.stat()
+    return place
+
+
+_SHIP: Final = """
+import sys
+from pathlib import Path
+from dpuflow.kernels import load_all
+from dpuflow.kernels._build import build
+load_all()
+build(Path(sys.argv[1]))
+"""
+
+
+if __name__ == "__main__":
+    print(ship())

@@ -55,10 +55,13 @@ class Compiled:
 
     def _compile(self) -> Any:
         dispatcher = numba.njit(**FLAGS)(self.function)
+        helper = _ready.beside.pop(_ready.symbol(self.function), None)
         try:
             dispatcher.enable_caching()
             # Numba looks at the kernel's own file; what it takes from others would go stale unnoticed.
             dispatcher._cache._cache_file._source_stamp = (_ready.source_stamp(),)
+            if helper is not None:
+                helper.wait()  # it may be done with this kernel sooner than this process would be
         except RuntimeError:
             pass  # no folder to write to: it is compiled anew in each process
         slow = Timer(SLOW_S, waiting)
@@ -83,7 +86,7 @@ SLOW_S: Final = 1.0
 
 def waiting() -> None:
     """Tell those who want to know (``_ready.when_compiling``) that kernels are being compiled."""
-    if _ready.when_compiling:
+    while _ready.when_compiling:
         _ready.when_compiling.pop()()
 
 

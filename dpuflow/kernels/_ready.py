@@ -1,7 +1,8 @@
 """Kernels compiled beforehand: a shared library that needs neither Numba nor LLVM to be loaded.
 
 ``_build`` writes the library beside the bytecode cache, one for each state of the sources and kind of
-processor; without one, or with DPUFLOW_NUMBA set, Numba compiles and loads the kernels (``_numba``).
+processor; wheels and Debian packages bring one for any processor (BASELINE). Without either, or with
+DPUFLOW_NUMBA set, Numba compiles and loads the kernels (``_numba``).
 What a kernel module takes from ``_jit`` is here, too: types of signatures to check arguments with, and
 empty stand-ins for what only the compiler needs.
 """
@@ -11,6 +12,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import subprocess
+import sys
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +35,12 @@ _KIND: Final = (
         b"CPU revision",
     ),  # arm64
 )
+BASELINE: Final = {
+    "x86_64": ("x86-64-v2", {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}),
+    "aarch64": ("generic", {"asimd"}),
+}
+"""Of each machine LLVM's name of the processor that a library is shipped for, and what /proc/cpuinfo lists
+where it runs (x86-64 psABI, micro-architecture levels). A library for the very processor is no quicker."""
 _FOLDER: Final = Path(__file__).resolve().parent
 _SOURCES: Final = ("kernels", "schema", "wire")
 
@@ -47,16 +57,38 @@ def source_stamp() -> str:
     return digest.hexdigest()
 
 
-def _processor_stamp() -> str:
-    """A digest of the first processor's kind as /proc/cpuinfo tells it: the code is made for it."""
-    kind = [os.uname().machine.encode()]
+@cache
+def _processor() -> list[bytes]:
+    """The first processor's kind: lines of /proc/cpuinfo."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             first = file.read(16384).split(b"\n\n")[0]
-        kind += [line for line in first.splitlines() if line.split(b":")[0].strip() in _KIND]
     except OSError:
-        pass
-    return hashlib.sha256(b"\n".join(kind)).hexdigest()
+        return []
+    return [line for line in first.splitlines() if line.split(b":")[0].strip() in _KIND]
+
+
+def _processor_stamp() -> str:
+    """A digest of the processor's kind: the code is made for it."""
+    return hashlib.sha256(b"\n".join([os.uname().machine.encode(), *_processor()])).hexdigest()
+
+
+def shipped_path() -> Path:
+    """Where the library for these sources and any processor of this machine is, if it was shipped."""
+    return _FOLDER / f"shipped-{os.uname().machine}-{source_stamp()[:20]}.so"
+
+
+def suits(flags: set[str]) -> bool:
+    """Whether a shipped library runs on a processor with ``flags``."""
+    return BASELINE.get(os.uname().machine, ("", {"none"}))[1] <= flags
+
+
+def _flags() -> set[str]:
+    """What /proc/cpuinfo says that this processor can do."""
+    lines = [line.decode().partition(":") for line in _processor()]
+    return {
+        word for name, _, words in lines if name.strip() in ("flags", "Features") for word in words.split()
+    }
 
 
 def library_path() -> Path:
@@ -72,16 +104,29 @@ def symbol(function: Any) -> str:
 def _open() -> ctypes.CDLL | None:
     if os.environ.get("DPUFLOW_NUMBA"):
         return None
-    try:
-        return ctypes.CDLL(str(library_path()))
-    except OSError:
-        return None  # not built, or not for this system
+    for path in [library_path(), *([shipped_path()] if suits(_flags()) else [])]:
+        with suppress(OSError):  # not built, or not for this system
+            return ctypes.CDLL(str(path))
+    return None
 
 
 LIBRARY: Final = _open()
 
 when_compiling: list[Callable[[], None]] = []
-"""What to call, once, when Numba compiles kernels and somebody waits for it."""
+"""What to call, each once, when Numba compiles kernels and somebody waits for it."""
+
+beside: dict[str, subprocess.Popen[bytes]] = {}
+"""By kernel (``symbol``), the process that compiles it while this one compiles another."""
+
+
+def compile_beside(module: str, name: str) -> None:
+    """Have a process of its own compile a kernel that will be needed next; Numba's cache hands it over."""
+    code = f"from {module} import {name}; {name}.dispatcher"
+    with suppress(OSError):
+        beside[f"{module}.{name}".replace(".", "_")] = subprocess.Popen(
+            [sys.executable, "-c", code], env=os.environ | {"DPUFLOW_NUMBA": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
 
 class _Type:

@@ -155,6 +155,8 @@ def idle_limit(st: Any, peer_srtt: Any, peer_rttvar: Any) -> Any:
 @inner
 def find_header(st: Any, seq: Any, end: Any, data: Any, at: Any, seen: Any) -> Any:
     """Enter a framing, or the one lost before, where this segment starts with a header of it."""
+    if st.barred:
+        return False
     framing = fk.recognise(data, at, seen, end - seq)
     hello = 0
     if framing == 0 and st.framing == 0 and st.state == FROM_SYN and seq == st.first and seen >= GLOO_HELLO:
@@ -192,7 +194,7 @@ def consume(
         if st.mode == BURST and st.start >= 0:
             # A burst ends at silence, and before a header.
             silent = st.push != WRITING and time_ns - st.last_ns > idle_limit(st, peer_srtt, peer_rttvar)
-            if silent or (visible and fk.recognise(data, at, seen, end - pos) != 0):
+            if silent or (visible and not st.barred and fk.recognise(data, at, seen, end - pos) != 0):
                 st.end = pos
                 close_message(f, st, header, rows, links, counts, 0)
         if visible and st.start < 0 and find_header(st, pos, end, data, at, seen):

@@ -19,6 +19,7 @@ from dpuflow.kernels.tcp_state import (
     DONE,
     FREE_SLOT,
     FROM_SYN,
+    HEADERS,
     HELD,
     LINK,
     MAX_HELD,
@@ -30,6 +31,7 @@ from dpuflow.kernels.tcp_state import (
     MORE_SLOTS,
     NEW,
     NO_PUSH,
+    PER_SEGMENT,
     REORDER,
     ROWS,
     SLOTS_USED,
@@ -104,18 +106,41 @@ def hold(
 
 
 @inner
-def count_retransmission(st: Any, seq: Any, rows: Any, links: Any) -> Any:
-    """Charge a segment sent again to the message that its first byte belongs to."""
+def count_retransmission(st: Any, seq: Any, end: Any, rows: Any, links: Any) -> Any:
+    """Charge a segment sent again to the message that its first byte belongs to.
+
+    Not one whose bytes had all been acknowledged: the receiver lacked nothing.
+    """
     st.total_retransmitted += 1
     st.timed = 0
+    if end <= st.max_ack:
+        st.total_spurious += 1
+        st.unechoed += 1
+        return
+    charge(st, seq, 1, rows, links)
+
+
+@inner
+def charge(st: Any, seq: Any, change: Any, rows: Any, links: Any) -> Any:
+    """Add ``change`` to the retransmissions of the message that byte ``seq`` belongs to."""
     if st.start >= 0 and seq >= st.start:
-        st.retransmitted += 1
+        st.retransmitted = max(st.retransmitted + change, 0)
         return
     k = st.last_row
     while k >= 0 and np.int64(rows[k].seq) > seq:
         k = links[k].prev
-    if k >= 0:
-        rows[k].retransmitted += 1
+    if k >= 0 and (change > 0 or rows[k].retransmitted > 0):
+        rows[k].retransmitted += change
+
+
+@inner
+def came_twice(st: Any, left: Any, rows: Any, links: Any) -> Any:
+    """The receiver reports bytes from ``left`` on as duplicate (D-SACK, RFC 2883): a needless repeat."""
+    if st.unechoed > 0:
+        st.unechoed -= 1
+    elif st.total_spurious < st.total_retransmitted:
+        st.total_spurious += 1
+        charge(st, left, -1, rows, links)
 
 
 @inner
@@ -169,7 +194,7 @@ def drain(
             if late:
                 deliver(st, np.int64(h.seq), rows, links)
         elif not h.probe:
-            count_retransmission(st, np.int64(h.seq), rows, links)
+            count_retransmission(st, np.int64(h.seq), np.int64(h.end), rows, links)
         st.held = h.next
         if st.held < 0:
             st.held_tail = -1
@@ -259,9 +284,11 @@ def follow(
         at, seen = np.int64(data_at[p]), min(np.int64(data_len[p]), length)
         tcp_flags = np.int64(t.flags)
         frame = np.int64(frames[p])
-        need = (seen + st.held_seen) // MIN_MESSAGE + st.held_count + 16
+        need = (seen + st.held_seen) // MIN_MESSAGE + PER_SEGMENT * (st.held_count + 2)
         if st.peer >= 0:
-            need += streams[st.peer].held_seen // MIN_MESSAGE + streams[st.peer].held_count
+            need += streams[st.peer].held_seen // MIN_MESSAGE + PER_SEGMENT * (
+                streams[st.peer].held_count + 1
+            )
         if len(rows) - counts[ROWS] < need:
             counts[WANT] = MORE_ROWS
             return i
@@ -287,6 +314,7 @@ def follow(
         st.seen_ns = now
         st.total_packets += 1
         st.total_bytes += length
+        st.total_seen += HEADERS + seen
         st.total_ecn += ecn
         peer_srtt = peer_rttvar = np.int64(0)
         if st.peer >= 0:
@@ -294,7 +322,11 @@ def follow(
             peer_srtt, peer_rttvar = ps.srtt, ps.rttvar
             st.allowed = ps.granted
             if tcp_flags & _ACK and ps.state != NEW:
-                acknowledge(ps, extend(ps.next, np.int64(t.ack)), now, rows, links)
+                ack = extend(ps.next, np.int64(t.ack))
+                acknowledge(ps, ack, now, rows, links)
+                # A first SACK block below the ACK is a D-SACK (RFC 2883 section 4).
+                if t.sack_left != t.sack_right and extend(ps.next, np.int64(t.sack_right)) <= ack:
+                    came_twice(ps, extend(ps.next, np.int64(t.sack_left)), rows, links)
                 if (
                     ps.held >= 0
                     and ps.max_ack >= held[ps.held].seq
@@ -317,7 +349,7 @@ def follow(
             if alive:
                 continue
             if seq < st.next:
-                count_retransmission(st, seq, rows, links)
+                count_retransmission(st, seq, end, rows, links)
             if probe or seq > st.next:
                 hold(st, seq, end, data, at, seen, now, frame, ecn, probe, tcp_flags & _PSH, held, held_data,
                      width, counts)  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpuflow.framing import NCCL_SIZE
+
 STREAM = np.dtype(
     [
         ("next", "i8"),  # extended sequence number expected next
@@ -31,6 +33,7 @@ STREAM = np.dtype(
         ("total_bytes", "i8"),
         ("opened_ns", "i8"),  # first and last packet of the flow
         ("seen_ns", "i8"),
+        ("total_seen", "i8"),  # captured bytes, headers included as they are at least
         ("window", "i4"),  # last announced by this flow, -1: none yet
         ("peer", "i4"),
         ("held", "i4"),  # first slot, -1: none
@@ -52,6 +55,8 @@ STREAM = np.dtype(
         ("total_out_of_order", "i4"),
         ("total_missing", "i4"),
         ("total_zero_window", "i4"),
+        ("total_spurious", "i4"),  # of those retransmitted, what the receiver had already
+        ("unechoed", "i4"),  # of these, told by their ACKs; a D-SACK of each is still to come
         ("total_ecn", "i4"),
         ("full", "i4"),  # payload of a full segment: the smallest sent without PSH, 0: none yet
         ("state", "u1"),
@@ -59,6 +64,7 @@ STREAM = np.dtype(
         ("mode", "u1"),
         ("whole", "u1"),  # 1: its SYN was seen
         ("push", "u1"),  # whether the sender marks where its writes end
+        ("barred", "u1"),  # 1: it told more messages than can be kept; its bytes are bursts from there on
     ],
     align=True,
 )
@@ -121,8 +127,10 @@ MAX_HELD = 1024  # segments held per flow; beyond it the hole is given up
 MAX_HELD_ALONE = 64  # the same where the opposite direction was never seen
 MAX_WIDTH = 9216  # captured bytes of a held segment that are kept: a jumbo frame's
 MAX_PIECES = 1024  # rows kept of a stretch whose framing is lost
-MIN_MESSAGE = (
-    8  # bytes of the shortest header: a segment completes no more messages than its captured bytes can begin
-)
+MIN_MESSAGE = NCCL_SIZE
+"""Bytes of the shortest message: a segment completes no more of them than its captured bytes can begin."""
+PER_SEGMENT = 4
+"""Rows beyond these that a segment may close: what was in progress, the hole before it, itself, its end."""
+HEADERS = 54  # bytes of Ethernet, IPv4 and TCP
 CHAIN = 3  # plausible headers, one at the end of the other, that settle a framing
 FIRST_RTO_NS = 1_000_000_000  # RFC 6298 section 2.1

@@ -14,6 +14,7 @@ from dpuflow.kernels import ring as kernel
 from dpuflow.live import blocks
 from dpuflow.live.base import LARGEST_BLOCK, OUT_BYTES
 from dpuflow.live.nic import NIC_LOSSES, NicCounters
+from dpuflow.live.rdma import RdmaCounters
 from dpuflow.schema.ring import LOSSES
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class LiveCapture:
         self._closed = False
         self._start_s = self._begun_s = time.monotonic()
         self._nic = NicCounters([interface.index for interface in self.backend.interfaces])
+        self._rdma = RdmaCounters([interface.name for interface in self.backend.interfaces])
         self._past: dict[str, dict[str, int]] = {}
         self._counters = self._count()
         self._warnings: list[str] = []
@@ -258,7 +260,18 @@ class LiveCapture:
         """What the capture has come to, after the last piece."""
         names = [interface.name for interface in self.backend.interfaces]
         warnings = [*self._warnings, *getattr(self.backend, "warnings", ())]
-        return Summary(self._status, self._counters, names, self.backend.hooks, warnings, self._reason)
+        unseen = self._unseen()
+        reason = self._reason or (unseen[0] if unseen and not self._status.packets else None)
+        warnings += [text for text in unseen if text != reason]
+        return Summary(self._status, self._counters, names, self.backend.hooks, warnings, reason)
+
+    def _unseen(self) -> list[str]:
+        """What RDMA devices moved past a capture that was to have RoCE and has none."""
+        options = self.options
+        asked = {"roce", "any"} & {*options.protocols} and not (options.hosts or options.qps or options.vlans)
+        if not asked or self.backend.tally[kernel.D_ENDS] or self.backend.name in ("doca", "psample"):
+            return []
+        return self._rdma.unseen()
 
     def counters(self) -> list[dict[str, int]]:
         """The COUNTERS and NIC_NAMES of each interface since the start, as of the last look."""

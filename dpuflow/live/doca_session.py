@@ -49,7 +49,8 @@ def load_adapter() -> tuple[Any, Any]:
         from cffi import FFI
     except ImportError:
         raise MissingError(
-            "the DOCA backend needs the Python package cffi: pip install 'dpuflow[doca]'"
+            "the DOCA backend needs the Python package cffi: pip install '.[doca]' in dpuflow's"
+            " checkout brings it"
         ) from None
     path = adapter_path()
     if not path.is_file():

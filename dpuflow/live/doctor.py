@@ -54,6 +54,7 @@ def examine(interfaces: list[str]) -> list[Check]:
         *hooks,
         packet,
         *(_interface(name) for name in interfaces),
+        *_rdma(interfaces),
         _clock(),
         _leftovers(),
         *_card(),
@@ -176,6 +177,14 @@ def _interface(name: str) -> Check:
         return f"can be captured from{up}; {_stamps(name)}"
 
     return replace(_tried(name, look), needed=True)
+
+
+def _rdma(interfaces: list[str]) -> list[Check]:
+    """Interfaces, those named or else all, whose RoCE no capture here can have."""
+    from dpuflow.live.rdma import bypassed
+
+    names = interfaces or sorted(name for _, name in socket.if_nameindex())
+    return [Check("rdma", False, text) for text in bypassed(names)]
 
 
 def _stamps(name: str) -> str:

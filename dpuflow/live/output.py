@@ -1,4 +1,4 @@
-"""Where a capture's blocks go: a file, several in turn, or a pipe; plain or zstd.
+"""Where a capture's blocks go: a file, several in turn, or a pipe; pcapng or pcap, plain, gzip or zstd.
 
 Whatever ends the capture, files hold whole blocks.
 """
@@ -6,20 +6,30 @@ Whatever ends the capture, files hold whole blocks.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import time
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dpuflow.errors import DpuflowError, OptionError
+from dpuflow.live.pcap import Pcap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dpuflow.live.base import Bytes
 
-_ENDINGS: Final = (".pcapng.zst", ".pcapng", ".ntar", ".zst")
+_ENDING: Final = re.compile(r"(?:\.(pcapng|ntar|pcap|cap))?(?:\.(gz|zst))?$")
+
+
+def format_of(path: str) -> tuple[str, str]:
+    """What a name says of a file: its format, pcap or pcapng, and how it is packed: gz, zst or not ("")."""
+    match = _ENDING.search(path.lower())
+    kind, packed = (match[1], match[2]) if match else (None, None)
+    return "pcap" if kind in ("pcap", "cap") else "pcapng", packed or ""
 
 
 @dataclass(frozen=True)
@@ -64,11 +74,17 @@ class Output:
             if self._rotation.files and len(self.files) > self._rotation.files:
                 os.unlink(self.files.pop(0))
         self._seekable = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        kind, packed = format_of(self.path)
+        self._pcap = Pcap() if kind == "pcap" else None
         self._packed: Any = None
-        if self.path.endswith(".zst"):
+        self._flush = 0
+        if packed == "zst":
             import zstandard
 
             self._packed = zstandard.ZstdCompressor(level=1).compressobj()
+            self._flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        elif packed == "gz":
+            self._packed, self._flush = zlib.compressobj(1, wbits=31), zlib.Z_SYNC_FLUSH
         self._written = self._whole = 0
         self._opened_s = time.monotonic()
         self._put(memoryview(self._head()))
@@ -78,9 +94,9 @@ class Output:
         if not self._rotation:
             return self.path
         self._number += 1
-        ending = next((e for e in _ENDINGS if self.path.endswith(e)), "")
-        stem = self.path[: len(self.path) - len(ending)]
-        return f"{stem}-{self._number:05}{ending}"
+        match = _ENDING.search(self.path)
+        at = match.start() if match else len(self.path)
+        return f"{self.path[:at]}-{self._number:05}{self.path[at:]}"
 
     def write(self, piece: Bytes) -> None:
         """Write whole blocks; begin another file where one is due. Raises DpuflowError, BrokenPipeError."""
@@ -96,9 +112,7 @@ class Output:
         """Write the statistics as they stand, and all that came before: a kill loses what comes after."""
         self._put(memoryview(self._statistics()))
         if self._packed is not None:
-            import zstandard
-
-            self._send(memoryview(self._packed.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)))
+            self._send(memoryview(self._packed.flush(self._flush)))
 
     def close(self) -> None:
         """Write the last statistics and close; after a failed write, only close."""
@@ -116,8 +130,10 @@ class Output:
 
     def _put(self, data: memoryview) -> None:
         """Blocks to the file."""
+        if self._pcap is not None:
+            data = memoryview(self._pcap.convert(data))
         if self._packed is None:
-            self._send(data, whole=True)
+            self._send(data, whole=self._pcap is None)
         elif packed := self._packed.compress(data):
             self._send(memoryview(packed))
 

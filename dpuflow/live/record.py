@@ -46,10 +46,11 @@ def record(
     count: int | None = None,
     every_second: Callable[[Status], None] | None = None,
     started: Callable[[LiveCapture], None] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Capture to ``path`` ("-": standard output; None: nowhere) until time, packets or a signal end it.
+    """Capture to ``path`` ("-": standard output; None: nowhere) until told to end.
 
-    ``started`` is called once packets are being taken.
+    Time, packets, a signal or ``stopped`` tell. ``started`` is called once packets are being taken.
     In messages mode ``path`` is a column file, made at the end of what was written to ``journal_of(path)``
     meanwhile. Raises OptionError, MissingError, DpuflowError, OSError.
     """
@@ -72,7 +73,7 @@ def record(
 
         if started is not None:
             started(capture)
-        pieces = capture.pieces(duration_s, count, lambda: signals.came, each)
+        pieces = capture.pieces(duration_s, count, lambda: signals.came or stopped(), each)
         for piece in pieces:
             if output is not None:
                 output.write(piece)

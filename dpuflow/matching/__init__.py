@@ -6,7 +6,7 @@ Message structure decides, never idle gaps: tags where the library counts its co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from dpuflow.matching.partial import mark_at_once
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "build_collectives", "count_untold"]
 
-FEW_RANKS: Final = 3
-"""All trees of so many ranks look alike: a path. NCCL's double tree over more has edges of its own."""
-
 
 def build_collectives(
     exchanges: Rows,
@@ -39,7 +36,6 @@ def build_collectives(
     announced: NDArray[np.int64] | None = None,
     nodes: NDArray[np.int64] | None = None,
     until: NDArray[np.int64] | None = None,
-    but_one: frozenset[int] | None = None,
     buffers: Mapping[int, Buffer] = DEFAULT,
     asked: NDArray[np.int64] | None = None,
     ends: Ends | None = None,
@@ -48,15 +44,14 @@ def build_collectives(
 
     ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
     by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
-    messages were captured, None for everyone; ``but_one``: those with a capture where all but one
-    have one. ``announced``, ``nodes``, ``until``, ``buffers`` and ``asked``: see ``structured_instances``.
+    messages were captured, None for everyone.
+    ``announced``, ``nodes``, ``until``, ``buffers`` and ``asked``: see ``structured_instances``.
     ``ends``: who is at both ends of each connection, where processes may share addresses.
     """
+    from dpuflow.matching.calls import rounds_of_everyone
     from dpuflow.matching.composed import composed
     from dpuflow.matching.credited import EXPLAINED
-    from dpuflow.matching.everyone import rounds_of_everyone
-    from dpuflow.matching.pages import without_pages
-    from dpuflow.matching.puts import put_instances
+    from dpuflow.matching.puts import put_instances, without_pages
     from dpuflow.matching.repeated import repeated_instances
     from dpuflow.matching.scans import scan_instances, scan_rows
     from dpuflow.matching.sequenced import cut_streams, sequenced_instances
@@ -109,20 +104,8 @@ def build_collectives(
         for instance in instances:
             instance.near = near
         mark_at_once(exchanges, instances, near)
-    if but_one is not None:
-        for instance in instances:
-            if _may_go_on(instance, but_one):
-                instance.near = but_one
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
-
-
-def _may_go_on(instance: Instance, own: Set[int]) -> bool:
-    """Whether the tree or chain may go on behind a rank that has no capture (all but ``own``): of three ranks
-    or fewer any edges make one."""
-    known = instance.algorithm
-    tree = known is not None and (known.rooted or known.name == "tree")
-    return tree and len(instance.order) <= FEW_RANKS and not own >= set(instance.order)
 
 
 def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Instance]) -> int:

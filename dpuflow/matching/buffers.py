@@ -8,10 +8,18 @@ NCCL_BUFFSIZE says otherwise the addresses do: what goes round four is a ring of
 single step. Where no ring of Simple is seen, what goes round eight is taken for such steps, unless it is as
 large as slots of LL or LL128 are by default (NCCL_LL_BUFFSIZE and NCCL_LL128_BUFFSIZE are in none of NCCL's
 documentation). Programs of their own over net_ib (its tests) have other slots, and go round them otherwise.
+
+Instances get their protocol and the size of their data from that: LL and LL128 fill messages with lines of
+data and flags. Where it cannot be told, sizes stay those on the wire.
+
+GPUs that share an adapter are told apart by the ranks that entries name: an entry's tag is the rank whose
+data it asks for, whichever adapter sends it (src/transport/net.cc recvProxyProgress). It ends 94 to 126 bytes
+into an IPv4 frame, by version: shorter records do not hold it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,11 +29,13 @@ from dpuflow.schema.rows import NONE32, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.matching.model import Instance
     from dpuflow.schema.tables import Rows
+
 
 LOOKED: Final = 4 * NCCL_STEPS
 """Entries of a connection that are looked at."""
@@ -103,3 +113,82 @@ def _rounds(
         elif 2 * whole[mine].sum() > mine.sum():
             eight.add(size)
     return four, eight
+
+
+LL: Final = 65_536
+LL128: Final = 614_400
+"""Capacities announced: an eighth of the default buffers (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
+RING_SLOT: Final = 1 << 20
+"""What an entry of a Simple ring announces by default: two steps, each an eighth of 4 MiB."""
+STEP_SLOT: Final = 1 << 19
+"""The same for all other collectives: one step."""
+LINES: Final = {LL: 16, LL128: 2048}
+"""Bytes of what is sent whole: two words with a flag each, a warp's lines (prims_ll.h, prims_ll128.h)."""
+HELD: Final = {LL: 8, LL128: 1920}
+"""Bytes of data in these."""
+
+
+def without_flags(
+    instances: Sequence[Instance],
+    exchanges: Rows,
+    transfers: Rows,
+    buffers: Mapping[int, Buffer] = DEFAULT,
+) -> list[Instance]:
+    """Instances with NCCL's protocol and the size of their data.
+
+    It is half of LL's on the wire, if the last lines are full (8 bytes). LL128's lines hold 1920 bytes each,
+    and the last ones are seldom full: there ``size`` is None. ``between`` says what it can be.
+    """
+    out = []
+    for instance in instances:
+        rows = instance.rows
+        if len(rows) and exchanges["wire"][rows[0]] == Wire.ROCE_WRITE_IMM:
+            grants = exchanges["grant"][rows]
+            announced = transfers["announces"][grants[grants != NONE32]]
+            slot = int(announced.max(initial=0))
+            alike = bool((announced == slot).all())
+            protocol = buffers[slot].protocol if alike and slot in buffers else None
+            if protocol == "simple":
+                instance = replace(instance, protocol=protocol)
+            elif protocol is not None:
+                default = LL if protocol == "ll" else LL128
+                if not (exchanges["bytes"][rows] % np.uint64(LINES[default])).any():
+                    instance = _of_data(instance, default)
+        out.append(instance)
+    return out
+
+
+def _of_data(instance: Instance, slot: int) -> Instance:
+    """The same with bytes of data for those on the wire."""
+    protocol = "ll" if slot == LL else "ll128"
+    if not instance.size:
+        return replace(instance, protocol=protocol)
+    most = instance.size // LINES[slot] * HELD[slot]
+    between = (max(most - instance.tails * (HELD[slot] - 1), 1), most) if instance.tails else None
+    # LL's lines hold one element of the largest type: mostly they are full.
+    return replace(instance, protocol=protocol, size=most if slot == LL else None, between=between)
+
+
+def sharing_told_apart(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
+    """Collectives of more ranks than endpoints, with ``parts`` where every rank sent something of its own."""
+    hidden = [i.near is None and i.ranks > len(i.order) and not i.inside for i in instances]
+    if not any(hidden):
+        return list(instances)
+    return [
+        replace(instance, parts=_parts(instance, exchanges, transfers)) if several else instance
+        for instance, several in zip(instances, hidden, strict=True)
+    ]
+
+
+def _parts(instance: Instance, exchanges: Rows, transfers: Rows) -> NDArray[np.int64] | None:
+    """The rank behind each message, None where not every rank of every endpoint is among them."""
+    grants = exchanges["grant"][instance.rows]
+    if (grants == NONE32).any():
+        return None
+    rank: NDArray[np.int64] = transfers["tag"][grants].astype(np.int64)
+    src = exchanges["src"][instance.rows].astype(np.int64)
+    pairs = np.unique(np.stack([src, rank], axis=1), axis=0)
+    # A rank is behind one adapter; and all of them are seen. Without a tag all would be rank 0.
+    if len(pairs) != instance.ranks or len(np.unique(pairs[:, 1])) != instance.ranks:
+        return None
+    return rank

@@ -1,8 +1,16 @@
-"""Which of NCCL's transfers are calls of all with all.
+"""Transfers that are calls of all with all: NCCL's, and rounds that no library names.
 
 In: transfers. Out: those that belong to communicators whose ranks all send to each other in one call, and the
 all_to_all of each call. The sends and receives of one call run in one kernel: who has not sent its own has
 consumed nothing either (NCCL 2.30, src/enqueue.cc addP2pToPlan, src/device/sendrecv.h).
+
+Over nodes of several GPUs sends leave by the NICs on the receivers' rails (PXN): each NIC receives for its
+own GPU, and sends for all of its node, one connection a channel and receiver (src/graph/search.cc
+ncclTopoGetNetDev, src/transport/net.cc sendSetup). So a call leads from every node to every NIC of the
+others. That a transfer is of several senders is told by entries for several messages (``bunches``).
+
+Other libraries' rounds (isend and irecv of a mixture of experts) have as many messages on every edge, and no
+rank begins one before it is through with the one before.
 """
 
 from __future__ import annotations
@@ -15,8 +23,8 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.model import Instance
-from dpuflow.matching.parts import ALIKE
-from dpuflow.matching.transfers import Transfers
+from dpuflow.matching.parts import ALIKE, Transfers
+from dpuflow.matching.streams import columns_of, edge_streams
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema.rows import NEVER, Op
 
@@ -27,8 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.matching.streams import Columns, Edge
+    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
+
 
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
 
@@ -186,3 +196,115 @@ def all_to_all(
     whole = all(bool(each.whole[turn]) for each in members)
     names = ["pairwise"] if len(ends) == 2 else []
     return Instance(rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, near=near)
+
+
+def calls_over_rails(
+    every: Sequence[Transfers], asked: Ints, position: Ints, nodes: Ints
+) -> tuple[list[Instance], list[Transfers]]:
+    """The all_to_alls among ``every``, and the transfers that are of none."""
+    found: list[Instance] = []
+    left: list[Transfers] = []
+    for members in _by_nodes(every, nodes):
+        senders = [_senders(each, asked) for each in members]
+        if min(senders) < 2 or not _is_call(members, nodes):
+            left += members
+            continue
+        for turn in range(len(members[0].rows)):
+            found.append(_call(members, senders, turn, position, nodes))
+    return found, left
+
+
+def _by_nodes(every: Sequence[Transfers], nodes: Ints) -> list[list[Transfers]]:
+    """Transfers by the nodes that they connect, those of as many calls."""
+    return connected(every, lambda each: [(len(each.rows), int(nodes[end])) for end in each.edge])
+
+
+def _senders(each: Transfers, asked: Ints) -> int:
+    """Of how many GPUs the transfers are, as far as entries tell."""
+    return int(asked[np.concatenate(each.rows)].max())
+
+
+def _is_call(members: Sequence[Transfers], nodes: Ints) -> bool:
+    """Whether the k-th transfers together are one call of all with all, for every k."""
+    ends = {end for each in members for end in each.edge}
+    places = {int(nodes[end]) for end in ends}
+    asked = {(place, end) for place in places for end in ends if int(nodes[end]) != place}
+    ways = [(int(nodes[each.edge[0]]), each.edge[1]) for each in members]
+    if len(places) < 2 or len(ways) != len(asked) or set(ways) != asked:
+        return False
+    if len(members[0].rows) > 1:
+        # A node's GPUs send again when each has all of the call before.
+        for place in places:
+            sent = np.min([e.start_ns[1:] for e in members if nodes[e.edge[0]] == place], axis=0)
+            came = np.max([e.end_ns[:-1] for e in members if nodes[e.edge[1]] == place], axis=0)
+            if (sent >= came).mean() < ALIKE:
+                return False
+    return True
+
+
+def _call(
+    members: Sequence[Transfers],
+    senders: Sequence[int],
+    turn: int,
+    position: Ints,
+    nodes: Ints,
+) -> Instance:
+    rows = np.sort(np.concatenate([each.rows[turn] for each in members]))
+    ends = sorted({end for each in members for end in each.edge}, key=lambda end: int(position[end]))
+    mates = {end: sum(nodes[other] == nodes[end] for other in ends) for end in ends}
+    # Where all GPUs of a node send, each sends an equal part of what a NIC receives from the node.
+    parts = {
+        int(each.size[turn]) / count if count == mates[each.edge[0]] else None
+        for each, count in zip(members, senders, strict=True)
+    }
+    part = parts.pop() if len(parts) == 1 else None
+    whole = all(bool(each.whole[turn]) for each in members)
+    return Instance(
+        rows,
+        Op.ALL_TO_ALL,
+        ends,
+        _LINEAR,
+        size=None if part is None else round(part * len(ends)),
+        complete=whole,
+        ranks=len(ends),
+        nodes=tuple(nodes[ends].tolist()),
+        inside=True,
+    )
+
+
+FEWEST: Final = 3
+"""Two ranks that answer each other are everyone, too."""
+IN_ORDER: Final = 0.9
+"""The share of rounds that every rank must keep apart: a message may be late or have another one's time."""
+LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
+
+
+def rounds_of_everyone(
+    exchanges: Rows, rows: NDArray[np.int64], position: NDArray[np.int64]
+) -> tuple[list[Instance], NDArray[np.int64]]:
+    """The rounds among ``rows`` of one communicator, and the rows that are in none.
+
+    ``position`` gives each endpoint's place in the default numbering of ranks.
+    """
+    streams = edge_streams(exchanges, rows)
+    lanes = [each for _, each in streams.left()]
+    ends = sorted({end for edge in streams.edges for end in edge}, key=lambda end: int(position[end]))
+    n = len(ends)
+    count = min(map(len, lanes))
+    # The captures' ends may cut a round or two.
+    if n < FEWEST or len(lanes) != n * (n - 1) or count < IN_ORDER * max(map(len, lanes)):
+        return [], rows
+    rounds = np.array([lane[:count] for lane in lanes])
+    starts = columns_of(exchanges).starts[rounds]
+    src = np.array([edge[0] for edge in streams.edges])
+    apart = np.ones(count - 1, bool)
+    for end in ends:
+        mine = starts[src == end]
+        apart &= mine.max(axis=0)[:-1] <= mine.min(axis=0)[1:]
+    if not count or apart.sum() < IN_ORDER * (count - 1):
+        return [], rows
+    found = [
+        Instance(each[np.argsort(when, kind="stable")], Op.ALL_TO_ALL, list(ends), LINEAR, confidence=0.9)
+        for each, when in zip(rounds.T, starts.T, strict=True)
+    ]
+    return found, np.setdiff1d(rows, rounds)

@@ -8,29 +8,33 @@ enters:
    where an operation may begin are the same on all of them (``pipes``).
 2. Each rank carries out the operations of a communicator one after the other, on all connections. So the
    turns of several sets in lockstep go together if at every rank all first messages of a turn come before
-   those of the next one (``turns``, ``reading``).
+   those of the next one (``operations``, ``reading``).
 3. What takes part in a turn must make up one algorithm of NCCL with sizes that it can have (``layouts``,
    ``operations``).
 
 Which connections are of one communicator is not known, nor are all in lockstep known to be: what explains the
 most messages stands.
+
+Several communicators may share endpoints (tensor, data, expert parallel groups), never a connection. Which
+connections are of one communicator is told by whom they connect: a ring, a tree or a chain connects all of
+its ranks, whatever number of channels it uses.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.buffers import DEFAULT
-from dpuflow.matching.communicators import communicators, completed, without
 from dpuflow.matching.model import placed
 from dpuflow.matching.pipes import begun_together, in_lockstep, in_turn, pipes_of, together
 from dpuflow.matching.reading import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from dpuflow.matching.pipes import Lockstep, Pipe
     from dpuflow.matching.streams import Columns
     from dpuflow.schema.tables import Rows
+
 
 EXPLAINED: Final = 0.9
 """What leaves more than a tenth of the messages over has not understood them."""
@@ -190,3 +195,48 @@ def _understood(
 def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:
     """Pipes that are connected by endpoints, or by nodes: inside one NVLink connects them."""
     return connected(pipes, lambda numbered: nodes[[numbered[1].src, numbered[1].dst]].tolist())
+
+
+def communicators(sets: Sequence[Lockstep], nodes: NDArray[np.int64]) -> list[list[Lockstep]]:
+    """``sets`` cut into connected parts; parts that connect the same nodes are one communicator's."""
+    found: dict[frozenset[int], list[Lockstep]] = {}
+    for each in sets:
+        for members in _connected(each.pipes, nodes):
+            part = _some(each, members)
+            ends = frozenset(int(nodes[end]) for pipe in part.pipes for end in pipe[:2])
+            found.setdefault(ends, []).append(part)
+    return list(found.values())
+
+
+def completed(sets: Sequence[Lockstep]) -> list[list[Lockstep]]:
+    """Parts of ``sets`` with the pipes whose ends all are theirs, in lockstep with them.
+
+    Many messages of a pipe whose receiver was slow look like beginnings, so it is like no other.
+    """
+    found: dict[frozenset[int], list[Pipe]] = {}
+    for each in sets:
+        for members in _connected(each.pipes, None):
+            pipes = [each.pipes[i] for i in members]
+            found.setdefault(frozenset(end for pipe in pipes for end in pipe[:2]), []).extend(pipes)
+    parts = []
+    for ends, pipes in found.items():
+        more = [pipe for others, theirs in found.items() if others < ends for pipe in theirs]
+        if more and (one := together([*pipes, *more])) is not None:
+            parts.append([one])
+    return parts
+
+
+def without(sets: Sequence[Lockstep], rows: Container[int]) -> list[Lockstep]:
+    """``sets`` without the pipes whose rows are the arrays identified by ``rows``."""
+    kept = [(each, [i for i, pipe in enumerate(each.pipes) if id(pipe.rows) not in rows]) for each in sets]
+    return [_some(each, members) for each, members in kept if members]
+
+
+def _some(each: Lockstep, members: list[int]) -> Lockstep:
+    return replace(each, pipes=[each.pipes[i] for i in members], rows=each.rows[members])
+
+
+def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64] | None) -> list[list[int]]:
+    """Numbers of pipes that are connected by nodes (None: by endpoints)."""
+    ends = [(pipe.src, pipe.dst) if nodes is None else nodes[[pipe.src, pipe.dst]].tolist() for pipe in pipes]
+    return connected(range(len(pipes)), ends.__getitem__)

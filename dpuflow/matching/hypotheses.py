@@ -17,7 +17,6 @@ from dpuflow.matching.partial import Contact, placements
 from dpuflow.matching.recognise import ELEMENT_BYTES, orders
 from dpuflow.matching.streams import HOLE
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import edge_sizes
 from dpuflow.schedules.kept import kept
 from dpuflow.schedules.plans import Plan, plan
 from dpuflow.schedules.sending import Send
@@ -117,13 +116,16 @@ class Proposer:
         """
         edges = streams.present
         if edges not in self._shapes:
-            tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near)
+            # Rounded up, so that channels of one group ask for the same.
+            most = 1 << len(streams.rows).bit_length()
+            tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
             self._shapes[edges] = tries, list(shapes)
             if self.near is not None:
                 self._shapes[edges][1].extend(
                     base
                     for algorithm, order, root in placements(self.op, self._contacts(streams), self.near)
-                    if edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
+                    if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))
+                    and edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
                     and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
                 )
         tries, shapes = self._shapes[edges]
@@ -132,7 +134,7 @@ class Proposer:
             for algorithm in self._phased(streams)
             for order in tries
             for root in (range(len(order)) if algorithm.rooted else (0,))
-            if _is_among(edges, algorithm, order, root, self.near)
+            if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))
             for base in (Hypothesis(algorithm, order, root, 1, self.near),)
         ]
         return shapes + phased
@@ -228,9 +230,9 @@ class Proposer:
 
 @lru_cache(maxsize=256)
 def _shapes(
-    op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None
+    op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None, most: int
 ) -> tuple[list[tuple[int, ...]], list[Hypothesis]]:
-    """Numberings of the endpoints, and what fits their edges. Channels of one group ask for the same."""
+    """Numberings of the endpoints, and what fits their edges with no more than ``most`` messages."""
     n = len(endpoints)
     tries = orders(edges, endpoints)
     rooted = _rooted(op, n, None if near is not None else len(edges))
@@ -238,7 +240,7 @@ def _shapes(
         base
         for order in tries
         for algorithm, root in rooted
-        if _is_among(edges, algorithm, order, root, near)
+        if _is_among(edges, algorithm, order, root, near, most)
         and (base := Hypothesis(algorithm, order, root, 1, near)).edges
         and (op != Op.UNKNOWN or len(base.edges) == len(edges))
     ]
@@ -251,11 +253,22 @@ def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
     for algorithm in (a for a in ALGORITHMS if op in (Op.UNKNOWN, a.op) and a.fits(n)):
         for root in range(n) if algorithm.rooted else (0,):
             if edges is not None:
-                own = len(edge_sizes(algorithm, n, 0 if algorithm.turned else root))
+                own = _edge_count(algorithm, n, 0 if algorithm.turned else root, edges)
                 if own > edges or (own < edges and op == Op.UNKNOWN):
                     continue
             found.append((algorithm, root))
     return found
+
+
+@lru_cache(maxsize=4096)
+def _edge_count(algorithm: Algorithm, n: int, root: int, most: int) -> int:
+    """How many edges the algorithm has, or one more than ``most``; of many ranks no schedule is kept."""
+    found: set[Edge] = set()
+    for send in algorithm.sends(n, 1.0, root):
+        found.add((send.src, send.dst))
+        if len(found) > most:
+            break
+    return len(found)
 
 
 def _is_among(
@@ -264,13 +277,21 @@ def _is_among(
     order: tuple[int, ...],
     root: int,
     near: frozenset[int] | None,
+    most: int,
 ) -> bool:
-    """Whether all edges that the hypothesis has are among these; most have one early on that is not."""
-    return all(
-        (order[send.src], order[send.dst]) in edges
-        or (near is not None and order[send.src] not in near and order[send.dst] not in near)
-        for send in algorithm.sends(len(order), 1.0, root)
-    )
+    """Whether all edges that the hypothesis has are among these, and no more than ``most`` messages on them.
+
+    Most have an edge early on that is not. What needs more messages than there are is never laid out: rings
+    of many ranks have as many as the ranks squared.
+    """
+    for send in algorithm.sends(len(order), 1.0, root):
+        if (order[send.src], order[send.dst]) in edges:
+            most -= 1
+            if most < 0:
+                return False
+        elif near is None or order[send.src] in near or order[send.dst] in near:
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)

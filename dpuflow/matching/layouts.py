@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.matching.branches import trees, trees_by_rail
+from dpuflow.matching.branches import chain, trees, trees_by_rail
 from dpuflow.matching.buffers import DEFAULT, RING, STEP
-from dpuflow.matching.chains import chain
 from dpuflow.matching.lanes import View
 from dpuflow.matching.pats import pat_of
 from dpuflow.matching.rings import open_ring, ring

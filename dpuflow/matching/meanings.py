@@ -2,6 +2,8 @@
 
 In: pipes that nothing announces (NCCL's sockets), cuts, and parts between these. Parts of one kind hold the
 same sizes. Out: whether a kind is an operation of all ranks, who of them needs no input first, collectives.
+
+Nothing of an operation leaves before what it needs has come; that shows which of NCCL's protocols ran, too.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.causal import is_causal, of_protocol
+from dpuflow.matching.buffers import HELD, LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.layouts import layout_of
-from dpuflow.matching.protocols import LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.schedules.graph import free_ranks
+from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from dpuflow.matching.streams import Columns
 
     Ints = NDArray[np.int64]
+
 
 MOST_KINDS: Final = 4000
 """Kinds of parts that are looked at, at most."""
@@ -45,7 +48,7 @@ class Part(NamedTuple):
 class Meanings:
     """What parts of connected ``pipes`` between ``cuts`` are, by their kinds, each looked at once.
 
-    ``position`` and ``nodes``: see ``structured_instances``.
+    ``position``, ``nodes`` and ``near``: see ``structured_instances``.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class Meanings:
         position: Ints,
         nodes: Ints,
         cuts: Cuts,
+        near: frozenset[int] | None = None,
     ) -> None:
+        self.near = near
         self.columns, self.pipes, self.position, self.nodes = columns, pipes, position, nodes
         self.cuts = cuts
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
@@ -64,7 +69,7 @@ class Meanings:
 
     def over(self, cuts: Cuts) -> Meanings:
         """The same for other cuts, of which no kind was looked at yet."""
-        return Meanings(self.columns, self.pipes, self.position, self.nodes, cuts)
+        return Meanings(self.columns, self.pipes, self.position, self.nodes, cuts, self.near)
 
     @property
     def full(self) -> bool:
@@ -101,7 +106,10 @@ class Meanings:
             alike.setdefault(part.kind, []).append(part)
         found: list[Instance] = []
         for kind, mine in alike.items():
-            fits = self._read(mine) or self._layouts[kind]
+            # Of some nodes' messages what one of them may be by itself not all of them are.
+            fits = self._read(mine) or (self._layouts[kind] if self.near is None else {})
+            if not fits:
+                continue
             lanes = self._lanes(mine)
             layout, protocol, between = of_protocol(fits, lanes)
             for part in mine:
@@ -127,8 +135,8 @@ class Meanings:
         found = {}
         for slot in slots:
             mine = [lane._replace(slot=slot) for lane in lanes]
-            layout = layout_of(mine, self.position, self.nodes, self.ends)
-            if layout is not None and is_causal(layout, mine):
+            layout = layout_of(mine, self.position, self.nodes, self.ends, self.near)
+            if layout is not None and (self.near is not None or is_causal(layout, mine)):
                 found[slot] = layout
         return found
 
@@ -149,3 +157,88 @@ class Meanings:
                 )
             )  # fmt: skip
         return lanes
+
+
+SAMPLE: Final = 16
+"""Operations that show whether they make sense."""
+RARE: Final = 0.1
+"""Share of messages that may seem to leave before what they need has come: packets that came twice, late or
+out of order."""
+_FAR = np.iinfo(np.int64).max
+
+
+def is_causal(layout: Layout, lanes: Sequence[Lane]) -> bool:
+    """Whether what the operation's messages need had come before they left."""
+    name = layout.algorithm.name
+    if name == "chain":
+        return _pass_on(lanes, 0)
+    if name == "tree":
+        return not _in_turns(lanes)
+    if name != "ring" or layout.ranks:
+        return True
+    return _pass_on(lanes, 2 if lanes[0].slot == RING_SLOT else 1)
+
+
+def _in_turns(lanes: Sequence[Lane]) -> bool:
+    """Whether all ranks wait somewhere for all that comes before they send more: as if it were several
+    operations. A tree's ranks go on with the next chunk while the one before is on its way."""
+    (count, *others) = {len(lane.sizes) for lane in lanes}
+    if others:
+        return False
+    ends = {end for lane in lanes for end in lane[:2]}
+    waited = np.ones(count - 1, bool)
+    for end in ends:
+        came = np.max([lane.arrivals[0] for lane in lanes if lane.dst == end], axis=0)
+        goes = [np.where(lane.starts[0] == NEVER, _FAR, lane.starts[0]) for lane in lanes if lane.src == end]
+        waited &= np.min(goes, axis=0)[1:] > came[:-1]
+    return bool(waited.any())
+
+
+def _pass_on(lanes: Sequence[Lane], behind: int) -> bool:
+    """Whether every rank sends message i + ``behind`` after message i has come.
+
+    Which of several channels with as many bytes goes on as which is not known, so the first of them that
+    leaves is held against the first that came, and so on.
+    """
+    into: dict[tuple[int, tuple[int, int]], list[Lane]] = {}
+    for lane in lanes:
+        into.setdefault((lane.dst, lane.kind), []).append(lane)
+    out: dict[tuple[int, tuple[int, int]], list[Lane]] = {}
+    for lane in lanes:
+        out.setdefault((lane.src, lane.kind), []).append(lane)
+    early = seen = 0
+    for key, came in into.items():
+        goes = out.get(key, [])
+        if len(goes) != len(came):
+            continue  # of a chain
+        count = came[0].arrivals.shape[1] - behind
+        before = np.sort([lane.arrivals[:SAMPLE, :count] for lane in came], axis=0)
+        then = np.sort([lane.starts[:SAMPLE, behind:] for lane in goes], axis=0)
+        known = (before[0] != NEVER) & (then[0] != NEVER)
+        seen += len(came) * int(known.sum())
+        early += int(((then < before) & known).sum())
+    return early <= RARE * seen
+
+
+def of_protocol(
+    fits: dict[int, Layout], lanes: Sequence[Lane]
+) -> tuple[Layout, str | None, tuple[int, int] | None]:
+    """The operation with its protocol and bytes, from how it reads with each slot that fits.
+
+    With LL each message of a ring waits for the one before; with Simple two slices go together. A small
+    operation of one message a rank tells nothing of its protocol, so its bytes are one or the other number.
+    """
+    simple = next((fits[slot] for slot in (RING_SLOT, STEP_SLOT) if slot in fits), None)
+    lines = fits.get(LL)
+    if lines is not None:
+        size = None if lines.size is None else lines.size // LINES[LL] * HELD[LL]
+        lines = lines._replace(size=size)
+    if lines is None:
+        assert simple is not None
+        return simple, "simple", None
+    if simple is None:
+        return lines, "ll", None
+    if lines.algorithm.name == "ring":
+        return (lines, "ll", None) if _pass_on(lanes, 1) else (simple, "simple", None)
+    between = (lines.size, simple.size) if simple.size and lines.size else None
+    return simple._replace(size=None), None, between

@@ -33,7 +33,8 @@ class Instance:
     ``processes``: where processes share addresses, those at the sender and at the receiver of ``rows`` (two
     lines), by rank where ``ranks`` are known.
     ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
-    slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told.
+    slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told. ``apart``: a
+    part of an operation, whose other ranks captures on other clocks show.
     """
 
     rows: NDArray[np.int64]
@@ -59,6 +60,7 @@ class Instance:
     protocol: str | None = None
     tails: int = 0
     between: tuple[int, int] | None = None
+    apart: bool = False
 
     @property
     def hides_ranks(self) -> bool:

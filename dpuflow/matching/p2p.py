@@ -2,8 +2,8 @@
 
 In: EXCHANGE rows of connections whose clear-to-send entries announce the chunk of point-to-point buffers.
 Out: collectives: each transfer a send_recv, or, where every rank of some sends to every other in one call, an
-all_to_all. ``parts`` cuts each connection's messages, ``transfers`` joins what goes side by side, ``calls``
-and ``pxn`` tell calls of all with all. Lines that behave like a collective's are left to what reads these.
+all_to_all. ``parts`` cuts each connection's messages, ``parts`` joins what goes side by side, ``calls``
+and ``calls`` tell calls of all with all. Lines that behave like a collective's are left to what reads these.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.buffers import DEFAULT
-from dpuflow.matching.calls import all_to_all, as_most, at_all, cliques, in_common, is_call
+from dpuflow.matching.calls import all_to_all, as_most, at_all, calls_over_rails, cliques, in_common, is_call
 from dpuflow.matching.model import Instance
-from dpuflow.matching.parts import ALIKE, PACE, Parts, Sending, lines_of
-from dpuflow.matching.pxn import calls_over_rails
-from dpuflow.matching.transfers import transfers_of
+from dpuflow.matching.parts import ALIKE, PACE, Parts, Sending, lines_of, transfers_of
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.matching.buffers import Buffer
+    from dpuflow.matching.parts import Transfers
     from dpuflow.matching.streams import Columns, Edge
-    from dpuflow.matching.transfers import Transfers
     from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]

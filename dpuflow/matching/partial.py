@@ -130,7 +130,7 @@ def mark_at_once(exchanges: Rows, instances: Sequence[Instance], near: frozenset
 
     The other ranks run the same program. Only declarations count (offers, ready-to-receive): data sent to
     several peers at once still leaves one after the other. In a linear all_to_all the sends themselves show
-    it, where the captured rank came first; how long they take to leave is taken off (``posting_ns``).
+    it, where the captured rank came first.
     """
     shown: dict[object, list[tuple[Instance, bool]]] = {}
     for instance in instances:

@@ -8,11 +8,13 @@ NCCL's that carry this (2.30, src/transport/net.cc, src/enqueue.cc addP2pToPlan,
 - a transfer is cut into parts, one a channel, and each part into equal chunks but for the last;
 - a connection takes up a part when the one before it is done there, so the entry for a part's first chunk
   comes after the last chunk before it (``credited``); as many entries as there are slots come with it.
+
+Parts that go side by side over several channels are one transfer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Reals = NDArray[np.float64]
+
 
 ALIKE: Final = 0.9
 """Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
@@ -276,3 +279,91 @@ class Parts:
     def piece(self, number: int) -> Ints:
         """The rows of a part."""
         return self.rows[self.begins[number] : self.begins[number + 1]]
+
+
+class Transfers(NamedTuple):
+    """The transfers from one endpoint to another within one communicator, in order; arrays are parallel."""
+
+    edge: Edge
+    rows: list[Ints]  # EXCHANGE rows of each
+    start_ns: Ints
+    end_ns: Ints  # all of it had arrived
+    size: Ints
+    whole: NDArray[np.bool_]  # neither end is cut off by the capture
+    next_ns: Ints  # first entry for the transfer after it; NEVER where there is none
+    begun: bool  # seen from the connection's first message on
+
+    def part(self, low: int, high: int) -> Transfers:
+        """Those from number ``low`` to before ``high``."""
+        return Transfers(
+            self.edge,
+            self.rows[low:high],
+            self.start_ns[low:high],
+            self.end_ns[low:high],
+            self.size[low:high],
+            self.whole[low:high].copy(),
+            self.next_ns[low:high],
+            self.begun,
+        )
+
+
+def transfers_of(lanes: Sequence[Parts]) -> list[Transfers]:
+    """What connections from one endpoint to another carry: parts that go side by side are one transfer."""
+    left = sorted(lanes, key=lambda lane: (-len(lane.start_ns), int(lane.start_ns[0])))
+    found: list[Transfers] = []
+    while left:
+        base, rest = left[0], []
+        merged = [(base, np.arange(len(base.start_ns)))]
+        for lane in left[1:]:
+            turn = _beside(lane, base)
+            if turn is None:
+                rest.append(lane)
+            else:
+                merged.append((lane, turn))
+        found.append(_whole(merged))
+        left = rest
+    return found
+
+
+def _beside(lane: Parts, base: Parts) -> Ints | None:
+    """For each part of ``lane`` that of ``base`` which it goes beside; None where they do not go together."""
+    if len(lane.start_ns) == len(base.start_ns):
+        turn = np.arange(len(lane.start_ns))
+        over = _overlap(lane, base, turn)
+        # A channel that waits for an ACK that was lost falls behind the others by as much as slots hold.
+        if (lane.lossy or base.lossy) and 2 * (over >= 0).sum() > len(over):
+            return turn
+    else:
+        later = np.searchsorted(base.start_ns, lane.start_ns)
+        tries = np.stack([np.clip(later + k, 0, len(base.start_ns) - 1) for k in (-1, 0)])
+        over = np.stack([_overlap(lane, base, turn) for turn in tries])
+        best = np.argmax(over, axis=0)
+        turn, over = tries[best, np.arange(len(best))], over.max(axis=0)
+        if (np.diff(turn) <= 0).any():
+            return None
+    return turn if (over >= 0).mean() >= ALIKE else None
+
+
+def _overlap(lane: Parts, base: Parts, turn: Ints) -> Ints:
+    """How long each part was under way together with that of ``base``, ns; below 0 where not at all."""
+    start = np.maximum(lane.start_ns, base.start_ns[turn])
+    return np.asarray(np.minimum(lane.end_ns, base.end_ns[turn]) - start, np.int64)
+
+
+def _whole(merged: Sequence[tuple[Parts, Ints]]) -> Transfers:
+    """Transfers of parts that go together, each with its place among the transfers."""
+    base = merged[0][0]
+    begun = all(int(lane.number[0]) == 1 for lane, _ in merged)
+    count = len(base.start_ns)
+    start, end = base.start_ns.copy(), base.end_ns.copy()
+    size, whole, following = base.size.copy(), base.whole.copy(), base.next_ns.copy()
+    rows = [[base.piece(k)] for k in range(count)]
+    for lane, turn in merged[1:]:
+        np.minimum.at(start, turn, lane.start_ns)
+        np.maximum.at(end, turn, lane.end_ns)
+        np.add.at(size, turn, lane.size)
+        whole[turn] &= lane.whole
+        for number, place in enumerate(turn.tolist()):
+            rows[place].append(lane.piece(number))
+    together = [np.sort(np.concatenate(each)) if len(each) > 1 else each[0] for each in rows]
+    return Transfers(base.edge, together, start, end, size, whole, following, begun)

@@ -4,7 +4,13 @@ In: EXCHANGE rows that are puts (``flagged``), one each way and turn. Out: colle
 all ways one collective is not their time but that nobody puts again before it has the flags of all who put to
 it: a kernel that combines, or dispatches the next layer's tokens, needs what came. How much goes each way may
 differ; an all_gather or reduce_scatter of as much for everybody, put directly, would look the same, and so
-would a doubling of two ranks."""
+would a doubling of two ranks.
+
+Pages that only ever go one way are no collective: a plain WRITE tells its receiver nothing (IBA volume 1,
+9.4.3), so one that takes part in a collective has an immediate, was asked for, has a flag or a SEND behind
+it, or its receiver is seen to go on by what it WRITEs itself. They hand on caches (``verdicts.bulk`` makes
+transfers of them).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.matching.model import Instance
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
+
 
 ALIKE: Final = 0.9
 """Share of turns that must keep the order: what loss or a capture's edge disturbs is left room for."""
@@ -127,3 +134,26 @@ def _same_packets(even: bool, steps: bool) -> tuple[Op, ...]:
     """Operations that would look the same."""
     others = (Op.ALL_GATHER, Op.REDUCE_SCATTER) if even else ()
     return (Op.ALL_TO_ALL, *others) if steps else others
+
+
+LEAST: Final = 512
+"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64)."""
+
+
+def without_pages(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``rows`` without unannounced WRITEs from who is never written to like that to who never writes so."""
+    plain = rows[exchanges["wire"][rows] == Wire.ROCE_WRITE]
+    plain = plain[(exchanges["grant"][plain] == NONE32) & (exchanges["tag"][plain] == 0)]
+    plain = plain[exchanges["op"][plain] == Op.UNKNOWN]
+    if not len(plain):
+        return rows
+    wire = np.ascontiguousarray(exchanges["wire"])
+    connection = exchanges["connection"].astype(np.int64)
+    size = int(connection.max()) + 1
+    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
+    told = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[plain], minlength=size)
+    told |= np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
+    plain = plain[~told[connection[plain]] & (exchanges["bytes"][plain] > LEAST)]
+    one_way = ~np.isin(exchanges["src"][plain], exchanges["dst"][plain])
+    one_way &= ~np.isin(exchanges["dst"][plain], exchanges["src"][plain])
+    return np.setdiff1d(rows, plain[one_way], assume_unique=True)

@@ -5,6 +5,9 @@ in those before and those after. A rank begins an operation when it is through w
 it sends after a cut it sends later than all that it sent, and got, before. Most messages of an operation
 are on their way while others are sent, so that few cuts lie within one. Those that do have short pauses:
 who waits for an input goes on as soon as it has come; between two operations every rank computes.
+
+How often a rank's first message in an operation paused longer than its later ones says whether a way to cut
+holds.
 """
 
 from __future__ import annotations
@@ -18,11 +21,16 @@ from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
+    from dpuflow.matching.meanings import Meanings, Part
     from dpuflow.matching.pipes import Pipe
     from dpuflow.matching.streams import Columns
+
+    Ints = NDArray[np.int64]
+
 
 SLOTS: Final = NCCL_STEPS
 """Messages that a rank may be ahead of the next one: its slots."""
@@ -106,9 +114,24 @@ def _far_apart(marks: NDArray[np.int64], times: NDArray[np.int64], most: int) ->
 
 def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
     """The cuts ``at``, but for those before which a rank had not been through with all."""
+    cuts = cuts_at(at, pipes, times)
+    sound = np.asarray((cuts.pauses >= 0).all(axis=1), np.bool_)
+    sound[0] = sound[-1] = True
+    return Cuts(at[sound], cuts.pauses[sound], cuts.ranks)
+
+
+def cuts_at(
+    at: NDArray[np.int64],
+    pipes: Sequence[Pipe],
+    times: Sequence[Times],
+    near: AbstractSet[int] | None = None,
+) -> Cuts:
+    """The cuts ``at`` with the pauses of ranks; ``near``: those that were captured, None for all."""
     ends = sorted({end for pipe in pipes for end in pipe[:2]})
     pauses = np.full((len(at), len(ends)), _FAR)
     for place, rank in enumerate(ends):
+        if near is not None and rank not in near:
+            continue
         before, first = np.full(len(at), NEVER), np.full(len(at), _FAR)
         for number, (pipe, each) in enumerate(zip(pipes, times, strict=True)):
             behind = at[:, number]
@@ -119,9 +142,7 @@ def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[T
                 before = np.maximum(before, np.r_[NEVER, each.arrivals][behind])
         known = (first != _FAR) & (before != NEVER)
         pauses[known, place] = (first - before)[known]
-    sound = np.asarray((pauses >= 0).all(axis=1), np.bool_)
-    sound[0] = sound[-1] = True
-    return Cuts(at[sound], pauses[sound], ends)
+    return Cuts(at, pauses, ends)
 
 
 def _closed(
@@ -238,4 +259,67 @@ def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[NDArray[np.
         mine = known[pipe.src]
         at = np.searchsorted(mine, each.starts, "left")
         found.append(np.where(at > 0, each.starts - mine[np.maximum(at - 1, 0)], _FAR))
+    return found
+
+
+TWICE: Final = 2
+"""Times that a pause before an operation is longer than one within."""
+
+
+def contrast_of(
+    parts: Sequence[Part],
+    pipes: Sequence[Pipe],
+    times: Sequence[Times],
+    pauses: Sequence[Ints],
+    meanings: Meanings,
+) -> float | None:
+    """Share of (first message of an operation, later one) of a rank whose first one paused twice as long;
+    of ranks that need no input in it. None where these send but once.
+
+    A first message's pause counts from the last event before its cut: what reaches a rank before it begins
+    tells nothing of it. ``pauses``: of each pipe's messages, ns, as ``reactions`` has them.
+    """
+    cuts = meanings.cuts
+    won, pairs = 0.0, 0
+    free = {kind: meanings.free(kind) for kind in {part.kind for part in parts}}
+    for place, rank in enumerate(cuts.ranks):
+        mine = [part for part in parts if rank in free[part.kind]]
+        if not mine:
+            continue
+        begins = cuts.at[[part.begin for part in mine]]
+        ends = cuts.at[[part.end for part in mine]]
+        first = cuts.pauses[[part.begin for part in mine], place]
+        first = first[first != _FAR]
+        sent = _sent(rank, begins, ends, pipes, times, pauses)
+        turn, start, pause = (np.concatenate([each[k] for each in sent]) for k in range(3))
+        order = np.lexsort((start, turn))
+        turn, pause = turn[order], np.minimum(pause[order], _FAR // TWICE)
+        inside = np.r_[False, turn[1:] == turn[:-1]] & (turn >= 0)
+        # Who begins a chain waits for nobody within, but copies: that may take as long as it likes.
+        least = np.array([1 if meanings.is_chain(part.kind) else TWICE for part in mine])
+        later = np.sort((least[turn] * pause)[inside])
+        if len(first) and len(later):
+            won += float(np.searchsorted(later, first).mean() / len(later)) * len(first)
+            pairs += len(first)
+    return won / pairs if pairs else None
+
+
+def _sent(
+    rank: int,
+    begins: Ints,
+    ends: Ints,
+    pipes: Sequence[Pipe],
+    times: Sequence[Times],
+    pauses: Sequence[Ints],
+) -> list[tuple[Ints, Ints, Ints]]:
+    """Of each pipe out of ``rank``: the part of its messages, -1 without, when they left, after what
+    pause."""
+    found = [(np.zeros(0, np.int64),) * 3]
+    for number, pipe in enumerate(pipes):
+        if pipe.src == rank:
+            at = np.arange(len(pipe.rows))
+            part = np.searchsorted(begins[:, number], at, "right") - 1
+            within = (part >= 0) & (at < ends[part, number])
+            starts = times[number].starts
+            found.append((np.where(within, part, -1), starts, pauses[number]))
     return found

@@ -1,9 +1,9 @@
 """Sets of connections in lockstep in, the operations of their communicator out: turn by turn.
 
-Of the sets that have operations left those make up the next turn that no other begins within (``turns``),
-and that make up an algorithm of NCCL (``operations``): all of them if they do, else fewer. An operation may
-seem to begin in its own middle, where receivers were slow; then several parts of it make up one turn, on some
-sets perhaps more than on others. What fits nothing is left out.
+Of the sets that have operations left those make up the next turn that no other begins within
+(``operations``), and that make up an algorithm of NCCL (``operations``): all of them if they do, else fewer.
+An operation may seem to begin in its own middle, where receivers were slow; then several parts of it make up
+one turn, on some sets perhaps more than on others. What fits nothing is left out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.matching.buffers import DEFAULT
-from dpuflow.matching.operations import Operations
-from dpuflow.matching.turns import Sends
+from dpuflow.matching.operations import Operations, Sends
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 
     from dpuflow.matching.buffers import Buffer
     from dpuflow.matching.model import Instance
-    from dpuflow.matching.operations import Kinds
+    from dpuflow.matching.operations import Kinds, Part, Turn
     from dpuflow.matching.pipes import Lockstep
     from dpuflow.matching.streams import Columns
-    from dpuflow.matching.turns import Part, Turn
 
 MOST_SETS: Final = 6
 """Sets in lockstep whose combinations are tried."""

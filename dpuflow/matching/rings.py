@@ -8,7 +8,7 @@ into equal chunks, rounded up (16 bytes), so that the last ones are shorter, or 
   they share one. Each hop passes all chunks of the buffer, so one hop tells the bytes. In step k rank p sends
   chunk p - k; how many steps a loop has tells how many ranks there are: n - 1, or twice as many (all_reduce).
 - What comes to a node leaves it as many steps later as it has GPUs, changed where any of them reduces it and
-  the same where all pass it on (``contents``): in an all_reduce of n ranks each reduces in n - 1 steps, then
+  the same where all pass it on (``lanes``): in an all_reduce of n ranks each reduces in n - 1 steps, then
   passes on in n - 2; in an all_gather it always passes on, in a reduce_scatter never.
 - Where only some nodes were captured hops make rows, whose first and last rank has no capture; which hops of
   such nodes with several GPUs follow each other is not known.
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.contents import AGREE, passed_on
-from dpuflow.matching.lanes import Layout, grouped
+from dpuflow.matching.lanes import AGREE, Layout, grouped, passed_on
 from dpuflow.schedules.nccl import looped_ring, seen_hops
 from dpuflow.schema.rows import NEVER, Op
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.contents import Passed
-    from dpuflow.matching.lanes import Lane, View
+    from dpuflow.matching.lanes import Lane, Passed, View
 
     Ints = NDArray[np.int64]
 

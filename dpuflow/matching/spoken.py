@@ -4,7 +4,7 @@ In: pipes (NCCL's sockets). Out: collectives. Pauses within an operation may be 
 (all wait for a rank that is late), so no length of a pause is a boundary by itself: for one least length
 after the other the cuts with such pauses (``quiet``) are tried. Of these as many are left out as it takes for
 the parts to make up operations that are possible (``meanings``); what explains most counts, and of equals
-where first messages paused longest against later ones (``contrasts``).
+where first messages paused longest against later ones (``quiet``).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.contrasts import contrast_of
 from dpuflow.matching.credited import EXPLAINED
 from dpuflow.matching.meanings import MOST_KINDS, Meanings, Part
-from dpuflow.matching.quiet import Cuts, chain_cuts, counted_cuts, cuts_of, reactions, times_of
+from dpuflow.matching.quiet import Cuts, chain_cuts, contrast_of, counted_cuts, cuts_of, reactions, times_of
 from dpuflow.matching.scoring import NO_CONTRAST
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from dpuflow.messages.pairing import Pairs
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
 from dpuflow.messages.roles import assign_roles
 from dpuflow.messages.sends import SendHeads
-from dpuflow.schema.rows import FLOW, MESSAGE, NEVER, NONE32, MessageFlag, Transport, Wire
+from dpuflow.schema.rows import FLOW, MESSAGE, NEVER, NONE32, Kind, MessageFlag, Transport, Wire
 from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
@@ -135,6 +135,9 @@ class RoceMessages:
             return
         self._welcome(flows)
         k, counts, columns = self._at, self._counts, block.columns
+        kinds = columns["kind"][:n]
+        if not ((kinds == Kind.ROCE_V2) | (kinds == Kind.ROCE_V1)).any():
+            return  # without RoCE its kernel need not be compiled
         self._messages.reach(int(counts[k.ROWS]), 2 * n)
         self._links.reach(int(counts[k.ROWS]), 2 * n)
         self._log.reach(int(counts[k.LOGGED]), n)

@@ -136,6 +136,9 @@ class SendHeads:
         at = np.searchsorted((number << 32) | frames, end, "right") - 1
         kept = (known[which] == key) & (at >= 0)
         kept &= number[at] == which
+        headless = sends[~kept & ((rows["flags"][sends] & MessageFlag.GAP) != 0)]
+        lacking = np.zeros(len(flows), bool)
+        lacking[rows["flow"][headless]] = True
         sends, found = sends[kept], order[at[kept]]
         in_time = np.lexsort((rows["first_ns"][sends], rows["flow"][sends]))
         sends, found = sends[in_time], found[in_time]
@@ -144,16 +147,24 @@ class SendHeads:
         read: list[tuple[NDArray[np.int64], _Told]] = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             mine, which = sends[low:high], found[low:high]
+            gaps = (rows["flags"][mine] & MessageFlag.GAP) != 0
+            lossy = bool(gaps.any()) or bool(lacking[rows["flow"][mine[0]]])
             for reader in (_rxm, _ucx):
-                told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which])
+                told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which], gaps, lossy)
                 if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
                     told.holds = reader is _rxm
+                    if lossy:  # what names a fragment that was missed is told by who saw that
+                        unread = mine[~told.good & ~told.aside]
+                        rows["flags"][unread] |= np.uint8(MessageFlag.HIDDEN | MessageFlag.GAP)
                     read.append((mine, told))
                     break
             else:
                 cut = _cut(heads[which], lengths[which])
                 if cut.sum() >= UNDERSTOOD * len(mine):
                     rows["flags"][mine[cut]] |= np.uint8(MessageFlag.HIDDEN)
+        understood = np.zeros(len(flows), bool)
+        understood[[int(rows["flow"][mine[0]]) for mine, _ in read]] = True
+        rows["flags"][headless[understood[rows["flow"][headless]]]] |= np.uint8(MessageFlag.HIDDEN)
         begun = flows["pairing"] == Pairing.HANDSHAKE
         set_up = [rows["flow"][mine[0]] for mine, told in read if told.aside.any()]
         begun[set_up] = True
@@ -182,6 +193,7 @@ class _Told:
         self.context = np.zeros(len(good), np.int64)
         self.begins = np.ones(len(good), bool)  # first fragment of a message
         self.header = np.zeros(len(good), np.int64)  # bytes of framing
+        self.missing = np.zeros(len(good), np.int64)  # bytes that were not captured, by what headers say
         self.role = np.full(len(good), int(Role.DATA), np.uint8)
         self.announces = np.zeros(len(good), np.uint64)  # bytes of the data that an offer or grant speaks of
         self.address = np.zeros(len(good), np.uint64)  # where that data may be read or written; 0 if not told
@@ -201,12 +213,21 @@ def _cut(heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> NDArray[np.bo
     return np.asarray(known & (lengths > RXM_HEADER // 2) & (lengths < RXM_HEADER), np.bool_)
 
 
-def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
+def _rxm(
+    nbytes: NDArray[np.int64],
+    heads: NDArray[np.uint8],
+    lengths: NDArray[np.uint16],
+    gaps: NDArray[np.bool_],
+    lossy: bool,
+) -> _Told:
+    """``gaps``: messages that lack packets; what their headers say of them holds all the same. ``lossy``: so
+    may some be whose headers were missed."""
     kind, number = heads[:, 1], _integer(heads, 4, 4)
     size = _integer(heads, 40, 8)
     good = (lengths >= RXM_HEADER) & (heads[:, 0] == RXM_VERSION) & (heads[:, 32] == RXM_OP_VERSION)
     tagged = heads[:, 34] <= 1
-    eager = (kind == RXM_EAGER) & (size.astype(np.int64) == nbytes - RXM_HEADER) & tagged
+    missing = size.astype(np.int64) - (nbytes - RXM_HEADER)
+    eager = (kind == RXM_EAGER) & ((missing == 0) | (gaps & (missing > 0))) & tagged
     segment = (kind == RXM_SEGMENT) & (size > (nbytes - RXM_HEADER).clip(0).astype(np.uint64)) & tagged
     offer = (kind == RXM_OFFER) & tagged
     own = (kind > RXM_OFFER) & (kind <= RXM_LAST)
@@ -224,10 +245,29 @@ def _rxm(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     told.role[eager & (above & 3 == SYNC_ACK)] = Role.CONTROL
     told.begins = (kind != RXM_SEGMENT) | (number == 0)
     told.header[:] = RXM_HEADER
+    told.missing[eager] = missing[eager]
+    carried = nbytes - RXM_HEADER
+    # Ids come round again: a message begins with its first segment, or, if that was missed, with a new id.
+    new = (number == 0) | np.r_[True, told.ident[1:] != told.ident[:-1]]
+    begin = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    if lossy:  # of which message it is was told by the first
+        told.good &= ~segment | (number[begin] == 0)
+    of = np.where(segment & told.good, begin, -1)
+    lacks = np.zeros(len(of), np.int64)
+    np.add.at(lacks, of[of >= 0], -carried[of >= 0])
+    told.missing += _missing(of, carried, lacks + size.astype(np.int64), gaps)
     return told
 
 
-def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> _Told:
+def _ucx(
+    nbytes: NDArray[np.int64],
+    heads: NDArray[np.uint8],
+    lengths: NDArray[np.uint16],
+    gaps: NDArray[np.bool_],
+    lossy: bool,
+) -> _Told:
+    """``gaps``: messages that lack packets; what their headers say of them holds all the same. ``lossy``: so
+    may some be whose headers were missed."""
     kind = heads[:, 0] & 0x1F
     tag = _integer(heads, 1, 8)
     total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)
@@ -241,8 +281,11 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     # Fragments must add up to what the first one announced, but for a message that the end cut off.
     whole = np.zeros(len(kind), np.int64)
     np.add.at(whole, latest[first | middle], (nbytes - np.where(first, 25, 17))[first | middle])
-    short = first & (whole != total.astype(np.int64))
-    short[latest[-1:]] &= whole[latest[-1:]] > total[latest[-1:]].astype(np.int64)
+    missing = total.astype(np.int64) - whole
+    short = first & (missing != 0)
+    short[latest[-1:]] &= missing[latest[-1:]] < 0
+    # Where packets are missing all that is left of a fragment may be: ids name its message all the same.
+    short &= (missing < 0) | (not lossy)
     offer = sane & (kind == UCX_OFFER) & (lengths >= UCX_OFFER_BYTES)
     # One byte makes a message an answer: its length, or what it tells, must be an answer's, too.
     grant = (kind == UCX_GRANT) & (lengths >= UCX_GRANT_BYTES)
@@ -263,7 +306,26 @@ def _ucx(nbytes: NDArray[np.int64], heads: NDArray[np.uint8], lengths: NDArray[n
     told.begins = ~middle
     for each, header in UCX_HEADER.items():
         told.header[kind == each] = header
+    carried = nbytes - np.where(first, UCX_HEADER[UCX_FIRST], UCX_HEADER[UCX_MIDDLE])
+    told.missing[:] = _missing(np.where(first | middle, latest, -1), carried, missing, gaps)
     return told
+
+
+def _missing(
+    of: NDArray[np.int64], carried: NDArray[np.int64], lacks: NDArray[np.int64], gaps: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Bytes that fragments with holes lack: all but a message's last one are as long as any of the flow.
+
+    ``of``: each fragment's message, by the place of its first one, -1 for what is no fragment; ``carried``:
+    what was seen of its data; ``lacks``: by place of first ones what the whole message lacks.
+    """
+    out = np.zeros(len(of), np.int64)
+    most = int(carried[of >= 0].max(initial=0))
+    left = lacks.clip(0)
+    for at in np.flatnonzero(gaps & (of >= 0)).tolist():
+        out[at] = min(int(left[of[at]]), most - int(carried[at]))
+        left[of[at]] -= out[at]
+    return out
 
 
 def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> None:
@@ -284,5 +346,5 @@ def _apply(rows: Rows, mine: NDArray[np.int64], told: _Told, begun: bool) -> Non
         rows["flags"][mine[np.flatnonzero(named)[:1]]] |= np.uint8(MessageFlag.OPENING)
     if told.holds:
         rows["flags"][at] |= np.uint8(MessageFlag.HOLDS_SENDER)
-    carried = (rows["bytes"][at].astype(np.int64) - told.header[good]).clip(0)
+    carried = (rows["bytes"][at].astype(np.int64) - told.header[good] + told.missing[good]).clip(0)
     rows["bytes"][at] = np.where(told.role[good] == Role.DATA, carried, 0)

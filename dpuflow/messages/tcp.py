@@ -8,7 +8,7 @@ the end (``hidden``) where the protocol leaves no choice.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -42,6 +42,12 @@ _TIMES = (
 _FRAMES = ("first_frame", "last_frame", "delivered_frame")
 
 
+_FREE_ROWS: Final = 1 << 15
+"""Messages of any kind that are kept, whatever they are made of."""
+_ROW_BYTES: Final = 64
+"""Captured bytes for each message beyond: with it and what is inferred from it, 4 KB are kept."""
+
+
 def _mark_setups(rows: Rows, setup: NDArray[np.bool_]) -> None:
     """Messages of flows that set NCCL's connections up, whatever their bytes were taken for."""
     mine = setup[rows["flow"]]
@@ -73,6 +79,7 @@ class TcpMessages:
         self.told: Rows = SETUP.zeros(0)
         self._kernels, self._state = tcp, tcp_state
         self._flows = 0
+        self.barred = 0  # streams whose messages are too many and too small to be kept
         self._ends: dict[tuple[int, int, int, int], int] = {}
         self._streams: Rows = np.zeros(0, tcp_state.STREAM)
         self._header: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -108,6 +115,7 @@ class TcpMessages:
             if want == state.DONE:
                 return
             if want == state.MORE_ROWS:
+                self._bar()
                 self._more_rows(0)
             elif want == state.MORE_SLOTS:
                 self._more_slots(2 * len(self._held))
@@ -119,7 +127,9 @@ class TcpMessages:
         kernels, state = self._kernels, self._state
         self._new_flows(flows)
         room = int(self._streams["held_seen"].sum()) // state.MIN_MESSAGE
-        self._more_rows(room + 2 * len(self._held) + 2 * len(self._streams))
+        self._more_rows(
+            room + state.PER_SEGMENT * (int(self._streams["held_count"].sum()) + len(self._streams))
+        )
         kernels.end_all(
             self._streams, self._header, self._rows, self._links, self._held, self._held_data,
             self._width, self._counts,
@@ -242,6 +252,21 @@ class TcpMessages:
                     flows["pairing"][one] = Pairing.PORTS
         self._flows = new
 
+    def _bar(self) -> None:
+        """Streams that tell more messages than their bytes can be worth are bursts from here on.
+
+        Headers of four bytes that announce nothing may follow each other for ever: no library sends so.
+        """
+        streams, told = self._streams, int(self._counts[self._state.ROWS])
+        if told <= _FREE_ROWS + int(streams["total_seen"].sum()) // _ROW_BYTES:
+            return
+        of = np.bincount(self._rows["flow"][:told], minlength=len(streams))
+        dense = (streams["barred"] == 0) & (of > streams["total_seen"] // _ROW_BYTES)
+        framed = dense & (streams["mode"] != self._state.BURST)
+        streams["barred"][dense] = 1
+        streams["mode"][framed] = self._state.BURST
+        self.barred += int(dense.sum())
+
     def _more_rows(self, extra: int) -> None:
         room = max(2 * len(self._rows), len(self._rows) + extra)
         # In place: the pages that are there stay where they are, which a copy would double.
@@ -274,6 +299,7 @@ class TcpMessages:
             ("out_of_order", "total_out_of_order"),
             ("missing", "total_missing"),
             ("zero_window", "total_zero_window"),
+            ("spurious", "total_spurious"),
         ):
             flows[column][tcp] = streams[name][tcp]
         seen = tcp & (streams["total_packets"] > 0)

@@ -296,7 +296,7 @@ class BlockReader:
     def _finish(self, links: list[int], lost: list[int]) -> None:
         """What is known only at the end."""
         info = self.info
-        info.link_type = ",".join(wire.LINK_TYPES.get(link, f"linktype_{link}") for link in links)
+        info.link_type = ",".join(_link_name(link) for link in links)
         dropped = int(self._parser.state[c.S_DROPS])
         if lost or dropped >= 0:  # both may count the same drops
             info.lost_packets = max(sum(lost), dropped)
@@ -311,3 +311,7 @@ def _sizes(source: CaptureSource) -> list[int]:
     from pathlib import Path
 
     return [Path(name).stat().st_size if name != "-" and Path(name).is_file() else 0 for name in source.files]
+
+
+def _link_name(link: int) -> str:
+    return wire.LINK_TYPES.get(link) or wire.OTHER_LINK_TYPES.get(link) or f"linktype_{link}"

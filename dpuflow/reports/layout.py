@@ -1,84 +1,49 @@
-"""Numbers, words and columns as people read them, shared by reports. Plain ASCII: any terminal shows it."""
+"""Paragraphs, columns and colour of reports. Plain ASCII: any terminal shows it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import textwrap
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import TextIO
 
-WIDTH = 100
-UNKNOWN = "-"
-
-_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
-_BYTE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+WIDTH: Final = 100
+NARROWEST, WIDEST = 60, 200
+_width: ContextVar[int] = ContextVar("width", default=WIDTH)
 
 
-def duration(value_ns: float | None) -> str:
-    """A time span with three significant digits: ``9.82 ms``."""
-    if value_ns is None:
-        return UNKNOWN
-    if value_ns < 0:
-        return "-" + duration(-value_ns)
-    for scale, unit in _TIME_UNITS:
-        if value_ns >= scale * 0.9995:
-            return f"{three_digits(value_ns / scale)} {unit}"
-    return "0 ns"
+def width() -> int:
+    """How wide lines may be."""
+    return _width.get()
 
 
-def three_digits(value: float) -> str:
-    """Three significant digits, as 9.82, 98.2, 982, 1,982; fewer where it is whole."""
-    if value == int(value):
-        return f"{int(value):,}"
-    if value < 9.995:
-        return f"{value:.2f}"
-    if value < 99.95:
-        return f"{value:.1f}"
-    return f"{value:,.0f}"
+@contextmanager
+def lines_of(columns: int | None) -> Iterator[None]:
+    """Have lines as wide as ``columns``, within reason; None: 100."""
+    token = _width.set(WIDTH if columns is None else min(max(columns, NARROWEST), WIDEST))
+    try:
+        yield
+    finally:
+        _width.reset(token)
 
 
-def size(value: int | None) -> str:
-    """Bytes in binary units where they are that large: ``256 KiB``."""
-    if value is None:
-        return UNKNOWN
-    for scale, unit in _BYTE_UNITS:
-        if value >= scale:
-            return f"{value // scale:,} {unit}" if value % scale == 0 else f"{value / scale:,.1f} {unit}"
-    return f"{value} B"
+def columns_of(stream: TextIO) -> int | None:
+    """How wide the terminal is; None where ``stream`` is none."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if stream.isatty() else None
 
 
-def percent(share: float | None) -> str:
-    """A share of one, whole percents; what is not quite nothing or all is not shown as such."""
-    if share is None:
-        return UNKNOWN
-    if 0 < share < 0.01:
-        return "<1 %"
-    if 0.99 < share < 1:
-        return ">99 %"
-    return f"{share:.0%}".replace("%", " %")
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 rank``, ``4 ranks``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def listed(items: Sequence[str], most: int = 6, word: str = "and") -> str:
-    """``a, b and c``; past ``most`` the rest as a number."""
-    if len(items) > most:
-        return f"{', '.join(items[: most - 1])} {word} {len(items) - most + 1} more"
-    return f" {word} ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
-
-
-def wrap(text: str, indent: str = "", hanging: str | None = None, width: int = WIDTH) -> str:
-    """A paragraph within ``width``; words longer than a line (filters) are left whole."""
+def wrap(text: str, indent: str = "", hanging: str | None = None) -> str:
+    """A paragraph in lines of ``width()``; words longer than a line are left whole."""
     return textwrap.fill(
         text,
-        width,
+        width(),
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpuflow.quantities import name_of
+
 if TYPE_CHECKING:
-    from dpuflow.results import Analysis
+    from dpuflow.results import Analysis, Evidence
 
 
 class Names:
@@ -20,11 +22,7 @@ class Names:
         """``rank 2 (10.0.0.3, node2 GPU 0)``, or the address alone; of a node its first one."""
         if endpoint in self._nodes:
             return self._node(endpoint)
-        row = self._endpoints[endpoint]
-        details = ", ".join(filter(None, [row.address, row.label]))
-        if row.rank is not None:
-            return f"rank {row.rank} ({details})"
-        return f"{row.address} ({row.label})" if row.label else row.address
+        return name_of(self._endpoints[endpoint])
 
     def short(self, endpoint: int) -> str:
         """``rank 2``, or the address."""
@@ -45,6 +43,16 @@ class Names:
         """``a GPU of node 10.0.0.3``: which one shows in no packet."""
         return f"a GPU of node {self._endpoints[endpoint].address}"
 
-    def capture(self, capture: int) -> str:
-        """The vantage point's name."""
-        return self._captures[capture].vantage
+    def where(self, evidence: Evidence) -> str:
+        """``See packets 120 to 161 of node2:``, or why Wireshark cannot open them."""
+        capture = self._captures[evidence.capture]
+        if capture.files == ["-"]:
+            return "No file to open, it was standard input; the filter for a capture of the same traffic:"
+        if capture.files and capture.files[0].endswith(".dpuflow"):
+            return (
+                f"{capture.vantage} holds messages, no packets to open; the filter for a capture of the same"
+                " traffic:"
+            )
+        first, last = evidence.packets
+        frames = f"packet {first}" if first == last else f"packets {first} to {last}"
+        return f"See {frames} of {capture.vantage}, in Wireshark:"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.reports.layout import Paint, percent, table, three_digits
+from dpuflow.quantities import percent, three_digits
+from dpuflow.reports.layout import Paint, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

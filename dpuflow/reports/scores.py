@@ -6,7 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dpuflow.reports.layout import duration, table
+from dpuflow.quantities import duration
+from dpuflow.reports.layout import table
 from dpuflow.reports.output import replacing
 from dpuflow.scoring.score import Score, add_scores
 

@@ -1,6 +1,6 @@
 """The report for people: who was late, how often, by how much, at what cost, how sure, and what is unseen.
 
-In: an ``Analysis``. Out: text of at most 100 columns (docs/report.md says what each line means).
+In: an ``Analysis``. Out: text of 60 to 200 columns (docs/report.md says what each line means).
 What was counted in the captures stands apart from what was inferred from it.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from statistics import median
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
-from dpuflow.reports.layout import Paint, count, duration, listed, percent, size, table, three_digits, wrap
+from dpuflow.quantities import count, duration, entry_times, late_by, listed, percent, size, three_digits
+from dpuflow.reports.layout import Paint, columns_of, lines_of, table, width, wrap
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import naming
 from dpuflow.reports.sampled import sampled_lines
@@ -24,18 +25,27 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
-OFTEN = 0.2
-"""From this share of its collectives on, a rank that is late there and still on time is explained."""
 MOST_FINDINGS = 8
+_COLUMNS: Final = (
+    ("endpoint", 0), ("verdict", 0), ("own", 0), ("inherited", 0), ("last", 90), ("of", 90), ("late by", 0),
+    ("caused wait", 75),
+)  # fmt: skip
+"""Columns of the table, and how wide a terminal must be for each."""
 
 _SEVERITY_STYLE = {"critical": "bad", "warning": "warn", "info": "bold"}
 
 
-def write_text(result: Analysis, stream: TextIO | None = None, color: bool | None = None) -> None:
-    """Print the report to ``stream`` (standard output); ``color`` None: where it is a terminal."""
+def write_text(
+    result: Analysis, stream: TextIO | None = None, color: bool | None = None, columns: int | None = None
+) -> None:
+    """Print the report to ``stream`` (standard output).
+
+    ``color`` None: where it is a terminal. ``columns`` None: as wide as the terminal, else 100.
+    """
     stream = sys.stdout if stream is None else stream
     paint = Paint.suits(stream) if color is None else Paint(color)
-    text = "\n".join(text_lines(result, paint)) + "\n"
+    with lines_of(columns or columns_of(stream)):
+        text = "\n".join(text_lines(result, paint)) + "\n"
     encoding = stream.encoding or "utf-8"  # names from captures may not fit the terminal's encoding
     with naming(getattr(stream, "name", "the report").replace("<stdout>", "standard output")):
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -89,6 +99,7 @@ def _observed(result: Analysis) -> list[str]:
         )
     for attribute, what in (
         ("retransmitted", "packet{} retransmitted"),
+        ("spurious", "of them needlessly"),
         ("ecn_marked", "packet{} marked by ECN"),
         ("nak", "NAK{}"),
         ("rnr", "receiver-not-ready NAK{}"),
@@ -112,11 +123,11 @@ def _observed(result: Analysis) -> list[str]:
 def _losses(result: Analysis) -> str:
     known = [c.lost_packets for c in result.captures if c.lost_packets is not None]
     if sum(known):
-        return f"{count(sum(known), 'packet')} lost while capturing"
+        return f"{count(sum(known), 'packet')} lost by the capture"
     if not known:
-        return "the files do not say what was lost while capturing"
+        return "capture loss unknown (the files do not say)"
     silent = len(result.captures) - len(known)
-    return "no packet lost while capturing" + (f" ({silent} of the files do not say)" if silent else "")
+    return "no capture loss" + (f" ({silent} of the files do not say)" if silent else "")
 
 
 def _inferred(result: Analysis) -> list[str]:
@@ -135,21 +146,11 @@ def _inferred(result: Analysis) -> list[str]:
         phrases.append(count(transfers, "transfer") + " outside collectives")
     partial = sum(not c.complete for c in result.collectives)
     if partial:
-        phrases.append(f"{partial:,} only in part within the capture")
+        phrases.append(f"{partial:,} only partly captured")
     bounds: Counter[str] = Counter(entry.bound for c in result.collectives if c.complete for entry in c.ranks)
     if bounds:
-        rest = [
-            f"{bounds[bound]:,} {name}"
-            for bound, name in (
-                ("at_most", "as upper bounds"),
-                ("at_least", "as lower bounds"),
-                ("unobservable", "not to be seen"),
-            )
-            if bounds[bound]
-        ]
         phrases.append(
-            f"{bounds['exact']:,} of {bounds.total():,} times of entering told exactly"
-            + (f", {listed(rest)}" if rest else "")
+            entry_times(*(bounds[bound] for bound in ("exact", "at_least", "at_most", "unobservable")))
         )
     phrases += [_steps(each) for each in result.steps if each.collectives > 1 or each.count > 1]
     phrases += [_pipeline(each) for each in result.pipelines]
@@ -215,14 +216,14 @@ def _clocks(result: Analysis) -> str:
     if len(result.clocks) < 2:
         return "one clock"
     islands = len(result.clocks) - len(others)
-    apart = f"{islands} islands of clocks that nothing ties; " if islands > 1 else ""
+    apart = f"{islands} islands of clocks that nothing ties together; " if islands > 1 else ""
     parts = []
     for method, words in (("trusted", "trusted"), ("estimated", "estimated"), ("none", "not tied")):
         chosen = [clock for clock in others if clock.method == method]
         if chosen:
             errors = [clock.error_ns for clock in chosen if clock.error_ns is not None]
             parts.append(f"{len(chosen)} {words}" + (f" to +-{duration(max(errors))}" if errors else ""))
-    return f"{apart}clocks against the reference: {listed(parts)}" if parts else apart.removesuffix("; ")
+    return f"{apart}clocks: {listed(parts)}" if parts else apart.removesuffix("; ")
 
 
 def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
@@ -233,23 +234,13 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
 
     rows = sorted(result.lateness, key=key)
     shown = rows[:MOST_ROWS]
-    lines = table(
-        ["endpoint", "verdict", "late", "last", "of", "median", "p99", "caused wait"],
-        [
-            [
-                names.short_of(row.endpoint, 34),
-                row.verdict.replace("_", " "),
-                percent(row.late_share),
-                percent(row.last_share),
-                f"{row.collectives:,}",
-                duration(row.median_ns),
-                duration(row.p99_ns),
-                duration(row.caused_wait_ns),
-            ]
-            for row in shown
-        ],
-        left=(0, 1),
-    )
+    chosen = [number for number, (_, least) in enumerate(_COLUMNS) if width() >= least]
+    header = [_COLUMNS[number][0] for number in chosen]
+    figures = [[_figures(row)[number - 1] for number in chosen[1:]] for row in shown]
+    widths = [max(map(len, column)) + 2 for column in zip(header[1:], *figures, strict=True)]
+    room = min(width() - sum(widths), 48)
+    cells = [[names.short_of(row.endpoint, room), *each] for row, each in zip(shown, figures, strict=True)]
+    lines = table(header, cells, left=(0, 1))
     yield paint(lines[0], "dim")
     styles = {"late": "bad", "intermittent": "warn"}
     for row, line in zip(shown, lines[1:], strict=True):
@@ -257,14 +248,25 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
     if len(rows) > len(shown):
         rest = Counter(row.verdict.replace("_", " ") for row in rows[MOST_ROWS:])
         yield f"and {len(rows) - MOST_ROWS} more: {listed([f'{n} {v}' for v, n in rest.most_common()])}"
-    often = [row for row in shown if row.verdict == "on_time" and (row.late_share or 0) >= OFTEN]
-    if often:
-        who = listed([names.short_of(row.endpoint, 34) for row in often], 4)
-        text = (
-            f"{who}: on time although often late: by too little to matter, after inputs that came"
-            " late, or by its place in the job."
-        )
-        yield from wrap(text, "", "  ").splitlines()
+
+
+def _figures(row: Lateness) -> list[str]:
+    return [
+        row.verdict.replace("_", " "),
+        percent(row.own_share),
+        percent(_inherited(row)),
+        percent(row.last_share),
+        f"{row.collectives:,}",
+        late_by(row).replace("at least ", ">="),
+        duration(row.caused_wait_ns),
+    ]
+
+
+def _inherited(row: Lateness) -> float | None:
+    """The share of collectives that it entered late as its inputs came late."""
+    return (
+        None if row.late_share is None or row.own_share is None else max(row.late_share - row.own_share, 0.0)
+    )
 
 
 def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
@@ -284,8 +286,7 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
     if finding.advice:
         yield wrap(f"What to do: {finding.advice}", "    ", "      ")
     if finding.alternatives:
-        yield wrap(f"Or else: {'; '.join(finding.alternatives)}", "    ", "      ")
+        yield wrap(f"Other explanations: {'; '.join(finding.alternatives)}", "    ", "      ")
     for evidence in finding.evidence[:1]:
-        first, last = evidence.packets
-        frames = f"packet {first}" if first == last else f"packets {first} to {last}"
-        yield wrap(f"See {names.capture(evidence.capture)}, {frames}: {evidence.filter}", "    ", "      ")
+        yield wrap(names.where(evidence), "    ", "      ")
+        yield f"      {evidence.filter}"

@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.reports.layout import Paint, count, duration, listed, percent, wrap
+from dpuflow.quantities import count, duration, entry_times, late_by, late_in, listed, percent, rank_seconds
+from dpuflow.reports.layout import Paint, wrap
 from dpuflow.reports.sampled import sampled_one_of
 from dpuflow.verdicts.habits import CRITICAL_SHARE, is_material
 from dpuflow.verdicts.pauses import worked_ns
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 FEWEST_TIMES = 3
 """As of the verdict "intermittent": fewer are no habit."""
+MOST_INCIDENTS = 2
+"""Endpoints whose single incidents an all-clear tells."""
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
 LEAST_PART = 0.005
@@ -32,12 +35,12 @@ STEADILY = 2 / 3
 """From this share of collectives on a rank is said to be late steadily."""
 
 CAUSES = {
-    "compute": "computing: it had what it needed and did not send",
-    "receiver": "its peer: no credit or window was granted to it",
-    "network": "the network: its data was on the way, but slow, lost or marked",
-    "host": "its host: even its ready-to-receive came late",
+    "compute": "compute: it had its inputs and did not send",
+    "receiver": "receiver: its peer granted no credit or window",
+    "network": "network: its data was in flight, but slow, lost or ECN-marked",
+    "host": "host: even its receive credits came late",
     "none": "none",
-    "unknown": "not told by these packets",
+    "unknown": "cannot be told from these packets",
 }
 
 _ABOUT_THE_CAPTURE = {
@@ -74,7 +77,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
         yield f"  and {len(late) - MOST_LATE} more, in the table below"
     if late:
         yield from _accounts(result, names)
-        yield from _other_faults(result, names, "beside that")
+        yield from _other_faults(result, names, "also")
 
 
 def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
@@ -98,20 +101,20 @@ def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str
         one_of = sampled_one_of(result)
         if one_of is not None:
             return (
-                f"NO VERDICT: these captures hold about 1 of {one_of:.3g} packets, so messages are in pieces"
-                " and who was late does not show. What flowed, and where it was marked, does: see below."
+                f"NO VERDICT: about 1 in {one_of:.3g} packets was captured (sampling), too few to follow"
+                " messages. Rates and ECN marks are below."
             ), "warn"
         if result.collectives:
-            text = "NO VERDICT: transfers, but no collective was found, so nobody can be called late."
+            text = "NO VERDICT: transfers but no collectives were found, so nobody can be called late."
         else:
-            text = "NO VERDICT: no collective was found in these captures, so nobody can be called late."
+            text = "NO VERDICT: no collectives were found, so nobody can be called late."
         return text + _add_captures(result), "warn"
     perhaps = _perhaps(result)
     if perhaps:
         who = listed([names.short(row.endpoint) for row in perhaps], 3, "or")
         return (
             f"{who}, OR ONE THAT {'IT WAITS' if len(perhaps) == 1 else 'THEY WAIT'} FOR, CAME LATE. Which of"
-            f" them, and by whose doing, cannot be told from the nodes captured.{_add_captures(result)}"
+            f" them, and why, cannot be told from the nodes captured.{_add_captures(result)}"
         ), "warn"
     return _clear_headline(result, names)
 
@@ -127,24 +130,44 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
-        why = "came late: in too few collectives, or by whose doing is not seen."
+        why = "entered late, too rarely or not provably by its own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
         return (
-            f"NOBODY SEEN LATE of its own doing{beyond}, but of {who} these captures do not tell:"
+            f"NOBODY SEEN LATE of its own doing{beyond}, but {who} could not be judged:"
             f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
         ), "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
         return (
-            f"NOBODY SEEN LATE of its own doing{beyond}, but {percent(hidden)} of the time is not explained."
+            f"NOBODY SEEN LATE of its own doing{beyond}, but {percent(hidden)} of the time is unexplained."
             f"{_add_captures(result)}"
         ), "warn"
     if _partly(result):
-        return (
-            f"NOBODY SEEN LATE{beyond} by these captures, which do not show every rank."
-            f"{_add_captures(result)}"
-        ), "warn"
+        return (f"NOBODY SEEN LATE{beyond}, but not every rank was captured.{_add_captures(result)}"), "warn"
+    once = _incidents(result, names)
+    if once:
+        return f"NOBODY WAS LATE OF ITS OWN DOING as a rule{beyond}; {once}.", "good"
     return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
+
+
+def _incidents(result: Analysis, names: Names) -> str:
+    """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
+
+    Of each endpoint the times beyond what would have been named, had it come step after step.
+    """
+    limit = {row.endpoint: row.detectable_ns for row in result.lateness if row.detectable_ns}
+    late: dict[int, list[int]] = {}
+    for collective in result.collectives:
+        for entry in collective.ranks if collective.complete else ():
+            known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
+            if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
+                late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
+    told = []
+    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
+        often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
+        told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
+    more = f", and {len(late) - len(told)} more" if len(late) > len(told) else ""
+    return listed(told) + more if told else ""
 
 
 def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
@@ -153,16 +176,17 @@ def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
     if 2 * len(hidden) > len(blind):
         step = [steps.step_ns for steps in result.steps]
         of = f" (a step takes {duration(median(step))})" if step else ""
-        return f"lateness below {duration(median(hidden))} a step would not show{of}"
+        return f"lateness below {duration(median(hidden))} a step would go unnoticed{of}"
     told = sum(row.told.exact + row.told.bounded for row in blind)
     total = told + sum(row.told.untold for row in blind)
     if 2 * told >= total > 0:
-        return "too few of their times are told closely enough"
+        return "too few of their entry times are known closely enough"
     cut = sum(not each.complete for each in result.collectives if each.op != "send_recv")
-    text = f"{told:,} of their {count(total, 'time')} of entering told"
-    text += f", {count(cut, 'collective')} only in part within the captures" if cut else ""
+    known = f"only {told:,}" if told else "none"
+    text = f"{known} of their {total:,} entry times {'are' if told > 1 else 'is'} known"
+    text += f", {count(cut, 'collective')} only partly captured" if cut else ""
     lost = any(finding.condition == "capture_loss" for finding in result.findings)
-    return text + (", packets are missing from the captures" if lost else "")
+    return text + (", the captures lost packets" if lost else "")
 
 
 def _perhaps(result: Analysis) -> list[Lateness]:
@@ -195,13 +219,13 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
     )
     return (
         f"{names.short(row.endpoint)}, or one that it waits for: the last in {row.perhaps_last:,} of"
-        f" {count(total, 'collective')}, by {duration(row.perhaps_ns or 0)} (median); which of them"
-        " does not show here"
+        f" {count(total, 'collective')}, by {duration(row.perhaps_ns or 0)} (median); these"
+        " captures cannot tell which"
     )
 
 
 def _accounts(result: Analysis, names: Names) -> Iterator[str]:
-    """``step 31.2 ms: 18.4 ms work, 9.9 ms waiting for rank 3, 2.1 ms transfer, 800 us not explained``."""
+    """``step 31.2 ms: 18.4 ms work, 9.9 ms waiting for rank 3, 2.1 ms transfer, 800 us unexplained``."""
     for each in result.accounts[:MOST_LATE]:
         late = {row.endpoint for row in result.lateness if row.verdict in ("late", "intermittent")}
         waited = {end: ns for end, ns in each.waited.items() if int(end) in late and ns > 0}
@@ -209,12 +233,12 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         told = [(sum(parts.work.values()) - sum(waited.values()), "work")]
         told += [(ns, f"waiting for {names.short(int(end))}") for end, ns in waited.items()]
         told += [
-            (parts.library, "in the library"),
+            (parts.library, "library"),
             (parts.transfer, "transfer"),
-            (parts.network, "for the network"),
-            (parts.credit, "without credit"),
+            (parts.network, "network"),
+            (parts.credit, "waiting for credit"),
             (sum(parts.in_node.values()), "inside nodes"),
-            (parts.unexplained, "not explained"),
+            (parts.unexplained, "unexplained"),
         ]
         text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns >= LEAST_PART * each.step_ns > 0)
         share = percent(each.exposed_ns / max(each.step_ns, 1))
@@ -273,14 +297,13 @@ def _what_to_add(result: Analysis) -> Iterator[str]:
 def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
     """One line for each rank, and what they have in common."""
     for row in late[:MOST_LATE]:
-        often = round((row.late_share or 0) * row.collectives)
-        text = f"{names.short(row.endpoint)}: late in {often:,} of {count(row.collectives, 'collective')}"
+        text = f"{names.short(row.endpoint)}: late in {late_in(row)} collectives"
         if row.caused_wait_ns is not None:
             text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
         yield wrap(text, "  ", "    ")
     yield wrap(
-        "another one each time: rather what all of them do in turn (garbage collection, uneven input,"
-        " checkpoints) than a bad machine",
+        "a different rank each time: look for what all of them do in turn (garbage collection, uneven input,"
+        " checkpoints), not for a bad machine",
         "  ",
         "    ",
     )
@@ -329,10 +352,7 @@ def _stage(result: Analysis, row: Lateness) -> str:
 def _how_often(result: Analysis, row: Lateness) -> str:
     parts = []
     if row.late_share is not None:
-        number = round(row.late_share * row.collectives)
-        parts.append(
-            f"late in {number:,} of {count(row.collectives, 'collective')} ({percent(row.late_share)})"
-        )
+        parts.append(f"late in {late_in(row)} collectives ({percent(row.late_share)})")
     if row.last_share is not None:
         parts.append(f"the last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
@@ -358,14 +378,11 @@ def _since(result: Analysis, row: Lateness) -> list[str]:
 
 
 def _how_much(result: Analysis, row: Lateness) -> str:
-    if row.median_ns is None:
+    if row.late_ns is None:
         return ""
-    late = result.when_late_ns(row)
-    if 0 < len(late) < row.collectives:
-        text = f"when late, by {duration(median(late))} (median), {duration(late[0])} at most"
-    else:
-        tail = f", {duration(row.p99_ns)} (99th percentile)" if row.p99_ns is not None else ""
-        text = f"by {duration(row.median_ns)} (median){tail}"
+    text = f"when late, by {late_by(row)} (median)"
+    if row.late_bound == "at_least":
+        return text
     errors = [
         entry.error_ns
         for collective in result.collectives
@@ -373,7 +390,8 @@ def _how_much(result: Analysis, row: Lateness) -> str:
         for entry in collective.ranks
         if entry.endpoint == row.endpoint and entry.bound == "exact" and entry.error_ns is not None
     ]
-    return text + (f"; each known to +-{duration(median(errors))}" if errors else "")
+    text += f", {duration(row.late_most_ns)} at most"
+    return text + (f"; each +-{duration(median(errors))}" if errors else "")
 
 
 def _cost(result: Analysis, row: Lateness) -> str:
@@ -390,12 +408,6 @@ def _cost(result: Analysis, row: Lateness) -> str:
     return f"{text}, {share} of the job's time ({count(endpoints, 'endpoint')} x {duration(span)})"
 
 
-def rank_seconds(wait_ns: int) -> str:
-    """Rank-nanoseconds in rank-seconds: ``0.735 rank-seconds``."""
-    seconds = wait_ns / 1e9
-    return f"{seconds:,.3g} rank-seconds" if seconds < 1000 else f"{seconds:,.0f} rank-seconds"
-
-
 def _without(result: Analysis, row: Lateness) -> str:
     for what_if in result.what_if:
         if what_if.endpoint == row.endpoint:
@@ -406,12 +418,7 @@ def _without(result: Analysis, row: Lateness) -> str:
 
 
 def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
-    """Confidence of the finding that names the endpoint, and what lowers it; ``counted``: by collectives."""
-    stated = [
-        finding.confidence
-        for finding in result.findings
-        if finding.condition == "straggler" and row.endpoint in finding.endpoints
-    ]
+    """Confidence of the verdict, and what lowers it; ``counted``: by collectives."""
     bounds = Counter(
         entry.bound
         for collective in result.collectives
@@ -419,20 +426,21 @@ def _sure(result: Analysis, row: Lateness, counted: bool) -> str:
         for entry in collective.ranks
         if entry.endpoint == row.endpoint
     )
-    parts = [f"{percent(max(stated))} sure"] if stated else []
+    parts = [percent(row.confidence)] if row.confidence is not None else []
     if bounds and counted:
-        parts.append(f"{bounds['exact']:,} of its {bounds.total():,} times of entering told exactly")
+        parts.append(
+            entry_times(*(bounds[bound] for bound in ("exact", "at_least", "at_most", "unobservable")))
+        )
     if any(capture.lost_packets for capture in result.captures):
-        parts.append("packets were lost while capturing")
-    return "how sure: " + ", ".join(parts) if parts else ""
+        parts.append("the captures lost packets")
+    return "confidence: " + "; ".join(parts) if parts else ""
 
 
 def _relative(row: Lateness, names: Names) -> str:
     if not row.relative_to:
         return ""
-    return (
-        f"measured against {listed([names.short(e) for e in row.relative_to])} only: the others were not seen"
-    )
+    who = listed([names.short(end) for end in row.relative_to])
+    return f"measured against {who} only; the others were not captured"
 
 
 def _other_faults(result: Analysis, names: Names, lead: str) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """Every record dpuflow passes from one stage to the next, declared once, field by field.
 
-Kernels, files, the eBPF header and the docs are made from these tables. Times are integer
-nanoseconds; ``NEVER`` stands for a time that nobody saw. Records are little endian, in natural
-alignment, largest fields first.
+Kernels, files, the eBPF header and the docs are made from these tables. Times are integer nanoseconds;
+``NEVER``: nobody saw it. Records are little endian, in natural alignment, largest fields first.
 """
 
 from __future__ import annotations
@@ -337,6 +336,7 @@ FLOW = make_record(
     ("nak", "u4", "packets", "NAKs that this flow carried (they complain of the opposite one)"),
     ("rnr", "u4", "packets", "RNR NAKs that this flow carried"),
     ("zero_window", "u4", "packets", "TCP segments that announced a window of zero"),
+    ("spurious", "u4", "packets", "of those retransmitted, what the receiver had already (TCP)"),
     ("sport", "u2", "", "source port (RoCE: of the first packet; it is no key)"),
     ("dport", "u2", "", "destination port"),
     ("transport", "u1", "", "Transport"),
@@ -386,7 +386,7 @@ MESSAGE = make_record(
     ),
     ("flow", "u4", "row", "row of the FLOW table"),
     ("packets", "u4", "packets", "packets, retransmissions apart"),
-    ("retransmitted", "u4", "packets", "packets of it sent again"),
+    ("retransmitted", "u4", "packets", "packets of it sent again that the receiver lacked"),
     ("ecn_marked", "u4", "packets", "packets of it marked CE"),
     ("context", "u4", "", "communicator the library names (ob1 context), else 0"),
     ("tag", "u4", "", "match key: Gloo slot tag, MPI tag, RoCE immediate"),

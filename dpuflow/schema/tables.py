@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -22,12 +25,18 @@ def _none(record: str) -> Rows:
     return made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Vantage:
     """One vantage point to read: its name and its files in order; ``-`` is standard input."""
 
     name: str
     files: tuple[str, ...]
+
+    def __init__(self, name: str, files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        """``files``: one, or several in order."""
+        several = [files] if isinstance(files, (str, os.PathLike)) else files
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "files", tuple(os.fspath(file) for file in several))
 
 
 @dataclass
@@ -70,6 +79,7 @@ class CaptureInfo:
     warnings: list[str] = field(default_factory=list)  # one sentence each, naming file and offset
     disordered: int = 0  # records whose stamp is before the one they follow
     comments: list[str] = field(default_factory=list)
+    machine: str = ""  # what an agent's machine is called for good; "" where it does not say
     sampled: float | None = None  # about one of so many packets was captured (``join.sampled``); None: all
 
 

@@ -163,11 +163,10 @@ def score_case(
 
 
 def members_of_nodes(analysis: dict[str, Any]) -> dict[int, list[int]]:
-    """The endpoints of each node of several."""
+    """The endpoints of each node; one that is alone on its node has its own number."""
     found: dict[int, list[int]] = {}
     for row in analysis["endpoints"]:
-        if row.get("node") is not None:
-            found.setdefault(row["node"], []).append(row["id"])
+        found.setdefault(row["id"] if row.get("node") is None else row["node"], []).append(row["id"])
     return found
 
 

@@ -30,14 +30,17 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
 MAGIC: Final = b"DPUFLOW\0"
-VERSION: Final = 4
+VERSION: Final = 5
 OLDEST: Final = 1
 """Clear-to-send entries of this format have the address that they were written to, not what they announce."""
 _LATER: Final = ("setups", "members")
 """Tables that files before format ``_LATER_FROM`` do not have."""
 _LATER_FROM: Final = 3
+_ADDED: Final = {"flow": ("spurious",)}
+"""Fields that rows before format 5 do not have: 0 there."""
 _CHECKED: Final = 4
 """The first format with checksums."""
+MOST_HEADER: Final = 1 << 24
 BLOCK: Final = 1 << 16
 """Bytes of a table that share a checksum: what one flipped bit costs, at most, and a row more."""
 _SPARE: Final = ("messages", "pauses")
@@ -157,8 +160,29 @@ def load_tables(name: str) -> CaptureTables:
         raise CaptureError(name, _START.size, f"the column file's header is damaged ({error})") from None
 
 
+def machine_of(name: str) -> str:
+    """Which machine's agent wrote a column file; "" where it does not say, or cannot be read."""
+    try:
+        with open(name, "rb") as file:
+            _, version, length = _START.unpack(file.read(_START.size))
+            file.seek(_START.size + (_SUM.size if version >= _CHECKED else 0))
+            return str(json.loads(file.read(min(length, MOST_HEADER)))["info"].get("machine", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return ""
+
+
 def _fields(record: Record) -> list[list[str]]:
     return [[field.name, field.type] for field in record.fields]
+
+
+def _dtype(record: Record, described: list[list[str]]) -> np.dtype[np.void] | None:
+    """How a file's rows lie: as this version's, or as those of a format without fields that came later."""
+    if described == _fields(record):
+        return record.dtype
+    later = _ADDED.get(record.name, ())
+    if described != [each for each in _fields(record) if each[0] not in later]:
+        return None
+    return np.dtype([(name, type_) for name, type_ in described], align=True)
 
 
 def _header(name: str, text: bytes) -> dict[str, Any]:
@@ -179,20 +203,25 @@ def _rows(name: str, table: str, described: dict[str, Any], body: int, size: int
     ``damaged`` gets a sentence on what was left out.
     """
     record = _TABLES[table]
-    if described["fields"] != _fields(record):
+    dtype = _dtype(record, described["fields"])
+    if dtype is None:
         raise FormatError(name, f"its {record.name} rows have other fields than this dpuflow's")
-    count, at, wide = int(described["rows"]), body + int(described["at"]), record.dtype.itemsize
+    count, at, wide = int(described["rows"]), body + int(described["at"]), dtype.itemsize
     if count < 0 or at < body or at + count * wide > size:
         raise CaptureError(name, size, f"the column file ends inside its {record.name} rows")
     if not count:
         return record.zeros(0)
-    rows = np.fromfile(name, record.dtype, count, offset=at)
+    rows = np.fromfile(name, dtype, count, offset=at)
     sums = described.get("crc")
-    if sums is None:
-        return rows
     bad = [
-        k for k, pair in enumerate(zip_longest(sums, _sums(rows.view(np.uint8).data))) if pair[0] != pair[1]
+        k
+        for k, pair in enumerate(zip_longest(sums or (), _sums(rows.view(np.uint8).data) if sums else ()))
+        if pair[0] != pair[1]
     ]
+    if dtype != record.dtype:
+        older, rows = rows, record.zeros(count)
+        for field in dtype.names or ():
+            rows[field] = older[field]
     if not bad:
         return rows
     if table not in _SPARE:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"(.+)-\d{8}T\d{6}Z-(\d{1,19})-(\d{1,19})\.dpuflow")
 _SUMS: Final = (
     "packets", "bytes", "messages", "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak",
-    "rnr", "zero_window",
+    "rnr", "zero_window", "spurious",
 )  # fmt: skip
 
 
@@ -216,4 +216,5 @@ def _info(infos: list[CaptureInfo]) -> CaptureInfo:
         complete=all(info.complete for info in infos),
         warnings=list(dict.fromkeys(warning for info in infos for warning in info.warnings)),
         disordered=sum(info.disordered for info in infos),
+        machine=first.machine,
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes
-from dpuflow.entries import AT_LEAST, AT_MOST, EXACT
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.habits import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE
 
@@ -53,6 +53,7 @@ class Coverage(NamedTuple):
     untold: int  # among them those that its messages outside all collectives would have made
     detectable_ns: int | None  # smallest lateness a step that would have been named; None: none would
     step_ns: int  # how long a step takes, in the mean
+    shown: float = 1.0  # share of its times in which lateness that matters would show
 
     @property
     def clears(self) -> bool:
@@ -79,7 +80,8 @@ def coverage_of(
     """
     found = {}
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
-    several = np.array([i.near is None and i.hides_ranks for i in instances], bool)[entries.collective]
+    hides = [i.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
+    several = np.array(hides, bool)[entries.collective]
     for rows in classes(np.where(tied, entries.endpoint, -1) + 1):
         if not tied[rows[0]]:
             continue
@@ -93,8 +95,9 @@ def coverage_of(
         steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
         hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, entries, relative, own) + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
-        untold = total - exact - bounded
-        found[endpoint] = Coverage(exact, bounded, untold, least, round(worked_ns / max(steps, 1)))
+        untold, step_ns = total - exact - bounded, round(worked_ns / max(steps, 1))
+        shown = int((hidden <= CRITICAL_SHARE * step_ns).sum()) / max(total, 1)
+        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown)
     return found
 
 

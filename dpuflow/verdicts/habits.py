@@ -18,8 +18,6 @@ LATE_SHARE = 2 / 3
 """Late in at least two of three units: an endpoint is `late`, less often `intermittent`."""
 FEWEST = 3
 """Less often than this is an incident, not a habit of the endpoint."""
-MISSED = 2
-"""Times that what comes in a rhythm must have failed to come at first: once is chance."""
 USUAL_SHARE = 0.8
 """An endpoint that works longer than its peers in this share of units does so as a rule."""
 MATERIAL_SHARE = 0.01
@@ -30,6 +28,8 @@ what is critical."""
 SIGMAS = 3.0
 """How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
 Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""
+FEWEST_GAPS = 5
+"""Distances between late units that can be told to be even."""
 CHANCE = 0.01
 """What chance may do in a whole capture: the level of a test, shared by all ranks and places it asks."""
 QUARTER_IN_SIGMAS = 0.6745
@@ -43,21 +43,13 @@ def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
 
     One or two incidents, however long, make no habit: each unit counts for no more than the third worst.
     """
+    return is_material(habit_ns(amount_ns), span_ns)
+
+
+def habit_ns(amount_ns: NDArray[np.int64]) -> int:
+    """What its own lateness costs a rank's group, each unit counting no more than the third worst."""
     third = np.sort(amount_ns)[-FEWEST] if len(amount_ns) >= FEWEST else 0
-    return is_material(int(np.minimum(amount_ns, third).sum()), span_ns)
-
-
-def comes_as_a_rule(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
-    """Whether a rank was late in two of three units, and what it is late by as a rule is worth a verdict.
-
-    That is what it is late by in two of three units, and up to three times as much. Beside incidents that
-    cost far more, a little that costs nobody anything makes them no habit.
-    """
-    if not len(amount_ns) or float((amount_ns > 0).mean()) < LATE_SHARE:
-        return False
-    usual = percentile(amount_ns, 100 * (1 - LATE_SHARE))
-    ruled = float(np.minimum(amount_ns, SIGMAS * usual).sum())
-    return 2 * ruled >= int(amount_ns.sum()) or is_material(round(ruled), span_ns)
+    return int(np.minimum(amount_ns, third).sum())
 
 
 def is_material(amount_ns: int, span_ns: int) -> bool:
@@ -65,58 +57,33 @@ def is_material(amount_ns: int, span_ns: int) -> bool:
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
 
 
-def usual_excess(
-    excess_ns: NDArray[np.int64],
-    later_ns: NDArray[np.int64],
-    sigma_ns: float,
-    chance: tuple[float, float] = (0.0, 1.0),
-) -> int:
-    """By how much a rank is late as a rule because it works longer, ns a time; 0 where there is no such rule.
+def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> int:
+    """By how much a rank is late as a rule because it works longer, ns a time; 0 where it does not.
 
-    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. What
-    is below the threshold of a single collective is no accident if it comes every time. ``sigma_ns`` is
-    one standard deviation of the noise. ``chance``: how often ranks that are all alike would stand as high
-    among their peers, and as one that works longest in no more than that share (``standing``). Where even
-    that one would not stand out, too few times were seen, and the median must be beyond the noise.
+    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. Whether
+    that is more than noise or chance is asked apart: of places among peers (``standing``), or of its size.
     """
     if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
-    usual, (found, least) = float(np.median(later_ns)), chance
-    shown = found < CHANCE if least < CHANCE else usual > sigma_ns
-    return round(usual) if shown and usual > 0 else 0
-
-
-def is_regular(late: NDArray[np.bool_]) -> bool:
-    """Whether the late units come at even distances, as once a step they would.
-
-    Of independent events, few lie as far apart as the middle pair: the distances are geometric. One
-    more or one less now and then does not matter.
-    """
-    gaps = np.diff(np.flatnonzero(late))
-    if len(gaps) < 5:
-        return False
-    middle = float(np.median(gaps))
-    if middle < 2:
-        return False  # a stretch of late units is no rhythm
-    return float((np.abs(gaps - middle) <= 0.25 * middle).mean()) >= USUAL_SHARE
+    return max(round(float(np.median(later_ns))), 0)
 
 
 def in_rhythm(late: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The units at which late ones would come if they always did at the distance at which most of them do.
 
-    None where they come at no even distance: in every unit, or by chance.
+    Of independent events few lie as far apart as the middle pair: the distances are geometric. One more or
+    one less now and then does not matter. None where they come at no even distance, or in every unit.
     """
-    if not is_regular(late):
-        return np.zeros(0, np.int64)
     hits = np.flatnonzero(late)
-    period = round(float(np.median(np.diff(hits))))
-    phase = int(np.argmax(np.bincount(hits % period)))
-    return np.arange(phase, len(late), period)
+    gaps = np.diff(hits)
+    middle = float(np.median(gaps)) if len(gaps) >= FEWEST_GAPS else 0.0
+    if middle < 2 or float((np.abs(gaps - middle) <= middle / 4).mean()) < USUAL_SHARE:
+        return np.zeros(0, np.int64)
+    period = round(middle)
+    return np.arange(int(np.argmax(np.bincount(hits % period))), len(late), period)
 
 
-def onset_of(
-    excess_ns: NDArray[np.int64], sigma_ns: float, least: int = FEWEST, ranks: int = 1
-) -> int | None:
+def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, ranks: int = 1) -> int | None:
     """Where a rank began to work longer: the unit that best parts little from much excess, or None.
 
     The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
@@ -130,12 +97,12 @@ def onset_of(
     least ``least`` units before it show no such excess: late from the start has no onset.
     """
     n = len(excess_ns)
-    if n < least + FEWEST:
+    if n < 2 * FEWEST:
         return None
     values = excess_ns.astype(np.float64)
     floor = max(MEAN_IN_SIGMAS * sigma_ns, 1e-9) * n
     alone = max(_scatter(values), floor)
-    cuts = np.arange(least, n - FEWEST + 1)
+    cuts = np.arange(FEWEST, n - FEWEST + 1)
     apart = np.array([_scatter(values[:k]) + _scatter(values[k:]) for k in cuts])
     price = 1.5 * np.log(n) - (np.log(cuts / n) + np.log(1 - cuts / n)) / 2
     at = int(np.argmin(apart))
@@ -144,9 +111,9 @@ def onset_of(
     more = values > half
     often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n * ranks)
     rises = gain > 0 and often > 0 and half > sigma_ns
-    rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= least
+    rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= FEWEST
     after = excess_ns[best:]
-    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after, sigma_ns) > 0
+    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after) > sigma_ns
     return best if rises else None
 
 

@@ -21,6 +21,7 @@ from dpuflow.verdicts.beside import busy_elsewhere, never_captured
 from dpuflow.verdicts.bulk import fed_rows, find_bulk
 from dpuflow.verdicts.causes import causes_of
 from dpuflow.verdicts.charges import charge
+from dpuflow.verdicts.confidence import with_confidence
 from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares
 from dpuflow.verdicts.edges import measure_edges
 from dpuflow.verdicts.judgement import add_stages, doubt, judge, sooner_ns
@@ -145,6 +146,11 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())
     judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
+    seen = bounded.relative
+    staged = frozenset(stage.endpoint for stage in stages if stage.verdict == "on_time") - compared
+    judgements = with_confidence(
+        judgements, told, instances, entries, seen, own, joined.captures, work.ns, staged
+    )
     verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
     for stage in stages:
         stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict

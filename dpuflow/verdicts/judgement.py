@@ -8,7 +8,7 @@ noise, never against a fixed time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from dpuflow.verdicts.habits import (
     FEWEST,
     LATE_SHARE,
     MATERIAL_SHARE,
-    comes_as_a_rule,
+    in_rhythm,
     is_habit,
     is_material,
-    is_regular,
 )
 from dpuflow.verdicts.own import Own, tied_rows
 from dpuflow.verdicts.standing import standing_of
@@ -34,7 +33,7 @@ from dpuflow.verdicts.units import (
     kinds_of,
     onset_row,
     turns_of,
-    units_by,
+    units_of,
     usual_rows,
     world_of,
 )
@@ -50,6 +49,30 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.stages import Stage
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
+
+
+class Amount(NamedTuple):
+    """How late an endpoint was where it was late: median and most, ns, and what the median is."""
+
+    median_ns: int | None = None
+    most_ns: int | None = None
+    bound: Literal["exact", "at_least"] | None = None
+
+
+def amount_of(
+    lateness_ns: NDArray[np.int64], lower: NDArray[np.bool_], error_ns: NDArray[np.int64]
+) -> Amount:
+    """The amount of late entries, ``lower`` where a lower bound is all that is known.
+
+    The median is exact where it would move by no more than its error if these had been endlessly late.
+    """
+    if not len(lateness_ns):
+        return Amount()
+    median = float(np.median(lateness_ns))
+    highest = float(np.median(np.where(lower, np.inf, lateness_ns)))
+    error = float(np.median(error_ns[~lower])) if not lower.all() else 0.0
+    bound: Literal["exact", "at_least"] = "exact" if highest <= median + error else "at_least"
+    return Amount(int(median), int(lateness_ns.max()), bound)
 
 
 @dataclass
@@ -71,6 +94,10 @@ class Judgement:
     usual_ns: dict[int, int] = field(default_factory=dict)
     # The smallest lateness a step that would have been named; None: none would (``coverage``).
     detectable_ns: int | None = None
+    own_share: float = 0.0
+    amount: Amount = field(default_factory=Amount)
+    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
+    confidence: float | None = None
 
     @property
     def late(self) -> bool:
@@ -114,7 +141,8 @@ def judge(
     counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
     compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
-    units, step = units_by(compared, kinds_of(instances, group), entries, own, blame, step, worked_ns)
+    kind = kinds_of(instances, group)
+    units = {e: units_of(mine, entries, own, blame, step, kind) for e, mine in compared.items()}
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     trouble |= waiting is not None and bool((waiting & row_tied).any())
@@ -157,33 +185,22 @@ def _judge_one(
     charged = int(charges.wait_ns[rows].sum())
     mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.
-    usual = usual_rows(units, own, world) if charged >= MATERIAL_SHARE * world.span_ns else {}
+    costs = charged >= MATERIAL_SHARE * world.span_ns
+    usual = usual_rows(units, own, world, costs)
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
-    habit = is_habit(units.amount_ns, world.against_ns(units)) or (
-        comes_again(units, world) and world.late_ranks > 1
-    )
+    habit = is_habit(units.amount_ns, world.whole_ns) or (comes_again(units, world) and world.late_ranks > 1)
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
         onset = onset_row(units, own, max(world.late_ranks, 1))
         begin = int(units.enter_ns[onset]) if onset is not None else None
-        # Among several that take turns none is the one, though each may come at even distances.
+        begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
+        # Late once in every so many units, evenly; among several that take turns none is the one.
         most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE
-        after = int((units.place[: onset or 0] == 0).sum())
-        if (
-            comes_as_a_rule(units.amount_ns[after:], world.span_ns)
-            # Beside incidents that cost more, being a little longer as a rule makes them no habit.
-            or 2 * sum(usual.values()) > int(units.amount_ns.sum())
-            or (
-                onset is not None
-                and is_material(sum(usual_rows(units, own, world, onset).values()), world.span_ns)
-            )
-            or (
-                endpoint not in world.turns
-                and int(units.blame_ns.sum()) > most * world.blame_ns
-                and is_regular(mine)
-            )
+        again = endpoint not in world.turns and int(units.blame_ns.sum()) > most * world.blame_ns
+        if is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns) or (
+            again and len(in_rhythm(mine))
         ):
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:
@@ -208,6 +225,10 @@ def _judge_one(
         steadiness,
         since,
         usual,
+        own_share=float((own.amount_ns[rows] > 0).mean()),
+        amount=amount_of(
+            lateness[late], relative.bound[rows[late]] == AT_LEAST, relative.error_ns[rows[late]]
+        ),
     )
 
 

@@ -90,15 +90,15 @@ def pause_sentences(work: Work, names: Sequence[str], begin_ns: int) -> list[str
         return []
     told = [
         f"for {each.length_ns / 1e9:.3g} s, {(each.start_ns - begin_ns) / 1e9:.3g} s after the captures begin"
-        + (f" ({names[each.endpoint]} alone came so late)" if each.endpoint is not None else "")
+        + (f" ({names[each.endpoint]} alone was that late)" if each.endpoint is not None else "")
         for each in sorted(work.pauses, key=lambda each: -each.length_ns)[:TOLD]
     ]
     times = len(work.pauses)
     more = f"; and {times - len(told)} shorter times" if times > len(told) else ""
     return [
-        f"The job stood still {'once' if times == 1 else f'{times} times'}: {'; '.join(told)}{more}. Stalls"
-        " (checkpoints, a hang) are no rank's habit: what lateness costs is weighed against the other"
-        f" {work.ns / 1e9:.3g} s. What the ranks did meanwhile shows in no packet."
+        f"The job paused {'once' if times == 1 else f'{times} times'}: {'; '.join(told)}{more}. Pauses"
+        " (checkpoints, a hang) count against no rank: the cost of lateness is a share of the other"
+        f" {work.ns / 1e9:.3g} s."
     ]
 
 

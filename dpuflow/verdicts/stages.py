@@ -266,7 +266,8 @@ def _judge(
             max(SIGMAS * sigma_ns, least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1))
         )
     whole_ns = excess_ns.astype(np.int64)
-    usual = usual_excess(whole_ns, whole_ns, least_ns)
+    usual = usual_excess(whole_ns, whole_ns)
+    usual = usual if usual > least_ns else 0
     onset = onset_of(whole_ns, sigma_ns)
     rise = 0 if onset is None else round(float(np.median(whole_ns[onset:]) - np.median(whole_ns[:onset])))
     begun = onset is not None and is_material(rise * (len(whole_ns) - onset), span_ns)

@@ -29,11 +29,6 @@ class Standing(NamedTuple):
         rows = rows[self.ranks[rows] >= 2]
         return _beyond(float(self.place[rows].sum()), self.ranks[rows])
 
-    def least(self, rows: NDArray[np.int64], share: float) -> float:
-        """The same of a rank that works longest in ``share`` of these rows, and is in the middle else."""
-        ranks = self.ranks[rows][self.ranks[rows] >= 2]
-        return _beyond(share * len(ranks) / 2, ranks)
-
 
 def standing_of(collective: NDArray[np.int64], excess_ns: NDArray[np.int64]) -> Standing:
     """The standing of each row by ``excess_ns`` among those of its collective; NEVER: not compared."""

@@ -14,12 +14,10 @@ import numpy as np
 
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.habits import (
+    CHANCE,
     FEWEST,
     LATE_SHARE,
-    MISSED,
     SIGMAS,
-    USUAL_SHARE,
-    in_rhythm,
     is_habit,
     is_material,
     onset_of,
@@ -49,7 +47,7 @@ class Units(NamedTuple):
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
 
-def _units_of(
+def units_of(
     rows: NDArray[np.int64],
     entries: Entries,
     own: Own,
@@ -57,7 +55,11 @@ def _units_of(
     step: NDArray[np.int64],
     kind: NDArray[np.int64],
 ) -> Units:
-    """Sum rows by step. Where most belong to steps, what lies outside (start-up, the end) is no habit."""
+    """One endpoint's units, given its ``rows``, summed by step.
+
+    ``kind`` as of ``kinds_of``, ``blame`` what was charged for each row, rank-nanoseconds. Where most belong
+    to steps, what lies outside (start-up, the end) is no habit.
+    """
     rows = rows[own.excess_ns[rows] != NEVER]
     rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
     inside = step[rows] >= 0
@@ -88,31 +90,6 @@ def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray
     return np.array(of, np.int64)
 
 
-def units_by(
-    rows: Mapping[int, NDArray[np.int64]],
-    kind: NDArray[np.int64],
-    entries: Entries,
-    own: Own,
-    blame: NDArray[np.int64],
-    step: NDArray[np.int64],
-    worked_ns: int,
-) -> tuple[dict[int, Units], NDArray[np.int64]]:
-    """The units of each endpoint, given its ``rows``, and the step of each row of Entries that they go by.
-
-    ``kind`` as of ``kinds_of``, ``blame`` what was charged for each row, rank-nanoseconds.
-    """
-    units = {e: _units_of(mine, entries, own, blame, step, kind) for e, mine in rows.items()}
-    if len(np.unique(kind)) == 1 and (step >= 0).any():
-        # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
-        alone = np.full(len(step), -1)
-        singly = {e: _units_of(mine, entries, own, blame, alone, kind) for e, mine in rows.items()}
-        turning = turns_of(singly, own, entries.collective, worked_ns)
-        # What is told by its turns alone may be one rank, late once in steps of as many collectives as ranks.
-        if sum(int((singly[e].amount_ns > 0).sum()) >= FEWEST for e in turning) > 1:
-            return singly, alone
-    return units, step
-
-
 @dataclass
 class World:
     """What a single endpoint is compared with."""
@@ -128,12 +105,6 @@ class World:
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
 
-    def against_ns(self, units: Units) -> int:
-        """What a rank's lateness is weighed against: incidents are stalls themselves, what comes as a rule is
-        not."""
-        often = len(units.amount_ns) and float((units.amount_ns > 0).mean()) >= LATE_SHARE
-        return self.span_ns if often else self.whole_ns
-
 
 def world_of(
     units: Mapping[int, Units],
@@ -146,11 +117,11 @@ def world_of(
     """What all ``units`` together are like; while the network is in ``trouble`` no incidents are theirs."""
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
     world = World(whole_ns, worked_ns, blame_ns, standing, tests)
-    if units and not trouble:
+    if len(units) >= FEWEST and not trouble:  # of two ranks one or two incidents each are none's habit
         amounts = np.concatenate([u.amount_ns for u in units.values()])
         world.among_ranks = is_habit(amounts, whole_ns)
         world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
-    if not any(is_habit(u.amount_ns, world.against_ns(u)) for u in units.values()):
+    if not any(is_habit(u.amount_ns, whole_ns) for u in units.values()):
         # What goes round meets all ranks, or by chance most; each of them may cost little.
         world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole_ns)
     return world
@@ -202,31 +173,34 @@ def comes_again(units: Units, world: World) -> bool:
     What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
     """
     total = int(np.minimum(units.amount_ns, world.third_ns).sum())
-    return is_habit(units.amount_ns, world.against_ns(units)) or (
+    return is_habit(units.amount_ns, world.whole_ns) or (
         world.among_ranks and is_material(total * world.share, world.whole_ns)
     )
 
 
-def usual_rows(units: Units, own: Own, world: World, since: int = 0) -> dict[int, int]:
-    """Rows at whose place in the step the rank works longer than its peers as a rule, and by how much.
+def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int = 0) -> dict[int, int]:
+    """Rows at whose place in the step the rank is late as a rule, as it works longer, and by how much.
 
-    ``since``: from which of its rows on.
-
-    The same work comes at the same place of every step. What makes the rank no later (it left its
-    last collective sooner, say) does not count.
+    ``since``: from which of its rows on. The same work comes at the same place of every step. Who is beyond
+    the noise in two of three of these rows is late, whoever else is; within the noise, who works longer more
+    often than chance would make it, and was the last often enough to cost anything (``charged``). What makes
+    the rank no later (it left its last collective sooner, say) does not count.
     """
     found: dict[int, int] = {}
     for place in range(int(units.place.max(initial=-1)) + 1):
         rows = units.rows[since:][units.place[since:] == place]
-        sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-        standing, tests = world.standing, world.tests
-        # A stretch that was chosen for its amounts (an onset) must stand the test wherever one may.
-        least = standing.least(rows, 1.0 if since else USUAL_SHARE)
-        chance = tests * standing.chance(rows), tests * least
-        usual = usual_excess(own.excess_ns[rows], own.later_ns[rows], sigma, chance)
-        if usual <= sigma and not is_material(usual * len(rows), world.span_ns):
-            continue  # within the noise of single ones only what costs enough by itself is worth telling
-        found.update(dict.fromkeys(rows.tolist() if usual else [], usual))
+        if len(rows) < FEWEST:
+            continue
+        sigma = float(np.median(own.sigma_ns[rows]))
+        if float((own.amount_ns[rows] > 0).mean()) >= LATE_SHARE:
+            usual = round(float(np.median(own.later_ns[rows])))
+        elif charged and world.tests * world.standing.chance(rows) < CHANCE:
+            usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
+        else:
+            usual = 0
+        # Within the noise of single ones only what costs enough by itself is worth telling.
+        if usual > sigma or is_material(usual * len(rows), world.span_ns):
+            found.update(dict.fromkeys(rows.tolist(), usual))
     return found
 
 
@@ -235,7 +209,7 @@ def onset_row(units: Units, own: Own, ranks: int) -> int | None:
 
     Told at the place of the step where it was later than anywhere else, and from collectives of a kind
     to which it was ever late: others are no evidence that it was on time before. Where there are too few
-    steps for that, from all of that kind; and of what it is late to in turn, from every such turn.
+    steps for that, from all of that kind.
     """
     amount = own.amount_ns[units.rows]
     if not amount.any():
@@ -243,10 +217,9 @@ def onset_row(units: Units, own: Own, ranks: int) -> int | None:
     worst = np.argmax(np.bincount(units.place, amount))
     kind = np.isin(units.kind, units.kind[amount > 0])
     for alike in (np.flatnonzero(kind & (units.place == worst)), np.flatnonzero(kind)):
-        for at, least in ((alike, FEWEST), (alike[in_rhythm(amount[alike] > 0)], MISSED)):
-            rows = units.rows[at]
-            sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
-            turned = onset_of(own.excess_ns[rows], sigma, least, ranks)
-            if turned is not None:
-                return int(at[turned])
+        rows = units.rows[alike]
+        sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
+        turned = onset_of(own.excess_ns[rows], sigma, ranks)
+        if turned is not None:
+            return int(alike[turned])
     return None

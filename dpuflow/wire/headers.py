@@ -53,6 +53,13 @@ LINK_TYPES: Final[dict[int, str]] = {
     LINKTYPE_IPV6: "ipv6",
     LINKTYPE_LINUX_SLL2: "linux_sll2",
 }
+OTHER_LINK_TYPES: Final[dict[int, str]] = {
+    6: "token_ring", 9: "ppp", 10: "fddi", 50: "ppp_hdlc", 51: "pppoe", 105: "ieee802_11", 122: "ip_over_fc",
+    127: "ieee802_11_radiotap", 138: "apple_ip_over_ieee1394", 187: "bluetooth_hci_h4", 189: "usb_linux",
+    192: "ppi", 197: "erf", 220: "usb_linux_mmapped", 224: "fc_2", 227: "can_socketcan", 239: "nflog",
+    242: "ipoib", 247: "infiniband", 249: "usbpcap", 253: "netlink", 258: "pktap", 264: "rds",
+}  # fmt: skip
+"""Names of link types that are not read (tcpdump.org's list): what a report calls them."""
 
 BTH_BYTES: Final = 12
 GRH_BYTES: Final = 40

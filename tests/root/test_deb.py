@@ -43,7 +43,8 @@ def installed() -> Iterator[None]:
 
 
 def test_its_kernels_are_compiled(installed: None) -> None:
-    assert list(Path("/usr/lib/dpuflow/dpuflow/kernels/__pycache__").glob("kernels-*.so"))
+    kernels = Path("/usr/lib/dpuflow/dpuflow/kernels")
+    assert [*kernels.glob("shipped-*.so"), *kernels.glob("__pycache__/kernels-*.so")]
 
 
 def test_the_command_finds_the_late_rank(installed: None) -> None:

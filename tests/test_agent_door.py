@@ -1,0 +1,278 @@
+"""The agent's door under attack: slow and many clients, probes meanwhile, two agents, root left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_http import make_certificate, serving
+from agent_worlds import board
+
+from dpuflow.agent import connection
+from dpuflow.agent.config import Api
+from dpuflow.agent.config import History as Settings
+from dpuflow.agent.history import History
+from dpuflow.agent.log import Log
+from dpuflow.cli import run
+from dpuflow.errors import DpuflowError
+
+
+@contextlib.contextmanager
+def crowd(port: int, count: int, said: bytes, hosts: int = 1) -> Iterator[list[socket.socket]]:
+    """So many clients, from ``hosts`` addresses, that have said this and say no more."""
+    made = []
+    for k in range(count):
+        client = socket.socket()
+        client.bind((f"127.0.0.{2 + k % hosts}", 0))
+        with contextlib.suppress(ConnectionError):
+            client.connect(("127.0.0.1", port))
+            client.sendall(said)
+        made.append(client)
+    try:
+        yield made
+    finally:
+        for client in made:
+            client.close()
+
+
+def answer(port: int, path: str = "/healthz") -> bytes:
+    """The first bytes that a client of 127.0.0.1 gets."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
+        return client.recv(64)
+
+
+def open_ones(clients: list[socket.socket]) -> int:
+    """How many are still connected."""
+    count = 0
+    for client in clients:
+        client.setblocking(False)
+        try:
+            count += bool(client.recv(1000))
+        except BlockingIOError:
+            count += 1
+        except OSError:
+            pass
+    return count
+
+
+HALF = b"GET /api/v1/groups HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_one_address_cannot_take_all_connections() -> None:
+    """300 unfinished connections of one client made /healthz answer 503, and kubelet restart the agent."""
+    with serving(board()) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        with crowd(port, 300, HALF) as clients:
+            assert answer(port).startswith(b"HTTP/1.1 200")
+            assert open_ones(clients) <= connection.PER_ADDRESS
+
+
+def test_probes_are_answered_whatever_the_api_bears() -> None:
+    """A crowd of many addresses may fill the API: not its probes."""
+    api = Api(listen="127.0.0.1:0", health="127.0.0.1:0")
+    with serving(board(), api) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        health = running.parts.probes.address[1]  # type: ignore[union-attr]
+        with crowd(port, 400, HALF, hosts=8), crowd(health, 300, HALF):
+            assert answer(port).startswith(b"HTTP/1.1 503")
+            assert answer(health).startswith(b"HTTP/1.1 200")
+            assert answer(health, "/readyz").startswith(b"HTTP/1.1 ")
+            assert answer(health, "/api/v1/groups").startswith(b"HTTP/1.1 404")
+
+
+def trickle(client: socket.socket, over: threading.Event) -> None:
+    """A byte of a header now and then, for ever: slowloris."""
+    with contextlib.suppress(OSError):
+        while not over.wait(0.1):
+            client.sendall(b"x")
+
+
+def test_slowloris_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends a byte now and then never finishes, and is let go as one who sends none."""
+    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
+    over = threading.Event()
+    with serving(board()) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        with crowd(port, 40, HALF + b"X-A: ") as clients:
+            for client in clients:
+                threading.Thread(target=trickle, args=(client, over), daemon=True).start()
+            for client in clients:
+                client.settimeout(30)
+                with contextlib.suppress(ConnectionError):
+                    assert client.recv(1000) == b""
+            over.set()
+        assert answer(port).startswith(b"HTTP/1.1 200")
+    assert 2 * 2.5 <= 5.0 == connection.HANDSHAKE_S
+
+
+def test_handshakes_that_never_end_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS: what has not shaken hands is no connection yet, and was left a minute."""
+    from dpuflow.agent import server
+
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
+    cert, key = make_certificate(tmp_path, "agent")
+    with serving(board(), Api(listen="127.0.0.1:0", tls_cert=cert, tls_key=key)) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        with crowd(port, 50, b"\x16\x03\x01") as clients:
+            for client in clients:
+                client.settimeout(30)
+                with contextlib.suppress(ConnectionError):
+                    while client.recv(1000):
+                        pass
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, trusting.wrap_socket(plain):
+            pass
+
+
+def test_who_does_not_take_the_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests one after the other, and no answer read: what the server holds for such a client ends."""
+    monkeypatch.setattr(connection, "REQUEST_S", 0.3)
+    with serving(board()) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(30)
+            client.connect(("127.0.0.1", port))
+            request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            with pytest.raises(OSError, match=r"reset|pipe"):
+                client.sendall(request * 100_000)
+        assert answer(port).startswith(b"HTTP/1.1 200")
+
+
+def test_two_agents_on_one_history_are_refused(tmp_path: Path) -> None:
+    """They merged and removed each other's files."""
+    settings, log = Settings(directory=str(tmp_path / "history")), Log(stream=io.StringIO())
+    first = History(settings, "node0", log)
+    with pytest.raises(DpuflowError, match="another agent keeps the history of node0 there"):
+        History(settings, "node0", log)
+    History(settings, "node1", log).close()  # another node's, on a common disk
+    first.close()
+    History(settings, "node0", log).close()
+
+
+def test_check_tells_of_interfaces_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "agent.yaml"
+
+    def checked(text: str) -> str:
+        file.write_text(text)
+        status = run(["agent", "--config", str(file), "--check"])
+        out, err = capsys.readouterr()
+        return f"{status}: {out}{err}"
+
+    assert f"0: {file}: fine" in checked(
+        f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {tmp_path}}}\n"
+    )
+    said = checked("capture: {interfaces: [lo, nosuch0]}\n")
+    assert said.startswith("1: ")
+    assert "capture.interfaces: nosuch0: there is no such interface here" in said
+    new = tmp_path / "a" / "b"
+    said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {new}}}\n")
+    assert said.startswith(f"0: history.directory: {new} does not exist; the agent will make it")
+    assert not new.exists()
+    said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {file}/b}}\n")
+    assert said.startswith("1: ")
+    assert f"{file} is no folder" in said
+
+
+DROPPED = """
+import os, sys, threading
+from dpuflow.agent.capabilities import become, drop_all
+def held():
+    lines = open("/proc/thread-self/status").read().splitlines()
+    return [l.split()[1] for l in lines if l.startswith(("CapPrm", "CapEff", "CapBnd", "NoNewPrivs"))]
+print(become("nobody", [sys.argv[1]]), os.getuid(), os.getgroups(), *held())
+threading.Thread(target=lambda: (drop_all(), print(*held()))).start()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has anything to give up")
+def test_root_is_left_behind(tmp_path: Path) -> None:
+    """Started by hand as root, the agent kept all capabilities while it served HTTP."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPPED, str(tmp_path / "history")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    main, serving_thread = done.stdout.splitlines()
+    name, uid, groups, permitted, effective, bounding, no_new = main.split()
+    assert (name, groups, no_new) == ("nobody", "[]", "1")
+    assert uid != "0"
+    wanted = 1 << 12 | 1 << 13 | 1 << 38 | 1 << 39
+    assert int(permitted, 16) == int(effective, 16)
+    assert int(permitted, 16) | wanted == wanted
+    assert int(bounding, 16) | wanted == wanted
+    assert serving_thread.split()[:2] == ["0" * 16] * 2
+    assert (tmp_path / "history").stat().st_uid == int(uid)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may")
+def test_others_stay_who_they_are() -> None:
+    from dpuflow.agent.capabilities import become
+
+    assert become() is None
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_no_file_unreadable(tmp_path: Path) -> None:
+    """200 kills while segments are written: whatever has its final name is whole."""
+    from dpuflow.store.columns import load_tables
+    from dpuflow.store.segments import named_segments
+
+    source = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4" / "node0.pcap.gz"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITES, str(source), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    kills = [int(line) for line in writer.stdout]
+    assert writer.wait() == 0
+    assert len(kills) == 200
+    files = named_segments(str(tmp_path))
+    assert len(files) > 20
+    for file in files:
+        assert len(load_tables(file.path).messages) > 0
+
+
+WRITES = """
+import os, random, signal, sys, time
+from dataclasses import replace
+from dpuflow.ingest import ingest
+from dpuflow.store.columns import save_tables
+from dpuflow.store.segments import segment_name
+tables = ingest([sys.argv[1]], "node0")
+draw = random.Random(1)
+for k in range(200):
+    child = os.fork()
+    if child == 0:
+        for n in range(1000):
+            at = 1_000_000 * k + n
+            save_tables(tables, os.path.join(sys.argv[2], segment_name("node0", at, at + 1)), durable=True)
+        os._exit(0)
+    time.sleep(draw.uniform(0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(k)
+"""
+
+
+def test_time_is_not_asked_of_clients() -> None:
+    """A request of a healthy client is served at once beside a crowd."""
+    with serving(board()) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        with crowd(port, 60, HALF, hosts=6):
+            start = time.process_time()
+            for _ in range(20):
+                assert answer(port).startswith(b"HTTP/1.1 200")
+            assert time.process_time() - start < 10

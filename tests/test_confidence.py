@@ -1,0 +1,64 @@
+"""How sure a verdict is: by what was told of the rank, and by what would have been hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_judgement import MS, judged
+
+import dpuflow
+from dpuflow.schema.tables import CaptureInfo
+from dpuflow.verdicts.confidence import EVEN, MOST, STAGES, _clear, kept_share
+from dpuflow.verdicts.coverage import Coverage
+
+TRACES = Path(__file__).parents[1] / "traces"
+
+
+def coverage(shown: float) -> Coverage:
+    return Coverage(round(100 * shown), 0, 100 - round(100 * shown), 1000, 100_000, shown)
+
+
+@pytest.mark.parametrize(
+    ("shown", "cost", "sure"),
+    [
+        (1.0, 0.0, MOST),
+        (0.75, 0.3, MOST),
+        (0.6, 0.0, 0.7 * MOST),
+        (0.3, 0.0, EVEN * MOST),
+        (1.0, 1.2, EVEN * MOST),
+    ],
+)
+def test_on_time_is_as_sure_as_what_would_have_shown(shown: float, cost: float, sure: float) -> None:
+    assert _clear(coverage(shown), cost) == pytest.approx(sure)
+
+
+def test_stages_without_collectives_may_differ_by_design() -> None:
+    assert _clear(None, 0.0) == STAGES
+
+
+def test_packets_that_the_capture_lost_lower_it() -> None:
+    whole = CaptureInfo(0, "node0", [], packets=900)
+    assert kept_share([whole]) == 1.0
+    assert kept_share([whole, CaptureInfo(1, "node1", [], packets=0, lost_packets=100)]) == 0.9
+    assert kept_share([]) == 1.0
+
+
+def test_only_what_is_claimed_has_a_confidence() -> None:
+    files = sorted((TRACES / "gloo-allreduce-n4").glob("node*.pcap.gz"))
+    vantages = [dpuflow.Vantage(f.name.partition(".")[0], (str(f),)) for f in files]
+    whole = dpuflow.analyze(vantages)
+    late = [row for row in whole.lateness if row.verdict == "late"]
+    assert [row.endpoint for row in late] == [2]
+    assert all((row.confidence or 0) > 0.95 for row in whole.lateness)
+    finding = next(each for each in whole.findings if each.condition == "straggler")
+    assert finding.confidence == late[0].confidence
+    # Of a rank without a capture only its messages are known to be late.
+    part = dpuflow.analyze([v for v in vantages if v.name != "node2"])
+    assert {(row.verdict, row.confidence) for row in part.lateness if row.endpoint == 2} == {("late", None)}
+
+
+def test_two_ranks_that_were_late_twice_each_have_no_habit() -> None:
+    turns = {(0, 7), (1, 14), (0, 20), (1, 33)}
+    found = judged(lambda rank, turn: 6 * MS * ((rank, turn) in turns), n=2)
+    assert {each.verdict for each in found} == {"on_time"}

@@ -1,0 +1,94 @@
+"""One number from one place: report, table, finding, log, webhook and metrics of a result say the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import dpuflow
+from dpuflow.agent import models
+from dpuflow.agent.board import Window
+from dpuflow.agent.log import Log
+from dpuflow.agent.service import Service
+from dpuflow.agent.tally import Tally
+from dpuflow.agent.tracker import Tracker
+from dpuflow.quantities import duration, late_by, late_in, name_of, rank_seconds
+from dpuflow.reports.json import json_lines
+from dpuflow.results import Analysis
+
+TRACE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
+S = 1_000_000_000
+
+
+def everywhere() -> Analysis:
+    return dpuflow.analyze(sorted(TRACE.glob("node*.pcap.gz")))
+
+
+def one_node() -> Analysis:
+    """From a node that is not late: of the others' entries it has bounds."""
+    return dpuflow.analyze([TRACE / "node0.pcap.gz"])
+
+
+def late_neighbour() -> Analysis:
+    """The neighbour of the late rank, alone: what it is late by is a lower bound."""
+    return dpuflow.analyze([TRACE / "node3.pcap.gz"])
+
+
+@pytest.mark.parametrize("world", [everywhere, one_node, late_neighbour])
+def test_all_renderings_agree(world: object) -> None:
+    result: Analysis = world()  # type: ignore[operator]
+    text = io.StringIO()
+    dpuflow.write_text(result, text, columns=200)
+    lines = text.getvalue().splitlines()
+    table = lines[next(n for n, line in enumerate(lines) if line.startswith("endpoint ")) :]
+    value = json.loads("".join(json_lines(result)))
+    tally = Tally(64, 64)
+    tally.add(Window(0, 0, S, result))
+    states = Tracker(0.0, 10.0, 60.0, "https://wiki/report.md").step(result, S)
+    for row in result.lateness:
+        name = name_of(result.endpoints[row.endpoint])
+        (line,) = [line for line in table if line.startswith(f"{name} ")]
+        by, wait = late_by(row), duration(row.caused_wait_ns)
+        assert re.split(r" {2,}", line)[-2] == by.replace("at least ", ">=")
+        assert line.endswith(wait)
+        assert value["lateness"][row.endpoint]["late_ns"] == row.late_ns
+        shown = tally.judged[row.address or ""]
+        assert (shown.late_ns, shown.late_bound) == (row.late_ns, row.late_bound)
+        if row.verdict != "late":
+            continue
+        said = [line.strip() for line in lines]
+        assert any(each.startswith(f"late in {late_in(row)} collectives") for each in said)
+        assert any(each.startswith(f"when late, by {by} (median)") for each in said)
+        waited = rank_seconds(row.caused_wait_ns or 0)
+        assert any(waited in each for each in said if each.startswith("cost:"))
+        for state in states:
+            if state.condition != "straggler" or state.addresses != (row.address,):
+                continue
+            notice = json.loads(models.to_json(models.notice("finding_opened", S, state, "node0")))
+            for summary in (state.finding.summary, notice["finding"]["summary"], logged(state)):
+                assert f"{name} entered {late_in(row)} collectives late, by {by} (median)" in summary
+                assert waited in summary
+            assert notice["finding"]["runbook"] == "https://wiki/report.md#straggler"
+
+
+def logged(state: object) -> str:
+    """The line that the agent logs of a finding."""
+    stream = io.StringIO()
+    service = object.__new__(Service)
+    service.log = Log(stream=stream)
+    service._tell(state)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def test_a_bound_is_told_as_one() -> None:
+    """Wherever less than the whole is known of it."""
+    for result in (one_node(), late_neighbour()):
+        for row in result.lateness:
+            exact = {e.bound for c in result.collectives for e in c.ranks if e.endpoint == row.endpoint}
+            if "exact" not in exact and row.late_ns:
+                assert row.late_bound == "at_least"
+                assert late_by(row).startswith("at least ")

@@ -1,0 +1,47 @@
+#!/bin/sh
+# What a newcomer meets: a bare Debian or Ubuntu in a folder of its own, in it README's commands, and what they took.
+# As root: tools/bare.sh [SUITE [TARGET...]]   e.g. tools/bare.sh bookworm demo; tools/bare.sh noble demo test
+#
+# The system (mmdebstrap) has git, make and python3-venv, as README asks for, and this checkout's last commit. It shares
+# nothing with the machine but its network, pip's cache (kept in .cache/bare/pip: the second run has a warm one) and
+# /etc/pip.conf. Each command's time is printed: wall, and CPU of all its processes.
+set -eu
+cd "$(dirname "$0")/.."
+suite=${1:-bookworm}
+[ $# -gt 0 ] && shift
+[ $# -gt 0 ] || set -- demo
+home=$(pwd)/.cache/bare
+image=$home/$suite.tar
+[ "$(id -u)" = 0 ] || { echo "bare: needs root" >&2; exit 1; }
+command -v mmdebstrap >/dev/null || { echo "bare: mmdebstrap is not installed (package: mmdebstrap)" >&2; exit 1; }
+
+mkdir -p "$home/pip"
+[ -e "$image" ] || {
+    mmdebstrap --quiet --variant=minbase --include=git,make,python3-venv,ca-certificates "$suite" "$image.part"
+    mv "$image.part" "$image"
+}
+room=$(mktemp -d "$home/$suite.XXXXXX")
+trap 'rm -rf "$room"' EXIT
+tar -C "$room" -xf "$image"
+cp /etc/resolv.conf "$room/etc/"
+for file in /etc/pip.conf "${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}"; do # this network's, where it has its own
+    if [ -e "$file" ]; then install -D "$file" "$room$file"; fi
+done
+git clone -q --no-local . "$room/root/dpuflow"
+export room home
+for target in "$@"; do
+    export target
+    # What is mounted vanishes with the namespace, what is left running ends with it.
+    unshare --mount --pid --fork --kill-child sh -eu <<'INSIDE'
+mkdir -p "$room/root/.cache/pip"
+mount -t proc proc "$room/proc"
+mount --rbind /dev "$room/dev"
+mount --bind "$home/pip" "$room/root/.cache/pip"
+packages() { chroot "$room" dpkg-query -f '${Package}\n' -W | sort; }
+packages >"$home/before"
+env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 \
+    chroot "$room" bash -c "cd /root/dpuflow && TIMEFORMAT='bare: make $target: %R s wall, %U + %S s CPU' && time make $target"
+packages >"$home/after"
+echo "bare: make $target installed $(comm -13 "$home/before" "$home/after" | wc -l) packages of the distribution"
+INSIDE
+done
