@@ -53,4 +53,5 @@ def test_a_rank_out_of_step_is_the_first_line(name: str, runs: str) -> None:
     result = analysed(HERE / "captures" / f"desync-{name}")
     (found,) = (finding for finding in result.findings if finding.condition == "desync")
     assert [result.endpoints[end].address for end in found.endpoints] == ["10.98.0.3"]
-    assert next(text_lines(result)).startswith(f"DESYNC: 10.98.0.3 {runs}")
+    assert runs in found.summary
+    assert next(text_lines(result)).startswith("DESYNC: ")
