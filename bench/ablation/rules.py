@@ -75,7 +75,7 @@ ENTRIES: Final = _of("entries", [
     ("handover", lambda result, args: result[:0], "_behind_own_data"),
     ("handover", lambda result, args: args[0].spread_ns, "wide_spreads"),
     ("slots", _given(), "date_by_slots"),
-    ("slots", _no, "_launched"),
+    ("slots", _no, "late_to_inputs _launched"),
     ("queues", _but(rows=np.zeros_like), "queued_rows"),
     ("waiting", _no, "released own_answers _keeps_to_input least_work_ns"),
     ("waiting", _but(rows=np.zeros_like), "credited"),

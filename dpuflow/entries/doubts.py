@@ -20,7 +20,7 @@ from dpuflow.entries.handover import FEWEST, receiving_ns, spreads, usual_reacti
 from dpuflow.entries.likely import likely_entries
 from dpuflow.entries.passing import lines_of
 from dpuflow.entries.queues import queued_rows
-from dpuflow.entries.slots import date_by_slots
+from dpuflow.entries.slots import date_by_slots, late_to_inputs
 from dpuflow.entries.tails import BEYOND, QUICK, room, served_alike, tails, worst_ns
 from dpuflow.entries.waiting import FAR_BEYOND, begun, credited, own_answers, released
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
@@ -62,6 +62,7 @@ def weigh(
 
     scene = Scene(entries, columns, joined.columns, instances, of_row, usual, packet_ns)
     late = released(entries, usual, of_row, tail, _by_gpus(entries, joined))
+    late |= late_to_inputs(entries, columns, instances)
     credit = credited(scene, way)
     queued = queued_rows(entries, exchanges, instances, usual)
     rule, after = solve(entries, late, list(find_blockers(scene, credit, queued)))

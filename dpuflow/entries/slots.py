@@ -118,6 +118,32 @@ def date_by_slots(
     )  # fmt: skip
 
 
+def late_to_inputs(entries: Entries, exchanges: Picked, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows of NCCL's ranks that pass on what they receive, and came far later than their input.
+
+    Later than three times the quickest (5 %) of the rank's own first messages come after their inputs in its
+    group: as often at least it waits for them.
+    """
+    out = np.zeros(len(entries.rule), bool)
+    passing = (entries.rule == Rule.AFTER_INPUT) & (entries.unmoved_ns != NEVER) & (entries.moved_ns != NEVER)
+    passing &= entries.granted_ns != NEVER
+    rows = np.flatnonzero(passing)
+    if not len(rows):
+        return out
+    members = np.array([hash(tuple(sorted(i.order))) for i in instances], np.int64)[entries.collective[rows]]
+    worst = _of_hosts(entries.endpoint[rows], _unsteady(exchanges, instances), 100.0)
+    order = np.lexsort((members, entries.endpoint[rows]))
+    new = (np.diff(members[order]) != 0) | (np.diff(entries.endpoint[rows[order]]) != 0)
+    for at in np.split(order, np.flatnonzero(new) + 1):
+        if len(at) >= FEWEST:
+            mine = rows[at]
+            limit = FAR_BEYOND * (percentile(entries.moved_ns[mine], QUICK) + worst[at])
+            idle = entries.unmoved_ns[mine]
+            credit = entries.credit_ns[mine]
+            out[mine] = np.where(credit != NEVER, np.minimum(idle, credit), idle) > limit
+    return out
+
+
 def _lines(
     entries: Entries, exchanges: Picked, instances: Sequence[Instance], silent: NDArray[np.bool_]
 ) -> tuple[Lines, tuple[Ints, Ints]]:

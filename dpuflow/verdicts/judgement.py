@@ -33,7 +33,7 @@ from dpuflow.verdicts.units import (
     kinds_of,
     onset_row,
     turns_of,
-    units_of,
+    units_by,
     usual_rows,
     world_of,
 )
@@ -141,8 +141,7 @@ def judge(
     counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
     compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
-    kind = kinds_of(instances, group)
-    units = {e: units_of(mine, entries, own, blame, step, kind) for e, mine in compared.items()}
+    units, step = units_by(compared, kinds_of(instances, group), entries, own, blame, step, worked_ns)
     # While the network is in trouble, single incidents may well be its doing.
     trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
     trouble |= waiting is not None and bool((waiting & row_tied).any())

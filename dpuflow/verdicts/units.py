@@ -47,7 +47,7 @@ class Units(NamedTuple):
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
 
-def units_of(
+def _units_of(
     rows: NDArray[np.int64],
     entries: Entries,
     own: Own,
@@ -88,6 +88,31 @@ def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray
     kinds: dict[tuple[object, ...], int] = {}
     of = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
     return np.array(of, np.int64)
+
+
+def units_by(
+    rows: Mapping[int, NDArray[np.int64]],
+    kind: NDArray[np.int64],
+    entries: Entries,
+    own: Own,
+    blame: NDArray[np.int64],
+    step: NDArray[np.int64],
+    worked_ns: int,
+) -> tuple[dict[int, Units], NDArray[np.int64]]:
+    """The units of each endpoint, given its ``rows``, and the step of each row of Entries that they go by.
+
+    ``kind`` as of ``kinds_of``, ``blame`` what was charged for each row, rank-nanoseconds.
+    """
+    units = {e: _units_of(mine, entries, own, blame, step, kind) for e, mine in rows.items()}
+    if len(np.unique(kind)) == 1 and (step >= 0).any():
+        # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
+        alone = np.full(len(step), -1)
+        singly = {e: _units_of(mine, entries, own, blame, alone, kind) for e, mine in rows.items()}
+        turning = turns_of(singly, own, entries.collective, worked_ns)
+        # What is told by its turns alone may be one rank, late once in steps of as many collectives as ranks.
+        if sum(int((singly[e].amount_ns > 0).sum()) >= FEWEST for e in turning) > 1:
+            return singly, alone
+    return units, step
 
 
 @dataclass
