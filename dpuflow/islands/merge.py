@@ -185,7 +185,8 @@ def _findings(
             members.setdefault(endpoint.node, []).append(endpoint.id)
 
     def ends_of(unit: Lateness) -> list[int]:
-        return [unit.endpoint] if unit.node is None else members[unit.node]
+        # An endpoint with several GPUs behind it is a node of its own.
+        return [unit.endpoint] if unit.node is None else members.get(unit.node, [unit.node])
 
     told: set[tuple[str, tuple[int, ...], str]] = set()
     found: list[Finding] = []
