@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Lock
@@ -173,6 +174,11 @@ def _read(
     )
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
     instances = without_flags(instances, exchanges, joined.transfers, buffers)
+    home = nodes.tolist()
+    several = {node for node, count in Counter(home).items() if count > 1}
+    for instance in instances:
+        # The ranks that it does not show may be at other NICs of its nodes, not behind these.
+        instance.apart |= instance.hides_ranks and any(home[end] in several for end in instance.order)
     untold = count_untold(joined.columns, exchanges, instances)
     return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
 

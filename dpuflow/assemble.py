@@ -313,6 +313,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, a
         late_ns=j.amount.median_ns,
         late_most_ns=j.amount.most_ns,
         late_bound=j.amount.bound,
+        # Such an endpoint is alone on its node.
         node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
         confidence=j.confidence,
         address=address,
