@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dpuflow.agent.board import Board, FindingState, Health, Window
+from dataclasses import fields
+
+from dpuflow.agent.board import Board, FindingState, Health, Traffic, Window
+from dpuflow.agent.stream import COUNTERS
 from dpuflow.results import Analysis, Collective, Endpoint, Finding, Group, Lateness, RankEntry
 
 MS = 1_000_000
@@ -112,3 +115,8 @@ def test_errors_of_parts_show_in_the_health() -> None:
     board.count_error("webhook")
     board.count_error("webhook")
     assert board.health().errors == {"history": 1, "webhook": 2}
+
+
+def test_traffic_has_every_counter_of_a_flow() -> None:
+    """One that it lacked cost the agent all its windows."""
+    assert set(COUNTERS) <= {field.name for field in fields(Traffic)}

@@ -48,6 +48,7 @@ class Traffic:
     nak: int = 0
     rnr: int = 0
     zero_window: int = 0
+    spurious: int = 0  # of those retransmitted, what the receiver had already (TCP)
 
 
 @dataclass(frozen=True, slots=True)
