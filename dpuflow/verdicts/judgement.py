@@ -149,7 +149,13 @@ def judge(
     world = world_of(units, standing, whole, worked_ns, int(blame.sum()), bool(trouble))
     turn = np.where(step >= 0, step, -1 - entries.collective)
     world.turns = turns_of(units, own, turn, worked_ns)
-    world.late_ranks = sum(e in world.turns or comes_again(u, world) for e, u in units.items())
+    often = {e for e, u in units.items() if e in world.turns or comes_again(u, world)}
+    # Of several each bears its part of the cost. Whose lateness the others hardly waited for is none of them.
+    often = {
+        e for e in often if is_material(int(charges.wait_ns[rows[e]].sum()) * len(often), world.span_ns)
+    }
+    world.turns &= often
+    world.often = frozenset(often)
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
 
 
@@ -188,15 +194,16 @@ def _judge_one(
     usual = usual_rows(units, own, world, costs)
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
-    habit = is_habit(units.amount_ns, world.whole_ns) or (comes_again(units, world) and world.late_ranks > 1)
+    late_ranks = len(world.often)
+    habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.amount_ns, world.whole_ns))
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
-        verdict, steadiness = "intermittent", ("rotating" if world.late_ranks > 1 else "transient")
-        onset = onset_row(units, own, max(world.late_ranks, 1))
+        verdict, steadiness = "intermittent", ("rotating" if late_ranks > 1 else "transient")
+        onset = onset_row(units, own, max(late_ranks, 1))
         begin = int(units.enter_ns[onset]) if onset is not None else None
         begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
         # Late once in every so many units, evenly; among several that take turns none is the one.
-        most = 1 / 2 if world.late_ranks <= 1 else LATE_SHARE
+        most = 1 / 2 if late_ranks <= 1 else LATE_SHARE
         again = endpoint not in world.turns and int(units.blame_ns.sum()) > most * world.blame_ns
         if is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns) or (
             again and len(in_rhythm(mine))

@@ -125,7 +125,7 @@ class World:
     standing: Standing  # of all ranks among their peers
     tests: int  # ranks compared, at each place of their steps
     share: int = 1  # of so many ranks each bears its part of what counts
-    late_ranks: int = 0  # ranks that were late of their own doing as a habit
+    often: frozenset[int] = frozenset()  # endpoints that were late of their own doing as a habit, at a cost
     turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
