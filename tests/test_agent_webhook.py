@@ -261,6 +261,39 @@ def test_a_receiver_that_hangs_holds_up_neither_the_agent_nor_others(receiver: R
     assert fine.posts == []
 
 
+@pytest.mark.parametrize("fails", ["refused", "redirected", "not there", "slow"])
+def test_no_log_holds_what_is_secret(
+    receiver: Receiver,
+    telling: Callable[..., Telling],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fails: str,
+) -> None:
+    """The path of a URL often is the key to a chat; a redirect would carry the token elsewhere."""
+    secret, token = tmp_path / "secret", tmp_path / "token"
+    secret.write_text("a hidden key of some length")
+    token.write_text("hidden0123456789")
+    other = Receiver()
+    released = threading.Event()
+    if fails == "slow":
+        receiver.hold = released.wait
+    receiver.plan = [302 if fails == "redirected" else 403]
+    receiver.headers = {"Location": other.url}
+    base = "http://127.0.0.1:9" if fails == "not there" else receiver.url.rsplit("/", 1)[0]
+    made = telling(
+        url=f"{base}/hidden/path?key=hidden", secret_file=str(secret), token_file=str(token),
+        timeout=0.3, give_up=0.5,
+    )  # fmt: skip
+    made.tell(finding())
+    try:
+        made.until(**{"refused" if fails in ("refused", "redirected") else "failed": 1})
+    finally:
+        released.set()
+    assert "webhook" in caplog.text
+    assert "hidden" not in caplog.text
+    assert other.posts == []
+
+
 @pytest.mark.parametrize("kind", ["plain", "standard"])
 def test_signature_and_token(
     receiver: Receiver, telling: Callable[..., Telling], tmp_path: Path, kind: str

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import MISSING, dataclass
 from importlib import resources
 
@@ -106,6 +107,8 @@ def read_scenario(file: str) -> Scenario:
     """
     if file in ready():
         text = ready_text(file)
+    elif not os.path.exists(file):
+        raise OptionError(f"{file}: neither a file nor a ready scenario (dpuflow synth --list has those)")
     else:
         with open(file, encoding="utf-8") as stream:
             try:

@@ -151,9 +151,7 @@ def judge(
     world.turns = turns_of(units, own, turn, worked_ns)
     often = {e for e, u in units.items() if e in world.turns or comes_again(u, world)}
     # Of several each bears its part of the cost. Whose lateness the others hardly waited for is none of them.
-    often = {
-        e for e in often if is_material(int(charges.wait_ns[rows[e]].sum()) * len(often), world.span_ns)
-    }
+    often = {e for e in often if is_material(int(charges.wait_ns[rows[e]].sum()) * len(often), world.span_ns)}
     world.turns &= often
     world.often = frozenset(often)
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
