@@ -276,3 +276,8 @@ def test_time_is_not_asked_of_clients() -> None:
             for _ in range(20):
                 assert answer(port).startswith(b"HTTP/1.1 200")
             assert time.process_time() - start < 10
+
+
+def test_check_tells_of_a_user_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["agent", "--check", "--user", "nobody-of-this-name"]) == 1
+    assert "no user nobody-of-this-name" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def become(user: str | None = None, folders: Sequence[str] = ()) -> str | None:
     """
     if os.geteuid() != 0:
         return None
-    entry = _entry(user)
+    entry = account_of(user)
     if entry is None or entry.pw_uid == 0:
         return None
     c = ctypes.CDLL(None, use_errno=True)
@@ -88,7 +88,8 @@ def _hand_over(folder: str, entry: pwd.struct_passwd) -> None:
             os.close(held)
 
 
-def _entry(user: str | None) -> pwd.struct_passwd | None:
+def account_of(user: str | None) -> pwd.struct_passwd | None:
+    """The account of ``user``, or (None) of the first of USERS that there is. Raises OptionError."""
     for name in USERS if user is None else (user,):
         try:
             return pwd.getpwnam(name)

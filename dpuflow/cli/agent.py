@@ -55,6 +55,9 @@ def agent(path: str | None, check: bool, user: str | None, print_config: bool) -
     if print_config:
         click.echo(as_yaml(config), nl=False)
     elif check:
+        from dpuflow.agent.capabilities import account_of
+
+        account_of(user)
         for said in _there(config):
             click.echo(said)
         click.echo(f"{path or 'the defaults'}: fine")
