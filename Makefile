@@ -5,6 +5,7 @@ READY := .venv/.ready-test
 RUN := .venv/.ready-run
 ARGS ?=
 MINUTES ?= 5
+PAGES := README.md $(wildcard docs/*.md docs/*/*.md)
 JOBS ?= auto
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
@@ -13,9 +14,9 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: help setup setup-run setup-live demo test test-long fuzz boundscheck check lint types format bench \
-	bench-accuracy bench-robustness \
-	score help-text headers bpf doca dist deb deb-check lock test-all test-pythons clean
+.PHONY: gallery help setup setup-run setup-live demo test test-long fuzz boundscheck check lint types format bench \
+	bench-accuracy bench-robustness conditions \
+	score help-text docs headers bpf doca dist deb deb-check lock test-all test-pythons clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -55,8 +56,11 @@ test-all: test test-long ## run all tests
 test-pythons: ## run the tests with the lowest and the highest Python here (ARGS="tests/test_cli.py" picks some)
 	sh tools/pythons.sh -m "not long" $(ARGS)
 
-fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column files, the DOCA adapter's ring
+fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column files, kernels, the DOCA adapter's ring
 	$(PYTHON) tools/fuzz.py --minutes $(MINUTES) $(ARGS)
+	mkdir -p build/fuzz
+	cc -O1 -Wall -Wextra -Werror -o build/fuzz/kernels tools/fuzz_kernels.c -ldl
+	build/fuzz/kernels "$$($(PYTHON) -m dpuflow.kernels._build)" $$(($(MINUTES) * 6))
 	$(MAKE) -s -C doca_bindings build/fuzz/ring
 	doca_bindings/build/fuzz/ring $$(($(MINUTES) * 6))
 
@@ -67,16 +71,18 @@ boundscheck: $(READY) ## the tests of kernels with every index checked (minutes:
 
 check: lint types test ## all that a change must pass: lint, format, types, tests
 
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; pages wrapped
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) tools/wrap.py --check $(PAGES)
 
 types: $(READY) ## mypy, strict
 	$(PYTHON) -m mypy
 
-format: $(READY) ## rewrite the files as ruff formats them
+format: $(READY) ## rewrite the files as ruff formats them, wrap the pages
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+	$(PYTHON) tools/wrap.py $(PAGES)
 
 bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
 	$(PYTHON) -m bench $(ARGS)
@@ -84,15 +90,25 @@ bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
 bench-accuracy: $(READY) ## accuracy on 200 scripted jobs drawn at random, and on the real captures (minutes)
 	$(PYTHON) -m bench.accuracy --count 200 $(ARGS)
 
+conditions: $(READY) ## conditions put into 300 scripted jobs against those found (hours; ARGS="--count 30 --cases")
+	$(PYTHON) -m bench.conditions $(ARGS)
+
 bench-robustness: $(READY) ## verdicts on twins of captures: late stamps, lost packets, missing nodes (minutes)
 	$(PYTHON) -m bench.robustness --jobs 2 $(ARGS)
 
 score: $(READY) ## analyse the captures with known truth (CASES="folders") and score the results
 	$(PYTHON) tools/score_cases.py $(CASES) $(ARGS)
 
+gallery: $(RUN) ## make the pictures of docs/gallery.md again (chromium)
+	sh tools/gallery.sh
+
 help-text: $(READY) ## write help.txt, manual pages and completions again after a change to commands or options
 	$(PYTHON) -m dpuflow.cli.helptext
 	$(PYTHON) -m dpuflow.cli.manpages
+
+docs: $(READY) ## write docs/runbook.md and docs/theory/rules.md again after a change to conditions or rules
+	$(PYTHON) -m dpuflow.conditions.describe
+	$(PYTHON) -m bench.ablation.describe
 
 headers: $(READY) ## write bpf/dpuflow_schema.h again after a change to dpuflow/schema/ring.py
 	$(PYTHON) -m dpuflow.schema.c_header

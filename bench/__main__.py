@@ -88,6 +88,22 @@ def profile(file: Path | None, packets: int) -> None:
     click.echo(profile_analysis(file, packets))
 
 
+@main.command("scale")
+@click.option("--quick", is_flag=True, help="A quarter of the sizes, one round.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--only", default="", metavar="WORDS", help="Jobs whose name has these words.")
+def scale_command(quick: bool, rounds: int, only: str) -> None:
+    """How each stage's cost grows with messages, flows, ranks and captures."""
+    from bench.scale import run_scale
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    scale, rounds = (4, 1) if quick else (1, rounds)
+    for table in run_scale(scale, rounds, only, say):
+        click.echo(table + "\n")
+
+
 @main.command("live")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True)
 def live_command(rounds: int) -> None:

@@ -2,13 +2,14 @@
 
 usage: python -m bench.probe parse FILE THREADS SMALL_FILE
        python -m bench.probe check FILE THREADS
-       python -m bench.probe stages FILE THREADS
+       python -m bench.probe stages FILE,FILE,... THREADS [SMALL_FILE]
 
 ``parse`` reads the capture into blocks of columns and drops them; it prints CPU nanoseconds of the
 process and of its busiest thread, and the peak of resident memory, as JSON. A pass over
 SMALL_FILE loads the compiled kernels before the clock starts. ``check`` is not timed: it
 prints the checksum of the fields (bench/checksum.py) and a digest of all columns. ``stages`` runs the
-whole analysis and prints the CPU nanoseconds that each stage of it took.
+whole analysis of one or more vantage points and prints the CPU nanoseconds that each stage of it took, the
+number of messages and the peak of resident memory; of SMALL_FILE first, so that kernels are loaded.
 """
 
 from __future__ import annotations
@@ -133,12 +134,12 @@ _STAGES = (
     ("dpuflow.entries", "build_entries"),
     ("dpuflow.verdicts", "infer"),
     ("dpuflow.assemble", "assemble"),
-    ("dpuflow.findings", "build_findings"),
+    ("dpuflow.findings.build", "build_findings"),
 )
 
 
-def stages(path: str, threads: int) -> dict[str, int]:
-    """CPU nanoseconds of the stages, imports and loading of kernels included."""
+def stages(path: str, threads: int, small: str = "") -> dict[str, int]:
+    """CPU nanoseconds of the stages, imports included; messages, memory."""
     import dpuflow
 
     spent: dict[str, int] = {}
@@ -153,13 +154,17 @@ def stages(path: str, threads: int) -> dict[str, int]:
 
         return run
 
+    if small:
+        dpuflow.analyze([small], threads=threads)
     for module_name, name in _STAGES:
         module = import_module(module_name)
         setattr(module, name, timed(name, getattr(module, name)))
     analyze = timed("analyze", dpuflow.analyze)
-    result = analyze([dpuflow.Vantage("bench", (path,))], threads=threads)
+    files = path.split(",")
+    result = analyze([dpuflow.Vantage(f"bench{n}", (file,)) for n, file in enumerate(files)], threads=threads)
     timed("write_json", dpuflow.write_json)(result, os.devnull)
-    return spent
+    messages = sum(flow.messages for flow in result.flows)
+    return {**spent, "messages": messages, "peak_bytes": _peak_bytes()}
 
 
 def main(what: str, path: str, threads: str, *small: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pstats
 import re
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -34,8 +35,9 @@ def _imports(path: Path) -> dict[str, float]:
 def _functions(path: Path, folder: Path) -> list[tuple[str, int, float, float]]:
     """(function, calls, own seconds, seconds with callees), largest own time first, one thread."""
     out = folder / "profile.out"
-    run(python("-m", "cProfile", "-o", str(out), "-m", "dpuflow", "analyze", str(path), "--threads", "1",
-               "--json", str(folder / "result.json")), keep_output=False)  # fmt: skip
+    # Not as the command, which ends without the interpreter's leave once it has written its result.
+    run(python("-m", "cProfile", "-o", str(out), "-m", "bench.profile", "analyze", str(path),
+               "--threads", "1", "--json", str(folder / "result.json")), keep_output=False)  # fmt: skip
     rows = []
     for (file, line, name), (_, calls, own, total, _) in pstats.Stats(str(out)).stats.items():  # type: ignore[attr-defined]
         where = file.replace(str(ROOT) + "/", "")
@@ -66,3 +68,9 @@ def profile_analysis(file: Path | None, packets: int) -> str:
             for where, calls, own, total in functions[:_TOP]
         ]
         return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    from dpuflow.cli import run as run_command
+
+    sys.exit(run_command(sys.argv[1:]))

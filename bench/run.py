@@ -170,6 +170,8 @@ class _Bench:
                 self._add(name, cpu / self.options.packets)
         with self._measuring("stages"):
             spent = probe("stages", self.pcap, 1)
+            for name in ("messages", "peak_bytes"):
+                spent.pop(name)
             for name, cpu in spent.items():
                 self._add(f"stage {name}", cpu / self.messages)
             self._add("after_reading", (spent["analyze"] - spent["read_captures"]) / self.messages)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TruthError,
     )
     from dpuflow.identity.rankmap import read_rank_map
+    from dpuflow.loading import load
     from dpuflow.reports.json import write_json
     from dpuflow.reports.text import write_text
     from dpuflow.results import Analysis
@@ -41,6 +42,7 @@ __all__ = [
     "Vantage",
     "__version__",
     "analyze",
+    "load",
     "read_rank_map",
     "score_case",
     "write_json",
@@ -57,6 +59,7 @@ _HOMES = {
     "TruthError": "errors",
     "Vantage": "schema.tables",
     "analyze": "analysis",
+    "load": "loading",
     "read_rank_map": "identity.rankmap",
     "score_case": "scoring.score",
     "write_json": "reports.json",

@@ -110,14 +110,14 @@ def analyze_tables(
     from dpuflow.identity.endpoints import endpoint_nodes
     from dpuflow.islands.analyse import read_islands
     from dpuflow.islands.merge import merged
-    from dpuflow.join import count_once, join, set_aside_samples
+    from dpuflow.join import count_once, join, left_out, set_aside_samples
 
     tell = _stages(progress)
     tell("joining")
     captures, doubled = count_once(captures)
     captures, sampled = set_aside_samples(captures)
     joined = join(captures, clock=clock)
-    joined.limits += [*doubled, *sampled]
+    joined.limits += [*doubled, *sampled, *left_out(captures)]
     if release:
         for tables in captures:
             tables.messages = cited(tables.messages)
@@ -131,10 +131,10 @@ def analyze_tables(
     of_nodes = [each.of_nodes for each in reads]
     marks: list[Marks] = []
     if marked:
+        from dpuflow.islands.merge import numbers_of
         from dpuflow.marks import marks_of
 
-        first = worked[0]
-        marks = marks_of(captures, first.joined, first.exchanges, first.instances, first.listed)
+        marks = marks_of(captures, worked, numbers_of(ties))
     return replace(
         worked[0], marks=marks, analysis=merged([each.analysis for each in worked], ties, of_nodes)
     )
@@ -154,24 +154,25 @@ def _read(
     from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
     from dpuflow.islands.analyse import Read
-    from dpuflow.matching import build_collectives, count_untold
+    from dpuflow.matching import Job, build_collectives, count_untold
     from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
     buffers = buffers_of(joined.transfers, exchanges)
-    instances = build_collectives(
+    job = Job(
         exchanges,
         rank_order(joined, known),
         seen_whole(joined, told),
-        announced(joined.transfers, exchanges),
         nodes,
-        seen_until(joined),
-        all_but_one(joined, told),
-        buffers,
+        announced(joined.transfers, exchanges),
         requested(joined.transfers, exchanges),
+        seen_until(joined),
+        buffers,
         connection_ends(joined),
+        all_but_one(joined, told),
     )
+    instances = build_collectives(job)
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
     instances = without_flags(instances, exchanges, joined.transfers, buffers)
     home = nodes.tolist()
@@ -206,7 +207,7 @@ def _worked(
 ) -> Worked:
     """The result of one island."""
     from dpuflow.assemble import assemble
-    from dpuflow.findings import build_findings
+    from dpuflow.findings.build import build_findings
     from dpuflow.verdicts import infer
 
     joined, exchanges, instances = read.joined, read.exchanges, read.instances
@@ -214,11 +215,11 @@ def _worked(
     result, listed = assemble(
         captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes, names
     )
-    result.findings = build_findings(captures, joined, exchanges, instances, inferred, result)
+    build_findings(captures, joined, exchanges, instances, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)
 
 
-CITED: Final = ("flow", "first_frame", "last_frame")
+CITED: Final = ("flow", "first_frame", "last_frame", "retransmitted")
 
 
 def cited(messages: Rows) -> Rows:

@@ -91,7 +91,7 @@ def export_finding(result: Mapping[str, Any], name: str, target: str) -> int:
 def _wanted(files: Sequence[str], evidence: Sequence[Mapping[str, Any]]) -> set[int]:
     """Numbers of the frames that the evidence speaks of: those of its range and of its flow."""
     from dpuflow.capture import open_capture
-    from dpuflow.findings.network import flow_filter
+    from dpuflow.findings.evidence import flow_filter
     from dpuflow.packets.records import read_blocks
 
     _check_files(files)
@@ -125,7 +125,7 @@ def _check_files(files: Sequence[str]) -> None:
         if is_saved(file):
             raise OptionError(f"{file}: a column file holds messages, not packets")
         if not os.path.exists(file):
-            raise DpuflowError(f"{file}: the capture that the result was made from is not there any more")
+            raise DpuflowError(f"{file}: the capture that this result was made from is gone")
 
 
 def frames(files: Sequence[str]) -> Iterator[Frame]:

@@ -182,6 +182,7 @@ RXM_BYTES: Final = 40  # u64
 RXM_EAGER, RXM_SEGMENT, RXM_OFFER, RXM_READ, RXM_GRANT, RXM_LAST = 0, 1, 2, 3, 7, 8
 
 MPI_SCAN_TAGS: Final = (-18, -24)  # MPI_Exscan, MPI_Scan: operations that have no name here
+MPI_NONBLOCKING: Final = -27  # tags of non-blocking collectives count down from here, one a call
 
 # -- NCCL: net_socket -------------------------------------------------------------------------
 NCCL_SIZE: Final = 4  # i32: bytes of the message that follows

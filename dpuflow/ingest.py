@@ -39,7 +39,7 @@ def ingest(
         other = [file for file, is_column in zip(files, saved, strict=True) if not is_column]
         if not all(file.endswith(".dpuflow") for file in other):
             raise FormatError(
-                files[saved.index(True)], "column files go with other column files of the vantage point alone"
+                files[saved.index(True)], "column files cannot be mixed with captures in one vantage point"
             )
         from dpuflow.messages.stamps import set_aside
         from dpuflow.store.segments import join_segments

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching import Instance
-    from dpuflow.schema.tables import CaptureTables, Joined, Rows
+    from dpuflow.analysis import Worked
+    from dpuflow.schema.tables import CaptureTables, Rows
 
 
 class Mark(NamedTuple):
@@ -39,20 +39,17 @@ class Marks(NamedTuple):
 
 
 def marks_of(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    listed: Sequence[int],
+    captures: Sequence[CaptureTables], islands: Sequence[Worked], numbers: Sequence[Sequence[int]]
 ) -> list[Marks]:
-    """The marks of each capture; ``listed``: of each collective of the result the instance that it is."""
+    """The marks of each capture; ``numbers``: of each island's collectives those of the result."""
     collective = [np.full(len(tables.messages), -1, np.int64) for tables in captures]
-    for number, instance in enumerate(listed):
-        rows = instances[instance].rows
-        for name in ("offer", "grant", "data"):
-            transfers = exchanges[name][rows]
-            transfers = transfers[transfers < min(len(joined.transfers), NONE32)]
-            _mark(collective, joined.transfers[transfers], number)
+    for island, of_result in zip(islands, numbers, strict=True):
+        whole = island.joined.transfers
+        for number, instance in zip(of_result, island.listed, strict=True):
+            rows = island.instances[instance].rows
+            for name in ("offer", "grant", "data"):
+                transfers = island.exchanges[name][rows]
+                _mark(collective, whole[transfers[transfers < min(len(whole), NONE32)]], number)
     return [_of_capture(tables, of) for tables, of in zip(captures, collective, strict=True)]
 
 

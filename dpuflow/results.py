@@ -9,13 +9,18 @@ nanoseconds on the reference clock; None stands for what is not known, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from html import escape
-from typing import TYPE_CHECKING, Final, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from dpuflow.quantities import count, late_by, late_in, listed, name_of
+from dpuflow.conditions import TABLE
+from dpuflow.quantities import count, listed, name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from dpuflow.schema.tables import CaptureInfo, Clock
+
+T = TypeVar("T")
 
 OpToken = Literal[
     "all_reduce",
@@ -66,6 +71,7 @@ class Endpoint:
     rank: int | None = None
     label: str | None = None  # host and GPU, from a rank map
     node: int | None = None  # endpoints of one node have the same number: that of the first of them
+    role: Literal["client", "front_end"] | None = None  # of an inference service; a client is no rank
 
 
 @dataclass(slots=True)
@@ -330,6 +336,142 @@ class Transfer:
 
 
 @dataclass(slots=True)
+class Request:
+    """What a client asked on ``flow`` and what came back; None where it was not seen.
+
+    ``sent_ns``: first packet of the prompt; ``first_ns``, ``last_ns``: first answer left, last one was there.
+    ``tokens``: bursts of the answer; ``gap_ns``, ``gap_p99_ns``: between them. ``held_ns``: by lost packets.
+    ``steps``: of the job's steps, those that ended between the first and the last answer; None without steps.
+    ``complete`` False: it began before or ended after the capture.
+    """
+
+    id: int
+    flow: int
+    client: int
+    server: int
+    prompt_bytes: int | None
+    answer_bytes: int
+    sent_ns: int | None
+    first_ns: int | None
+    last_ns: int | None
+    tokens: int
+    gap_ns: int | None
+    gap_p99_ns: int | None
+    held_ns: int
+    steps: int | None
+    complete: bool
+
+
+@dataclass(slots=True)
+class Operation:
+    """A class of collectives: how many, how large, how long.
+
+    ``p50_ns``, ``p99_ns``: from the first entry to the last exit; ``after_last_ns``: from the last entry,
+    in the median, None where entries are not known. ``bus_bits_per_s``: over that, as nccl-tests count it.
+    """
+
+    group: int
+    op: OpToken
+    algorithm: Algorithm
+    protocol: Protocol | None
+    bytes: int | None
+    count: int
+    wire_bytes: int
+    p50_ns: int
+    p99_ns: int
+    after_last_ns: int | None
+    bus_bits_per_s: float | None
+
+
+@dataclass(slots=True)
+class Attribution:
+    """What a class of collectives takes its time for: the transfer, or that its ranks come apart.
+
+    ``skew_share``: of its time, from the first entry to the last; ``low_share`` and ``high_share`` hold that
+    with 95 % confidence. ``zero_skew_ns``: what the rest takes in the quarter whose ranks come closest.
+    """
+
+    group: int
+    op: OpToken
+    bytes: int | None
+    count: int
+    zero_skew_ns: int
+    skew_share: float
+    low_share: float
+    high_share: float
+    verdict: str
+
+
+@dataclass(slots=True)
+class Tax:
+    """What a typical step of a job pays for communication (of its account, so of the critical path).
+
+    ``exposed_ns``: no work hides it; ``overlapped_ns``: some does; ``waiting_ns``: for ranks that work
+    longer; ``network_ns``: loss, marks, slow links, credits. ``gain_at_most``: were all that is exposed
+    gone, the job would be so many times as quick.
+    """
+
+    group: int
+    steps: int
+    step_ns: int
+    exposed_ns: int
+    overlapped_ns: int
+    waiting_ns: int
+    network_ns: int
+    unexplained_ns: int
+    gain_at_most: float | None
+
+
+@dataclass(slots=True)
+class LossTax:
+    """What loss recovery takes of a job's steps, at the most: ``tail_share`` of the 99th percentile,
+    ``step_share`` of all; what tolerating these losses would save."""
+
+    endpoints: list[int]
+    steps: int
+    held_steps: int
+    p99_ns: int
+    p99_without_ns: int
+    tail_share: float
+    step_share: float
+
+
+@dataclass(slots=True)
+class Decode:
+    """Tokens of a job: ``hidden_bytes`` of each all_reduce (batch times hidden size), None where they differ.
+
+    ``gap_ns``, ``gap_p99_ns``: between tokens, prompts between them included; ``prefill_ns_per_token``: how
+    much of that prompts are.
+    """
+
+    endpoints: list[int]
+    tokens: int
+    prefills: int
+    layers: int
+    hidden_bytes: int | None
+    step_ns: int
+    gap_ns: int | None
+    gap_p99_ns: int | None
+    tokens_per_s: float | None
+    prefill_ns_per_token: int
+
+
+@dataclass(slots=True)
+class NetworkCost:
+    """What messages from ``src`` to ``dst`` of more than half of ``bytes_up_to`` took, from their first
+    packet at the sender to their last at the receiver; ``last_ns``: when the last of them came."""
+
+    src: int
+    dst: int
+    bytes_up_to: int
+    count: int
+    p50_ns: int
+    p99_ns: int
+    bits_per_s: float | None
+    last_ns: int
+
+
+@dataclass(slots=True)
 class Evidence:
     """Frames ``packets`` (first and last, counted from 1 as Wireshark does) of a capture."""
 
@@ -338,16 +480,27 @@ class Evidence:
     filter: str
 
 
-CONDITIONS: Final = (
-    "straggler", "slow_link", "packet_loss", "congestion", "credit_starvation", "kv_transfer_bottleneck",
-    "hang", "desync", "capture_loss", "clock_untied",
-)  # fmt: skip
+CONDITIONS: Final = tuple(TABLE)
 """What a finding may say."""
 
 
 @dataclass(slots=True)
+class Part:
+    """A finding that another one explains."""
+
+    condition: str
+    endpoints: list[int]
+    summary: str
+
+
+@dataclass(slots=True)
 class Finding:
-    """A named condition, with what else would explain it and what to do about it."""
+    """A named condition, with what else would explain it and what to do about it.
+
+    ``cost_ns``: what it took, in the unit of its condition (docs/runbook.md), None where that is not told;
+    ``cost_share``: of the time that it affected, which severity follows from. ``consists_of``: what it
+    explains, and what is no finding of its own for that.
+    """
 
     id: int
     condition: str
@@ -361,6 +514,45 @@ class Finding:
     advice: str
     alternatives: list[str] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
+    cost_ns: int | None = None
+    cost_share: float | None = None
+    consists_of: list[Part] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Judged:
+    """Whether a condition was found, was not, or could not be judged, and why not.
+
+    ``reason`` also says what of it could not be, where it is not found."""
+
+    condition: str
+    state: Literal["found", "not_found", "not_judged"]
+    reason: str | None = None
+
+
+class Rows(list[T]):
+    """A list of the result that is a table, too, with the columns of ``--parquet`` (docs/queries.md)."""
+
+    __slots__ = ("name", "of")
+
+    def __init__(self, rows: Iterable[T] = (), name: str = "", of: Sequence[Collective] = ()) -> None:
+        super().__init__(rows)
+        self.name, self.of = name, of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows, (list(self), self.name, self.of)
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table``. Raises MissingError where pyarrow is not installed."""
+        return _reports("parquet").table_of(self)
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame``, of types that know missing values. Raises MissingError without pandas."""
+        return _reports("frames").to_pandas(self)
+
+    def to_polars(self) -> Any:
+        """A ``polars.DataFrame``. Raises MissingError where polars is not installed."""
+        return _reports("frames").to_polars(self)
 
 
 @dataclass(slots=True, repr=False)
@@ -380,7 +572,15 @@ class Analysis:
     accounts: list[Account] = field(default_factory=list)
     pipelines: list[Pipeline] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    attribution: list[Attribution] = field(default_factory=list)
+    tax: list[Tax] = field(default_factory=list)
+    loss_tax: list[LossTax] = field(default_factory=list)
+    decode: list[Decode] = field(default_factory=list)
+    network_cost: list[NetworkCost] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     start_ns: int | None = None
     end_ns: int | None = None
@@ -392,12 +592,26 @@ class Analysis:
         of = count(len(self.lateness), "endpoint")
         return f"<Analysis: {calls} of {of}; late: {listed(late) if late else 'none'}>"
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lists are tables, too."""
+        object.__setattr__(self, name, Rows(value, name) if type(value) is list else value)
+
+    @property
+    def entries(self) -> Rows[RankEntry]:
+        """The ``ranks`` of all collectives, one after the other: a table with a column ``collective``."""
+        return Rows((entry for each in self.collectives for entry in each.ranks), "entries", self.collectives)
+
+    @property
+    def plot(self) -> Any:
+        """The page's own figures: ``plot.timeline()``, ``.lateness()``, ``.ring(collective)``."""
+        return _reports("html.notebook").Figures(self)
+
     def _repr_html_(self) -> str:
-        """The endpoints as a table, for notebooks."""
-        rows = [
-            (name_of(self.endpoints[row.endpoint]), row.verdict.replace("_", " "), late_in(row), late_by(row))
-            for row in self.lateness
-        ]
-        cells = [("endpoint", "verdict", "late in", "by (median)"), *rows]
-        lines = ["".join(f"<td>{escape(cell)}</td>" for cell in each) for each in cells]
-        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        """The first screen of the page, for notebooks."""
+        screen: str = _reports("html.notebook").first_screen(self)
+        return screen
+
+
+def _reports(name: str) -> Any:
+    """What shows a result, loaded when it is asked for: nothing here knows it."""
+    return import_module(f"dpuflow.reports.{name}")

@@ -88,7 +88,8 @@ def _captures(folder: str) -> list[Vantage]:
         kept.setdefault(stem, []).append((int(match["number"] or 0), os.path.join(folder, name)))
     if not kept:
         raise FormatError(
-            folder, "neither captures (*.pcap, *.pcapng, *.dpuflow, .gz, .zst) nor an agent's history in it"
+            folder,
+            "contains neither captures (*.pcap, *.pcapng, *.dpuflow, .gz, .zst) nor an agent's history",
         )
     return [Vantage(stem, tuple(file for _, file in sorted(files))) for stem, files in kept.items()]
 
@@ -104,7 +105,7 @@ def _segments(folder: str, since_ns: int | None, until_ns: int | None) -> list[S
     chosen = between(every, since_ns, until_ns)
     if every and not chosen:
         first, last = min(s.start_ns for s in every), max(s.end_ns for s in every)
-        raise FormatError(folder, f"holds nothing of that time, only {_time(first)} to {_time(last)}")
+        raise FormatError(folder, f"has nothing from that time, only {_time(first)} to {_time(last)}")
     return chosen
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from dpuflow.assemble import assemble
 from dpuflow.entries import build_entries
-from dpuflow.findings import build_findings
+from dpuflow.findings.build import build_findings
 from dpuflow.matching import Instance
 from dpuflow.results import Analysis
-from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.algorithms import GLOO, Algorithm
 from dpuflow.schedules.graph import schedule
 from dpuflow.schema.rows import (
     ENDPOINT,
@@ -51,7 +51,7 @@ RETRANSMISSION_NS = 200_000_000  # Linux's smallest retransmission timeout
 
 def algorithm_of(op: Op, name: str) -> Algorithm:
     """The first algorithm of that operation and name."""
-    return next(a for a in ALGORITHMS if a.op == op and a.name == name)
+    return next(a for a in GLOO if a.op == op and a.name == name)
 
 
 @dataclass
@@ -314,5 +314,5 @@ def concluded(
     """The result for collectives that are already known, of captures made by hand."""
     inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
     result, _ = assemble(captures, joined, {}, exchanges, instances, inferred, 0, None)
-    result.findings = build_findings(captures, joined, exchanges, instances, inferred, result)
+    build_findings(captures, joined, exchanges, instances, inferred, result)
     return result

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.matching.buffers import DEFAULT
+from dpuflow.matching import Job
 from dpuflow.matching.lanes import Lane, View
+from dpuflow.schema.rows import EXCHANGE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -21,14 +22,6 @@ def view(
 ) -> View:
     """What captured ranks ``near`` (None: all) saw; ``nodes``: None where each is a node."""
     ends = sorted({end for lane in lanes for end in lane[:2]})
-    place = np.arange(max(ends) + 1)
     captured = None if near is None else frozenset(near)
-    return View(
-        lanes,
-        place,
-        place if nodes is None else np.array(nodes),
-        ends,
-        captured,
-        among,
-        DEFAULT[lanes[0].slot],
-    )
+    places = None if nodes is None else np.array(nodes)
+    return View(Job(EXCHANGE.zeros(0), np.arange(max(ends) + 1), captured, places), lanes, ends, among)

@@ -28,7 +28,9 @@ def test_segments_of_a_walk_add_up_to_the_step(name: str, unseen: float) -> None
     entries = replace(worked.inferred.entries, enter_ns=worked.inferred.entries.enter_ns.copy())
     entries.enter_ns[np.random.default_rng(1).random(len(entries.enter_ns)) < unseen] = NEVER
     before, beside = previous_row(entries), np.zeros(len(entries.endpoint), bool)
-    paths = Paths(worked.exchanges, worked.instances, entries, before, [], beside, NEVER)
+    paths = Paths(
+        worked.exchanges, worked.instances, entries, before, [], beside, np.ones(len(worked.instances), bool)
+    )
     for first, last in pairwise(worked.inferred.steps[0].ends.tolist()):
         walk = paths.walk(first, last)
         assert sum(each.length_ns for each in walk) == entries.leave_ns[last] - entries.leave_ns[first]
@@ -61,3 +63,12 @@ def test_a_late_rank_carries_what_its_peers_waited() -> None:
     assert account.parts.work[endpoint] > 30 * MS
     assert waited == pytest.approx(10 * MS, rel=0.1)
     assert account.parts.unexplained < 0.02 * account.step_ns
+
+
+def test_what_messages_scatter_by_is_no_hidden_cause(shared: Path) -> None:
+    """Hosts that share a processor send a message in any time: two ranks of UCX, nobody hides anything."""
+    files = sorted((shared / "captures" / "roce" / "ar-ring-n2-256k-ucx-random").glob("node*.pcap*"))
+    vantages = [Vantage(file.name.partition(".")[0], (str(file),)) for file in files]
+    (account,) = analyze_tables(read_captures(vantages, 1, None)).analysis.accounts
+    assert total(account) == account.step_ns
+    assert account.unexplained_share < 0.05

@@ -56,7 +56,7 @@ def test_plain_http_to_another_machine_is_refused() -> None:
     parse_config(text + "    insecure: true\n", "agent.yaml")
     parse_config(text.replace("http:", "https:"), "agent.yaml")
     parse_config(text.replace("scheduler.example.org", "127.0.0.1:8080"), "agent.yaml")
-    assert "no http:// or https:// URL" in refused("webhooks:\n  - url: ftp://x/y\n")
+    assert "not an http:// or https:// URL" in refused("webhooks:\n  - url: ftp://x/y\n")
 
 
 def test_a_request_without_the_token_learns_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,10 +97,10 @@ def test_two_authorizations_are_none() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "must hold one line"),
-        ("short", "16 or more"),
+        ("", "must contain exactly one line"),
+        ("short", "at least 16"),
         ("two\nlines of a token", "one line"),
-        ("with a space in its middle", "visible ASCII"),
+        ("with a space in its middle", "printable ASCII"),
     ],
 )
 def test_a_token_file_that_is_none_is_one_sentence_without_its_text(
@@ -144,11 +144,11 @@ def test_certificate_and_token_are_read_again_on_reload(tmp_path: Path) -> None:
         assert subject(port) == "first"
 
         Path(key).write_text(Path(other_key).read_text())  # half of the change: refused, the old one stays
-        with pytest.raises(OptionError, match="are no certificate and its key"):
+        with pytest.raises(OptionError, match="are not a matching certificate and key"):
             running.parts.reload(replace(config))
         assert subject(port) == "first"
         Path(key).write_text("no key")
-        with pytest.raises(OptionError, match="are no certificate and its key: not PEM"):
+        with pytest.raises(OptionError, match="are not a matching certificate and key: not PEM"):
             running.parts.reload(replace(config))
         Path(key).write_text(Path(other_key).read_text())
 

@@ -15,11 +15,12 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 def test_the_tables_of_metrics_are_those_of_the_code() -> None:
     text = (DOCS / "metrics.md").read_text()
+    said = " ".join(text.split())
     for table in (metricnames.table(), counters.table()):
         assert table in text, f"docs/metrics.md should have:\n{table}"
     assert f"| {Config().metrics.max_peers} | `metrics.max_peers` |" in text
     assert f"| {Config().metrics.max_groups} | `metrics.max_groups` |" in text
-    assert f"at {len(BUCKETS) + 1} series" in text
+    assert f"at {len(BUCKETS) + 1} series" in said
 
 
 def test_every_path_is_described() -> None:

@@ -155,7 +155,7 @@ def test_two_agents_on_one_history_are_refused(tmp_path: Path) -> None:
     """They merged and removed each other's files."""
     settings, log = Settings(directory=str(tmp_path / "history")), Log(stream=io.StringIO())
     first = History(settings, "node0", log)
-    with pytest.raises(DpuflowError, match="another agent keeps the history of node0 there"):
+    with pytest.raises(DpuflowError, match="another agent already writes the history of node0 there"):
         History(settings, "node0", log)
     History(settings, "node1", log).close()  # another node's, on a common disk
     first.close()
@@ -171,19 +171,17 @@ def test_check_tells_of_interfaces_and_folders(tmp_path: Path, capsys: pytest.Ca
         out, err = capsys.readouterr()
         return f"{status}: {out}{err}"
 
-    assert f"0: {file}: fine" in checked(
-        f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {tmp_path}}}\n"
-    )
+    assert f"0: {file}: OK" in checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {tmp_path}}}\n")
     said = checked("capture: {interfaces: [lo, nosuch0]}\n")
     assert said.startswith("1: ")
-    assert "capture.interfaces: nosuch0: there is no such interface here" in said
+    assert "capture.interfaces: nosuch0: no such interface" in said
     new = tmp_path / "a" / "b"
     said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {new}}}\n")
-    assert said.startswith(f"0: history.directory: {new} does not exist; the agent will make it")
+    assert said.startswith(f"0: history.directory: {new} does not exist; the agent will create it")
     assert not new.exists()
     said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {file}/b}}\n")
     assert said.startswith("1: ")
-    assert f"{file} is no folder" in said
+    assert f"{file} is not a directory" in said
 
 
 DROPPED = """
@@ -280,4 +278,4 @@ def test_time_is_not_asked_of_clients() -> None:
 
 def test_check_tells_of_a_user_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["agent", "--check", "--user", "nobody-of-this-name"]) == 1
-    assert "no user nobody-of-this-name" in capsys.readouterr().err
+    assert "no such user: nobody-of-this-name" in capsys.readouterr().err

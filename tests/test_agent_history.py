@@ -143,8 +143,8 @@ def test_a_full_disk_is_said_and_survived(tmp_path: Path, monkeypatch: pytest.Mo
     said = io.StringIO()
     monkeypatch.setattr(Log, "__init__", _logs_to(said))
     history = kept(FILES[0], tmp_path)
-    assert said.getvalue().count("the history is not written") == 1
-    assert said.getvalue().count("the history is written again") == 1
+    assert said.getvalue().count("history not written") == 1
+    assert said.getvalue().count("writing history again") == 1
     assert history.stand.writing
     assert history.stand.lost == 0
 
@@ -180,13 +180,13 @@ def test_analyze_reads_the_folder_and_a_part_of_it(
     part = json.loads(capsys.readouterr().out)
     assert 0 < part["captures"][0]["packets"] < capture["packets"]
     assert run(["analyze", str(tmp_path), "--since", "2001-01-01T00:00:00Z", "--until", "2001-01-02"]) == 1
-    assert "holds nothing of that time, only 20" in capsys.readouterr().err
+    assert "has nothing from that time, only 20" in capsys.readouterr().err
     assert run(["analyze", str(FILES[0]), "--since", "2001-01-01"]) == 2
-    assert "name one" in capsys.readouterr().err
+    assert "name its folder" in capsys.readouterr().err
     empty = tmp_path / "empty"
     empty.mkdir()
     assert run(["analyze", str(empty)]) == 1
-    assert "nor an agent's history in it" in capsys.readouterr().err
+    assert "nor an agent's history" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "header", "places"])

@@ -26,7 +26,7 @@ def test_other_settings_that_cannot_be_opened_are_not_tried_again_at_once(
     def opened(source: Source) -> None:
         tries.append(time.monotonic())
         if len(tries) > 1:
-            raise DpuflowError("nosuch: there is no such interface")
+            raise DpuflowError("nosuch: no such interface")
 
     def take(source: Source) -> None:
         began.set()
@@ -45,5 +45,16 @@ def test_other_settings_that_cannot_be_opened_are_not_tried_again_at_once(
     time.sleep(0.3)  # time enough to try again at once
     source.close()
     assert len(tries) == 2
-    assert source.state.error == "nosuch: there is no such interface"
+    assert source.state.error == "nosuch: no such interface"
     assert source.ring_share() is None
+
+
+def test_ten_thousand_interfaces_are_looked_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of many containers."""
+    from dpuflow.agent import interfaces
+
+    names = [(number, f"veth{number}") for number in range(2, 10_002)]
+    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [(1, "lo"), *names])
+    started = time.process_time()
+    assert interfaces.wanted(["auto"]) == []  # none of them is there
+    assert time.process_time() - started < 5.0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from dpuflow.agent.tracker import Tracker
 from dpuflow.results import Analysis, Endpoint, Finding, Severity
 
@@ -10,7 +14,9 @@ S = 1_000_000_000
 
 def analysis(*findings: tuple[str, list[int], Severity]) -> Analysis:
     made = [
-        Finding(str(n), condition, "", ends, 5 * S, None, severity, 0.9, "late", "look")
+        Finding(
+            str(n), condition, f"docs/report.md#{condition}", ends, 5 * S, None, severity, 0.9, "late", "look"
+        )
         for n, (condition, ends, severity) in enumerate(findings)
     ]
     ends = [Endpoint(n, f"10.0.0.{n}", [f"10.0.0.{n}"], rank=n, label=f"node{n}") for n in range(6)]
@@ -18,6 +24,24 @@ def analysis(*findings: tuple[str, list[int], Severity]) -> Analysis:
 
 
 LATE = ("straggler", [2], "warning")
+
+
+def test_runbook_links_are_absolute_wherever_dpuflow_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link() -> str:
+        (state,) = Tracker(0, 1, 1, None).step(analysis(LATE), 1)
+        return state.finding.runbook
+
+    docs = Path(__file__).parents[1] / "docs"
+    assert link() == f"{docs.as_uri()}/report.md#straggler"
+    monkeypatch.setattr("dpuflow.agent.tracker.__file__", str(tmp_path / "dpuflow/agent/tracker.py"))
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert link() == "file:///usr/share/doc/dpuflow/report.md#straggler"  # the Debian package
+    installed = tmp_path / "share/doc/dpuflow"
+    installed.mkdir(parents=True)
+    (installed / "report.md").touch()
+    assert link() == f"{installed.as_uri()}/report.md#straggler"  # a wheel
 
 
 def test_a_finding_opens_lasts_and_closes() -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import dpuflow
 from dpuflow.matching.recognise import matches
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import dependencies, edge_sizes, fold, free_ranks, free_sends
+from dpuflow.schedules.graph import dependencies, edge_sizes, fold, free_ranks, free_sends, plan
 from dpuflow.schedules.nccl import double_tree, looped_ring, pat, tree_all_reduce
-from dpuflow.schedules.plans import plan
 from dpuflow.schema.rows import Op
 
 TRACES = Path(__file__).parents[1] / "traces"

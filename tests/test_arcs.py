@@ -11,11 +11,12 @@ from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.matching import Job
 from dpuflow.matching.buffers import LL, RING_SLOT
 from dpuflow.matching.lanes import Lane, Layout
 from dpuflow.matching.layouts import layout_of
 from dpuflow.matching.rings import open_ring
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import EXCHANGE, Op
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 
@@ -187,14 +188,13 @@ def test_no_ring() -> None:
 
 def test_a_chain_passes_on_what_has_come() -> None:
     """Where sizes fit no ring, nor does the time fit a chain, nothing is made of it."""
-    nodes = np.arange(3)
+    job = Job(EXCHANGE.zeros(0), np.arange(3), frozenset({1}))
     sizes, starts = np.array([LL, LL, 100]), np.array([[1000, 2000, 3000]])
     some = np.array([[1, 2, 3]], np.uint32)
     came = Lane(0, 1, LL, sizes, starts, starts + 100, some)
     passed = Lane(1, 2, LL, sizes, starts + 500, starts + 600, some)
-    near = frozenset({1})
-    chain = layout_of([came, passed], nodes, nodes, [0, 1, 2], near)
+    chain = layout_of(job, [came, passed], [0, 1, 2])
     assert chain is not None
     assert chain.op == Op.BROADCAST
     before = passed._replace(starts=starts - 500)
-    assert layout_of([came, before], nodes, nodes, [0, 1, 2], near) is None
+    assert layout_of(job, [came, before], [0, 1, 2]) is None

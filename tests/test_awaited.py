@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.entries import Entries
+from dpuflow.analysis import analyze_tables, read_captures
+from dpuflow.entries import Entries, build_entries
 from dpuflow.reports.json import json_lines
 from dpuflow.schema.rows import EXCHANGE, NEVER, Wire
 from dpuflow.synth.case import write_case
@@ -26,7 +27,8 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.verdicts.awaited import group_before, left_before, unread_until
-from dpuflow.verdicts.troubles import held_ns
+from dpuflow.verdicts.inferred import infer
+from dpuflow.verdicts.troubles import excused_ns, held_spans, union_ns
 
 MS = 1_000_000
 
@@ -120,8 +122,35 @@ def test_only_repetitions_that_hold_something_up_are_trouble() -> None:
     usual = [exchange(0, 1, 10 * MS * k, 10 * MS * k + MS) for k in range(8)]
     held = exchange(0, 1, 100 * MS, 105 * MS, retransmitted=1)
     vain = exchange(0, 1, 200 * MS, 201 * MS, retransmitted=1)
-    assert held_ns(table(*usual)) == 0
-    assert held_ns(table(*usual, vain)) == 0
-    assert held_ns(table(*usual, held, vain)) == 4 * MS
+
+    def alone(*rows: dict[str, int]) -> int:
+        every = table(*usual, *rows)
+        again = every["retransmitted"] > 0
+        begin, end, _ = held_spans(every, np.arange(len(every)), again)
+        return union_ns(begin, end, 0, 300 * MS)
+
+    assert alone() == 0
+    assert alone(vain) == 0
+    assert alone(held, vain) == 4 * MS
     beside = exchange(2, 1, 101 * MS, 105 * MS, retransmitted=1)
-    assert held_ns(table(*usual, held, beside)) == 4 * MS  # the same time, once
+    assert alone(held, beside) == 4 * MS  # the same time, once
+    assert union_ns(np.array([0, 2, 1]), np.array([2, 9, 3]), 1, 5) == 4
+
+
+def test_loss_excuses_those_that_it_kept_no_others(shared: Path) -> None:
+    """Ranks that are late by turns; one message of a late collective is held up for a fifth of its job."""
+    files = sorted((shared / "captures/tcp/gloo_ddp_n4_rotating").glob("node*.pcap*"))
+    vantages = [dpuflow.Vantage(file.name.partition(".")[0], (str(file),)) for file in files]
+    worked = analyze_tables(read_captures(vantages, 1, None))
+    exchanges, entries = worked.exchanges.copy(), worked.inferred.entries
+    span = int(entries.leave_ns.max() - entries.enter_ns[entries.enter_ns != NEVER].min())
+    row = int(worked.instances[-3].rows[0])
+    exchanges["retransmitted"][row] = 1
+    exchanges["arrived_end_ns"][row] += span // 5
+    excused = excused_ns(exchanges, worked.instances, entries, exchanges["retransmitted"] > 0)
+    assert set(entries.collective[excused > 0].tolist()) <= {len(worked.instances) - k for k in (3, 2, 1)}
+    rows = build_entries(exchanges, worked.instances)
+    again = infer(worked.joined, exchanges, worked.instances, rows)
+    told = [(each.endpoint, each.verdict) for each in worked.inferred.judgements]
+    assert {verdict for _, verdict in told} == {"intermittent"}
+    assert [(each.endpoint, each.verdict) for each in again.judgements] == told

@@ -8,7 +8,7 @@ from collective_worlds import World, algorithm_of, analysed, run_job
 
 from dpuflow.entries.behind import Act, acts_seen
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.matching import Instance, build_collectives
+from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.results import Analysis
 from dpuflow.schema.rows import Op, Seen
 
@@ -34,7 +34,7 @@ def seen_by(world: World, me: int) -> np.ndarray:
 def one_node(world: World, me: int, ranks: int) -> tuple[list[Instance], Analysis]:
     transfers = seen_by(world, me)
     exchanges = build_exchanges(transfers)
-    instances = build_collectives(exchanges, np.arange(ranks), frozenset({me}))
+    instances = build_collectives(Job(exchanges, np.arange(ranks), frozenset({me})))
     return instances, analysed(transfers, exchanges, instances, ranks)
 
 

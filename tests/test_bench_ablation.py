@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.ablation.__main__ import main
+from bench.ablation.describe import PAGE, page
 from bench.ablation.measure import measure
 from bench.ablation.rules import RULES
 from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
@@ -31,6 +32,10 @@ def test_every_rule_says_what_it_claims() -> None:
     rows = result.output.splitlines()
     assert len(rows) == len(RULES)
     assert all(len(row.split(maxsplit=2)) > 2 for row in rows)
+
+
+def test_the_page_of_rules_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m bench.ablation.describe"
 
 
 def test_names_are_not_listed_twice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,13 @@ def test_a_clock_step_is_known(subject: Subject) -> None:
     assert step_of(subject.captures, make_twin(subject, twin_named("late-long"), ())) is None
 
 
-def judged(result: Analysis, said: str = "LATE", twin: str = "whole", **meta: Any) -> Outcome:
+def judged(
+    result: Analysis,
+    said: str = "LATE",
+    twin: str = "whole",
+    unwatched: frozenset[int] = frozenset(),
+    **meta: Any,
+) -> Outcome:
     """What is made of ``result`` where rank 2 was late by 10 ms in each of its collectives."""
     happened = job(late_ms=10)
     description = meta_of(**meta)
@@ -127,7 +134,7 @@ def judged(result: Analysis, said: str = "LATE", twin: str = "whole", **meta: An
             row["injected_ns"] = [0] * 4
     analysis = as_json(result)
     case = place_case(truth, description, analysis, "made up")
-    known = read_truth(case, description, None, 0)
+    known = replace(read_truth(case, description, None, 0), unwatched=unwatched)
     return judge(Outcome("made up", twin, said=said), analysis, case, known, 0)
 
 
@@ -149,6 +156,14 @@ def test_what_a_verdict_is_worth() -> None:
     assert judged(naming(9)).verdict == "cleared"
     assert judged(naming(1)).verdict == "accused"
     assert judged(naming(1, "late", "unknown")).verdict == "cleared"
+
+
+def test_of_a_node_without_a_capture_it_is_enough_that_it_came_late() -> None:
+    said, left_out = "MESSAGES OF rank 2 CAME LATE.", frozenset([2])
+    assert judged(naming(2, "late", "unknown"), said, unwatched=left_out).verdict == "right"
+    assert judged(naming(2, "late", "unknown"), said).verdict == "untold"
+    assert judged(naming(2, "late", "unknown"), unwatched=left_out).verdict == "untold"
+    assert judged(naming(1, "late", "unknown"), said, unwatched=left_out).verdict != "right"
 
 
 def test_faults_of_others_and_none() -> None:

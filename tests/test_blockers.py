@@ -13,8 +13,8 @@ from bench.robustness.records import read_records, write_records
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import Entries, Rule
 from dpuflow.entries.blockers import Blocker, Scene, before_leaving, missing_before, solve
-from dpuflow.entries.build import blank
 from dpuflow.entries.handover import Usual
+from dpuflow.entries.rows import blank
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Wire
 

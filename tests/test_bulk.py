@@ -79,10 +79,10 @@ def test_a_rank_is_not_blamed_for_a_cache_that_a_slow_link_holds(tmp_path: Path)
     slow = [{"kind": "slow_link", "node": 1, "gbps": 20, "where": "up"}]
     result, _ = played(tmp_path, {"requests": 10}, faults=slow)
     assert not [row for row in result.lateness if row.verdict in ("late", "intermittent")]
-    (finding,) = [
-        f for f in result.findings if f.condition == "kv_transfer_bottleneck" and "path" in f.summary
-    ]
-    assert finding.endpoints == [3, 1]
+    told = [(f, part) for f in result.findings for part in f.consists_of if "path" in part.summary]
+    ((finding, part),) = told
+    assert (finding.condition, finding.endpoints[0]) == ("slow_link", 1)
+    assert (part.condition, part.endpoints) == ("kv_transfer_bottleneck", [3, 1])
     assert finding.severity in ("warning", "critical")
     assert finding.evidence
     waited = [row for row in result.transfers if row.src == 1]

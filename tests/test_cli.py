@@ -252,7 +252,7 @@ def test_a_result_never_replaces_its_capture(
     Path("a.pcap").write_text("packets")
     Path("link").symlink_to("a.pcap")
     assert run(["analyze", "--vantage", "x=b.pcap,a.pcap", "--json", name]) == 2
-    assert f"'{name}' is an input and would be replaced" in capsys.readouterr().err
+    assert f"'{name}' is an input and would be overwritten" in capsys.readouterr().err
     assert run(["analyze", "a.pcap", "--json", ""]) == 2
     assert "the name of the file is empty" in capsys.readouterr().err
     assert Path("a.pcap").read_text() == "packets"

@@ -10,11 +10,12 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.matching import Job
 from dpuflow.matching.buffers import RING_SLOT
 from dpuflow.matching.credited import credited_instances
 from dpuflow.matching.pipes import Lockstep, Pipe, connections_of
 from dpuflow.matching.reading import Reading
-from dpuflow.matching.streams import Columns, columns_of
+from dpuflow.matching.streams import Columns
 from dpuflow.schedules.graph import dependencies
 from dpuflow.schedules.nccl import looped_ring
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op
@@ -153,10 +154,17 @@ def test_a_small_operation_on_one_channel_between_large_ones_on_two() -> None:
     ]
     start = np.array([*starts, 0])
     columns = Columns(np.array([*sizes, -1]), start, start + 20, np.zeros(len(start), np.uint32))
-    found = Reading(columns, sets, np.arange(n), np.arange(n)).instances()
+    found = Reading(_job(columns, np.arange(n)), sets).instances()
     told = sorted((int(start[i.rows].min()), i.size) for i in found)
     large, small = 2 * n * 2 * 4096, n * 2 * 64  # channels, chunks, slices
     assert told == [(0, large), (10_000, large), (20_000, small), (30_000, large)]
+
+
+def _job(columns: Columns, nodes: np.ndarray) -> Job:
+    """A job of which nothing but columns is known."""
+    job = Job(EXCHANGE.zeros(0), np.arange(len(nodes)), places=nodes)
+    vars(job)["columns"] = columns
+    return job
 
 
 def test_few_connections_whose_receivers_are_slow() -> None:
@@ -183,9 +191,10 @@ def test_few_connections_whose_receivers_are_slow() -> None:
     rows["offer_ns"] = rows["acked_ns"] = rows["taken_ns"] = NEVER
     every = np.arange(n * count)
     found, told = credited_instances(
-        exchanges, columns_of(exchanges), connections_of(exchanges, every),
-        np.full(len(exchanges), RING_SLOT), np.arange(n), None, np.arange(n),
-    )  # fmt: skip
+        Job(exchanges, np.arange(n)),
+        connections_of(exchanges, every),
+        np.full(len(exchanges), RING_SLOT),
+    )
     assert told.all()
     assert Counter((i.op, i.size, len(i.rows)) for i in found) == {
         (Op.ALL_REDUCE, 8 * (4 * RING_SLOT + 4096), n * messages): operations
@@ -224,7 +233,7 @@ def test_what_begins_within_an_operation_is_a_part_of_it() -> None:
     """Two nodes of two GPUs, a channel at each: what seems to begin within one leaves none of it out."""
     ops = [(begin, 12, 4096) for begin in (0, 10_000, 20_000)]
     columns, sets = _sets([ops, ops], [[(0, 2), (2, 0)], [(1, 3), (3, 1)]], {1: [16, 20, 29]})
-    found = Reading(columns, sets, np.arange(4), np.array([0, 0, 2, 2])).instances()
+    found = Reading(_job(columns, np.array([0, 0, 2, 2])), sets).instances()
     assert [(i.op, i.size, len(i.rows)) for i in found] == [(Op.ALL_REDUCE, 2 * 4 * 2 * 4096, 48)] * 3
 
 
@@ -232,5 +241,5 @@ def test_a_part_of_an_operation_is_none_of_fewer_ranks() -> None:
     """30 messages of an all_gather of 16 ranks; three times ten are as many as three of six ranks have."""
     ops = [(10_000 * k, 30, 4096) for k in range(6)]
     columns, sets = _sets([ops], [[(0, 1), (1, 0)]], {0: [70, 80]})
-    found = Reading(columns, sets, np.arange(2), np.arange(2)).instances()
+    found = Reading(_job(columns, np.arange(2)), sets).instances()
     assert Counter((i.op, i.size, i.ranks, len(i.rows)) for i in found) == {(Op.ALL_GATHER, 8192, 16, 60): 6}

@@ -13,7 +13,7 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.lanes import Lane
-from dpuflow.matching.pats import pat_of
+from dpuflow.matching.layouts import pat_of
 from dpuflow.schedules.nccl import pat_dimensions
 from dpuflow.schema.rows import Op
 from dpuflow.synth.case import write_case

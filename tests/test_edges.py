@@ -14,7 +14,7 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.identity.endpoints import endpoint_ranks, rank_order, seen_whole
 from dpuflow.ingest import ingest
 from dpuflow.join import join
-from dpuflow.matching import Instance, build_collectives
+from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.schema.rows import NEVER
 from dpuflow.schema.tables import CaptureTables, Joined
 from dpuflow.verdicts.edges import Measured, View, disagreements, measure_edges
@@ -34,7 +34,7 @@ def measured(
     joined = join(deepcopy(tables), clock=clock)
     exchanges = build_exchanges(joined.transfers)
     position = rank_order(joined, endpoint_ranks(joined, None))
-    instances = build_collectives(exchanges, position, seen_whole(joined))
+    instances = build_collectives(Job(exchanges, position, seen_whole(joined)))
     names = {tuple(sorted(i.order)): n for n, i in enumerate(instances)}
     group = np.array([names[tuple(sorted(i.order))] for i in instances])
     entries = weigh(build_entries(exchanges, instances), exchanges, joined, instances, group)

@@ -20,6 +20,7 @@ EXPECTED = {
     "Vantage",
     "__version__",
     "analyze",
+    "load",
     "read_rank_map",
     "score_case",
     "write_json",

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, captured, concluded, run_job
 
+from dpuflow.conditions import TABLE
+from dpuflow.conditions.describe import MARK, runbook
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.findings.build import _began, _share
+from dpuflow.findings.build import DETECTORS
+from dpuflow.findings.case import Case
+from dpuflow.findings.needs import NEEDS
+from dpuflow.findings.ranks import _began, _share
 from dpuflow.results import Analysis, Finding, Lateness
 from dpuflow.schema.rows import Op, Transport
 from dpuflow.schema.tables import CaptureTables, Clock, Joined
@@ -235,7 +240,7 @@ def test_a_long_start_up_makes_a_straggler_no_less_severe() -> None:
         collective=np.repeat(np.arange(20), 2),
     )
     wait = np.where(np.repeat(at, 2) >= 100 * MS, MS, 0) * (np.arange(40) % 2)
-    known = typing.cast(Inferred, SimpleNamespace(entries=entries, charges=SimpleNamespace(wait_ns=wait)))
+    known = typing.cast(Inferred, SimpleNamespace(entries=entries, charges=SimpleNamespace(cost_ns=wait)))
     rows = np.flatnonzero(wait)
     late = typing.cast(Lateness, SimpleNamespace(steadiness="persistent", since_ns=None))
     begin = _began(known, rows, late)
@@ -404,20 +409,90 @@ def test_no_advice_asks_for_new_hardware() -> None:
 
 def test_every_runbook_is_there() -> None:
     root = Path(__file__).resolve().parents[1]
-    places = set()
-    for module in (root / "dpuflow" / "findings").glob("*.py"):
-        places |= set(re.findall(r'runbook="([^"]+)"', module.read_text()))
-    assert len(places) == 10
-    for place in places:
-        path, anchor = place.split("#")
+    for row in TABLE.values():
+        path, anchor = row.runbook.split("#")
         headings = re.findall(r"^#+ (.+)$", (root / path).read_text(), re.MULTILINE)
-        assert anchor in {heading.strip("`").lower().replace(" ", "-") for heading in headings}, place
+        assert anchor in headings, row.runbook
 
 
-def test_the_list_of_conditions_is_that_of_the_code() -> None:
-    import dpuflow.findings
-    from dpuflow.results import CONDITIONS
+def test_the_runbook_is_that_of_the_table() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "runbook.md").read_text()
+    assert page.split(MARK)[1].lstrip("\n") == runbook(), "make docs"
 
-    folder = Path(dpuflow.findings.__file__).parent
-    texts = "".join(path.read_text() for path in folder.glob("*.py"))
-    assert set(re.findall(r'condition="(\w+)"', texts)) == set(CONDITIONS)
+
+def test_the_table_is_that_of_the_detectors() -> None:
+    """Each condition has a detector or says that it has none; what it explains and needs is there."""
+    told = {name for _, names in DETECTORS for name in names}
+    assert told == {row.name for row in TABLE.values() if row.judged and not row.told_as}
+    for row in TABLE.values():
+        assert set(row.explains) <= set(TABLE)
+        assert set(row.needs) <= set(NEEDS)
+        assert row.observability == "direct" or row.why
+        assert row.judged == (row.observability != "none")
+        assert not row.told_as or (row.told_as in told and row.name in TABLE[row.told_as].explains)
+        assert "replace" not in row.advice.lower()
+    assert len(TABLE) == 28 + len(("slow_link", "hang", "desync", "capture_loss", "clock_untied"))
+
+
+def test_a_detector_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(case: Case) -> typing.Iterator[Finding]:
+        raise ZeroDivisionError("of a test")
+
+    others = tuple(row for row in DETECTORS if "congestion" not in row[1])
+    monkeypatch.setattr("dpuflow.findings.build.DETECTORS", ((broken, ("congestion",)), *others))
+    result = analysed(job({2: 5 * MS}), 4)[0]
+    assert conditions(result) == ["straggler"]
+    (said,) = [limit for limit in result.limits if "ZeroDivisionError" in limit]
+    assert "congestion" in said
+    (state,) = [row for row in result.judged if row.condition == "congestion"]
+    assert (state.state, state.reason) == ("not_judged", "its detector failed (see limits)")
+
+
+def test_silence_and_blindness_do_not_look_alike() -> None:
+    result = analysed(job(), 4)[0]
+    states = {row.condition: row for row in result.judged}
+    assert list(states) == list(TABLE)
+    assert states["straggler"].state == "not_found"
+    assert states["admission_backlog"].state == "not_judged"
+    assert "client" in (states["admission_backlog"].reason or "")
+    assert all(row.reason for row in result.judged if row.state == "not_judged")
+
+
+def test_a_slow_port_explains_the_marks_towards_it() -> None:
+    slow = {edge: 300.0 for r in (0, 1, 2) for edge in ((r, 3), (3, r))}
+
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["ecn_marked"][joined.flows["dst"] == 3] = 5
+        joined.flows["ecn_marked"][(joined.flows["dst"] == 1) & (joined.flows["src"] == 0)] = 5
+
+    found = analysed(job(slow=slow), 4, change)[0].findings
+    assert [f.condition for f in found] == ["slow_link", "congestion"]
+    assert [(part.condition, part.endpoints) for part in found[0].consists_of] == [
+        ("congestion", [0, 1, 2, 3])
+    ]
+    assert found[1].endpoints == [0, 1]
+
+
+def test_a_mark_that_cost_nothing_is_information() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        one = np.flatnonzero((joined.transfers["dst"] == 2) & (joined.transfers["bytes"] > 0))[7]
+        joined.flows["ecn_marked"][(joined.flows["dst"] == 2) & (joined.flows["src"] == 0)] = 1
+        joined.transfers["ecn_marked"][one] = 1
+
+    assert only(analysed(job(), 4, change)[0], "congestion").severity == "info"
+
+
+def test_marks_that_cost_time_are_as_severe_as_that() -> None:
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["ecn_marked"][(joined.flows["dst"] == 2) & (joined.flows["src"] == 0)] = 9
+        mine = np.flatnonzero((joined.transfers["dst"] == 2) & (joined.transfers["src"] == 0))
+        hit = mine[(joined.transfers["bytes"][mine] > 0)][::4]
+        joined.transfers["ecn_marked"][hit] = 1
+        joined.transfers["arrived_end_ns"][hit] += MS
+        hit_ns.append(MS * len(hit))
+
+    hit_ns: list[int] = []
+    result = analysed(job(), 4, change)[0]
+    found = only(result, "congestion")
+    assert found.cost_ns == pytest.approx(hit_ns[0], rel=0.1)
+    assert found.severity in ("warning", "critical"), found.cost_share

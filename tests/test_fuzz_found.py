@@ -14,6 +14,7 @@ from readings import read_bytes, read_file
 
 import dpuflow
 from dpuflow.entries import needs, relative
+from dpuflow.matching import Job
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.schedules.algorithms import ALGORITHMS
@@ -72,7 +73,7 @@ def test_sizes_far_apart_are_no_schedule():
     ):
         rows[name] = 1000 * np.arange(4) + step
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sequenced_instances(rows, np.arange(4), np.arange(2))
+    sequenced_instances(Job(rows, np.arange(2)), np.arange(4))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
@@ -87,7 +88,7 @@ def test_a_small_segment_of_a_large_half_is_no_split_tree():
     for name in ("offer_ns", "grant_ns"):
         rows[name] = schema.NEVER
     start = time.process_time()
-    sequenced_instances(rows, np.arange(3), np.arange(3))
+    sequenced_instances(Job(rows, np.arange(3)), np.arange(3))
     assert time.process_time() - start < 30
 
 
@@ -151,10 +152,9 @@ def test_a_rank_that_talks_to_itself():
 def test_errors_of_centuries():
     """What did not fit was told as an unseen time, with a warning of NumPy's in the middle of the verdict."""
     same, spread = np.zeros(3, np.int64), np.array([schema.NEVER, (1 << 63) - 1, 7])
-    entries = SimpleNamespace(
-        endpoint=same, spread_ns=spread, held_ns=np.array([3, 0, 4]), clock=same, clock_ns=same
-    )
-    handed, clocks = relative._errors(entries, entries.spread_ns, np.array([2, 2, 2]))
+    margins = SimpleNamespace(held_ns=np.array([3, 0, 4]), clock=same, clock_ns=same)
+    entries = SimpleNamespace(endpoint=same, margins=margins)
+    handed, clocks = relative._errors(entries, spread, np.array([2, 2, 2]))
     assert handed.tolist() == [schema.NEVER, 1 << 62, 7]
     assert clocks.tolist() == [0, 0, 0]
 

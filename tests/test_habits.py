@@ -194,7 +194,7 @@ def test_a_capture_is_what_its_name_says(name: str, tmp_path: Path) -> None:
 
 def test_messages_are_not_called_packets(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["capture", "-i", "lo", "--mode", "messages", "-w", "x.pcapng"]) == 2
-    assert "writes a column file: name it .dpuflow" in capsys.readouterr().err
+    assert "writes a column file: give it a name such as node0.dpuflow" in capsys.readouterr().err
 
 
 def test_progress_goes_on_while_analysing() -> None:

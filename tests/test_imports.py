@@ -15,11 +15,11 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
 # modules may import each other.
 ORDER = [
     *("errors", "wire", "settings", "synth", "schema", "framing"),
-    *("quantities", "results", "kernels", "arrays", "capture", "packets"),
-    *("messages", "store", "vantages", "ingest", "live"),
+    *("conditions", "quantities", "results", "kernels", "arrays", "capture", "packets"),
+    *("messages", "store", "vantages", "ingest", "keeping", "live"),
     *("join", "identity", "exchanges", "schedules", "matching", "entries", "verdicts"),
-    *("outline", "assemble", "findings", "islands", "marks", "analysis"),
-    *("scoring", "export"),
+    *("requests", "outline", "assemble", "figures", "findings", "islands", "marks", "analysis"),
+    *("loading", "differences", "scoring", "export", "recorded"),
     *("reports", "agent", "cli"),
 ]
 

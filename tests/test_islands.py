@@ -50,18 +50,31 @@ def scored(result: dpuflow.Analysis, folder: Path) -> Score:
 def test_one_communicator_a_rail(shared: Path) -> None:
     """Data parallel by rail: 4 rails of 4 nodes, a clock a NIC, ranks late in turn on each."""
     folder = shared / "captures/nccl/hybrid-tp4dp4-rails-late"
-    result = analyze_tables(captures_of(folder)).analysis
+    worked = analyze_tables(captures_of(folder), marked=True)
+    result = worked.analysis
     assert sorted({clock.island for clock in result.clocks}) == [0, 1, 2, 3]
     assert len([clock for clock in result.clocks if clock.reference]) == 4
     score = scored(result, folder)
     assert (score.true, score.found, score.invented, score.op_right, score.bytes_right) == (80, 80, 0, 80, 80)
     assert (score.last_asked, score.last_right, score.bounds_violated) == (52, 52, 0)
     assert score.exact == score.ranks
+    (finding,) = (row for row in result.findings if row.condition == "straggler")
+    assert finding.cost_ns == sum(
+        row.caused_wait_ns or 0 for row in result.lateness if row.verdict != "on_time"
+    )
     assert score.intervals_held == score.intervals
     assert max(score.clock_errors_ns) < 10_000
     assert score.verdict_notes == []
     assert Counter(finding.condition for finding in result.findings) == {"straggler": 1}
     assert sum("islands" in text for text in result.limits) == 1
+    # Packets of every rail have their collectives beside them, not those of the first rail alone.
+    clocks = {clock.capture: clock.island for clock in result.clocks}
+    islands = dict.fromkeys(clocks.values(), frozenset[int]())
+    for number, marks in enumerate(worked.marks):
+        islands[clocks[number]] |= {m.collective for of in marks.flows.values() for m in of} - {None}
+    assert sorted(number for own in islands.values() for number in own) == list(
+        range(len(result.collectives))
+    )
 
 
 @pytest.mark.parametrize("apart_ns", [0, 7_654_321, -40_000_000_000])
@@ -98,6 +111,9 @@ def test_trees_over_nodes_name_the_node(shared: Path, without: str) -> None:
     score = scored(result, folder)
     assert score.bounds_violated == 0
     assert score.verdict_notes == []
+    late = [row for row in result.lateness if row.verdict in ("late", "intermittent")]
+    assert late
+    assert all(row.node is not None for row in late)
     if without == "no such":
         assert (score.true, score.found, score.invented) == (40, 40, 0)
         assert (score.op_right, score.bytes_right) == (40, 40)

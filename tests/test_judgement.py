@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, analysed, run_job
 
-from dpuflow.entries import Entries, build_entries, relate
+from dpuflow.entries import Entries, build_entries, relate, stalls
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.results import Lateness
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.causes import causes_of
 from dpuflow.verdicts.charges import Charges, charge, scatter_of
-from dpuflow.verdicts.habits import in_rhythm, onset_of
+from dpuflow.verdicts.habits import onset_of
 from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.own import own_lateness
 from dpuflow.verdicts.pauses import find_work, pause_sentences, worked_ns
 from dpuflow.verdicts.steps import find_steps
-from dpuflow.verdicts.units import sharing_ranks
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -47,12 +46,12 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     causes = causes_of(instances, entries, relative, charges, slow)
     step = find_steps(instances, entries, of)[1]
     own = own_lateness(instances, entries, relative, causes, of)
-    return (
-        instances,
-        entries,
-        charges,
-        judge(instances, entries, relative, charges, causes, own, of, step, find_work(entries, step).ns),
+    worked_ns, stalled = (
+        find_work(entries, step).ns,
+        stalls(entries, exchanges, instances, of[entries.collective]),
     )
+    found = judge(instances, entries, relative, charges, causes, own, of, step, worked_ns, stalled)
+    return instances, entries, charges, found
 
 
 def judged(
@@ -131,7 +130,7 @@ def test_late_from_a_certain_collective_on_in_noise(seed: int) -> None:
     assert found[2].since_ns is not None
     step_ns = played[-1].enter_ns[2] - played[-2].enter_ns[2]
     assert abs(found[2].since_ns - TIME_0 - played[15].enter_ns[2]) < 4 * step_ns
-    assert others(found, 2) <= {"on_time", "intermittent"}
+    assert others(found, 2) <= {"on_time", "intermittent", "unknown"}
 
 
 def test_rotating() -> None:
@@ -159,7 +158,8 @@ def test_one_rank_now_and_then() -> None:
 def test_one_or_two_incidents_are_no_habit() -> None:
     world = World("gloo")
     run_job(world, RING, 4096, list(range(4)), 40, late=lambda r, t: 50 * MS * (r == 2 and t in (10, 30)))
-    assert verdicts(stages(world)[3]) == ["on_time"] * 4
+    # Nor are they none: a rank that is late in a tenth of all may show as few in 40.
+    assert verdicts(stages(world)[3]) == ["on_time", "on_time", "unknown", "on_time"]
 
 
 def stalled(
@@ -185,9 +185,11 @@ def test_a_stall_hides_no_lateness_that_comes_every_time(world: Late) -> None:
     assert others(found, 2) == {"on_time"}
 
 
-@pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3)])
-def test_stalls_alone_are_nobody_s_habit(ranks: tuple[int, ...]) -> None:
-    assert verdicts(judged(stalled(20, 40, ranks=ranks))) == ["on_time"] * 4
+@pytest.mark.parametrize(("ranks", "said"), [((0,), "unknown"), ((0, 1, 2, 3), "on_time")])
+def test_stalls_alone_are_nobody_s_habit(ranks: tuple[int, ...], said: str) -> None:
+    """Two stalls of one rank among 40 collectives may be the first of many; among 120 they are incidents."""
+    assert verdicts(judged(stalled(20, 35, ranks=ranks))) == [said, "on_time", "on_time", "on_time"]
+    assert verdicts(judged(stalled(20, 35, ranks=ranks), times=120)) == ["on_time"] * 4
 
 
 def test_incidents_are_weighed_against_all_the_time() -> None:
@@ -241,8 +243,7 @@ def test_two_late_ranks() -> None:
     assert found[1].caused_wait_ns < found[3].caused_wait_ns / 10
 
 
-def test_late_once_a_step() -> None:
-    """Every fifth collective, always the same rank: a step has five, and the rank works longer once."""
+def test_late_in_every_fifth_collective_of_which_no_step_is_told() -> None:
     found = judged(lambda rank, turn: 6 * MS * (rank == 2 and turn % 5 == 4), times=60)
     assert (found[2].verdict, found[2].steadiness) == ("late", "persistent")
     assert 0.15 < found[2].late_share < 0.3
@@ -355,26 +356,12 @@ def test_an_onset_of_one_rank_in_many_takes_more_than_three_bad_units() -> None:
     assert onset_of(np.array([1] * 12 + [50] * 6), 1.0, ranks=8) == 12
 
 
-def test_what_comes_in_turn_is_told_by_its_turns() -> None:
+def test_what_comes_in_turn_has_no_onset() -> None:
     """Late every fourth time from unit 14 on: most units are as they were before."""
     late = np.arange(40) % 4 == 2
     late[:14] = False
     excess = MS * late.astype(np.int64)
     assert onset_of(excess, 0.1 * MS) is None
-    turns = in_rhythm(late)
-    assert turns.tolist() == list(range(2, 40, 4))
-    assert not len(in_rhythm(np.ones(40, bool)))
-    choices = random.Random(7)
-    assert not len(in_rhythm(np.array([choices.random() < 0.3 for _ in range(60)])))
-
-
-@pytest.mark.parametrize(
-    ("amounts", "ranks"),
-    [([5, 5, 5, 5], 4), ([5, 5, 5, 0], 3), ([20, 0, 0, 0], 1), ([5, 5, 0, 0], 1), ([6, 6], 2), ([6, 0], 1)],
-)
-def test_what_goes_round_may_miss_a_rank_by_chance(amounts: list[int], ranks: int) -> None:
-    """1 % of 1,000 counts, which several ranks may bear together: three at least, or all there are."""
-    assert sharing_ranks(amounts, 1_000) == ranks
 
 
 def test_no_onset_in_coin_tosses() -> None:

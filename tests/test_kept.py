@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import edge_sizes, schedule
-from dpuflow.schedules.kept import kept
+from dpuflow.schedules.graph import edge_sizes, kept, schedule
 
 
 def test_what_is_kept_is_bounded_by_its_size() -> None:

@@ -157,8 +157,11 @@ def test_who_is_always_late_shows_no_reaction(style: str, op: Op, name: str, n: 
     """Nobody was ever seen to wait for an input: how fast hosts go on tells what is long after one."""
     world = late_always(style, algorithm_of(op, name), n, rank)
     entries, relative = told(world)
-    assert not len(entries.waited)
-    assert len(entries.granted_data_ns if style == "rendezvous" else entries.next_send_ns) >= 8
+    assert not len(entries.reactions.waited[0])
+    assert (
+        len(entries.reactions.granted_data_ns if style == "rendezvous" else entries.reactions.next_send_ns)
+        >= 8
+    )
     late = entries.endpoint == rank
     assert {Rule(rule) for rule in entries.rule[late][2:]} == {Rule.LONG_AFTER}
     said = relative.lateness_ns[late][2:]

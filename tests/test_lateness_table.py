@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collective_worlds import World, captured
-
-from dpuflow.entries import BOUNDS, RULES, Rule, build_entries, relate, weigh
-from dpuflow.entries.table import (
+from lateness_table import (
     EAGER,
     ENTRY,
     GLOO,
@@ -21,6 +19,10 @@ from dpuflow.entries.table import (
     roles_of,
     rows,
 )
+
+from dpuflow.entries import BOUNDS, RULES, Rule, build_entries, relate, weigh
+from dpuflow.entries.rows import ENTRY as ROW
+from dpuflow.entries.rows import MARGIN, SIGN, blank
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema.rows import NEVER, Wire
@@ -78,3 +80,15 @@ def test_entries_keep_to_the_table(algorithm: Algorithm, stack: str) -> None:
             else:
                 assert bound != "exact"
                 assert told[role] == "bound" or bound in ("at_most", "unobservable")
+
+
+def test_entries_are_as_declared() -> None:
+    """Each column stands in its record, at most 25 of them, and no others do."""
+    entries = blank(np.zeros(3, np.int64), np.arange(3), np.array([0, 3]))
+    for record, table in ((ROW, entries), (SIGN, entries.signs), (MARGIN, entries.margins)):
+        columns = {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
+        beside = {"offsets", "early_ns"} if record is ROW else set()
+        assert columns.keys() - beside == {field.name for field in record.fields}
+        assert len(record.fields) <= 25
+        for field in record.fields:
+            assert columns[field.name].dtype == np.dtype(field.type)

@@ -13,12 +13,13 @@ import pytest
 from synth_worlds import loop, settings
 
 import dpuflow
+from dpuflow.matching import Job
 from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.lanes import Lane, passed_on, unchanged
 from dpuflow.matching.layouts import layout_of
 from dpuflow.schedules.graph import dependencies, free_ranks
 from dpuflow.schedules.nccl import binary_tree, double_tree, pat_dimensions, tree_all_reduce
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import EXCHANGE, Op
 from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:
@@ -156,14 +157,14 @@ def test_what_ranks_pass_on() -> None:
 
 
 def test_a_chain_that_nothing_tells_from_a_reduce() -> None:
-    nodes = np.arange(3)
-    found = layout_of([lane(0, 1, [[0]]), lane(1, 2, [[0]], 2000)], nodes, nodes, [0, 1, 2])
+    job = Job(EXCHANGE.zeros(0), np.arange(3))
+    found = layout_of(job, [lane(0, 1, [[0]]), lane(1, 2, [[0]], 2000)], [0, 1, 2])
     assert found is not None
     assert (found.op, found.order, found.alike) == (Op.BROADCAST, [0, 1, 2], (Op.REDUCE,))
-    passed = layout_of([lane(0, 1, [[3]]), lane(1, 2, [[3]], 2000)], nodes, nodes, [0, 1, 2])
+    passed = layout_of(job, [lane(0, 1, [[3]]), lane(1, 2, [[3]], 2000)], [0, 1, 2])
     assert passed is not None
     assert passed.alike == ()
-    summed = layout_of([lane(0, 1, [[3]]), lane(1, 2, [[4]], 2000)], nodes, nodes, [0, 1, 2])
+    summed = layout_of(job, [lane(0, 1, [[3]]), lane(1, 2, [[4]], 2000)], [0, 1, 2])
     assert summed is not None
     assert (summed.op, summed.order[summed.root or 0]) == (Op.REDUCE, 2)
 

@@ -86,4 +86,4 @@ def test_the_scatter_of_a_single_known_entry_is_not_nothing() -> None:
     _, joined = captured(transfers, 4)
     entries = infer(joined, exchanges, instances, build_entries(exchanges, instances)).entries
     assert (entries.exact.reshape(-1, 2).sum(axis=1) == 1).all()
-    assert (entries.spread_ns > 100_000).all()
+    assert (entries.margins.spread_ns > 100_000).all()

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from dpuflow.capture import open_capture
 from dpuflow.ingest import ingest
 from dpuflow.kernels import ring as kernel
-from dpuflow.live import blocks
+from dpuflow.live import blocks, ebpf
 from dpuflow.live.base import Interface
+from dpuflow.live.ebpf import EbpfCapture
 from dpuflow.live.nic import NIC_NAMES
+from dpuflow.live.ring import Ring, _position
 from dpuflow.packets.records import read_blocks
 from dpuflow.schema.ring import (
     CELL_DATA,
@@ -83,7 +86,8 @@ def drained(
     seen = np.zeros(1 << 16, np.uint8)
     out, found = np.zeros(room + kernel.SLACK, np.uint8), b""
     cells, marks = np.zeros(8, np.uint8), np.zeros((0, 3), np.int64)
-    rings = (consumer, producer, SIZE, cells, 8, 0, marks)
+    end = kernel.positions(producer, cells, 8, marks)
+    rings = (consumer, producer, SIZE, cells, 8, 0, marks, end)
     while filled := kernel.drain(*rings, NEVER, 0, NEVER, out, 0, state, seen):
         found += out[:filled].tobytes()
     return found, state
@@ -164,10 +168,11 @@ def test_rings_are_read_in_the_order_of_their_stamps(
     state[kernel.D_LEFT] = 1 << 60
     out, marks = np.zeros(room + kernel.SLACK, np.uint8), np.zeros((4, 3), np.int64)
     found: list[list[tuple[int, bytes]]] = []
+    end = kernel.positions(producer, area, STRIDE, marks)
     for until in (10**18 + limit, NEVER):
         got = b""
         while filled := kernel.drain(
-            consumer, producer, SIZE, area, STRIDE, CELL, marks, until, 0, NEVER, out, 0, state, seen
+            consumer, producer, SIZE, area, STRIDE, CELL, marks, end, until, 0, NEVER, out, 0, state, seen
         ):
             got += out[:filled].tobytes()
         found.append(stamps(got))
@@ -189,8 +194,23 @@ def test_a_stamp_that_cannot_be_holds_nothing_up() -> None:
     state, seen = np.zeros(kernel.D_SIZE, np.int64), np.zeros(1 << 16, np.uint8)
     state[kernel.D_LEFT] = 1 << 60
     out, marks = np.zeros(4096, np.uint8), np.zeros((2, 3), np.int64)
+    end = kernel.positions(producer, area, STRIDE, marks)
     filled = kernel.drain(
-        consumer, producer, SIZE, area, STRIDE, CELL, marks, limit, 10**18 - 1000, look, out, 0, state, seen
+        consumer,
+        producer,
+        SIZE,
+        area,
+        STRIDE,
+        CELL,
+        marks,
+        end,
+        limit,
+        10**18 - 1000,
+        look,
+        out,
+        0,
+        state,
+        seen,
     )
     assert sorted(stamps(out[:filled].tobytes())) == [
         (10**18 + 1, b"a" * 20),
@@ -199,6 +219,44 @@ def test_a_stamp_that_cannot_be_holds_nothing_up() -> None:
         (limit - 1, b"d" * 20),
     ]
     assert state[kernel.D_MISDATED] == 2
+
+
+def test_who_stands_still_between_clock_and_ring_suspects_no_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the thread that reads may lose its CPU for milliseconds at any point."""
+    now, stood_ns = [10**18], 10_000_000
+    area = cells_of([[(10**18 - 10**6, b"a" * 20), (10**18 + 8_000_000, b"b" * 20)]], [0])
+    reading = EbpfCapture.__new__(EbpfCapture)
+    reading.ring = ring_over(area)
+    reading.clock = SimpleNamespace(start=SimpleNamespace(real_ns=0))  # type: ignore[assignment]
+    reading._wall = SimpleNamespace(look=lambda: None)  # type: ignore[assignment]
+    reading._attached, reading._guard_ns = True, 20_000
+    reading.tally = np.zeros(kernel.D_SIZE, np.int64)
+    reading.tally[kernel.D_LEFT] = 1 << 60
+
+    def clock() -> int:
+        now[0] += stood_ns
+        return now[0] - stood_ns
+
+    monkeypatch.setattr(ebpf, "time", SimpleNamespace(monotonic_ns=clock))
+    out, found = np.zeros(4096, np.uint8), b""
+    for _ in range(3):
+        found += out[: reading.read(out, 0)].tobytes()
+    assert stamps(found) == [(10**18 - 10**6, b"a" * 20), (10**18 + 8_000_000, b"b" * 20)]
+    assert reading.tally[kernel.D_MISDATED] == 0
+
+
+def ring_over(area: np.ndarray) -> Ring:
+    """A Ring of the cells in ``area`` and an empty ring of the kernel's, in ordinary memory."""
+    made = Ring.__new__(Ring)
+    made.size, made.cell_size, made._stride = SIZE, CELL, STRIDE
+    made._mapped, made._cell_bytes = ring_of([], 0), area
+    made._marks, made._seen = np.zeros((len(area) // STRIDE, 3), np.int64), np.zeros(1 << 16, np.uint8)
+    made._peak = made._looked = 0
+    made._ends = [(_position(read, 0), _position(written, 0)) for read, written in (made._mapped,)]
+    made._ends += [
+        (_position(area, at + CELL_TAIL), _position(area, at)) for at in range(0, len(area), STRIDE)
+    ]
+    return made
 
 
 def record_places(producer: np.ndarray) -> list[int]:
@@ -291,14 +349,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-i", "nowhere0"], "nowhere0: there is no such interface"),
+        (["-i", "nowhere0"], "nowhere0: no such interface"),
         (["-i", "lo", "-i", "lo"], "an interface is named twice"),
-        (["-i", "lo", "--host", "me"], "'me' is no IPv4 or IPv6 address"),
-        (["-i", "lo", "--port", "70000"], "70000 is no port"),
-        (["-i", "lo", "--filter", "not tcp"], "--filter: 'not' is not possible; possible are roce"),
-        (["-i", "lo", "--filter", "qp 16777216"], "16777216 is no QP"),
-        (["-i", "lo", "--filter", "roce", "--qp", "7"], "--filter says it all"),
-        (["-i", "lo", "--filter", "roce", "--protocol", "tcp"], "--filter says it all"),
+        (["-i", "lo", "--host", "me"], "'me' is not an IPv4 or IPv6 address"),
+        (["-i", "lo", "--port", "70000"], "70000 is not a port"),
+        (["-i", "lo", "--filter", "not tcp"], "--filter: 'not' is not supported; supported: roce"),
+        (["-i", "lo", "--filter", "qp 16777216"], "16777216 is not a QP"),
+        (["-i", "lo", "--filter", "roce", "--qp", "7"], "--filter replaces --protocol"),
+        (["-i", "lo", "--filter", "roce", "--protocol", "tcp"], "--filter replaces --protocol"),
     ],
 )
 def test_wrong_use_is_told_in_a_sentence(arguments: list[str], sentence: str) -> None:

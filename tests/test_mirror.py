@@ -95,14 +95,14 @@ def test_ovs_adds_to_the_mirrors_of_the_bridge() -> None:
 @pytest.mark.parametrize(
     ("way", "plan", "why"),
     [
-        ("tc", {"source": "p0", "to": "sf"}, "--peer is needed"),
+        ("tc", {"source": "p0", "to": "sf"}, "--peer is required"),
         ("tc", {"source": "p0", "to": "p0", "peer": "h"}, "must be different interfaces"),
-        ("sample", {"source": "p0"}, "--peer is needed"),
-        ("tc-software", {"source": "p0", "to": "m", "peer": "h"}, "packets go on by themselves"),
-        ("tc-software", {"source": "p0"}, "--to is needed"),
-        ("ovs", {"source": "p0", "to": "sf", "peer": "h", "bridge": "b"}, "OVS knows where packets go"),
-        ("doca", {"source": "p0"}, "--to is needed"),
-        ("doca", {"source": "p0", "to": "eth9"}, "'eth9' is no representor"),
+        ("sample", {"source": "p0"}, "--peer is required"),
+        ("tc-software", {"source": "p0", "to": "m", "peer": "h"}, "--peer applies to tc"),
+        ("tc-software", {"source": "p0"}, "--to is required"),
+        ("ovs", {"source": "p0", "to": "sf", "peer": "h", "bridge": "b"}, "OVS knows the path"),
+        ("doca", {"source": "p0"}, "--to is required"),
+        ("doca", {"source": "p0", "to": "eth9"}, "'eth9' is not a representor"),
     ],
 )
 def test_what_cannot_be(way: str, plan: dict[str, str], why: str) -> None:
@@ -124,7 +124,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == lines("tc", source="p0", peer="pf0hpf", to="sf")
     wrong = dpuflow("tc", "--from", "p0", "--to", "sf", "--dry-run")
     assert wrong.returncode == 2
-    assert "Error: --peer is needed for this way of mirroring." in wrong.stderr
+    assert "Error: --peer is required for this kind of mirror." in wrong.stderr
     assert list(PROVIDERS) == ["tc", "sample", "ovs", "doca", "tc-software"]
     assert not list(tmp_path.iterdir())
 
@@ -163,7 +163,7 @@ def test_a_step_that_fails_undoes_those_before(folder: Path) -> None:
     ):
         pass
     with (
-        pytest.raises(MissingError, match="there is no command nothing-of-that-name"),
+        pytest.raises(MissingError, match="command not found: nothing-of-that-name"),
         CommandMirror([touching(folder, "a"), Step(("nothing-of-that-name",))]),
     ):
         pass
@@ -267,9 +267,9 @@ def test_doctor_on_a_card_whose_eswitch_ovs_owns(tmp_path: Path, monkeypatch: py
     assert said["card"] == (True, "BlueField-3, 0000:03:00.0, on its Arm cores")
     assert said["mode"] == (True, "DPU mode")
     assert said["switchdev"][0]
-    assert said["eswitch"] == (False, "OVS-DOCA owns it: take mirror ovs, not --backend doca")
+    assert said["eswitch"] == (False, "OVS-DOCA owns it: use mirror ovs, not --backend doca")
     assert not said["doca"][0]
-    assert "make it with `make doca`" in said["doca"][1]
+    assert "build it with `make doca`" in said["doca"][1]
     assert said["way"][1].startswith("dpuflow mirror ovs")
 
 
@@ -279,10 +279,12 @@ def test_doctor_on_a_card_in_nic_mode(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not said["card"][0]
     assert "seen from the host" in said["card"][1]
     assert said["mode"] == (
-        False, "NIC mode: the host owns the eSwitch; capture there, or set DPU mode and power-cycle",
+        False,
+        "NIC mode: the Arm cores see no traffic; capture at the switch or from the RDMA device, or set"
+        " DPU mode and power-cycle",
     )  # fmt: skip
     assert "the eSwitch's mode is unknown: devlink dev eswitch set" in said["switchdev"][1]
-    assert said["ovs"] == (False, "Open vSwitch is installed, but does not run")
+    assert said["ovs"] == (False, "Open vSwitch is installed, but not running")
 
 
 def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +305,7 @@ def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "('way', True, 'dpuflow capture --backend doca')" in done.stdout
     (folder / "etc/kubelet.d").mkdir()
     (folder / "etc/kubelet.d/doca_hbn.yaml").touch()
-    assert told(folder)["eswitch"] == (False, "HBN owns it (doca_hbn.yaml): take what it offers")
+    assert told(folder)["eswitch"] == (False, "HBN owns it (doca_hbn.yaml): use HBN's own mirroring")
 
 
 def test_doctor_sees_a_dpdk_program_but_not_this_process(tmp_path: Path) -> None:
@@ -324,4 +326,6 @@ def test_doctor_sees_a_dpdk_program_but_not_this_process(tmp_path: Path) -> None
         )
         environment = os.environ | {"PYTHONPATH": str(PROJECT)}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        assert done.stdout == "a DPDK or DOCA program is running: end it for --backend doca\n", done.stderr
+        assert done.stdout == "a DPDK or DOCA program is running: stop it to use --backend doca\n", (
+            done.stderr
+        )

@@ -148,3 +148,24 @@ def test_programs(name: str, begins: int | None, late: int, mode: str, tmp_path:
         ), (true["seq"], [(str(c.op), str(c.algorithm), c.bytes) for c in found])
     assert all(str(c.op) != "unknown" for c in found)
     assert len(found) <= most
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_apart_are_no_operations_of_their_own(seed: int, tmp_path: Path) -> None:
+    """Trees of two ranks, a message each way and lane: the finest cuts leave hardly a message to compare."""
+    job = (
+        f"name: test\nseed: {seed}\n"
+        "job: {kind: loop, iterations: 40, compute_us: 20, jitter_us: 0.5, ops: ["
+        "{op: all_reduce, bytes: 65536, algorithm: tree, protocol: ll}, "
+        "{op: all_reduce, bytes: 65536, algorithm: tree, protocol: ll, gap_us: 20}]}\n"
+        "faults: [{kind: gpu_late, rank: 0, us: 50, mode: persistent}]\n"
+    )
+    more = settings(
+        cluster={"nodes": 2, "link_gbps": 25},
+        nccl=SOCKETS | {"channels": 2},
+        observation={"compress": False, "clocks": {"offset_us": 1e5, "drift_ppm": 10, "jitter_ns": 20}},
+    )
+    captures = write_case(parse_scenario(job + more, "test.yaml"), tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    assert Counter((str(c.op), str(c.algorithm)) for c in result.collectives) == {("all_reduce", "tree"): 80}
+    assert [row.address for row in result.lateness if row.verdict == "late"] == ["10.0.0.1"]

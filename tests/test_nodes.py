@@ -92,7 +92,7 @@ def test_all_nodes_have_one_window_whatever_their_clocks_show(
             "--promiscuous", "--as-node",
         ]  # fmt: skip
     told = [line for line in said.splitlines() if line.startswith("root@ahead: clock ")]
-    assert " ms ahead of this one's, known to +-" in told[0]
+    assert " ms ahead of this machine's (+-" in told[0]
 
 
 def test_nodes_that_fail_are_named_and_the_rest_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
@@ -107,8 +107,10 @@ def test_nodes_that_fail_are_named_and_the_rest_goes_on(environment: dict[str, s
     assert "down2: FAILED: ssh: connect to host down2 port 22: Connection refused" in said
     assert "old: FAILED: No such option: --as-node" in said
     assert "breaks: FAILED: eth2: the interface is gone" in said
-    assert "vanishes: FAILED: it ended with status 9" in said
-    assert said.splitlines()[-1] == "dpuflow: no whole capture of down2, old, breaks, vanishes; see above"
+    assert "vanishes: FAILED: exited with status 9" in said
+    assert (
+        said.splitlines()[-1] == "dpuflow: no complete capture from down2, old, breaks, vanishes; see above"
+    )
     assert sorted(path.name for path in job.iterdir()) == ["breaks.pcapng.zst", "node1.pcapng.zst"]
 
 
@@ -132,7 +134,7 @@ def test_no_node_answers(environment: dict[str, str], tmp_path: Path) -> None:
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert said == (
-        "dpuflow: no node answers: down1: ssh: connect to host down1 port 22: Connection refused\n"
+        "dpuflow: no node answered: down1: ssh: connect to host down1 port 22: Connection refused\n"
     )
 
 
@@ -151,7 +153,7 @@ def test_ways_to_run_a_command() -> None:
 def test_nodes_are_named_once(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="twice"):
         split_nodes(("node1,root@node1",), tmp_path, ".x")
-    with pytest.raises(OptionError, match="needs the names"):
+    with pytest.raises(OptionError, match="needs node names"):
         split_nodes((" , ",), tmp_path, ".x")
     assert [n.file.name for n in split_nodes(("a/b, c",), tmp_path, ".x")] == ["a_b.x", "c.x"]
 
@@ -183,4 +185,4 @@ def test_state_of_a_clock(monkeypatch: pytest.MonkeyPatch, answers: dict[str, st
 
 def test_state_of_a_clock_as_the_kernel_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "_ask", lambda *command: "")
-    assert sync.clock_state().startswith(("kept, within ", "nobody keeps it"))
+    assert sync.clock_state().startswith(("synchronised, within ", "not synchronised"))

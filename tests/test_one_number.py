@@ -13,8 +13,8 @@ import dpuflow
 from dpuflow.agent import models
 from dpuflow.agent.board import Window
 from dpuflow.agent.log import Log
-from dpuflow.agent.service import Service
 from dpuflow.agent.tally import Tally
+from dpuflow.agent.told import tell
 from dpuflow.agent.tracker import Tracker
 from dpuflow.quantities import duration, late_by, late_in, name_of, rank_seconds
 from dpuflow.reports.json import json_lines
@@ -78,9 +78,7 @@ def test_all_renderings_agree(world: object) -> None:
 def logged(state: object) -> str:
     """The line that the agent logs of a finding."""
     stream = io.StringIO()
-    service = object.__new__(Service)
-    service.log = Log(stream=stream)
-    service._tell(state)  # type: ignore[arg-type]
+    tell(Log(stream=stream), state)  # type: ignore[arg-type]
     return stream.getvalue()
 
 

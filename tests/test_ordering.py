@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.arrays.ordering import (
+    Latest,
     Picked,
     classes,
     lower_medians,
@@ -102,3 +103,19 @@ def test_picked_columns() -> None:
     assert picked["bytes"].tolist() == [30, 10]
     assert picked["bytes"] is picked["bytes"]
     assert picked["bytes"].flags.c_contiguous
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_latest_event_of_a_class(seed: int) -> None:
+    """Ties, events and questions at NEVER, times centuries apart, classes without events, no events."""
+    choice = np.random.default_rng(seed)
+    scale = 10 ** int(choice.integers(0, 18))
+    of, asked = (choice.integers(0, 6, int(choice.integers(low, 40))) for low in (0, 1))
+    times, until = (choice.integers(-4, 5, len(each)) * scale for each in (of, asked))
+    times[choice.random(len(times)) < 0.2] = NEVER
+    until[choice.random(len(until)) < 0.2] = NEVER
+    expected = []
+    for wanted, limit in zip(asked, until, strict=True):
+        mine = [n for n in range(len(of)) if of[n] == wanted and NEVER < times[n] <= limit]
+        expected.append(max(mine, key=lambda n: (times[n], n), default=-1))
+    assert Latest(of, times).by(asked, until).tolist() == expected

@@ -172,8 +172,8 @@ def test_of_a_message_in_segments_the_first_one_tells_the_entry() -> None:
     entries = build_entries(exchanges, instances)
     late = entries.endpoint == 2
     assert (entries.rule[late] == Rule.AFTER_INPUT).all()
-    assert (entries.unmoved_ns[late] > 7 * MS).all()  # since the first segment
-    lag = (entries.enter_ns - entries.resumed_ns)[late]
+    assert (entries.signs.unmoved_ns[late] > 7 * MS).all()  # since the first segment
+    lag = (entries.enter_ns - entries.signs.resumed_ns)[late]
     assert ((lag > 0) & (lag < MS)).all()  # the last ones came after a pause: it may have been there by then
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpuflow.matching.partial import Contact, placements
+from dpuflow.matching.recognise import Contact, placements
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import edge_sizes, first_acts, schedule
-from dpuflow.schedules.plans import plan
+from dpuflow.schedules.graph import edge_sizes, first_acts, plan, schedule
 from dpuflow.schema.rows import Op
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from test_sequenced import check
 
 import dpuflow
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.matching import build_collectives
+from dpuflow.matching import Job, build_collectives
+from dpuflow.schedules.algorithms import Algorithm
+from dpuflow.schedules.trees import Send
 from dpuflow.schema.rows import Op
 from dpuflow.scoring.score import score_files
 
@@ -29,7 +32,7 @@ def test_roots_may_change_from_call_to_call(style: str, n: int) -> None:
         enter = {r: at + 20_000 + late.get(r, 0) + (r * 7919 + turn * 31) % 9_000 for r, at in free.items()}
         played.append(world.play(algorithm_of(op, name), 4096 * n, enter, root=turn * 5 % n))
         free = played[-1].leave_ns
-    found = build_collectives(build_exchanges(world.transfers()), np.arange(n))
+    found = build_collectives(Job(build_exchanges(world.transfers()), np.arange(n)))
     order = sorted(found, key=lambda i: i.op)
     check(order, sorted(played, key=lambda p: p.algorithm.op))
     for op in {op for op, _ in ROOTED}:
@@ -41,17 +44,42 @@ def test_roots_may_change_from_call_to_call(style: str, n: int) -> None:
 
 @pytest.mark.parametrize("style", ["eager", "rendezvous"])
 def test_rounds_of_isends_are_all_to_alls(style: str) -> None:
-    """Each with sizes of its own; a pipeline's transfers stay what they are."""
+    """Each with sizes of its own; among neighbours alone they have no name."""
     world, free, n = World(style), dict.fromkeys(range(5), 0), 5
     for turn in range(9):
         enter = {r: at + 1_000_000 + (r * 7919 + turn * 31) % 9_000 for r, at in free.items()}
         free = world.play(algorithm_of(Op.ALL_TO_ALL, "linear"), 640 * (turn + 1), enter, tag=7).leave_ns
     transfers = world.transfers()
     transfers["op"] = Op.SEND_RECV
-    found = build_collectives(build_exchanges(transfers), np.arange(n))
+    found = build_collectives(Job(build_exchanges(transfers), np.arange(n)))
     assert [(i.op, len(i.rows), i.size) for i in found] == [(Op.ALL_TO_ALL, n * (n - 1), None)] * 9
     few = transfers[np.abs(transfers["src"].astype(int) - transfers["dst"]) == 1]
-    assert {i.op for i in build_collectives(build_exchanges(few), np.arange(n))} == {Op.SEND_RECV}
+    found = build_collectives(Job(build_exchanges(few), np.arange(n)))
+    assert [(i.op, len(i.rows), len(i.free_rows())) for i in found] == [(Op.UNKNOWN, 2 * (n - 1), n)] * 9
+
+
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_rounds_along_a_ring_are_dated_and_a_pipeline_is_not_one(n: int) -> None:
+    """Isend to the next, irecv from the one before, wait: all but one rank is seen to send before it gets."""
+
+    def around(n: int, size: float, root: int) -> Iterator[Send]:
+        for rank in range(n):
+            yield Send(0, rank, (rank + 1) % n, size)
+
+    def along(n: int, size: float, root: int) -> Iterator[Send]:
+        for rank in range(n - 1):
+            yield Send(rank, rank, rank + 1, size)
+
+    for sends, told in ((around, {(Op.UNKNOWN, n, n)}), (along, {(Op.SEND_RECV, 2, 0)})):
+        world, free = World("eager"), dict.fromkeys(range(n), 0)
+        for turn in range(9):
+            late = {0: 5_000_000, 1: 1_000_000 * (turn % 3)}
+            enter = {r: at + late.get(r, 0) + (r * 7919 + turn * 31) % 9_000 for r, at in free.items()}
+            free = world.play(Algorithm(Op.ALL_GATHER, "ring", sends), 4096, enter, tag=7).leave_ns
+        transfers = world.transfers()
+        transfers["op"] = Op.SEND_RECV
+        found = build_collectives(Job(build_exchanges(transfers), np.arange(n)))
+        assert {(i.op, len(i.order), len(i.free_rows())) for i in found} == told
 
 
 @pytest.mark.parametrize(

@@ -153,5 +153,5 @@ def test_broken_messages_are_left_out() -> None:
 def test_without_psample() -> None:
     with pytest.raises(MissingError, match="this kernel has no psample"):
         capture(Control(known=False))
-    with pytest.raises(OptionError, match="packets mode alone"):
+    with pytest.raises(OptionError, match="packets mode only"):
         capture(Control(), mode="messages")

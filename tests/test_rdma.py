@@ -51,7 +51,7 @@ def test_ports_behind_interfaces(sys: Path) -> None:
 def test_doctor_says_what_no_capture_of_the_host_has(sys: Path) -> None:
     (line,) = [check for check in doctor.examine([]) if check.name == "rdma"]
     assert not line.met
-    assert line.text.startswith("lo: RoCE by mlx5_0 passes the kernel by")
+    assert line.text.startswith("lo: RoCE by mlx5_0 bypasses the kernel")
     assert [check for check in doctor.examine(["eth9"]) if check.name == "rdma"] == []
 
 
@@ -87,7 +87,7 @@ def run(
 def test_nothing_came_while_the_rdma_device_was_busy(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, failed = run(sys, monkeypatch, 12345)
     assert failed.startswith(
-        "lo: its RDMA device mlx5_0 moved 12,345 packets meanwhile, and no RoCE came this way"
+        "lo: its RDMA device mlx5_0 moved 12,345 packets during the capture, but no RoCE showed here"
     )
     assert "Where to capture" in failed
 

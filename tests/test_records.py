@@ -103,7 +103,7 @@ def test_threads_at_a_damaged_record(tmp_path: Path) -> None:
     assert not info["complete"]
     assert info["warnings"] == [
         f"{path}: a record claims more captured bytes than any capture holds at byte {24 + len(good)};"
-        " what comes before is kept"
+        " everything before it is kept"
     ]
 
 
@@ -178,7 +178,7 @@ def test_memory_does_not_follow_the_file(tmp_path: Path, threads: int) -> None:
 
     part = body(Random(11), "pcap")
     peaks = []
-    for size in (150, 600):
+    for size in (50, 200):
         path = tmp_path / f"{size}.pcap"
         path.write_bytes(runs.pcap([]) + part * size)
         code = (
@@ -193,4 +193,4 @@ def test_memory_does_not_follow_the_file(tmp_path: Path, threads: int) -> None:
         )
         peaks.append(int(out.stdout))
         path.unlink()
-    assert peaks[1] - peaks[0] < 16 * 1024  # KiB, for some 200 MB more
+    assert peaks[1] - peaks[0] < 16 * 1024  # KiB, for some 70 MB more

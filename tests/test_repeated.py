@@ -10,7 +10,7 @@ import pytest
 from blinded import blind
 
 from dpuflow import analyze
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, Job
 from dpuflow.matching.repeated import repeated_instances
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
 from dpuflow.schema.tables import Vantage
@@ -33,7 +33,7 @@ def found(bursts: list[Burst]) -> tuple[np.ndarray, list[Instance]]:
         row["arrived_ns"] = row["arrived_end_ns"] = sent_ns + 20 * US
         row["src"], row["dst"], row["bytes"], row["wire"] = src, dst, size, Wire.TCP_BURST
         row["connection"] = min(src, dst) * 10 + max(src, dst)
-    return rows, repeated_instances(rows, np.arange(len(rows)), np.arange(10))
+    return rows, repeated_instances(Job(rows, np.arange(10)), np.arange(len(rows)))
 
 
 def ring(n: int, enters_ns: list[int], steps: int, size: int = 5000) -> list[Burst]:

@@ -14,7 +14,7 @@ from scripted_results import MS, T0, collective, job
 from dpuflow import results
 from dpuflow.quantities import duration, listed, percent, size
 from dpuflow.reports.json import json_lines, write_json
-from dpuflow.reports.layout import Paint, table
+from dpuflow.reports.layout import Paint, lines_of, table
 from dpuflow.reports.text import MOST_ROWS, text_lines, write_text
 from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness, Told
 from dpuflow.schema.tables import CaptureInfo, Clock
@@ -185,6 +185,13 @@ def test_all_clear_tells_single_incidents() -> None:
     assert text.startswith(
         "NOBODY WAS LATE OF ITS OWN DOING as a rule by more than 400 us a step; rank 2 once by 9 ms"
         " and rank 0 twice, by up to 4 ms. "
+    )
+    # Seen too shortly to tell incidents from a habit (``judgement``).
+    result.lateness[2].verdict = "unknown"
+    text = " ".join(line.strip() for line in text_lines(result))
+    assert text.startswith(
+        "NOBODY SEEN LATE of its own doing as a rule by more than 400 us a step, but rank 2 could not be"
+        " judged: rank 2 once by 9 ms, and too little was captured to call that a habit or none."
     )
 
 
@@ -418,3 +425,13 @@ def test_sizes_lists_and_tables() -> None:
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert listed(list("abcdefgh"), most=3) == "a, b and 6 more"
     assert table(["x", "long"], [["aaa", "1"]]) == ["x    long", "aaa     1"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+@pytest.mark.parametrize("late_ms", [0, 5])
+def test_no_line_of_the_verdict_is_wider_than_the_terminal(columns: int, late_ms: int) -> None:
+    with lines_of(columns):
+        lines = "\n".join(text_lines(job(late_ms=late_ms))).split("\n")
+    assert max(len(line) for line in lines if "==" not in line) <= columns
+    whole = " ".join(" ".join(lines).split())
+    assert "10.0.0.3" in whole  # no line ends within an address

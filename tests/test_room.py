@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, claim, relate
-from dpuflow.entries.build import blank
 from dpuflow.entries.handover import usual_reactions
+from dpuflow.entries.rows import blank
 from dpuflow.entries.tails import room, tail_ns
 from dpuflow.entries.waiting import begun
 from dpuflow.schema.rows import NEVER
@@ -41,25 +41,33 @@ def group(late: dict[int, int], since_credit: int = 0) -> Entries:
         enter[each * RANKS + 2] += ns
     entries = blank(number, rank, np.arange(COUNT + 1) * RANKS)
     rule = np.where(rank == 1, int(Rule.CREDIT), int(Rule.FREE_STEP))
+    spread, posted = (
+        np.full(len(rows), 500),
+        enter - since_credit if since_credit else np.full(len(rows), NEVER),
+    )
     return replace(
         entries, enter_ns=enter, since_ns=left, rule=rule, whole=np.ones(len(rows), bool),
-        spread_ns=np.full(len(rows), 500), wide_ns=np.full(len(rows), 500),
-        posted_ns=enter - since_credit if since_credit else np.full(len(rows), NEVER),
-        waited=np.zeros(len(STALLS), np.int64), waited_ns=STALLS,
+        signs=replace(entries.signs, posted_ns=posted),
+        margins=replace(entries.margins, spread_ns=spread, wide_ns=spread),
+        reactions=entries.reactions._replace(waited=(np.zeros(len(STALLS), np.int64), STALLS)),
     )  # fmt: skip
+
+
+def roomy(entries: Entries, room_ns: NDArray[np.int64]) -> Entries:
+    return replace(entries, margins=replace(entries.margins, room_ns=room_ns))
 
 
 def rooms(entries: Entries) -> NDArray[np.int64]:
     """What ``weigh`` makes of it."""
     of_row = np.zeros(len(entries.rule), np.int64)
     times = begun(entries, entries.since_ns, usual_reactions(entries, of_row), of_row)
-    return room(entries, times, np.ones(len(of_row), bool), of_row)
+    return room(entries, times, of_row)
 
 
 def test_a_stall_before_the_first_message_looks_like_a_late_rank() -> None:
     """Of 15 us, less than stalls take, nothing is left to claim; of 200 us what is beyond them."""
     entries = group({5: 15_000, 9: FAR, 20: FAR, 30: FAR})
-    entries = replace(entries, room_ns=rooms(entries))
+    entries = roomy(entries, rooms(entries))
     likely = relate(entries)
     claimed = claim(entries, likely, np.zeros(COUNT, bool))
     late = np.array([5, 9]) * RANKS + 2
@@ -95,7 +103,7 @@ def test_the_largest_claim_stays_the_largest() -> None:
     enter[at] += 50_000  # rank 0 is late, too, but less
     rooms_ns = np.zeros(len(enter), np.int64)
     rooms_ns[at + 2] = 30_000
-    entries = replace(entries, enter_ns=enter, room_ns=rooms_ns)
+    entries = roomy(replace(entries, enter_ns=enter), rooms_ns)
     claimed = claim(entries, relate(entries), np.zeros(COUNT, bool))
     assert claimed.bound[at] == claimed.bound[at + 2] == AT_LEAST
     assert claimed.lateness_ns[at] < claimed.lateness_ns[at + 2] == 30_000
@@ -108,12 +116,8 @@ def test_an_upper_bound_leaves_room_for_the_others_hand_over() -> None:
     enter[at : at + RANKS] += (20_000, 30_000, 25_000)
     rooms_ns = np.zeros(len(enter), np.int64)
     rooms_ns[at] = 20_000
-    entries = replace(
-        entries,
-        enter_ns=enter,
-        room_ns=rooms_ns,
-        since_ns=np.where(entries.endpoint == 1, enter, entries.since_ns),
-    )
+    since = np.where(entries.endpoint == 1, enter, entries.since_ns)
+    entries = roomy(replace(entries, enter_ns=enter, since_ns=since), rooms_ns)
     likely = relate(entries)
     claimed = claim(entries, likely, np.zeros(COUNT, bool))
     assert likely.bound[at + 1] == claimed.bound[at + 1] == AT_MOST

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from collective_worlds import algorithm_of
 
 from dpuflow.matching.composed import one_after_the_other
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import awaited, dependencies, edge_sizes, free_ranks, reach, schedule
+from dpuflow.schedules.graph import (
+    awaited,
+    dependencies,
+    edge_sizes,
+    free_ranks,
+    needed_between,
+    reach,
+    schedule,
+)
 from dpuflow.schedules.trees import (
     binary_by_level,
     binary_heap,
@@ -150,3 +159,12 @@ def test_an_operation_of_two_others_does_what_it_promises() -> None:
         both = one_after_the_other(by_name[first], by_name[second], op)
         assert all(len(k) == 5 for k in know(both, 5, 2))
         assert both.name == (first[1] if first[1] == second[1] else "unknown")
+
+
+def test_a_first_message_between_nodes_may_tell_of_all_of_its_node() -> None:
+    """Six ranks on three nodes by halving and doubling: 1 and 3 hand all they have to their mates, 4 and 5
+    have each other's when they first send elsewhere."""
+    algorithm = algorithm_of(Op.ALL_REDUCE, "rabenseifner")
+    needed = needed_between(algorithm, (0, 0, 1, 1, 2, 2))
+    assert needed == {0: {0, 1}, 2: {2, 3}, 4: {4, 5}, 5: {4, 5}}
+    assert needed_between(algorithm_of(Op.ALL_REDUCE, "ring"), (0, 0, 1, 1)) == {1: {1}, 3: {3}}

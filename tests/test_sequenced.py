@@ -9,7 +9,7 @@ import pytest
 from collective_worlds import Played, World, algorithm_of, run_job
 
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.matching import Instance, build_collectives
+from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.matching.streams import HOLE, edge_streams, numbered_streams
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema.rows import EXCHANGE, Op, Wire
@@ -23,7 +23,7 @@ IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(NAMED)]
 
 
 def rebuilt(world: World, ranks: int) -> list[Instance]:
-    return build_collectives(build_exchanges(world.transfers()), np.arange(ranks))
+    return build_collectives(Job(build_exchanges(world.transfers()), np.arange(ranks)))
 
 
 def names(instance: Instance) -> set[str]:
@@ -117,7 +117,7 @@ def test_a_capture_that_begins_within_a_collective() -> None:
     world = World("eager")
     played = run_job(world, ring(), 64_000, [0, 1, 2, 3], 10)
     transfers = world.transfers()[17:]  # 24 messages a collective: the first is cut
-    found = build_collectives(build_exchanges(transfers), np.arange(4))
+    found = build_collectives(Job(build_exchanges(transfers), np.arange(4)))
     whole = [i for i in found if i.complete]
     check(whole, played[1:])
     assert [i.complete for i in found] == [False] + [True] * 9
@@ -134,7 +134,7 @@ def test_a_ring_of_two_is_one_collective_wherever_the_capture_begins(cut: int) -
         enter = {0: at[0] + 20_000_000, 1: at[1] + 60_000_000}
         played.append(world.play(ring(), 65_536, enter))
         at = played[-1].leave_ns
-    found = build_collectives(build_exchanges(world.transfers()[cut:]), np.arange(2))
+    found = build_collectives(Job(build_exchanges(world.transfers()[cut:]), np.arange(2)))
     rings = [i for i in found if i.complete and i.size == 65_536]
     assert len(rings) >= len(played) - 3
     assert len(found) - len(rings) <= 3
@@ -145,14 +145,14 @@ def test_a_message_nobody_saw_leaves_the_rest_in_place() -> None:
     world = World("eager")
     played = run_job(world, ring(), 64_000, [0, 1, 2, 3], 10)
     transfers = np.delete(world.transfers(), [30, 95])
-    found = build_collectives(build_exchanges(transfers), np.arange(4))
+    found = build_collectives(Job(build_exchanges(transfers), np.arange(4)))
     assert len(found) == len(played)
     assert [len(i.rows) for i in found] == [24, 23, 24, 23, 24, 24, 24, 24, 24, 24]
     assert found[1].confidence < 1
     # Of each rank's six messages only the first one dates its entry: 30 and 95 are later ones.
     assert not any(i.blind for i in found)
     opening = int(np.flatnonzero(world.transfers()["src"] == 2)[6])  # rank 2's first of the second collective
-    found = build_collectives(build_exchanges(np.delete(world.transfers(), opening)), np.arange(4))
+    found = build_collectives(Job(build_exchanges(np.delete(world.transfers(), opening)), np.arange(4)))
     assert [i.blind for i in found] == [frozenset()] + [frozenset({2})] + [frozenset()] * 8
 
 
@@ -174,7 +174,7 @@ def test_other_messages_of_the_communicator_leave_no_holes(style: str, tag: int,
         free = played[-1].leave_ns
     transfers = world.transfers()
     transfers["op"][transfers["tag"] == tag] = op
-    found = build_collectives(build_exchanges(transfers), np.arange(4))
+    found = build_collectives(Job(build_exchanges(transfers), np.arange(4)))
     check([i for i in found if i.op == Op.ALL_REDUCE], played)
     assert not any(HOLE in i.rows or i.confidence < 1 for i in found if i.op == Op.ALL_REDUCE)
     rest = [i for i in found if i.op != Op.ALL_REDUCE]

@@ -7,8 +7,8 @@ import pytest
 from collective_worlds import World, algorithm_of, run_job
 
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.matching import build_collectives
-from dpuflow.matching.sessions import sessions
+from dpuflow.matching import Job, build_collectives
+from dpuflow.matching.streams import sessions
 from dpuflow.schema.rows import EXCHANGE, Op
 
 
@@ -50,6 +50,8 @@ def test_what_two_jobs_did_is_not_mixed(style: str, n: int) -> None:
               for k, world in enumerate(worlds)]  # fmt: skip
     second = worlds[1].transfers()
     second["connection"] += 100
-    found = build_collectives(build_exchanges(np.concatenate([worlds[0].transfers(), second])), np.arange(n))
+    found = build_collectives(
+        Job(build_exchanges(np.concatenate([worlds[0].transfers(), second])), np.arange(n))
+    )
     assert len(found) == sum(map(len, played))
     assert {len(instance.rows) for instance in found} == {len(found[0].rows)}

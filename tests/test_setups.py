@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from feeding import pieces
 from synth_worlds import loop, played, settings
 
+from dpuflow.agent.stream import Stream
 from dpuflow.ingest import ingest
 from dpuflow.messages.bootstrap import Talk, messages_of, read_bootstrap
 from dpuflow.messages.exchange import read_exchange, version_number
-from dpuflow.messages.setups import MOST_BOOTSTRAP, Bytes
+from dpuflow.messages.setups import MOST_BOOTSTRAP, Bytes, SetupStreams
 from dpuflow.schema.rows import Framing, Pairing, Role, Transport, Wire
 from dpuflow.schema.tables import CaptureTables
 from dpuflow.store.columns import load_tables, save_tables
@@ -300,3 +303,51 @@ def test_ports_used_again_are_read_again(tmp_path: Path) -> None:
     (tmp_path / "twice.pcap").write_bytes(data + data[24:])
     once, twice = ingest([str(tmp_path / "node0.pcap")]), ingest([str(tmp_path / "twice.pcap")])
     assert pairs_of(once) == pairs_of(twice)
+
+
+def fed(path: Path, step_ns: int = 10**9) -> Iterator[Stream]:
+    """A stream that takes in a capture piece by piece, as it is after each."""
+    stream = Stream("node1")
+    for _, form, records in pieces(path, step_ns):
+        stream.feed(form, records)
+        yield stream
+
+
+def followed_by(stream: Stream) -> SetupStreams:
+    assert stream._tcp is not None
+    return stream._tcp.setups
+
+
+def test_other_protocols_are_not_followed_for_good() -> None:
+    """Gloo's messages begin like a socket's type; a capture of weeks must not keep what they carry."""
+    path = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4" / "node0.pcap.gz"
+    *_, stream = fed(path)
+    assert followed_by(stream)._kept == 0
+
+
+def test_idle_streams_are_let_go_of_unless_they_name_ranks(tmp_path: Path) -> None:
+    case(tmp_path, cluster={"nodes": 3})
+    *_, stream = fed(tmp_path / "node1.pcap")
+    followed, flows = followed_by(stream), stream._reader.flows
+    nonsense = Bytes(0, MOST_BOOTSTRAP)
+    nonsense.put(0, 12, random.Random(1).randbytes(8) + nw.BOOTSTRAP.to_bytes(4, "little"))
+    at = int(np.flatnonzero(flows["transport"] == Transport.ROCE)[0])
+    followed._streams[at], followed._clients[at] = nonsense, nw.BOOTSTRAP
+    before = followed.finish(flows)[1]
+    followed.release(np.ones(len(flows), bool), flows)
+    assert at not in followed._streams
+    assert len(before) == 3
+    assert followed.finish(flows)[1].tolist() == before.tolist()
+
+
+def test_a_copy_is_not_changed_by_what_comes_later(tmp_path: Path) -> None:
+    case(tmp_path, cluster={"nodes": 3})
+    taken = []
+    for stream in fed(tmp_path / "node1.pcap", 100_000):
+        if stream._tcp is not None and len(taken) < 60:
+            copied = followed_by(stream).copy()
+            kept = {flow: bytes(each.data) for flow, each in copied._streams.items()}
+            taken.append((copied, kept))
+    assert len({len(kept) for _, kept in taken}) > 2
+    for copied, kept in taken:
+        assert {flow: bytes(each.data) for flow, each in copied._streams.items()} == kept

@@ -1,8 +1,7 @@
-"""NCCL's ranks that only receive: their entries from the slots that they gave back."""
+"""NCCL's transfers through slots: senders that wait for one, and what slots say of leaving."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +10,11 @@ from synth_worlds import loop, settings
 
 from dpuflow.analysis import analyze_tables
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries import AT_LEAST, EXACT, Rule, build_entries, relate
+from dpuflow.entries import EXACT, Rule, build_entries, relate
 from dpuflow.entries.blockers import Scene, held_senders
 from dpuflow.entries.handover import usual_reactions
+from dpuflow.entries.leaving import kept_until_ns
 from dpuflow.entries.slots import date_by_slots
-from dpuflow.entries.staging import kept_until_ns
 from dpuflow.ingest import ingest
 from dpuflow.matching.model import Instance
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries
 
 TAKE, EVERY, LATE = 400, 1_000, 50_000
 """From an input's arrival to the grant of its slot; from message to message; how late a receiver is, ns."""
@@ -64,41 +62,13 @@ def transfers(messages: int, late: dict[int, int], count: int = 20) -> NDArray[n
     return rows
 
 
-def dated(
-    rows: NDArray[np.void], messages: int, launched_ns: int | None = None, beside: bool = False
-) -> Entries:
-    """Entries of the transfers, and of an all_reduce behind them all, for which rank 1 grants at a time.
-
-    ``beside``: the all_reduce is another group's, and an earlier one of it went on beside a transfer.
-    """
-    count = len(rows) // messages
-    instances = [
-        Instance(
-            np.arange(k * messages, (k + 1) * messages), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,))
-        )
-        for k in range(count)
-    ]
-    if launched_ns is not None:
-        both = rows[:2].copy()
-        both["connection"], both["order"] = 1, 0
-        both["src"], both["dst"] = [0, 1], [1, 0]
-        for name in ("data_ns", "data_end_ns", "arrived_ns", "arrived_end_ns", "acked_ns"):
-            both[name] += 1_000_000 * (count + 1)
-        both["grant_ns"] = launched_ns
-        instances.append(Instance(len(rows) + np.arange(2), Op.ALL_REDUCE, [0, 1], free=frozenset((0, 1))))
-        rows = np.concatenate([rows, both])
-    group = np.array([int(beside and i.op == Op.ALL_REDUCE) for i in instances])
-    entries = build_entries(rows, instances)
-    of_row = group[entries.collective]
-    if beside:  # it lasted until after the transfer behind it began
-        leave = entries.leave_ns.copy()
-        leave[0] = entries.enter_ns[-2] + 1
-        entries = replace(entries, leave_ns=leave)
-    return date_by_slots(entries, Picked.exchanges(rows), instances, of_row)
-
-
 def test_a_slot_given_back_late_dates_the_receiver() -> None:
-    entries = dated(transfers(20, {5: LATE, 9: LATE}), 20)
+    rows = transfers(20, {5: LATE, 9: LATE})
+    instances = [
+        Instance(np.arange(20 * k, 20 * k + 20), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,)))
+        for k in range(20)
+    ]
+    entries = date_by_slots(build_entries(rows, instances), Picked.exchanges(rows), instances)
     relative = relate(entries)
     receivers = np.arange(1, 40, 2)
     exact = entries.rule[receivers] == Rule.GIVEN_BACK
@@ -107,28 +77,6 @@ def test_a_slot_given_back_late_dates_the_receiver() -> None:
     # The first message had come 300 ns after it was sent.
     assert relative.lateness_ns[receivers[[5, 9]]].tolist() == [LATE + TAKE + 300] * 2
     assert (relative.bound[receivers[[5, 9]]] == EXACT).all()
-
-
-def test_the_next_operations_grant_tells_only_where_its_host_had_launched_that() -> None:
-    """Three messages, fewer than there are slots: the host may have been late with the next operation."""
-    rows = transfers(3, {5: LATE, 9: LATE})
-    assert (dated(rows, 3).rule[1::2] == Rule.UNSEEN).all()
-    assert (dated(rows, 3, launched_ns=20_000_000).rule[1:40:2] == Rule.UNSEEN).all()
-    entries = dated(rows, 3, launched_ns=0)
-    late = np.flatnonzero(entries.rule[1:40:2] == Rule.GIVEN_LATE)
-    assert late.tolist() == [5, 9]
-    relative = relate(entries)
-    told = relative.lateness_ns[1:40:2][late]
-    # Three messages may have been taken one after the other by then: a bound, and no more than that off.
-    assert (relative.bound[1:40:2][late] == AT_LEAST).all()
-    assert (told <= LATE + 300).all()
-    assert (told > LATE - 3 * TAKE).all()
-
-
-def test_streams_that_go_side_by_side_are_launched_in_an_order_of_their_own() -> None:
-    """An all_reduce of gradients, of another group, had been launched: so need not be the next transfer."""
-    rows = transfers(3, {5: LATE, 9: LATE})
-    assert (dated(rows, 3, launched_ns=0, beside=True).rule[1:40:2] == Rule.UNSEEN).all()
 
 
 def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:

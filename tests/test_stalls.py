@@ -31,7 +31,7 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.synth.timing import Timing
-from dpuflow.verdicts.stalls import _least_ns
+from dpuflow.verdicts.standing import _least_ns
 
 HOST = Machine(profile="host")
 
@@ -90,11 +90,16 @@ def test_bounds_hold(job: Job, seed: int, tmp_path: Path) -> None:
 
 
 def test_stalls_are_nobodys_habit(tmp_path: Path) -> None:
-    for seed in (3, 4):
+    """Never named; cleared unless too few entries are known, or losses keep them from being compared."""
+    cleared = 0
+    for seed in range(3, 9):
         folder = tmp_path / str(seed)
         folder.mkdir()
         analysis, _ = played(world(decode(), seed, channels=2), folder)
-        assert {row["verdict"] for row in analysis["lateness"]} == {"on_time"}
+        verdicts = {row["verdict"] for row in analysis["lateness"]}
+        assert verdicts <= {"on_time", "unknown"}
+        cleared += verdicts == {"on_time"}
+    assert cleared >= 4
 
 
 @pytest.mark.parametrize("seed", [1, 7, 8])
@@ -167,22 +172,28 @@ def test_share_beyond() -> None:
 def test_incidents_that_stalls_explain() -> None:
     """Five of a hundred hand-overs stall: as many incidents are chance, forty are not, nor is one beyond."""
     stalls = Tail(np.r_[np.zeros(95), np.full(5, 1e6)])
-    assert _least_ns(np.full(8, 900_000), 100, stalls) == float("inf")
-    assert _least_ns(np.full(40, 900_000), 100, stalls) == 900_000
-    assert _least_ns(np.array([900_000, 900_000, 50_000_000]), 100, stalls) == 50_000_000
+
+    def least_ns(*amounts: int) -> float:
+        return _least_ns(np.array([*amounts] + [0] * (100 - len(amounts))), 2, stalls)
+
+    assert least_ns(*[900_000] * 8) == float("inf")
+    assert least_ns(*[900_000] * 40) == 900_000
+    assert least_ns(900_000, 900_000, 50_000_000) == 50_000_000
 
 
-@pytest.mark.parametrize("seed", [3, 4])
-def test_errors_hold_where_hosts_stall(seed: int, tmp_path: Path) -> None:
+def test_errors_hold_where_hosts_stall(tmp_path: Path) -> None:
     """Half-widths of 95 % intervals, of all that is given as exact."""
-    analysis, case = played(world(decode(), seed), tmp_path)
     held = []
-    for number, at in match_collectives(case.collectives, analysis["collectives"]).items():
-        late_ns = case.collectives[number].lateness_ns
-        for rank in analysis["collectives"][at]["ranks"]:
-            if rank["bound"] == "exact" and rank["error_ns"] is not None:
-                held.append(abs(rank["lateness_ns"] - late_ns[rank["endpoint"]]) <= rank["error_ns"])
-    assert len(held) >= 50
+    for seed in range(1, 7):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        analysis, case = played(world(decode(), seed), folder)
+        for number, at in match_collectives(case.collectives, analysis["collectives"]).items():
+            late_ns = case.collectives[number].lateness_ns
+            for rank in analysis["collectives"][at]["ranks"]:
+                if rank["bound"] == "exact" and rank["error_ns"] is not None:
+                    held.append(abs(rank["lateness_ns"] - late_ns[rank["endpoint"]]) <= rank["error_ns"])
+    assert len(held) >= 600
     assert np.mean(held) >= 0.93  # of some hundred: two standard deviations
 
 

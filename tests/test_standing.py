@@ -12,8 +12,7 @@ from test_judgement import MS, RING, judged, stages
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.habits import CHANCE
 from dpuflow.verdicts.judgement import Judgement
-from dpuflow.verdicts.rounds import going_round
-from dpuflow.verdicts.standing import standing_of
+from dpuflow.verdicts.standing import going_round, incidents_of, standing_of
 
 
 def naive_place(collective: np.ndarray, excess: np.ndarray, row: int) -> tuple[float, int]:
@@ -49,6 +48,36 @@ def test_ranks_that_are_alike_stand_high_no_more_often_than_said(ranks: int) -> 
     for level in (0.2, 0.05, 0.01):
         assert np.mean(np.array(found) <= level) <= level + 3 * np.sqrt(level / 1000)
     assert np.mean(np.array(found) <= 0.2) > 0.1
+
+
+def dealt(seed: int, ranks: int, often: float = 0.0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Sixty units of ranks that are late in one of eight by a heavy tail; rank 0 by 5 ms more ``often``."""
+    rng = np.random.default_rng(seed)
+    amounts = {rank: (rng.random(60) < 1 / 8) * rng.pareto(1.2, 60) * MS for rank in range(ranks)}
+    amounts[0] = np.where(rng.random(60) < often, 5 * MS, amounts[0])
+    return {rank: np.arange(60) for rank in range(ranks)}, {
+        rank: each.astype(np.int64) for rank, each in amounts.items()
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_incidents_that_chance_deals_out_accuse_one_job_in_a_hundred_at_most(ranks: int) -> None:
+    accused = 0
+    for seed in range(300):
+        units, amounts = dealt(seed, ranks)
+        found = incidents_of(units, amounts, 1, None)
+        accused += any(each.sure_ns.any() for each in found.values())
+        assert all(
+            (found[rank].open_ns == amounts[rank]).all() for rank in units
+        )  # nobody is cleared of them
+    assert accused <= 3 + 2 * 3**0.5
+
+
+def test_incidents_of_one_rank_are_told_from_chance() -> None:
+    for seed in range(50):
+        found = incidents_of(*dealt(seed, 5, often=0.35), 1, None)
+        assert found[0].sure_ns.any()
+        assert not any(found[rank].sure_ns.any() for rank in range(1, 5))
 
 
 def test_who_works_longest_every_time_stands_where_chance_puts_nobody() -> None:

@@ -70,7 +70,7 @@ def test_a_name_may_be_given_anew(saved: Path) -> None:
 def test_files_that_are_no_parts_of_one_capture_are_refused(saved: Path) -> None:
     with pytest.raises(FormatError, match="covers the same time as"):
         ingest([str(saved), str(saved)])
-    with pytest.raises(FormatError, match="other column files of the vantage point alone"):
+    with pytest.raises(FormatError, match="cannot be mixed with captures in one vantage point"):
         ingest([str(saved), str(TRACES / "nccl-allreduce-n2" / "node0.pcap.gz")])
 
 

@@ -13,8 +13,7 @@ from dpuflow.kernels import hypotheses as kernels
 from dpuflow.kernels import streams as tables
 from dpuflow.matching.streams import HOLE, columns_of
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import dependencies, free_ranks
-from dpuflow.schedules.plans import Plan, plan
+from dpuflow.schedules.graph import Plan, dependencies, free_ranks, plan
 from dpuflow.schema.rows import EXCHANGE, NEVER
 
 SIGNS = ("offer_ns", "grant_ns", "data_ns", "data_end_ns", "arrived_end_ns", "grant_arrived_ns")

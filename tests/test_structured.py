@@ -13,10 +13,10 @@ from synth_worlds import loop
 import dpuflow
 from dpuflow.analysis import analyze_tables
 from dpuflow.ingest import ingest
-from dpuflow.matching import build_collectives
+from dpuflow.matching import Job, build_collectives
 from dpuflow.matching.model import Instance
 from dpuflow.matching.streams import columns_of
-from dpuflow.matching.structured import _kinds, _levels, _merged
+from dpuflow.matching.structured import _merged
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op
 from dpuflow.synth.case import write_case
 
@@ -65,7 +65,7 @@ def test_jobs_one_after_the_other_with_other_peers_are_two(tmp_path: Path) -> No
             then[name][then[name] != NEVER] += 30_000_000_000
     then["connection"] += first.exchanges["connection"].max() + 1
     found = build_collectives(
-        np.concatenate([first.exchanges, then]), np.arange(3), frozenset(first.joined.local[0])
+        Job(np.concatenate([first.exchanges, then]), np.arange(3), frozenset(first.joined.local[0]))
     )
     assert {(i.op, len(i.order)) for i in found} == {(Op.ALL_REDUCE, 2)}
     assert len(found) == 2 * len(first.instances) == 60
@@ -114,35 +114,6 @@ def test_channels_that_carry_parts_of_different_size(tmp_path: Path) -> None:
     assert [(c.op, c.algorithm, c.bytes) for c in result.collectives] == [
         ("broadcast", "chain", 538576)
     ] * true
-
-
-def test_connections_are_matched_by_size_where_all_pairs_have_the_same() -> None:
-    one, two = (0, 1), (1, 2)
-    assert _levels([one, one, two, two], [5, 3, 3, 5]) == [1, 0, 0, 1]
-    assert _levels([one, one, two, two], [5, 5, 5, 5]) == [0, 1, 0, 1]
-    assert _levels([one, one, two, two], [5, 3, 3, 3]) == [0, 1, 0, 1]  # no telling: by first use
-
-
-def test_kinds_of_connections() -> None:
-    exchanges = np.zeros(8, EXCHANGE.dtype)
-    exchanges["bytes"] = [100, 84, 500, 500, 90, 94, 540, 540]
-    at = np.array([0, 2, 4, 6])
-    assert _kinds(exchanges, np.arange(8), at, at + 2)[0] == [0, 1, 0, 2]
-
-
-def test_kinds_where_the_capture_cuts_an_operation() -> None:
-    """One more message at the end moves a mean; another operation's small ones move it further."""
-    exchanges = np.zeros(40 + 41 + 80, EXCHANGE.dtype)
-    exchanges["bytes"] = 100_000
-    exchanges["bytes"][[39, 79, 80]] = 200
-    exchanges["bytes"][81::2] = 0
-    exact, coarse = _kinds(
-        exchanges, np.arange(len(exchanges)), np.array([0, 40, 81]), np.array([40, 81, 161])
-    )
-    assert exact == [2, 1, 0]
-    assert coarse == [1, 1, 0]
-    one, two = (0, 1), (1, 2)
-    assert _levels([one, one, two, two], [3, 2, 1, 0], [1, 0, 0, 1]) == [1, 0, 0, 1]
 
 
 def test_entries_that_wait_for_the_next_operation_join_nothing() -> None:

@@ -11,9 +11,10 @@ from collective_worlds import TIME_0, World, algorithm_of, run_job
 
 from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.matching import Instance, build_collectives
-from dpuflow.schedules.algorithms import Algorithm
-from dpuflow.schema.rows import Op
+from dpuflow.framing import MPI_NONBLOCKING
+from dpuflow.matching import Instance, Job, build_collectives
+from dpuflow.schedules.algorithms import NONBLOCKING, Algorithm
+from dpuflow.schema.rows import Op, Wire
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 GATHER = algorithm_of(Op.ALL_GATHER, "ring")
@@ -22,7 +23,7 @@ MS = 1_000_000
 
 
 def rebuilt(world: World, ranks: int) -> list[Instance]:
-    return build_collectives(build_exchanges(world.transfers()), np.arange(ranks))
+    return build_collectives(Job(build_exchanges(world.transfers()), np.arange(ranks)))
 
 
 def check(world: World, found: Sequence[Instance]) -> None:
@@ -169,7 +170,7 @@ def test_messages_missing_at_both_ends_of_the_capture() -> None:
     run_job(world, RING, 4096, [0, 1, 2, 3], 8)
     transfers = world.transfers()[31:-31]  # 72 messages a collective
     exchanges = build_exchanges(transfers)
-    found = build_collectives(exchanges, np.arange(4))
+    found = build_collectives(Job(exchanges, np.arange(4)))
     entries = build_entries(exchanges, found)
     assert entries.whole.reshape(8, 4).tolist() == [[False] * 4] + [[True] * 4] * 6 + [[False] * 4]
     assert all(i.size == 4096 for i in found[1:-1])
@@ -185,7 +186,7 @@ def test_a_rank_that_never_comes() -> None:
     transfers = transfers[transfers["sent_ns"] < end]
     assert len(transfers) > 4 * 72
     exchanges = build_exchanges(transfers)
-    found = build_collectives(exchanges, np.arange(4))
+    found = build_collectives(Job(exchanges, np.arange(4)))
     entries = build_entries(exchanges, found)
     assert entries.whole.tolist() == [True] * 16 + [False] * (len(entries.whole) - 16)
     assert len(found) > 4
@@ -201,3 +202,28 @@ def test_other_algorithms_than_rings_stay_whole(op: Op) -> None:
         found = rebuilt(world, n)
         check(world, found)
         assert {i.algorithm.name for i in found if i.algorithm} == {name}
+
+
+@pytest.mark.parametrize("n", [3, 5, 6, 7])
+def test_bcube_is_one_collective_and_no_rings_of_two(n: int) -> None:
+    """Each two ranks along an edge exchange as often as rings of two ranks do."""
+    world = World("gloo")
+    run_job(world, algorithm_of(Op.ALL_REDUCE, "unknown"), 4096 * n * n, list(range(n)), 5)
+    check(world, rebuilt(world, n))
+
+
+def test_non_blocking_collectives_are_told_by_the_tag_of_each_call() -> None:
+    """Two communicators at a time with one context, of which no call has a name."""
+    world, binomial = World("eager"), NONBLOCKING[0]
+    for call in range(6):
+        for ranks, size in (((0, 1), 8192), ((2, 3, 4), 4096)):
+            enter = {rank: TIME_0 + call * 20 * MS + rank * 100_000 for rank in ranks}
+            world.play(binomial, size, enter, context=3, tag=(MPI_NONBLOCKING - call) % (1 << 32))
+    transfers = world.transfers()
+    transfers["op"], transfers["wire"] = Op.UNKNOWN, Wire.OB1_MATCH
+    found = build_collectives(Job(build_exchanges(transfers), np.arange(5)))
+    told = {(i.op, tuple(i.order), i.size) for i in found}
+    assert told == {(Op.ALL_REDUCE, (0, 1), 8192), (Op.ALL_REDUCE, (2, 3, 4), 4096)}
+    assert len(found) == 12
+    # The first rank has all before it answers: nothing dates when it came.
+    assert all(0 not in i.free_rows() for i in found)

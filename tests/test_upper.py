@@ -15,7 +15,7 @@ from dpuflow.agent.board import Window
 from dpuflow.agent.rolling import counted_of
 from dpuflow.entries import behind
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.matching import build_collectives
+from dpuflow.matching import Job, build_collectives
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis, RankEntry
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -135,7 +135,7 @@ def test_clear_to_send_is_no_sign_of_an_entry() -> None:
     world = World("rendezvous")
     run_job(world, RING, 4096, list(range(3)), 4)
     exchanges = build_exchanges(seen_by(world, 0))
-    (instance, *_) = build_collectives(exchanges, np.arange(3), frozenset({0}))
+    (instance, *_) = build_collectives(Job(exchanges, np.arange(3), frozenset({0})))
     assert (exchanges["grant_ns"] != NEVER).all()
     asked = behind.read_seen(exchanges, instance, 0)
     exchanges["wire"] = Wire.ROCE_WRITE_IMM

@@ -15,9 +15,13 @@ image=$home/$suite.tar
 [ "$(id -u)" = 0 ] || { echo "bare: needs root" >&2; exit 1; }
 command -v mmdebstrap >/dev/null || { echo "bare: mmdebstrap is not installed (package: mmdebstrap)" >&2; exit 1; }
 
+case $suite in # Ubuntu has python3-venv in universe, which its images have switched on
+    bookworm | trixie | sid) components=main ;;
+    *) components=main,universe ;;
+esac
 mkdir -p "$home/pip"
 [ -e "$image" ] || {
-    mmdebstrap --quiet --variant=minbase --include=git,make,python3-venv,ca-certificates "$suite" "$image.part"
+    mmdebstrap --quiet --format=tar --variant=minbase --components=$components --include=git,make,python3-venv,ca-certificates "$suite" "$image.part"
     mv "$image.part" "$image"
 }
 room=$(mktemp -d "$home/$suite.XXXXXX")

@@ -52,7 +52,8 @@ cp deploy/debian/warm.py "$library/"
 install -m 755 deploy/debian/dpuflow.launcher "$payload/usr/bin/dpuflow"
 install -m 644 deploy/debian/agent.yaml "$payload/etc/dpuflow/agent.yaml"
 install -m 644 README.md docs/*.md "$payload/usr/share/doc/dpuflow/"
-install -m 644 -D -t "$payload/usr/share/doc/dpuflow/verdicts" docs/inference/*.md
+install -m 644 -D -t "$payload/usr/share/doc/dpuflow/inference" docs/inference/*.md
+install -m 644 -D -t "$payload/usr/share/doc/dpuflow/theory" docs/theory/*.md
 install -m 644 -D -t "$payload/usr/share/man/man1" deploy/man/*.1
 gzip -9n "$payload"/usr/share/man/man1/*.1
 install -m 644 -D -t "$payload/usr/share/bash-completion/completions" deploy/completion/bash/dpuflow
@@ -68,6 +69,12 @@ platforms=$(for glibc in 2_17 2_27 2_28 2_31 2_34 2_35; do printf -- '--platform
 "$python" -m pip install -q --disable-pip-version-check --no-compile --only-binary=:all: \
     --implementation cp --python-version "$abi" $platforms --platform "manylinux2014_$machine" \
     --require-hashes --no-deps --target "$library" -r "tools/lock/deb-$abi.txt"
+# What it brings of others', with versions and hashes (CycloneDX), told by a tool that is no part of it.
+"$python" -m venv "$build/sbom"
+"$build/sbom/bin/python" -m pip install -q --disable-pip-version-check --require-hashes -r tools/lock/sbom.txt
+"$build/sbom/bin/cyclonedx-py" requirements --output-reproducible --of JSON \
+    -o "$payload/usr/share/doc/dpuflow/sbom.cdx.json" "tools/lock/deb-$abi.txt"
+rm -rf "$build/sbom"
 rm -rf "$library/bin" "$library"/numba/tests "$library"/numba/*/tests "$library"/numpy/*/tests "$library"/numpy/tests
 
 # Ubuntu 22.04's libbpf is too old; Debian 12's needs nothing newer than glibc 2.28, so it comes along.

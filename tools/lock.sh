@@ -23,6 +23,7 @@ needed() { "$python" tools/requirements.py "$@"; }
 { needed && needed --build; } | lock run --universal --python-version 3.10
 { needed dev && needed --build; } | lock test --universal --python-version 3.10
 echo 'xoscar>=0.6' | lock gloo --no-deps --python-version 3.10 # its binding of Gloo alone, for tests
+echo 'cyclonedx-bom>=5' | lock sbom --universal --python-version 3.10 # for `make deb` alone
 for python_of in 3.10 3.11 3.12; do # pip takes markers for those of its own Python, so a file each
     needed agent doca | lock "deb-$python_of" --python-version "$python_of" --python-platform linux
 done

@@ -34,7 +34,7 @@ from dpuflow.scoring.score import match_collectives, score_case
 from dpuflow.scoring.truth import Case, TrueCollective, read_case
 
 if TYPE_CHECKING:
-    from dpuflow.matching import Instance
+    from dpuflow.matching import Instance, Job
     from dpuflow.schema.tables import Rows
 
 MARGIN_NS = 1_000_000
@@ -46,8 +46,8 @@ def analysed(files: list[Path]) -> tuple[dict[str, Any], Rows, list[Instance]]:
     kept: list[Any] = []
     build = dpuflow.matching.build_collectives
 
-    def keep(exchanges: Rows, *rest: Any) -> list[Instance]:
-        kept[:] = [exchanges, build(exchanges, *rest)]
+    def keep(job: Job) -> list[Instance]:
+        kept[:] = [job.exchanges, build(job)]
         return kept[1]
 
     with mock.patch.object(dpuflow.matching, "build_collectives", keep):

@@ -123,6 +123,7 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--flap"]
     minutes, flap = float(words[0]), "--flap" in sys.argv
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
+    folder.chmod(0o755)  # the agent leaves root
     config = folder / "agent.yaml"
     lines = [
         f"history: {{directory: {folder}/history, keep_size: 64MiB}}", "api: {listen: 127.0.0.1:9477}",

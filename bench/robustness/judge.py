@@ -7,7 +7,8 @@ Wrong is what a user would act on wrongly; what is not told is not wrong. By ord
 ``unasked``  the lateness put in is too little to be asked for, or there are no collectives;
 ``cleared``  somebody was late throughout, is not named, and is called on time or the report begins with
              NOBODY WAS LATE; of lateness now and then the same of all who were;
-``right``    all that were late throughout are named, or some of those that were late now and then; of a
+``right``    all that were late throughout are named, or some of those that were late now and then, as late
+             by their own doing, or, where the twin has no capture of their node, as having come late; of a
              fault of the network or a receiver a finding speaks; nobody was late and somebody is on time;
 ``untold``   none of these;
 ``failed``   the analysis ended with an error.
@@ -29,6 +30,8 @@ Verdict = Literal["right", "untold", "unasked", "cleared", "accused", "failed"]
 OWN_DOING: Final = ("compute", "host", "receiver")
 NAMED: Final = ("late", "intermittent")
 ALL_CLEAR: Final = "NOBODY WAS LATE"
+CAME_LATE: Final = "CAME LATE"
+"""In a headline that names who may have kept the job, without saying whose doing it was."""
 TROUBLES: Final = ("slow_link", "packet_loss", "congestion", "credit_starvation", "kv_transfer_bottleneck")
 """Findings that speak of the network or of credits."""
 RARELY: Final = 0.1
@@ -108,6 +111,8 @@ def _verdict(
     on_time = {end for row, ends in rows if row["verdict"] == "on_time" for end in ends}
     all_clear = said.startswith(ALL_CLEAR)
     named = {end for ends in blamed for end in ends} & late
+    if CAME_LATE in said:  # nobody can say more of who was not captured: its peers or a link may have kept it
+        named |= {e for row, ends in rows if row["verdict"] in NAMED for e in ends} & late & truth.unwatched
     if truth.fault == "nobody":
         return "right" if on_time else "untold"
     if truth.fault in ("network", "receiver"):

@@ -79,8 +79,10 @@ def judged(
     case = place_case(subject.truth, subject.meta, analysis, subject.name)
     _set_back(case, analysis, step_of(subject.captures, captures))
     slack_ns = subject.slack_ns + twin_named(name).scatter_ns
-    truth = replace(_truth(subject, case), asked=asked(subject.name))
-    return judge(outcome, analysis, _in_sight(subject, captures, case), truth, slack_ns)
+    seen = _seen(subject, captures, case)
+    unwatched = frozenset(case.endpoint_of_rank.values()) - seen
+    truth = replace(_truth(subject, case), asked=asked(subject.name), unwatched=unwatched)
+    return judge(outcome, analysis, _in_sight(seen, case), truth, slack_ns)
 
 
 def _truth(subject: Subject, case: Case) -> Truth:
@@ -107,14 +109,18 @@ def _headline(lines: Sequence[str]) -> str:
     return " ".join(first)
 
 
-def _in_sight(subject: Subject, captures: Sequence[Capture], case: Case) -> Case:
-    """The case less ranks of which no packet was seen, and collectives none of whose nodes was captured."""
+def _seen(subject: Subject, captures: Sequence[Capture], case: Case) -> frozenset[int]:
+    """Endpoints that were captured at their own nodes."""
     kept = {capture.name for capture in captures}
-    seen = {
+    return frozenset(
         case.endpoint_of_rank[row["rank"]]
         for row in subject.meta["nodes"]
         if str(row.get("capture") or row.get("pcap")).partition(".")[0] in kept
-    }
+    )
+
+
+def _in_sight(seen: frozenset[int], case: Case) -> Case:
+    """The case less ranks of which no packet was seen, and collectives none of whose nodes was captured."""
     collectives = []
     for each in case.collectives:
         known = {end for end in each.enter_ns if end >= 0}

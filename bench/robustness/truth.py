@@ -45,6 +45,8 @@ class Truth:
     """Of those made late: the share of their collectives in which they were, where that stands out."""
     late_ns: int
     """What counts as late: a third of what was put in; 1 ms where nothing was."""
+    unwatched: frozenset[int] = frozenset()
+    """Endpoints whose node's capture the twin left out."""
 
 
 def read_truth(case: Case, meta: dict[str, Any], scenario: Scenario | None, slack_ns: float) -> Truth:

@@ -34,7 +34,7 @@ def read_secret(file: str, what: str) -> bytes:
     except OSError as error:
         raise OptionError(f"{what}: {file}: {error.strerror}") from None
     if not text or b"\n" in text:
-        raise OptionError(f"{what}: {file}: must hold one line, the secret")
+        raise OptionError(f"{what}: {file}: must contain exactly one line, the secret")
     return text
 
 
@@ -42,7 +42,7 @@ def read_token(file: str, what: str) -> bytes:
     """The token in ``file``: visible ASCII, not too short. Raises OptionError."""
     token = read_secret(file, what)
     if len(token) < _LEAST_TOKEN or not all(33 <= byte <= 126 for byte in token):
-        raise OptionError(f"{what}: {file}: a token is {_LEAST_TOKEN} or more visible ASCII characters")
+        raise OptionError(f"{what}: {file}: a token needs at least {_LEAST_TOKEN} printable ASCII characters")
     return token
 
 
@@ -61,7 +61,7 @@ def make_tls(cert: str, key: str) -> ssl.SSLContext:
     except ssl.SSLError as error:
         reason = error.reason or "not PEM"  # which OpenSSL has no name for
         raise OptionError(
-            f"api.tls_cert: {cert} and api.tls_key: {key} are no certificate and its key: {reason}"
+            f"api.tls_cert: {cert} and api.tls_key: {key} are not a matching certificate and key: {reason}"
         ) from None
     return context
 
@@ -71,7 +71,7 @@ def read_certificates(file: str, what: str) -> None:
     try:
         ssl.create_default_context(cafile=file)
     except ssl.SSLError:
-        raise OptionError(f"{what}: {file}: holds no certificate in PEM") from None
+        raise OptionError(f"{what}: {file}: contains no PEM certificate") from None
     except OSError as error:
         raise OptionError(f"{what}: {file}: {error.strerror}") from None
 
@@ -112,13 +112,13 @@ class Guard:
         from dpuflow.agent.answers import problem
 
         if not self.meant(scope):
-            answer = problem(421, "ask by address or as localhost: without a token no other name is answered")
+            answer = problem(421, "without a token, only requests to an address or localhost are answered")
             await answer(scope, receive, send)
             return
         if self.allows(scope):
             await self._app(scope, receive, send)
             return
-        answer = problem(401, "a bearer token is needed: Authorization: Bearer TOKEN")
+        answer = problem(401, "bearer token required: Authorization: Bearer TOKEN")
         answer.headers["WWW-Authenticate"] = 'Bearer realm="dpuflow"'
         answer.headers["Connection"] = "close"  # who has no token holds no connection
         await answer(scope, receive, send)

@@ -75,7 +75,7 @@ def _named(path: str, call: Endpoint) -> Endpoint:
             raise
         except Exception:
             _log.exception("no answer to GET %s", path)
-            return problem(500, "no answer could be made; the log of the agent says why")
+            return problem(500, "internal error; see the agent's log")
 
     return endpoint
 

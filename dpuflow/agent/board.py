@@ -123,7 +123,7 @@ class Health:
     held_flows: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)  # since the start of the agent
     fidelity: Fidelity = "packets"
-    sample: int = 0  # one in 2^sample pairs of hosts is followed
+    sample: float = 0.0  # one in 2^sample pairs of hosts is followed
     degraded: str | None = None  # a sentence; None: full fidelity
     interfaces: Mapping[str, bool] = field(default_factory=dict)  # name -> being captured from
     history_bytes: int = 0
@@ -216,6 +216,18 @@ class Board:
                 self._findings[state.id] = state
             self._drop_old_findings()
         self._tell(events)
+
+    def take(self, event: Event) -> None:
+        """An event of another board, which this one follows."""
+        if event.window is not None:
+            self.publish(event.window)
+        elif event.health is not None:
+            self.report(event.health)
+        elif event.finding is not None:
+            with self._lock:
+                self._findings[event.finding.id] = event.finding
+                self._drop_old_findings()
+            self._tell([event])
 
     def report(self, health: Health) -> None:
         """Replace the health; the errors noted here are added to its own."""

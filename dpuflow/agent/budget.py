@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ANALYSIS_SHARE: Final = 0.6
 """Of the credit, what analysing may take; capturing has the rest, and what analysing leaves."""
@@ -30,6 +30,8 @@ class Budget:
 
     def __init__(self, share: float) -> None:
         self.share = share
+        self.beside: Callable[[], float] = lambda: 0.0
+        """CPU seconds of processes that belong to this one."""
         self.capture_s = 0.0
         """CPU seconds that the thread that captures has used in all."""
         self._lock = threading.Lock()
@@ -39,6 +41,10 @@ class Budget:
         self._others = 0.0  # owed by the rest of the process
         self._analysing = False
         self._capture_thread_s: float | None = None
+
+    def used_s(self) -> float:
+        """CPU seconds that all of it has used."""
+        return time.process_time() + self.beside()
 
     def capture_wait(self) -> float:
         """How many seconds capturing has to wait; to be asked by its thread before each piece of work."""
@@ -93,7 +99,7 @@ class Budget:
         earned = (now_s - self._now_s) * self.share
         self._now_s = now_s
         if not self._analysing:  # else the analysis's own use could not be told from the rest
-            process_s = time.process_time()
+            process_s = self.used_s()
             self._others += process_s - self._process_s - self._told_s
             self._process_s, self._told_s = process_s, 0.0
             paid = min(self._others, (1 - LEAST) * earned)

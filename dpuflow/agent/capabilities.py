@@ -73,6 +73,14 @@ def drop_all() -> None:
         _set(c, frozenset())
 
 
+def renounce() -> None:
+    """This process, begun for a part that needs none, gives up every capability for good, as root, too."""
+    c = ctypes.CDLL(None, use_errno=True)
+    c.prctl(_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
+    _set(c, frozenset())
+    c.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
 def _hand_over(folder: str, entry: pwd.struct_passwd) -> None:
     """Make the folder the user's, and root's files in it; what is not there or cannot be is told later."""
     with suppress(OSError):
@@ -96,7 +104,7 @@ def account_of(user: str | None) -> pwd.struct_passwd | None:
         except KeyError:
             continue
     if user is not None:
-        raise OptionError(f"--user: there is no user {user} here")
+        raise OptionError(f"--user: no such user: {user}")
     return None
 
 
@@ -115,4 +123,4 @@ def _set(c: ctypes.CDLL, numbers: frozenset[int]) -> None:
     for half, place in enumerate((bits & 0xFFFFFFFF, bits >> 32)):
         sets[half].effective = sets[half].permitted = place
     if c.capset(ctypes.byref(_Header(_VERSION, 0)), sets):
-        raise DpuflowError(f"capabilities cannot be given up ({os.strerror(ctypes.get_errno())})")
+        raise DpuflowError(f"cannot drop capabilities ({os.strerror(ctypes.get_errno())})")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import urllib.parse
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from dpuflow.errors import OptionError
@@ -33,7 +33,7 @@ def _address(value: str) -> str | None:
     try:
         ipaddress.ip_address(value)
     except ValueError:
-        return f"{value!r} is no IPv4 or IPv6 address"
+        return f"{value!r} is not an IPv4 or IPv6 address"
     return None
 
 
@@ -43,14 +43,14 @@ def _listen(value: str) -> str | None:
         return None
     host, _, port = value.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        return f"{value!r} is not ADDRESS:PORT, such as 127.0.0.1:9477, and not off"
+        return f"{value!r} is not ADDRESS:PORT, such as 127.0.0.1:9477, and not off either"
     return _address(host.strip("[]"))
 
 
 def _url(value: str) -> str | None:
     parts = urllib.parse.urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "is no http:// or https:// URL"
+        return "is not an http:// or https:// URL"
     return None
 
 
@@ -64,41 +64,47 @@ class Capture:
     """Where packets are taken from, and which; as the options of ``dpuflow capture``."""
 
     interfaces: list[str] = setting(
-        ["auto"], "interfaces to capture from; auto: every physical Ethernet interface that is up"
+        ["auto"], "interfaces to capture on; auto: every physical Ethernet interface that is up"
     )
-    backend: str = setting("ebpf", "how packets are taken", choices=BACKENDS)
-    hook: str = setting("auto", "where the programs are attached", choices=HOOKS)
-    mode: str = setting("packets", "most that is kept: packets, or messages folded in the kernel",
+    backend: str = setting("ebpf", "capture backend", choices=BACKENDS)
+    hook: str = setting("auto", "where the programs attach", choices=HOOKS)
+    mode: str = setting("packets", "full detail: packets, or messages folded in the kernel",
                         choices=FIDELITIES)  # fmt: skip
-    protocols: list[str] = setting(["roce", "tcp"], "what is captured", choices=tuple(PROTOCOLS))
-    snaplen: int = setting(192, "bytes to keep of a packet", low=MIN_SNAPLEN, high=65535, unit=SIZE)
+    protocols: list[str] = setting(["roce", "tcp"], "protocols to capture", choices=tuple(PROTOCOLS))
+    snaplen: int = setting(192, "bytes to keep of each packet", low=MIN_SNAPLEN, high=65535, unit=SIZE)
     hosts: list[str] = setting([], "only packets from or to these addresses", check=_address)
-    ports: list[int] = setting([], "of TCP only these ports", low=1, high=65535)
-    qps: list[int] = setting([], "of RoCE only packets to these QPs", low=0, high=0xFFFFFF)
+    ports: list[int] = setting([], "TCP: only these ports", low=1, high=65535)
+    qps: list[int] = setting([], "RoCE: only packets to these QPs", low=0, high=0xFFFFFF)
     vlans: list[int] = setting([], "only these (outer) VLANs", low=0, high=4094)
-    buffer: int = setting(DEFAULT_BUFFER, "ring between kernel and agent, bytes", low=1 << 20, high=1 << 32,
+    buffer: int = setting(DEFAULT_BUFFER, "ring between kernel and agent", low=1 << 20, high=1 << 32,
                           unit=SIZE)  # fmt: skip
     sample: int = setting(0, "follow one in 2^N pairs of hosts", low=0, high=16)
-    peer: str = setting("hpf", "backend doca: who is behind the uplink: hpf (the host), vfN or sfN")
+    peer: str = setting("hpf", "backend doca: what is behind the uplink: hpf (the host), vfN or sfN")
     copy_by: str = setting("auto", "backend doca: how the card makes copies", choices=DOCA_METHODS)
-    production: str = setting("pair", "backend doca: who forwards the traffic itself", choices=PRODUCTIONS)
+    production: str = setting("pair", "backend doca: what forwards the traffic itself", choices=PRODUCTIONS)
 
 
 @dataclass(frozen=True)
 class Windows:
     """How often results are published, and on how much traffic they rest."""
 
-    step: float = setting(1.0, "a window is published this often", low=0.1, high=60, unit=DURATION)
-    span: float = setting(10.0, "traffic that is held and analysed at least", low=2, high=600, unit=DURATION)
+    step: float = setting(1.0, "publish results this often", low=0.1, high=60, unit=DURATION)
+    span: float = setting(
+        10.0, "shortest span of traffic to hold and analyse", low=2, high=600, unit=DURATION
+    )
     longest: float = setting(
-        60.0, "traffic that is held at most, where there is little of it", low=10, high=86400, unit=DURATION
+        60.0,
+        "longest span of traffic to hold, where there is little of it",
+        low=10,
+        high=86400,
+        unit=DURATION,
     )
     messages: int = setting(
-        4000, "where fewer messages than this are held, traffic older than the span is kept", low=100,
+        4000, "hold traffic beyond the span until there are this many messages", low=100,
         high=10_000_000,
     )  # fmt: skip
     settle: float = setting(
-        1.0, "a collective is published when it has been over for this long", low=0.05, high=60,
+        1.0, "publish a collective this long after its end", low=0.05, high=60,
         unit=DURATION,
     )  # fmt: skip
 
@@ -108,19 +114,18 @@ class Analysis:
     """How messages are read."""
 
     ranks: str | None = setting(None, "rank map (YAML: address -> rank, GPU, host)")
-    runbooks: str = setting(
-        "file:///usr/share/doc/dpuflow/report.md",
-        "where findings' runbooks are; a link is this with #CONDITION",
+    runbooks: str | None = setting(
+        None, "URL of the runbooks page; links add #CONDITION; null: the page that came with this dpuflow"
     )
     confirm: float = setting(
         1.5,
-        "a finding is told when the condition has been found for this long",
+        "report a finding once its condition has lasted this long",
         low=0,
         high=3600,
         unit=DURATION,
     )
     hold: float = setting(
-        10.0, "a finding is closed when it has not been confirmed for this long", low=1, high=86400,
+        10.0, "close a finding that was not confirmed for this long", low=1, high=86400,
         unit=DURATION,
     )  # fmt: skip
 
@@ -129,16 +134,14 @@ class Analysis:
 class Limits:
     """What the agent may use; it gives up detail before it exceeds them, and says so."""
 
-    cpu: float = setting(0.5, "share of one core that the agent may use on average", low=0.05, high=64,
+    cpu: float = setting(0.5, "CPU the agent may use on average, of one core", low=0.05, high=64,
                          unit=SHARE)  # fmt: skip
     memory: int = setting(
-        512 << 20, "resident memory that the agent may use, bytes", low=256 << 20, high=1 << 40, unit=SIZE
+        512 << 20, "resident memory the agent may use", low=256 << 20, high=1 << 40, unit=SIZE
     )
-    max_sample: int = setting(
-        6, "sampling goes down to one in 2^N pairs of hosts, no further", low=0, high=16
-    )
+    max_sample: int = setting(6, "sample at most down to one in 2^N pairs of hosts", low=0, high=16)
     recover: float = setting(
-        30.0, "detail comes back after this long with room to spare", low=1, high=3600, unit=DURATION
+        30.0, "restore detail after this long with room to spare", low=1, high=3600, unit=DURATION
     )
 
 
@@ -155,10 +158,10 @@ def base_bytes(buffer: int) -> int:
 class History:
     """The local history that ``dpuflow analyze DIR`` reads."""
 
-    directory: str | None = setting("/var/lib/dpuflow", "where it is kept; null: none is written")
-    segment: float = setting(5.0, "a file of messages holds this much", low=1, high=600, unit=DURATION)
-    keep_size: int = setting(1 << 30, "bytes kept at most", low=1 << 20, high=1 << 50, unit=SIZE)
-    keep_age: float = setting(86400.0, "age of the oldest kept", low=10, high=86400 * 3650, unit=DURATION)
+    directory: str | None = setting("/var/lib/dpuflow", "folder to keep it in; null: keep none")
+    segment: float = setting(5.0, "time that one file covers", low=1, high=600, unit=DURATION)
+    keep_size: int = setting(1 << 30, "largest size on disk", low=1 << 20, high=1 << 50, unit=SIZE)
+    keep_age: float = setting(86400.0, "longest time to keep", low=10, high=86400 * 3650, unit=DURATION)
 
 
 @dataclass(frozen=True)
@@ -166,11 +169,11 @@ class Metrics:
     """Prometheus metrics, served at /metrics of ``api.listen``."""
 
     max_peers: int = setting(
-        256, "pairs of addresses, and members of groups, with series of their own; the rest are other",
+        256, "pairs of addresses, and members of groups, with their own series; the rest share other",
         low=0, high=65536,
     )  # fmt: skip
-    max_groups: int = setting(64, "groups with series of their own; the rest are other", low=0, high=65536)
-    nic_counters: bool = setting(True, "show the counters of RDMA devices, drivers and interfaces, too")
+    max_groups: int = setting(64, "groups with their own series; the rest share other", low=0, high=65536)
+    nic_counters: bool = setting(True, "export the counters of RDMA devices, drivers and interfaces, too")
     sysfs: str = setting("/sys", "where sysfs is mounted (a container may have the host's elsewhere)")
 
 
@@ -180,63 +183,59 @@ class Api:
 
     listen: str = setting("127.0.0.1:9477", "ADDRESS:PORT, or off", check=_listen)
     health: str = setting(
-        "off", "ADDRESS:PORT where probes alone are answered, whatever the API has to bear, or off",
+        "off", "ADDRESS:PORT for health probes only, unaffected by load on the API, or off",
         check=_listen,
     )  # fmt: skip
     token_file: str | None = setting(None, "file with the token that requests must carry")
     tls_cert: str | None = setting(None, "certificate chain, PEM")
     tls_key: str | None = setting(None, "its private key, PEM")
     insecure: bool = setting(
-        False, "listen to other machines without TLS and token, as something else protects the address"
+        False, "listen to other machines without TLS and token: something else protects the address"
     )
-    events: int = setting(1000, "events kept for clients of the stream that reconnect", low=10, high=100_000)
-    max_clients: int = setting(32, "clients of the event stream at a time", low=1, high=1000)
+    events: int = setting(1000, "events to keep for stream clients that reconnect", low=10, high=100_000)
+    max_clients: int = setting(32, "most clients of the event stream", low=1, high=1000)
 
 
 @dataclass(frozen=True)
 class Webhook:
     """One receiver of findings."""
 
-    url: str = setting(MISSING, "where findings are posted", check=_url)
-    name: str | None = setting(None, "what metrics call it; null: its host")
-    conditions: list[str] = setting([], "only these conditions; empty: all", choices=CONDITIONS)
-    min_severity: str = setting("warning", "least severity that is posted", choices=SEVERITIES)
+    url: str = setting(MISSING, "URL to post findings to", check=_url)
+    name: str | None = setting(None, "its name in metrics; null: its host")
+    conditions: list[str] = setting([], "post only these conditions; empty: all", choices=CONDITIONS)
+    min_severity: str = setting("warning", "post from this severity on", choices=SEVERITIES)
     token_file: str | None = setting(None, "file with the bearer token to send")
-    secret_file: str | None = setting(None, "file with the secret that notices are signed with")
+    secret_file: str | None = setting(None, "file with the secret to sign notices with")
     ca_file: str | None = setting(None, "certificates to trust, PEM; null: the system's")
     insecure: bool = setting(False, "send to another machine by plain http")
-    timeout: float = setting(5.0, "one try may take this long", low=0.1, high=60, unit=DURATION)
-    give_up: float = setting(300.0, "a notice is tried for this long", low=0, high=86400, unit=DURATION)
-    queue: int = setting(1000, "notices that wait at most; the oldest go first", low=1, high=100_000)
+    timeout: float = setting(5.0, "timeout of one attempt", low=0.1, high=60, unit=DURATION)
+    give_up: float = setting(300.0, "give up on a notice after this long", low=0, high=86400, unit=DURATION)
+    queue: int = setting(1000, "most notices to queue; the oldest are dropped first", low=1, high=100_000)
 
 
 @dataclass(frozen=True)
 class Log:
     """What is written to standard error (the journal, under systemd)."""
 
-    level: str = setting("info", "least that is told", choices=("debug", "info", "warning", "error"))
+    level: str = setting("info", "log from this level on", choices=("debug", "info", "warning", "error"))
     format: str = setting("text", "text, or json: one object a line", choices=("text", "json"))
-    status: float = setting(
-        600.0, "a line on how the agent fares is told this often; 0: never", low=0, high=86400, unit=DURATION
-    )
+    status: float = setting(600.0, "log a status line this often; 0: never", low=0, high=86400, unit=DURATION)
 
 
 @dataclass(frozen=True)
 class Config:
     """All of it."""
 
-    node: str | None = setting(
-        None, "what this node is called, in results and in names of files; null: its hostname"
-    )
-    capture: Capture = setting(Capture(), "where packets are taken from")
+    node: str | None = setting(None, "this node's name in results and file names; null: its hostname")
+    capture: Capture = setting(Capture(), "where packets come from")
     windows: Windows = setting(Windows(), "how often results are published")
-    analysis: Analysis = setting(Analysis(), "how messages are read")
+    analysis: Analysis = setting(Analysis(), "how messages are analysed")
     limits: Limits = setting(Limits(), "what the agent may use")
     history: History = setting(History(), "the local history")
     metrics: Metrics = setting(Metrics(), "Prometheus metrics")
     api: Api = setting(Api(), "the HTTP API")
     webhooks: list[Webhook] = setting([], "receivers of findings")
-    log: Log = setting(Log(), "what is told")
+    log: Log = setting(Log(), "what is logged")
 
 
 def read_config(file: str | None) -> Config:
@@ -283,6 +282,15 @@ def parse_config(text: str, name: str) -> Config:
                 "would send findings in plain text to another machine: use https, or give insecure: true",
             )
     return config
+
+
+def with_health(config: Config, listen: str | None) -> Config:
+    """The configuration with probes answered at ``listen``, if that is given. Raises OptionError."""
+    if listen is None:
+        return config
+    if why := _listen(listen):
+        raise OptionError(f"--health: {why}")
+    return replace(config, api=replace(config.api, health=listen))
 
 
 def _open(api: Api) -> bool:

@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,16 @@ class Stand:
     lost: int = 0  # segments that could not be written
 
 
+class Missed(NamedTuple):
+    """Packets that were not captured: left out by sampling, and lost."""
+
+    sampled_out: int = 0
+    lost: int = 0
+
+
+NOTHING: Final = Missed()
+
+
 class History:
     """Writes segments; ``settings.directory`` must not be None. DpuflowError where another one does."""
 
@@ -76,22 +86,33 @@ class History:
         self._machine = machine_id()
         self._from_ns = NEVER  # messages that ended later have not been handed over
         self._before: Counts | None = None
+        self._missed = Missed()
         self._waiting: queue.Queue[CaptureTables | dict[str, Any] | None] = queue.Queue(QUEUE)
         self._thread = threading.Thread(target=self._run, name="dpuflow-history", daemon=True)
         self._thread.start()
 
-    def take(self, tables: CaptureTables, counts: Counts, until_ns: int, last: bool = False) -> None:
-        """Hand over what ended until ``until_ns`` once that fills a segment, or as the ``last`` one."""
+    def take(
+        self, tables: CaptureTables, counts: Counts, until_ns: int, missed: Missed = NOTHING,
+        soon: bool = False, last: bool = False,
+    ) -> None:  # fmt: skip
+        """Hand over what ended until ``until_ns`` once that fills a segment, or as the ``last`` one.
+
+        ``missed``: what was not captured since the agent's start. ``soon``: less than a segment is held.
+        """
         if self._from_ns == NEVER:
             first_ns = tables.info.first_ns
             self._from_ns = until_ns if first_ns is None else min(first_ns - 1, until_ns)
-        if until_ns - self._from_ns < self.settings.segment * 1e9 and not last:
+        if until_ns - self._from_ns < self.settings.segment * 1e9 and not last and not soon:
             return
         part = cut(tables, self._before, counts, self._from_ns, until_ns, last)
         part.info.machine = self._machine
         self._from_ns = until_ns
         if len(part.messages) or (last and part.info.packets):
             self._before = counts  # else what was counted goes into the next one
+            left_out = missed.sampled_out - self._missed.sampled_out
+            part.info.skipped = {"sampled_out": left_out} if left_out else {}
+            part.info.lost_packets = missed.lost - self._missed.lost
+            self._missed = missed
             self._put(part)
 
     def note(self, state: FindingState) -> None:
@@ -145,12 +166,12 @@ class History:
 
     def _failed(self, error: Exception) -> None:
         if self.stand.writing:
-            self.log.error("history_stopped", f"the history is not written: {error}")
+            self.log.error("history_stopped", f"history not written: {error}")
         self.stand = replace(self.stand, writing=False)
 
     def _succeeded(self) -> None:
         if not self.stand.writing:
-            self.log.info("history_resumed", f"the history is written again, to {self.folder}")
+            self.log.info("history_resumed", f"writing history again, to {self.folder}")
         self.stand = replace(self.stand, writing=True)
 
     def _prepare(self) -> None:
@@ -271,8 +292,8 @@ def claim(folder: str, vantage: str) -> int | None:
         if error.errno != errno.EWOULDBLOCK:
             return None
         raise DpuflowError(
-            f"history.directory: {folder}: another agent keeps the history of {vantage} there: end it,"
-            " or name another folder"
+            f"history.directory: {folder}: another agent already writes the history of {vantage}"
+            " there: stop it, or set another folder"
         ) from None
     return held
 
@@ -287,16 +308,16 @@ def check_folder(folder: str) -> str | None:
     """What is to be said of a folder for the history before the agent runs. Raises OptionError."""
     if os.path.isdir(folder):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise OptionError(f"history.directory: {folder}: cannot be written to")
+            raise OptionError(f"history.directory: {folder}: not writable")
         return None
     above = folder
     while not os.path.lexists(above):
         above = os.path.dirname(above.rstrip("/")) or "."
     if not os.path.isdir(above):
-        raise OptionError(f"history.directory: {folder}: {above} is no folder")
+        raise OptionError(f"history.directory: {folder}: {above} is not a directory")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise OptionError(f"history.directory: {folder}: does not exist, and cannot be made in {above}")
-    return f"history.directory: {folder} does not exist; the agent will make it"
+        raise OptionError(f"history.directory: {folder}: does not exist and cannot be created in {above}")
+    return f"history.directory: {folder} does not exist; the agent will create it"
 
 
 def cut(

@@ -1,57 +1,69 @@
-"""Ceilings of CPU and memory: what the agent uses in, how much detail to take in and how often to look out.
+"""Ceilings of CPU and memory: what the agent uses in, how much detail to take in and how much of it held.
 
-Detail goes step by step: packets, then messages folded in the kernel, then sampling by pairs of hosts, half
-as many with each step. It comes back the same way after some time with room to spare, and each time that was
-too early the next try waits twice as long. Besides, two hard stops that need no deciding: whoever
-owes CPU waits (``Budget``; a ring that overflows meanwhile is counted), and so does the capture when more
-messages are held than memory has room for.
+What all of the traffic would take is reckoned from what was taken in: CPU of capturing, of analysing, and of
+the rest of the process. Detail is then what fits: packets, else messages folded in the kernel, else those of
+a share of all pairs of hosts, in steps of 19 %. The pairs of a smaller share are among those of any larger
+one, so what is kept stays whole. Memory is kept by how many messages are held, each of which takes what it
+was seen to take. Two hard stops besides need no deciding: whoever owes CPU waits (``Budget``), and nothing is
+taken in while memory is short (``pace``).
 """
 
 from __future__ import annotations
 
-import time
+import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.agent.budget import ANALYSIS_SHARE
+from dpuflow.agent.budget import ANALYSIS_SHARE, LEAST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dpuflow.agent.budget import Budget
     from dpuflow.agent.config import Limits as Settings
+    from dpuflow.agent.usage import Memory
 
-ROW_BYTES: Final = 1500
-"""Memory that a message held takes, analysis included: MESSAGE twice, TRANSFER, EXCHANGE and indices."""
+ROW_BYTES: Final = 2500
+"""Memory of a message held, analysis included, until it has been seen what it takes."""
+LEAST_ROW: Final = 600  # MESSAGE twice, TRANSFER and indices: an analysis takes no less
 FEWEST_MESSAGES: Final = 2000
-FULL: Final = 0.5
-"""A ring this full is on its way to losing packets."""
-SPARE: Final = 0.5
-"""Detail comes back only below this share of the ceilings: taking in twice as much must fit."""
-HELD: Final = 0.9
-"""Capturing that has to wait for so much of the time wants more than it has."""
+STEP: Final = 0.25
+"""Sampling goes in steps of this exponent of two."""
+TOO_MUCH: Final = 0.96
+"""Of a ceiling: wanting more than this, something has to be left out;"""
+AIM: Final = 0.88
+"""then so much that this is used;"""
+SPARE: Final = 0.78
+"""wanting less, there is room for more."""
+FULL: Final = 0.9
+"""Of the ceiling of memory: what is held may bring the process so far."""
 SPARSEST_S: Final = 4.0
 """Analyses further apart than this tell of a late rank too late; fewer messages are held then."""
-ROOM_LOOK_S: Final = 0.02
-ROOM_WAIT_S: Final = 2.0
-"""For room in memory capturing waits no longer than this: what is held may all be needed."""
-LONGEST_RECOVERY: Final = 16  # times the configured time
+LOOKS_S: Final = 4.0
+"""What is used is averaged over this long, the length of a pause between two analyses that cost much."""
+SOON_S: Final = 3.0
+"""More of the pairs are taken in again after so long with room for it,"""
+LONGEST_RECOVERY: Final = 16
+"""and after up to so many times ``limits.recover`` where that was too much before."""
 SHORTEST_SPAN_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class Use:
-    """What was used since the last look: shares of one core; ``ring``: the fullest that the ring was."""
+    """What was used since the last look: shares of one core, packets, bytes, messages."""
 
     cpu: float
     capture_cpu: float
-    rss: int
-    ring: float
-    lost: int  # packets that the ring had no room for
-    held: float  # share of the time that capturing had to wait
+    rss: int  # resident, the most that there was
+    own: int = 0  # of it what maps neither files nor the ring
+    analysis_cpu: float = 0.0
+    arrived: int = 0  # packets wanted that came to the ring, also those it had no room for
+    taken: int = 0  # packets read from it
+    lost: int = 0  # packets that the ring had no room for
     idle: bool = False  # nothing is being captured
     analysis_s: float = 0.0  # CPU seconds of the costliest analysis,
     messages: int = 0  # and how many messages were held then
+    held_least: int = 0  # messages held after an analysis,
+    held_most: int = 0  # and before one
+    no_room: float = 0.0  # share of the time that nothing was taken in for want of memory
     overdrawn: bool = False  # the rest of the agent alone takes more than the ceiling leaves it
 
 
@@ -60,9 +72,10 @@ class Orders:
     """What is to be taken in, and how much of it held. ``reason`` says why that is less than configured."""
 
     mode: str
-    sample: int
+    sample: float  # one in 2^sample pairs of hosts is followed
     span_s: float
-    most: int  # messages held
+    most: int  # messages kept after an analysis
+    room: int  # messages held at any time
     reason: str | None
 
 
@@ -70,149 +83,176 @@ class Governor:
     """Decides on detail. ``look`` is to be called about once a second."""
 
     def __init__(
-        self, settings: Settings, mode: str, sample: int, span_s: float, folds: bool, base: int
+        self, settings: Settings, mode: str, sample: float, span_s: float, folds: bool, base: Memory
     ) -> None:
-        """``mode`` and ``sample`` as configured; ``folds``: the backend has messages mode; ``base``: bytes
-        that are taken before any message is held."""
+        """``mode`` and ``sample`` as configured; ``folds``: the backend has messages mode; ``base``: what is
+        resident at most before any message is held, the whole ring counting, and what of its own is now."""
         self.settings = settings
-        levels = [(mode, sample)]
-        if mode == "packets" and folds:
-            levels.append(("messages", sample))
-        folded = levels[-1][0]
-        levels += [(folded, k) for k in range(sample + 1, max(settings.max_sample, sample) + 1)]
-        self._levels = levels
-        self._level = 0
+        self._modes = [mode, "messages"] if mode == "packets" and folds else [mode]
+        self._mode = 0
+        self._full_sample = self._sample = float(sample)
+        self._most_sample = float(max(settings.max_sample, sample))
         self._span_s = self._full_span_s = span_s
-        self._most = self._room = max((settings.memory - base) // ROW_BYTES, FEWEST_MESSAGES)
+        self._base = base
+        self._row_bytes = float(ROW_BYTES)
+        self._affordable: int | None = None  # messages that an analysis may cost; None: any number
         self._costly_s = 0.0
+        self._looks: deque[tuple[float, Use]] = deque()
         self._overdrawn = False
         self._why = ""
-        self._strained_s = 0.0  # for how long there has been too little
         self._easy_s = 0.0  # for how long there has been room to spare
-        self._wait_s = settings.recover
-        self._since_eased_s = float("inf")
+        self._failures = 0  # how often in a row what came back was too much
+        self._since_eased_s = math.inf
+
+    @property
+    def room(self) -> int:
+        """Messages that memory has room for, beside what analysing them takes."""
+        free = FULL * self.settings.memory - self._base.resident
+        return max(round(free / self._row_bytes), FEWEST_MESSAGES)
 
     @property
     def orders(self) -> Orders:
         """As things stand."""
-        mode, sample = self._levels[self._level]
+        room = self.room
+        most = room // 2 if self._affordable is None else min(self._affordable, room // 2)
         parts = []
-        if self._level:
-            kept = mode if not sample else f"one in {1 << sample} pairs of hosts"
+        if self._mode or self._sample > self._full_sample:
+            kept = f"{0.5**self._sample:.2g} of the pairs of hosts" if self._sample else "messages"
             parts.append(f"{self._why}: {kept} only")
         if self._span_s < self._full_span_s:
-            parts.append(f"memory is short: {self._span_s:g} s of traffic are held")
-        if self._most < self._room:
-            parts.append(f"an analysis took {self._costly_s:.1f} s of CPU: {self._most} messages are held")
+            parts.append(f"short of memory: {self._span_s:g} s of traffic held")
+        if self._affordable is not None and self._affordable < room // 2:
+            parts.append(f"an analysis took {self._costly_s:.1f} s of CPU: {most} messages are held")
         if self._overdrawn:
-            parts.append(f"all but capturing and analysing takes more than {self.settings.cpu:.1%} of a core")
-        return Orders(mode, sample, self._span_s, self._most, "; ".join(parts) or None)
+            parts.append(
+                f"work other than capture and analysis takes more than {self.settings.cpu:.1%} of a core"
+            )
+        reason = "; ".join(parts) or None
+        return Orders(self._modes[self._mode], self._sample, self._span_s, most, room, reason)
 
     def look(self, use: Use, seconds: float) -> Orders:
         """Take in what was used during the last ``seconds``, and say what to do."""
         self._since_eased_s += seconds
         self._overdrawn = use.overdrawn
-        self._hold_fewer(use)
-        memory = use.rss / self.settings.memory
-        short = self._strain(use)
-        if memory > 0.9 and self._span_s > SHORTEST_SPAN_S:
-            self._span_s = max(self._span_s / 2, SHORTEST_SPAN_S)
+        self._hold(use)
+        self._looks.append((seconds, use))
+        while len(self._looks) > 1 and sum(each[0] for each in self._looks) > LOOKS_S + seconds / 2:
+            self._looks.popleft()
+        fits, why = self._fits()
+        if fits < 1.0:
             self._easy_s = 0.0
-        elif memory > 1.0:
-            short = f"{use.rss >> 20} MiB of memory are used, {self.settings.memory >> 20} allowed"
-        if short is not None:
-            self._strained_s += seconds
-            self._easy_s = 0.0
-            if self._strained_s >= 2.0 or use.lost:
-                self._give_up(short)
+            self._less(fits, why)
             return self.orders
-        self._strained_s = 0.0
-        # What the agent takes while it has nothing to do says nothing of how much more it could do.
-        easy = use.idle or (use.cpu < SPARE * self.settings.cpu and use.held < SPARE)
-        easy &= memory < 0.75 and use.ring < FULL / 2
-        self._easy_s = self._easy_s + seconds if easy else 0.0
-        less = self._level or self._span_s < self._full_span_s or self._most < self._room
-        if self._easy_s >= self._wait_s and less:
-            self._ease()
+        spare = use.idle or fits > AIM / SPARE
+        self._easy_s = self._easy_s + seconds if spare and not use.lost else 0.0
+        self._more(math.inf if use.idle else fits)
         return self.orders
 
-    def _hold_fewer(self, use: Use) -> None:
-        """Hold so few messages that analyses need not be further apart than SPARSEST_S."""
+    def _hold(self, use: Use) -> None:
+        """How many messages may be held: by what each was seen to take, in memory and in CPU."""
+        own = use.own - self._base.own
+        if use.held_most > 4 * FEWEST_MESSAGES or use.rss > self.settings.memory:
+            seen = max(own / max(use.held_most, 1), LEAST_ROW)
+            # What was much once is so again; what was little is believed by and by.
+            self._row_bytes = max(seen, self._row_bytes + 0.1 * (seen - self._row_bytes))
+        full = use.rss > self.settings.memory * TOO_MUCH
+        if full and self._span_s > SHORTEST_SPAN_S:
+            self._span_s = max(self._span_s / 2, SHORTEST_SPAN_S)
         affordable_s = SPARSEST_S * ANALYSIS_SHARE * self.settings.cpu
-        if use.analysis_s > affordable_s and min(use.messages, self._most) > FEWEST_MESSAGES:
-            fewer = int(use.messages * affordable_s / use.analysis_s)
-            self._most, self._costly_s = max(min(fewer, self._most), FEWEST_MESSAGES), use.analysis_s
-            self._easy_s = 0.0
+        if use.analysis_s > affordable_s and use.messages > FEWEST_MESSAGES:
+            fewer = max(int(use.messages * affordable_s / use.analysis_s), FEWEST_MESSAGES)
+            if self._affordable is None or fewer < self._affordable:
+                self._affordable, self._costly_s, self._easy_s = fewer, use.analysis_s, 0.0
 
-    def _strain(self, use: Use) -> str | None:
-        """What there is too much of, if anything."""
-        if use.lost:
-            return f"the ring lost {use.lost} packets"
-        if use.held > HELD:
-            return f"capturing wants more than {self.settings.cpu:.0%} of a core"
-        if use.ring > FULL:
-            return f"the ring was {use.ring:.0%} full"
-        if use.cpu > 1.1 * self.settings.cpu and use.capture_cpu > (1 - ANALYSIS_SHARE) * self.settings.cpu:
-            return f"{use.cpu:.0%} of a core are used, {self.settings.cpu:.0%} allowed"
-        return None
+    def _fits(self) -> tuple[float, str]:
+        """How many times what is wanted now would fit, below 1 where it does not; and what is short.
 
-    def _give_up(self, why: str) -> None:
-        """One step less of detail."""
-        self._strained_s = 0.0
-        if self._level + 1 >= len(self._levels):
+        Between the two thresholds it is 1: nothing is to be done.
+        """
+        of_cpu, of_memory = self._cpu_fits(), self._memory_fits()
+        last = self._looks[-1][1]
+        if last.lost and last.taken:
+            of_ring = AIM * last.taken / (last.taken + last.lost)
+            if of_ring < min(of_cpu, of_memory):
+                return of_ring, f"the ring lost {last.lost} packets"
+        if of_memory < of_cpu:
+            return of_memory, f"memory ({self.settings.memory >> 20} MiB) has room for {self.room} messages"
+        return of_cpu, f"capture and analysis need more than {self.settings.cpu:.0%} of a core"
+
+    def _cpu_fits(self) -> float:
+        """By CPU. Analyses may be further apart than configured: of them no more counts than their share."""
+        time_s = sum(seconds for seconds, _ in self._looks)
+        limit = self.settings.cpu
+
+        def mean(name: str) -> float:
+            return sum(seconds * float(getattr(use, name)) for seconds, use in self._looks) / time_s
+
+        arrived = sum(use.arrived for _, use in self._looks)
+        taken = sum(use.taken for _, use in self._looks)
+        capture, analysis = mean("capture_cpu"), mean("analysis_cpu")
+        others = max(mean("cpu") - capture - analysis, 0.0)
+        capture *= max(arrived / taken, 1.0) if taken else 1.0
+        wanted = others + capture + min(analysis, ANALYSIS_SHARE * limit)
+        if SPARE * limit <= wanted <= TOO_MUCH * limit:
+            return 1.0
+        left = max(AIM * limit - others, LEAST * limit)
+        # Whichever is more: both grow with what is taken in, or analysing has its share and grows no more.
+        both = left / max(capture + analysis, 1e-6)
+        capped = (left - ANALYSIS_SHARE * limit) / max(capture, 1e-6)
+        fits = max(both, capped)
+        return min(fits, TOO_MUCH) if wanted > TOO_MUCH * limit else max(fits, 1.0)
+
+    def _memory_fits(self) -> float:
+        """By memory: what comes between two analyses, beside what stays after them."""
+        room, most = self.room, max(use.held_most for _, use in self._looks)
+        short = max(use.no_room for _, use in self._looks)
+        over = max(use.rss for _, use in self._looks) / self.settings.memory
+        if not short and over < TOO_MUCH and most < FULL * room:
+            return math.inf
+        grown = max(most - min(use.held_least for _, use in self._looks), 1)
+        fits = min(AIM * (room / 2) / grown, 1 / over) * (1 - min(short, 0.9))
+        return min(fits, TOO_MUCH)
+
+    def _less(self, fits: float, why: str) -> None:
+        """Leave out so much that the rest fits."""
+        if self._mode + 1 < len(self._modes):
+            self._mode += 1
+        elif self._sample < self._most_sample:
+            steps = math.ceil(-math.log2(fits) / STEP)
+            self._sample = min(self._sample + STEP * max(steps, 1), self._most_sample)
+        else:
             return
-        self._level += 1
         self._why = why
-        if self._since_eased_s < 2 * self._wait_s:  # what came back was too much
-            self._wait_s = min(2 * self._wait_s, LONGEST_RECOVERY * self.settings.recover)
+        self._looks.clear()
+        if self._since_eased_s < 2 * self._wait_s(SOON_S):  # what came back was too much
+            self._failures += 1
+        self._since_eased_s = math.inf
 
-    def _ease(self) -> None:
-        """One step more of detail."""
-        self._easy_s = 0.0
-        if self._most < self._room:
-            self._most = min(2 * self._most, self._room)
-            return
-        if self._span_s < self._full_span_s:
-            self._span_s = min(2 * self._span_s, self._full_span_s)
-            return
-        self._level -= 1
-        self._since_eased_s = 0.0
-        if self._level == 0:
-            self._why = ""
+    def _wait_s(self, first_s: float) -> float:
+        """How long there must be room before more is taken in."""
+        recover = self.settings.recover
+        return float(min(min(first_s, recover) * 2.0**self._failures, LONGEST_RECOVERY * recover))
 
+    def _more(self, fits: float) -> None:
+        """Take in again what fits, if there has been room for long enough."""
+        recover_s = self._wait_s(self.settings.recover)
+        if self._sample > self._full_sample:
+            if self._easy_s >= self._wait_s(SOON_S):
+                steps = max(math.floor(min(math.log2(min(fits, 16.0)), 1.0) / STEP), 1)
+                self._sample = max(self._sample - STEP * steps, self._full_sample)
+                self._eased()
+        elif self._easy_s >= recover_s:
+            full = self.room // 2
+            if self._affordable is not None:
+                self._affordable = 2 * self._affordable if 2 * self._affordable < full else None
+            elif self._span_s < self._full_span_s:
+                self._span_s = min(2 * self._span_s, self._full_span_s)
+            elif self._mode:
+                self._mode, self._why = 0, ""
+            else:
+                self._failures = 0
+            self._eased()
 
-class Pace:
-    """How long the thread that captures has to wait before its next piece: for CPU, or for room in memory."""
-
-    def __init__(self, budget: Budget, held: Callable[[], int], most: int) -> None:
-        self.most = most
-        self._budget, self._held = budget, held
-        self._full_s: float | None = None  # since when there is no room
-        self._asked_s = time.monotonic()
-        self._waits = False
-        self._waited_s = 0.0
-
-    def __call__(self) -> float:
-        """Seconds to wait; 0 where the next piece may be taken at once."""
-        now_s = time.monotonic()
-        if self._waits:
-            self._waited_s += now_s - self._asked_s
-        wait_s = max(self._budget.capture_wait(), self._room_wait(now_s))
-        self._asked_s, self._waits = now_s, wait_s > 0
-        return wait_s
-
-    def take_waited(self) -> float:
-        """For how many seconds it had to wait since the last call."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
-
-    def _room_wait(self, now_s: float) -> float:
-        if self._held() <= 2 * self.most:
-            self._full_s = None
-            return 0.0
-        if self._full_s is None:
-            self._full_s = now_s
-        if now_s - self._full_s < ROOM_WAIT_S:
-            return ROOM_LOOK_S
-        self._full_s = None
-        return 0.0
+    def _eased(self) -> None:
+        self._easy_s = self._since_eased_s = 0.0
+        self._looks.clear()

@@ -41,19 +41,22 @@ FLOWS: Final = {
         "dpuflow_flow_retransmitted_packets",
         "counter",
         _PAIR,
-        "Packets whose bytes or PSN had been sent before.",
+        "Retransmitted packets: their bytes or PSN had been sent before.",
     ),
     "out_of_order": Metric(
-        "dpuflow_flow_out_of_order_packets", "counter", _PAIR, "Packets that came before one sent earlier."
+        "dpuflow_flow_out_of_order_packets",
+        "counter",
+        _PAIR,
+        "Packets that arrived ahead of one sent earlier (reordering).",
     ),
     "missing": Metric(
         "dpuflow_flow_missing_packets",
         "counter",
         _PAIR,
-        "Packets acknowledged, yet never captured: capture loss.",
+        "Packets acknowledged but never captured: capture loss.",
     ),
     "ecn_marked": Metric(
-        "dpuflow_flow_ecn_marked_packets", "counter", _PAIR, "Packets from src to dst marked CE on their way."
+        "dpuflow_flow_ecn_marked_packets", "counter", _PAIR, "Packets from src to dst marked CE."
     ),
     "cnp": Metric(
         "dpuflow_flow_cnp_packets",
@@ -61,9 +64,7 @@ FLOWS: Final = {
         _PAIR,
         "Congestion notifications from src, which ask dst to slow down.",
     ),
-    "nak": Metric(
-        "dpuflow_flow_nak_packets", "counter", _PAIR, "NAKs from src: it missed packets that dst had sent."
-    ),
+    "nak": Metric("dpuflow_flow_nak_packets", "counter", _PAIR, "NAKs from src: it missed packets from dst."),
     "rnr": Metric(
         "dpuflow_flow_rnr_nak_packets",
         "counter",
@@ -74,7 +75,7 @@ FLOWS: Final = {
         "dpuflow_flow_zero_window_segments",
         "counter",
         _PAIR,
-        "TCP segments of src that close its window: it does not read.",
+        "TCP segments of src with a zero window: it does not read.",
     ),
 }
 
@@ -160,13 +161,13 @@ GROUP_INFO: Final = Metric(
     "dpuflow_group_info",
     "gauge",
     ("group", "kind", "size"),
-    "1 for each group seen lately; kind is tp, dp, pp or ep.",
+    "1 for each group seen recently; kind is tp, dp, pp or ep.",
 )
 PEER_INFO: Final = Metric(
     "dpuflow_peer_info",
     "gauge",
     ("peer", "rank", "label"),
-    "1 for each peer judged lately; rank and label by the rank map.",
+    "1 for each peer judged recently; rank and label from the rank map.",
 )
 VERDICT: Final = Metric(
     "dpuflow_peer_verdict",
@@ -205,7 +206,7 @@ FINDINGS_ACTIVE: Final = Metric(
     "dpuflow_findings_active",
     "gauge",
     ("condition", "severity", "endpoint", "rank", "label", "runbook"),
-    "Findings that hold now, by the endpoint that they are about (empty: the capture itself).",
+    "Active findings, by the endpoint at fault (empty: the capture itself).",
 )
 FINDINGS: Final = Metric(
     "dpuflow_findings",
@@ -242,7 +243,7 @@ LOST: Final = Metric(
     "Packets known to be missing from the capture, by where they were lost.",
 )
 DEGRADED: Final = Metric(
-    "dpuflow_agent_degraded", "gauge", (), "1 while the agent does less in order to keep its limits."
+    "dpuflow_agent_degraded", "gauge", (), "1 while the agent reduces detail to stay within its limits."
 )
 FIDELITY: Final = Metric(
     "dpuflow_agent_fidelity",
@@ -279,14 +280,12 @@ HISTORY_WRITING: Final = Metric(
     (),
     "1 while history is written, 0 where it cannot be (disk full, say).",
 )
-CLOCK_STEPS: Final = Metric(
-    "dpuflow_agent_clock_steps", "counter", (), "Steps of the wall clock that were noticed."
-)
+CLOCK_STEPS: Final = Metric("dpuflow_agent_clock_steps", "counter", (), "Steps of the wall clock.")
 GENERATION: Final = Metric(
     "dpuflow_agent_config_generation",
     "gauge",
     (),
-    "Which configuration is in force: grows with each reload that was taken.",
+    "Generation of the configuration: grows with each accepted reload.",
 )
 ERRORS: Final = Metric("dpuflow_agent_errors", "counter", ("kind",), "Failures of the agent's parts.")
 MISSED: Final = Metric(
@@ -323,10 +322,8 @@ DELIVERIES: Final = Metric(
     ("webhook", "outcome"),
     "Notices: delivered, failed (after all tries), refused (no retry would help), dropped (queue full).",
 )
-RETRIES: Final = Metric(
-    "dpuflow_webhook_retries", "counter", ("webhook",), "Tries of a delivery after the first."
-)
-QUEUED: Final = Metric("dpuflow_webhook_queued", "gauge", ("webhook",), "Notices that wait for delivery.")
+RETRIES: Final = Metric("dpuflow_webhook_retries", "counter", ("webhook",), "Delivery retries.")
+QUEUED: Final = Metric("dpuflow_webhook_queued", "gauge", ("webhook",), "Notices queued for delivery.")
 
 METRICS: Final[tuple[Metric, ...]] = tuple(
     each

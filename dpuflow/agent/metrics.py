@@ -45,22 +45,22 @@ _VERDICTS = ("on_time", "late", "intermittent", "unknown")
 _FIDELITIES = ("packets", "messages", "sampled")
 
 
-def start(board: Board, settings: Settings) -> Metrics:
-    """Begin to count."""
-    return Metrics(board, settings)
+def start(board: Board, settings: Settings, agent: int | None = None) -> Metrics:
+    """Begin to count. ``agent``: the process that ``process_*`` are of; None: this one."""
+    return Metrics(board, settings, agent)
 
 
 class Metrics:
     """The registry behind /metrics, and the thread that keeps it up to date."""
 
-    def __init__(self, board: Board, settings: Settings) -> None:
+    def __init__(self, board: Board, settings: Settings, agent: int | None = None) -> None:
         self.tally = Tally(settings.max_peers, settings.max_groups)
         self.registry = CollectorRegistry()
         self._board = board
         self._counters = NicCounterFiles(settings.sysfs) if settings.nic_counters else None
         self._subscription = board.subscribe()
         self.registry.register(self)
-        ProcessCollector(registry=self.registry)
+        ProcessCollector(registry=self.registry, pid=lambda: agent or "self")
         GCCollector(registry=self.registry)
         self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
         self._thread.start()

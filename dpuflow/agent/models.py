@@ -20,6 +20,7 @@ from dpuflow.results import (
     Collective,
     Endpoint,
     Finding,
+    NetworkCost,
     OpToken,
     Pipeline,
     Steadiness,
@@ -206,6 +207,18 @@ class StepsAnswer(msgspec.Struct, kw_only=True):
     steps: list[Steps]
     what_if: list[WhatIf]
     pipelines: list[Pipeline]
+
+
+class NetworkCostAnswer(msgspec.Struct, kw_only=True):
+    """What messages took over the windows held: of each pair and size the last window that has any.
+
+    ``end_ns`` is when the last window ended, so that ``last_ns`` tells how old a row is.
+    """
+
+    schema: str = ANALYSIS_ID
+    end_ns: int | None
+    endpoints: list[Endpoint]
+    network_cost: list[NetworkCost]
 
 
 class Findings(msgspec.Struct, kw_only=True):

@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from dpuflow.agent.server import Probes, Server
 
 
-def start(board: Board, config: Config) -> Outlets:
-    """Start all that ``config`` asks for.
+def start(board: Board, config: Config, agent: int | None = None) -> Outlets:
+    """Start all that ``config`` asks for; ``agent``: the process that metrics tell of, if not this one.
 
     Raises OptionError where an address, a certificate or a secret cannot be used, and MissingError without
     the packages of the extra ``agent``.
     """
     try:
-        return Outlets(board, config)
+        return Outlets(board, config, agent)
     except ModuleNotFoundError as error:
         raise MissingError(
-            f"the agent needs {error.name}: pip install '.[agent]' in dpuflow's checkout brings it"
+            f"the agent needs {error.name}: run pip install '.[agent]' in the dpuflow checkout"
         ) from None
 
 
 class Outlets:
     """The running parts."""
 
-    def __init__(self, board: Board, config: Config) -> None:
+    def __init__(self, board: Board, config: Config, agent: int | None = None) -> None:
         from dpuflow.agent import routes, webhook
 
         self._board = board
         self._sender = config.node or socket.gethostname()
         self._run = secrets.token_hex(4)  # tells cursors of this run from those of another
-        self._config = config
+        self._config, self._agent = config, agent
         self.webhooks = webhook.start(board, config.webhooks, self._sender)
         self._context = routes.Context(board, self._run, self._sender, config, webhooks=self.webhooks.figures)
         self.metrics: Metrics | None = None
@@ -84,7 +84,7 @@ class Outlets:
         from dpuflow.agent import metrics, routes
 
         context = self._context
-        self.metrics = metrics.start(self._board, config.metrics)
+        self.metrics = metrics.start(self._board, config.metrics, self._agent)
         self.metrics.add(self.webhooks)
         if config.api.health != "off":
             from dpuflow.agent.server import Probes

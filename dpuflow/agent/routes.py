@@ -269,6 +269,22 @@ def steps(context: Context, _: Nothing) -> models.StepsAnswer:
     )
 
 
+def network_cost(context: Context, _: Nothing) -> models.NetworkCostAnswer:
+    """What the network charged of late for a message of a size."""
+    endpoints = models.Endpoints()
+    windows = context.board.windows()
+    found: dict[tuple[int, int, int], results.NetworkCost] = {}
+    for window in reversed(windows):
+        for row in window.analysis.network_cost:
+            src, dst = (endpoints.of(window.analysis, end) for end in (row.src, row.dst))
+            found.setdefault((src, dst, row.bytes_up_to), replace(row, src=src, dst=dst))
+    return models.NetworkCostAnswer(
+        end_ns=windows[-1].end_ns if windows else None,
+        endpoints=endpoints.rows,
+        network_cost=[found[key] for key in sorted(found)],
+    )
+
+
 def findings(context: Context, query: FindingsQuery) -> models.Findings:
     """Findings."""
     endpoints = models.Endpoints()
@@ -350,6 +366,10 @@ ROUTES: Final = (
     ),
     ApiRoute("/api/v1/lateness", "Who was late in the windows held", models.LatenessAnswer, lateness),
     ApiRoute("/api/v1/steps", "What jobs repeat: steps, tokens, pipelines", models.StepsAnswer, steps),
+    ApiRoute(
+        "/api/v1/network_cost", "What messages of each size took between each pair, of late",
+        models.NetworkCostAnswer, network_cost,
+    ),
     ApiRoute("/api/v1/findings", "Findings that hold, or all", models.Findings, findings, FindingsQuery),
     ApiRoute("/api/v1/windows", "The windows held, in short", models.Windows, windows, WindowsQuery),
     ApiRoute(

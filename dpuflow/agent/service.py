@@ -10,22 +10,26 @@ import socket
 import threading
 import time
 import traceback
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.agent.board import Board, FindingState, Health, Window
+from dpuflow.agent.board import Board, Health, Window
 from dpuflow.agent.budget import Budget
 from dpuflow.agent.config import base_bytes
-from dpuflow.agent.history import History, Stand, claim, release
-from dpuflow.agent.limits import Governor, Pace, Use
+from dpuflow.agent.history import History, Missed, Stand, claim, release
+from dpuflow.agent.limits import Governor
+from dpuflow.agent.meter import Meter
 from dpuflow.agent.notify import notify, reloading, watchdog_s
+from dpuflow.agent.pace import Pace
 from dpuflow.agent.source import Source
 from dpuflow.agent.stream import Stream
+from dpuflow.agent.told import in_words, tell
 from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.traffic import pauses_of, traffic_between
-from dpuflow.agent.usage import give_back, resident_bytes, restrain_allocator
+from dpuflow.agent.usage import Memory, give_back, memory, resident_bytes, restrain_allocator
 from dpuflow.agent.windows import Windows
 from dpuflow.errors import DpuflowError
 from dpuflow.results import Analysis
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from dpuflow.agent.limits import Orders
     from dpuflow.agent.log import Log
     from dpuflow.agent.outlets import Outlets
+    from dpuflow.agent.outside import Outside
     from dpuflow.agent.stream import Counts, Snapshot
     from dpuflow.agent.windows import Settled
     from dpuflow.identity.rankmap import Place
@@ -47,7 +52,10 @@ IDLE_S: Final = 60.0
 """Findings outlast a job's silence for this long: its next step may still be coming."""
 HEALTH_S: Final = 1.0
 TRIM_S: Final = 60.0
-"""Memory that is free within the heaps goes back to the kernel this often."""
+"""Memory that is free within the heaps goes back to the kernel this often,"""
+SHORT: Final = 0.8
+SHORT_TRIM_S: Final = 5.0
+"""and so often where more than SHORT of the ceiling is used."""
 
 
 class Service:
@@ -59,8 +67,9 @@ class Service:
         self.lock = threading.Lock()
         self.stream = Stream(config.node or socket.gethostname())
         self.budget = Budget(config.limits.cpu)
-        self.pace = Pace(self.budget, self.stream.held, 0)
+        self.pace = Pace(self.budget, self.stream.held, self._shed, 0, config.limits.memory)
         self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
+        self.meter = Meter(self.budget, self.pace, self.source, self.stream)
         self.governor = _governor(config)
         self.tracker = Tracker(
             config.analysis.confirm, config.analysis.hold, IDLE_S, config.analysis.runbooks
@@ -77,25 +86,22 @@ class Service:
         self._published_ns = time.time_ns()
         self._seen = -1  # packets when last analysed
         self._unsettled = 0
-        self._used = (time.monotonic(), time.process_time(), 0.0)
+        self._sampled: deque[tuple[int, int]] = deque()  # until when, packets left out by then
+        self._let_go = 0  # messages that there was no room for
         self._cpu_share = 0.0
-        self._costliest = (0.0, 0)  # CPU seconds of an analysis since the last look, messages held then
-        self._lost = 0  # packets that the ring had no room for, as of the last look
         self._told_s = self._trimmed_s = self._started_s
         self._reason: str | None = None
         self._obey(self.governor.orders)
         self.history: History | None = None
-        self.outlets: Outlets | None = None
+        self.outlets: Outlets | Outside | None = None
 
     def start(self) -> None:
         """Attach and begin. Raises OptionError, MissingError, DpuflowError."""
-        from dpuflow.agent import outlets
-
         restrain_allocator()
         # First: an address in use, or another agent's history, leaves nothing attached.
         self._start_history()
         try:
-            self.outlets = outlets.start(self.board, self.config)
+            self._start_outlets()
             self.source.start()
         except BaseException:
             if self.outlets is not None:
@@ -104,6 +110,17 @@ class Service:
                 self.history.close()
             raise
         self.budget.forgive()
+
+    def _start_outlets(self) -> None:
+        from dpuflow.agent import outlets
+        from dpuflow.agent.outside import Outside as Process
+
+        try:
+            self.outlets = outside = Process(self.board, self.config, self.log)
+            self.budget.beside = outside.cpu_s
+        except OSError as error:
+            self.log.warning("api_shared", f"no process of its own for the API: {error.strerror or error}")
+            self.outlets = outlets.start(self.board, self.config)
 
     def _start_history(self) -> None:
         if self.config.history.directory is not None:
@@ -124,6 +141,7 @@ class Service:
             if self.history is not None:
                 self.history.shift(moved_ns)
         tables = taken.tables()
+        tables.info.skipped |= self._left_out(until_ns)
         counts = taken.counts()
         settled: Settled | None = None
         if packets != self._seen or self._unsettled:
@@ -137,18 +155,37 @@ class Service:
         changed = self.tracker.step(settled.analysis if settled else None, until_ns)
         self.board.publish(window, changed)
         for state in changed:
-            self._tell(state)
+            tell(self.log, state)
             if self.history is not None:
                 self.history.note(state)
         if self.history is not None:
-            self.history.take(tables, counts, window.end_ns)
+            most = self.windows.most
+            soon = self.windows.span_s < self.config.windows.span or (
+                most is not None and len(tables.messages) > most
+            )
+            self.history.take(tables, counts, window.end_ns, self._missed(), soon)
         self._counts, self._published_ns = counts, window.end_ns
         return window
+
+    def _missed(self) -> Missed:
+        """What was not captured since the start."""
+        losses = self.source.state.losses
+        return Missed(losses.get("sampled_out", 0), sum(losses.get(name, 0) for name in LOSSES))
+
+    def _left_out(self, until_ns: int) -> dict[str, int]:
+        """What sampling left out of the span that is analysed."""
+        span_ns = round(self.windows.span_s * 1e9)
+        self._sampled.append((until_ns, self._missed().sampled_out))
+        while len(self._sampled) > 1 and self._sampled[1][0] <= until_ns - span_ns:
+            self._sampled.popleft()
+        count = self._sampled[-1][1] - self._sampled[0][1]
+        return {"sampled_out": count} if count else {}
 
     def safe_step(self) -> None:
         """A step whose fault costs what is held, not the agent; its CPU is accounted for."""
         used_s, held = time.thread_time(), self.stream.held()
         with self.budget.analysing():
+            self._make_room(held)
             try:
                 self.step()
             except Exception as error:  # traffic is foreign: nobody can promise what it does to an analysis
@@ -157,7 +194,18 @@ class Service:
                 self.log.debug("traceback", traceback.format_exc())
                 with self.lock:
                     self.stream.forget(np.full(self.stream.held_flows(), self.source.read_until_ns))
-        self._costliest = max(self._costliest, (time.thread_time() - used_s, held))
+        self.meter.analysed(time.thread_time() - used_s, held)
+
+    def _make_room(self, held: int) -> None:
+        """Before an analysis: no more is held than there is memory to analyse."""
+        if held > self.pace.room:
+            self._shed(self.pace.room)
+
+    def _shed(self, keep: int | None = None) -> None:
+        """Let go of the oldest messages but for ``keep``, by default half; give their memory back."""
+        with self.lock:
+            self._let_go += self.stream.shed(self.stream.held() // 2 if keep is None else keep)
+        give_back()
 
     def _window(
         self, taken: Snapshot, tables: CaptureTables, counts: Counts, settled: Settled | None
@@ -185,67 +233,38 @@ class Service:
             fidelity="sampled" if self.source.sample else self.source.mode,  # type: ignore[arg-type]
         )
 
-    def _tell(self, state: FindingState) -> None:
-        """One line of log for a finding that changed."""
-        finding = state.finding
-        fields = {
-            "id": state.id, "condition": state.condition, "addresses": list(state.addresses),
-            "severity": state.severity, "since_ns": state.since_ns, "active": state.active,
-        }  # fmt: skip
-        if not state.active:
-            self.log.info("finding_closed", f"over: {state.condition} {state.id}", **fields)
-            return
-        tell = self.log.info if state.severity == "info" else self.log.warning
-        tell("finding", f"{state.severity}: {state.condition} {state.id}: {finding.summary}", **fields)
-
     def look(self) -> None:
         """Measure what is used, and take in more or less detail by it; report the health."""
-        now_s, used_s, capture_s = time.monotonic(), time.process_time(), self.budget.capture_s
-        before_s, before_used_s, before_capture_s = self._used
-        seconds = max(now_s - before_s, 1e-3)
-        self._used = (now_s, used_s, capture_s)
-        self._cpu_share = (used_s - before_used_s) / seconds
-        status, lost = self.source.state.status, self.source.state.losses.get("ring_full", 0)
-        use = Use(
-            cpu=self._cpu_share,
-            capture_cpu=(capture_s - before_capture_s) / seconds,
-            rss=resident_bytes(),
-            ring=self.source.ring_share() or 0.0,
-            lost=lost - self._lost,
-            held=self.pace.take_waited() / seconds,
-            idle=status is not None and status.packet_rate == 0,
-            analysis_s=self._costliest[0],
-            messages=self._costliest[1],
-            overdrawn=self.budget.overdrawn(),
-        )
-        self._lost, self._costliest = lost, (0.0, 0)
+        use, seconds = self.meter.look()
+        self._cpu_share, now_s = use.cpu, time.monotonic()
         self._obey(self.governor.look(use, seconds))
-        health = self.health()
+        health, limits = self.health(), self.config.limits
         self.board.report(health)
-        if now_s - self._trimmed_s >= TRIM_S:
+        if now_s - self._trimmed_s >= (SHORT_TRIM_S if use.rss > SHORT * limits.memory else TRIM_S):
             self._trimmed_s = now_s
             give_back()
         every_s = self.config.log.status
         if every_s and now_s - self._told_s >= every_s:
             self._told_s = now_s
-            self.log.info("status", _in_words(health), **asdict(health))
+            self.log.info("status", in_words(health), **asdict(health))
 
     def _obey(self, orders: Orders) -> None:
         """Take in as much detail as ordered, and tell of a change."""
         if orders.reason != self._reason:
             if orders.reason is None:
-                self.log.info("restored", "full detail again")
+                self.log.info("restored", "back to full detail")
             else:
-                self.log.warning("degraded", f"less detail: {orders.reason}")
+                self.log.warning("degraded", f"reduced detail: {orders.reason}")
             self._reason = orders.reason
         self.source.degrade(orders.mode, orders.sample)
-        self.windows.span_s, self.windows.most, self.pace.most = orders.span_s, orders.most, orders.most
+        self.windows.span_s, self.windows.most = orders.span_s, orders.most
+        self.pace.room, self.pace.memory = orders.room, self.config.limits.memory
 
     def health(self) -> Health:
         """How the agent fares now."""
         state, limits = self.source.state, self.config.limits
         status = state.status
-        degraded = f"nothing is captured: {state.error}" if state.error else self._reason
+        degraded = f"not capturing: {state.error}" if state.error else self._reason
         stand = self.history.stand if self.history is not None else Stand(writing=False)
         return Health(
             time_ns=time.time_ns(),
@@ -272,7 +291,7 @@ class Service:
             history_writing=stand.writing,
             clock_steps=state.clock_steps,
             generation=self.generation,
-            errors={"history": stand.lost} if stand.lost else {},
+            errors={name: n for name, n in (("history", stand.lost), ("memory", self._let_go)) if n},
         )
 
     def reload(self, config: Config) -> None:
@@ -307,26 +326,17 @@ class Service:
         if self.history is not None:
             with self.lock:
                 taken = self.stream.snapshot(max(self.source.read_until_ns, time.time_ns()))
-            self.history.take(taken.tables(), taken.counts(), taken.time_ns, last=True)
+            self.history.take(taken.tables(), taken.counts(), taken.time_ns, self._missed(), last=True)
             self.history.close()
         if self.outlets is not None:
             self.outlets.close()
         self.board.close()
 
 
-def _in_words(health: Health) -> str:
-    lost = sum(health.losses.get(name, 0) for name in LOSSES)
-    return (
-        f"up {health.uptime_s:.0f} s, {health.cpu_share:.1%} of a core, {health.rss_bytes >> 20} MiB,"
-        f" {health.lag_s:.1f} s behind, {health.packet_rate:.0f} packets/s, {health.message_rate:.0f}"
-        f" messages/s, {lost} lost, {health.fidelity}"
-    )
-
-
 def _governor(config: Config) -> Governor:
     capture = config.capture
     folds = capture.backend == "ebpf"
-    base = base_bytes(capture.buffer)
+    base = Memory(base_bytes(capture.buffer), memory().own)
     return Governor(config.limits, capture.mode, capture.sample, config.windows.span, folds, base)
 
 
@@ -363,9 +373,9 @@ def run(
                 reloading()
                 try:
                     service.reload(fresh)
-                    log.info("reloaded", "the configuration was read again")
+                    log.info("reloaded", "configuration reloaded")
                 except DpuflowError as error:
-                    log.error("reload_failed", f"{error}; the configuration stays as it was")
+                    log.error("reload_failed", f"{error}; keeping the previous configuration")
                 notify("READY=1")
             now_s = time.monotonic()
             if now_s >= next_s and not service.budget.analysis_wait():
@@ -386,6 +396,6 @@ def _reloaded(reload: Callable[[], Config | None], log: Log) -> Config | None:
     try:
         return reload()
     except (DpuflowError, OSError) as error:
-        log.error("reload_failed", f"{error}; the configuration stays as it was")
+        log.error("reload_failed", f"{error}; keeping the previous configuration")
         notify("READY=1")
         return None

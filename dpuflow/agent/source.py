@@ -54,8 +54,8 @@ class Source:
         """``pace`` is asked before each piece for how many seconds to wait, to keep the ceilings."""
         self.settings, self.stream, self.lock, self.log = settings, stream, lock, log
         self.pace = pace
-        self.mode, self.sample = settings.mode, settings.sample
-        self._refused: set[tuple[str, int]] = set()  # what the backend cannot do
+        self.mode, self.sample = settings.mode, float(settings.sample)
+        self._refused: set[tuple[str, float]] = set()  # what the backend cannot do
         self.state = State()
         self.read_until_ns = 0
         self._pending_step_ns = 0
@@ -82,7 +82,7 @@ class Source:
         elif self._capture is not None:
             self._capture.close()
 
-    def degrade(self, mode: str, sample: int) -> None:
+    def degrade(self, mode: str, sample: float) -> None:
         """Go on with less detail, or more, from the next piece on."""
         if (mode, sample) not in self._refused:
             self.mode, self.sample = mode, sample
@@ -90,13 +90,18 @@ class Source:
     def reconfigure(self, settings: Settings) -> None:
         """Attach anew by other settings."""
         self.settings = settings
-        self.mode, self.sample = settings.mode, settings.sample
+        self.mode, self.sample = settings.mode, float(settings.sample)
         self._again.set()
 
     def take_clock_step(self) -> int:
         """By how much the wall clock has been set since the last call; ask under the lock."""
         step, self._pending_step_ns = self._pending_step_ns, 0
         return step
+
+    def taken(self) -> int:
+        """Packets read from the ring since the capture began, as of the last look; those of a run count."""
+        status = self.state.status
+        return 0 if status is None else status.packets
 
     def ring_share(self) -> float | None:
         """How much of the ring is filled, None where nothing is captured."""
@@ -118,7 +123,7 @@ class Source:
         self.state = replace(self.state, interfaces={name: name in there for name in names})
         if not there:
             raise DpuflowError(
-                f"{', '.join(names)}: there is no such interface"
+                f"{', '.join(names)}: no such interface"
                 if names
                 else "no Ethernet interface is up: name some in capture.interfaces"
             )
@@ -203,7 +208,7 @@ class Source:
         try:
             capture.switch(mode=self.mode, sample=self.sample)
         except DpuflowError as error:
-            self.log.warning("switch_failed", f"the capture goes on as it was: {error}")
+            self.log.warning("switch_failed", f"keeping the current capture: {error}")
             self._refused.add((self.mode, self.sample))
             self.mode, self.sample = capture.options.mode, capture.options.sample
         return capture.options
@@ -225,10 +230,13 @@ class Source:
                     form.interfaces[:, c.I_OFFSET] += moved
             self._stepped_ns += moved
             steps += 1
-            self.log.warning("clock_step", f"the wall clock was set by {moved / 1e9:+.3f} s; times follow it")
+            self.log.warning(
+                "clock_step", f"the wall clock was stepped by {moved / 1e9:+.3f} s; timestamps follow it"
+            )
         names = wanted(self.settings.interfaces)
-        attached = {interface.name for interface in capture.backend.interfaces}
-        there = {name: name in attached and present(name) for name in names}
+        alive = [interface for interface in capture.backend.interfaces if interface.exists()]
+        attached = {name for each in alive for name in (each.name, each.called()) if name}
+        there = {name: name in attached for name in names}
         for name, now in there.items():
             if not now and present(name):
                 self._again.set()  # it has come, or come back
@@ -239,7 +247,7 @@ def check_settings(settings: Settings) -> None:
     """Raise OptionError for what cannot be captured by."""
     names = [name for name in settings.interfaces if name != "auto"]
     if len(names) < len(settings.interfaces) and names:
-        raise OptionError("capture.interfaces: auto stands alone, or interfaces are named")
+        raise OptionError("capture.interfaces: give either auto or interface names")
     LiveOptions(
         tuple(names) or ("auto",), settings.snaplen, tuple(settings.protocols), tuple(settings.hosts),
         tuple(settings.ports), tuple(settings.qps), tuple(settings.vlans), settings.sample, settings.buffer,

@@ -162,6 +162,16 @@ class Stream:
         self._pauses = [self._pauses[n] for n in kept]
         self._pause_ns = [self._pause_ns[n] for n in kept]
 
+    def shed(self, keep: int) -> int:
+        """Let go of the oldest messages but for ``keep``; how many."""
+        before = self.held()
+        if before <= keep:
+            return 0
+        ends = np.concatenate([each.ends() for each in (self._roce, self._tcp) if each is not None])
+        cut_ns = int(np.partition(ends, before - keep - 1)[before - keep - 1]) + 1
+        self.forget(np.full(len(self._reader.flows), cut_ns))
+        return before - self.held()
+
     def forget_flows(self, tables: CaptureTables, before_ns: int) -> int:
         """Forget flows idle since ``before_ns`` that hold nothing, by the last ``tables``; how many.
 
@@ -172,6 +182,8 @@ class Stream:
         busy = np.ones(len(flows), bool)
         last_ns = tables.flows["last_ns"]
         busy[: len(last_ns)] = (last_ns >= before_ns) | (last_ns == NEVER)
+        if self._tcp is not None:
+            self._tcp.setups.release(~busy, flows)
         for builder in (self._roce, self._tcp):
             if builder is not None:
                 used = builder.in_use()

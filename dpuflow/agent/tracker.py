@@ -5,8 +5,10 @@ In: an analysis of what is held, at each step. Out: FindingStates that opened, c
 
 from __future__ import annotations
 
+import sys
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.agent.board import FindingState
@@ -25,11 +27,11 @@ class Tracker:
     """The findings that are active.
 
     ``confirm_s``: how long a condition must have been found before it is told; ``hold_s``: how long it lasts
-    without being found again, ``idle_s`` where nothing was captured meanwhile. ``runbooks``: where the
-    sections of runbooks are; "": links stay as they are.
+    without being found again, ``idle_s`` where nothing was captured meanwhile. ``runbooks``: the URL
+    of a page of runbooks; "": links stay as they are; None: to the pages that came with dpuflow.
     """
 
-    def __init__(self, confirm_s: float, hold_s: float, idle_s: float, runbooks: str = "") -> None:
+    def __init__(self, confirm_s: float, hold_s: float, idle_s: float, runbooks: str | None = "") -> None:
         self.confirm_s, self.hold_s, self.idle_s = confirm_s, hold_s, idle_s
         self.runbooks = runbooks
         self._doubted: dict[tuple[str, frozenset[str]], int] = {}  # found, not told: since when
@@ -117,12 +119,23 @@ class Tracker:
             first_ns=known.first_ns if known else until_ns,
             last_ns=until_ns,
             active=True,
-            finding=replace(finding, runbook=f"{self.runbooks}#{finding.condition}")
-            if self.runbooks
-            else finding,
+            finding=replace(finding, runbook=self._link(finding)),
             labels=tuple(ends[address].label for address in addresses),
             ranks=tuple(ends[address].rank for address in addresses),
         )
+
+    def _link(self, finding: Finding) -> str:
+        """Where to read on: absolute, so that it leads there from any alert."""
+        if self.runbooks:
+            return f"{self.runbooks}#{finding.condition}"
+        return finding.runbook if self.runbooks == "" else finding.runbook.replace("docs", pages_here(), 1)
+
+
+def pages_here() -> str:
+    """The URL of the folder of pages that came with dpuflow: in a checkout, a wheel, the Debian package."""
+    shared = "share/doc/dpuflow"
+    folders = [Path(__file__).parents[2] / "docs", Path(sys.prefix, shared), Path("/usr", shared)]
+    return next((each for each in folders if (each / "report.md").is_file()), folders[-1]).as_uri()
 
 
 def _rank(severity: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # malloc.h: M_ARENA_MAX, M_MMAP_THRESHOLD
@@ -17,13 +17,36 @@ _ARENAS: Final = 2
 _MAPPED_BYTES: Final = 1 << 20  # a block as large as this is mapped by itself, and goes back when it is freed
 
 
+class Memory(NamedTuple):
+    """Resident bytes: all, and those of the process's own, which map neither files nor the ring."""
+
+    resident: int = 0
+    own: int = 0
+
+
+beside: set[int] = set()
+"""Numbers of the agent's other processes, whose own memory counts as its."""
+
+
+def memory() -> Memory:
+    """What is resident now; zeros where /proc does not tell."""
+    found = [_of("self"), *map(_of, tuple(beside))]
+    own = sum(each.own for each in found)
+    return Memory(found[0].resident - found[0].own + own, own)
+
+
+def _of(process: str | int) -> Memory:
+    try:
+        with open(f"/proc/{process}/statm", encoding="ascii") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return Memory()
+    return Memory(resident * _PAGE, (resident - shared) * _PAGE)
+
+
 def resident_bytes() -> int:
     """Resident memory; 0 where /proc does not tell."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return 0
+    return memory().resident
 
 
 def restrain_allocator() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from dpuflow.schema.rows import NEVER
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,6 +27,31 @@ def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.i
     count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
     ordering.within(keys, of, np.cumsum(count) - count, np.empty_like(order), order)
     return order
+
+
+class Latest:
+    """Tells which of some events was a class's latest."""
+
+    def __init__(self, of: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """``of`` is the class of each event, from 0 on; events at NEVER are none."""
+        events = np.flatnonzero(times != NEVER)
+        self._times = np.sort(times[events])
+        keys = self._key(of[events], times[events])
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self._of, self._events = np.r_[-1, of[events[order]]], np.r_[-1, events[order]]
+
+    def _key(self, of: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Class and place in time in one number."""
+        return of * (len(self._times) + 1) + np.searchsorted(self._times, times, "right")
+
+    def by(self, asked: NDArray[np.int64], until: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each class ``asked`` which event was its latest, no later than ``until``; -1: none.
+
+        Of several at that time the last one.
+        """
+        at = np.searchsorted(self._keys, self._key(asked, until), "right")
+        return np.where(self._of[at] == asked, self._events[at], -1)
 
 
 def packed(*columns: NDArray[np.generic]) -> NDArray[np.int64] | None:

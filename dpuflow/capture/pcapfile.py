@@ -108,7 +108,7 @@ def open_file(name: str) -> CaptureFile:
         raise FormatError(name, "the file is empty")
     for prefix, kind in _REFUSED.items():
         if start.startswith(prefix):
-            raise FormatError(name, f"this is {kind}, which is not read; convert it to pcap or pcapng")
+            raise FormatError(name, f"this is {kind}, which is not supported; convert it to pcap or pcapng")
     raise FormatError(name, f"neither pcap nor pcapng (it starts with {start[:4].hex(' ')})")
 
 

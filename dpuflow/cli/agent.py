@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from dpuflow.agent.config import Config
 
 EPILOG = """\b
 Examples:
-  On a node or a DPU, by a configuration file:
+  On a node or a DPU, with a configuration file:
     dpuflow agent --config /etc/dpuflow/agent.yaml
   With nothing but defaults:
     dpuflow agent
-  Is the file all right?
+  Check the file:
     dpuflow agent --config agent.yaml --check
-  Every option with its value, to begin a file from:
+  Every option with its value, as a start for a file:
     dpuflow agent --print-config > agent.yaml
 
-SIGHUP reads the file again: a faulty one changes nothing, and the log says why.
-SIGTERM and Ctrl-C end it, with nothing left attached. Needs what dpuflow
-capture needs; dpuflow doctor tells what this machine allows."""
+SIGHUP reloads the file; a faulty one changes nothing, and the log says why.
+SIGTERM or Ctrl-C stops it, with nothing left attached. Needs what dpuflow
+capture needs; dpuflow doctor checks that."""
 
 
 @click.command(epilog=EPILOG)
@@ -34,24 +35,32 @@ capture needs; dpuflow doctor tells what this machine allows."""
     "--config",
     "path",
     metavar="FILE",
-    help="Configuration (YAML); an empty file will do. Without it: defaults.",
+    help="Configuration file (YAML; may be empty). Default: built-in defaults.",
 )
-@click.option("--check", is_flag=True, help="Check the configuration and end.")
+@click.option("--check", is_flag=True, help="Check the configuration and exit.")
 @click.option(
     "--user",
     metavar="NAME",
-    help="Started as root: go on as this user with the capabilities that capturing needs alone. Without it"
-    " dpuflow, else nobody; root stays root.",
+    help="Started as root: switch to this user, keeping only the capabilities that capture needs. Default:"
+    " dpuflow, else nobody; root keeps root.",
 )
-@click.option("--print-config", is_flag=True, help="Print the effective configuration and end.")
-def agent(path: str | None, check: bool, user: str | None, print_config: bool) -> None:
-    """Watch this node's traffic for weeks: collectives, lateness and findings as they come.
+@click.option(
+    "--health",
+    metavar="ADDRESS:PORT",
+    help="Answer probes there, whatever the configuration's api.health says.",
+)
+@click.option("--print-config", is_flag=True, help="Print the effective configuration and exit.")
+def agent(path: str | None, check: bool, user: str | None, health: str | None, print_config: bool) -> None:
+    """Watch a node's traffic for weeks: collectives, lateness and findings as they happen.
 
-    Captures, reconstructs in sliding windows, and says within seconds which rank is late and why.
+    Captures, reconstructs collectives in sliding windows, and says within seconds which rank is late and why.
     """
-    from dpuflow.agent.config import as_yaml, read_config
+    from dpuflow.agent.config import as_yaml, read_config, with_health
 
-    config = _checked(read_config(path))
+    def read() -> Config:
+        return _checked(with_health(read_config(path), health))
+
+    config = read()
     if print_config:
         click.echo(as_yaml(config), nl=False)
     elif check:
@@ -60,9 +69,9 @@ def agent(path: str | None, check: bool, user: str | None, print_config: bool) -
         account_of(user)
         for said in _there(config):
             click.echo(said)
-        click.echo(f"{path or 'the defaults'}: fine")
+        click.echo(f"{path or 'the defaults'}: OK")
     else:
-        _run(path, config, user)
+        _run(config, user, read)
 
 
 def _there(config: Config) -> list[str]:
@@ -73,9 +82,9 @@ def _there(config: Config) -> list[str]:
 
     names = wanted(config.capture.interfaces)
     if not names:
-        raise OptionError("capture.interfaces: auto: no Ethernet interface is up here")
+        raise OptionError("capture.interfaces: auto: no Ethernet interface is up")
     if missing := [name for name in names if not present(name)]:
-        raise OptionError(f"capture.interfaces: {', '.join(missing)}: there is no such interface here")
+        raise OptionError(f"capture.interfaces: {', '.join(missing)}: no such interface")
     if config.history.directory is None:
         return []
     said = check_folder(config.history.directory)
@@ -110,7 +119,7 @@ def _become(user: str | None, config: Config) -> str | None:
     return became
 
 
-def _run(path: str | None, config: Config, user: str | None) -> None:
+def _run(config: Config, user: str | None, read: Callable[[], Config]) -> None:
     """Run until a signal ends it."""
     import logging
     import os
@@ -127,13 +136,12 @@ def _run(path: str | None, config: Config, user: str | None) -> None:
         if not again.is_set():
             return None
         again.clear()
-        return _checked(read_config(path))
+        return read()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, read_again)
 
     # Only now: it takes a second, and a SIGHUP meanwhile would end the agent.
-    from dpuflow.agent.config import read_config
     from dpuflow.agent.log import FromLogging, Log
     from dpuflow.agent.service import run
 
@@ -141,7 +149,9 @@ def _run(path: str | None, config: Config, user: str | None) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[FromLogging(log)])
     became = _become(user, config)
     if became is not None:
-        log.info("user", f"started as root, goes on as {became}, with what capturing needs alone")
+        log.info(
+            "user", f"started as root, now running as {became} with only the capabilities that capture needs"
+        )
     try:
         run(config, log, stop, reload)
     finally:

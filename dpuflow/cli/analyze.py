@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from dpuflow.cli.reporting import asked_reports, check_reports, report_options, write_reports
 from dpuflow.cli.vantages import Moment
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ Examples:
     dpuflow analyze --vantage node0=a.pcap0,a.pcap1 --vantage switch=mirror.pcapng
   All captures of a folder, one vantage point each (rotated ones are joined):
     dpuflow analyze captures/
-  What an agent has kept of the last five minutes:
+  The last five minutes of an agent's history:
     dpuflow analyze /var/lib/dpuflow --since -5m
+  A page to mail:
+    dpuflow analyze node*.pcapng --html page.html
   In a script: does this job have a straggler?
     dpuflow analyze node*.pcapng --quiet --fail-on late
   From tcpdump:
@@ -49,14 +52,15 @@ COMPILING = (
     "named",
     metavar="NAME=FILE,FILE",
     multiple=True,
-    help="A vantage point with a name, and its files in order (rotated, or one per interface).",
+    help="A named vantage point and its files in order (rotated, or one per interface).",
 )
 @click.option(
     "--json",
     "json_file",
     metavar="FILE",
-    help="Write the whole result as JSON; - writes it to standard output, in place of the verdict.",
+    help="Write the whole result as JSON; - writes it to standard output, instead of the verdict.",
 )
+@report_options
 @click.option(
     "--lua",
     "lua_file",
@@ -64,24 +68,32 @@ COMPILING = (
     help="Write a Wireshark script that shows message and collective beside each packet:"
     " wireshark -X lua_script:FILE node0.pcap.",
 )
+@click.option(
+    "--compare",
+    "recorded",
+    metavar="FILE",
+    multiple=True,
+    help="What the job itself recorded: a trace of PyTorch's profiler, a dump of its Flight Recorder, a log"
+    " of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL). Says how far it agrees.",
+)
 @click.option("--ranks", "ranks_file", metavar="FILE", help="Rank map, YAML: address to rank, GPU and host.")
 @click.option(
     "--clock",
     type=click.Choice(["auto", "trust", "estimate"]),
     default="auto",
     show_default=True,
-    help="How the captures' clocks are tied: trust them (PTP), estimate offset and drift from packets"
-    " seen at both ends, or decide by what the packets show.",
+    help="How to align the captures' clocks: trust them (PTP), estimate offset and drift from packets"
+    " seen at both ends, or auto: whichever the packets support.",
 )
 @click.option(
     "--since",
     type=Moment(),
     metavar="TIME",
-    help="Of an agent's history, only from this time on: 2026-11-21T16:30:00, or -5m.",
+    help="Agent history: only from this time on, 2026-11-21T16:30:00 or -5m.",
 )
-@click.option("--until", type=Moment(), metavar="TIME", help="Of an agent's history, only until this time.")
+@click.option("--until", type=Moment(), metavar="TIME", help="Agent history: only until this time.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), metavar="N", help="Threads to read with (default: cores)."
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Reader threads (default: one per core)."
 )
 @click.option(
     "--color",
@@ -93,7 +105,7 @@ COMPILING = (
 @click.option(
     "--fail-on",
     type=click.Choice(["late", "warning"]),
-    help="End with status 3 where a rank was late, always or now and then; warning: also for any finding of"
+    help="Exit with status 3 if a rank was late, always or now and then; warning: also on any finding of"
     " that severity or worse.",
 )
 @click.option("--quiet", is_flag=True, help="No verdict and no progress; warnings and errors only.")
@@ -102,6 +114,7 @@ def analyze(
     named: tuple[str, ...],
     json_file: str | None,
     lua_file: str | None,
+    recorded: tuple[str, ...],
     ranks_file: str | None,
     clock: str,
     since: int | None,
@@ -123,6 +136,8 @@ def analyze(
     vantages = vantages_from(captures, named, since, until)
     for target, option in ((json_file, "--json"), (lua_file, "--lua")):
         check_target(target, option, [file for vantage in vantages for file in vantage.files])
+    asked = asked_reports()
+    check_reports(asked, [file for vantage in vantages for file in vantage.files])
 
     import dpuflow
     from dpuflow import analysis
@@ -130,7 +145,7 @@ def analyze(
     from dpuflow.identity.rankmap import read_hosts
     from dpuflow.kernels import _ready
 
-    _ready.when_compiling.append(lambda: _ready.compile_beside(*_kernel_after_parsing(vantages)))
+    _ready.when_compiling[:] = [lambda: _ready.compile_beside(*_kernel_after_parsing(vantages))]
     if not quiet:
         _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
@@ -150,11 +165,16 @@ def analyze(
         write_lua(result, marks, lua_file)
     if json_file is not None:
         dpuflow.write_json(result, json_file)
-    if not quiet and json_file != "-":
+    write_reports(result, asked)
+    if not quiet and json_file != "-" and "-" not in asked.values():
         dpuflow.write_text(result, color={"always": True, "never": False}.get(color))
     else:
         for warning in (text for capture in result.captures for text in capture.warnings):
             click.echo(f"dpuflow: {warning}", err=True)
+    if recorded:
+        from dpuflow.recorded import say_agreement
+
+        say_agreement(result, recorded, click.echo)
     if fail_on is not None and failed(result, fail_on):
         raise click.exceptions.Exit(FAILED)
 

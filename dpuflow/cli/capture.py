@@ -21,19 +21,19 @@ Examples:
     dpuflow capture -i eth2 --duration 10 -w - | dpuflow analyze -
   For days, the last 50 files of 1 GB, compressed:
     dpuflow capture -i eth2 -w /data/node0.pcapng.zst --rotate-size 1G --files 50
-  Messages in place of packets, for rates that no file could take:
+  Messages instead of packets, for rates no disk can take:
     dpuflow capture -i eth2 --mode messages -w node0.dpuflow
-  Of one job's two hosts:
+  RoCE of two hosts:
     dpuflow capture -i eth2 -w job.pcapng --filter "roce and (host 10.0.0.1 or host 10.0.0.2)"
-  On a BlueField, all that goes through its port, copied by the card:
+  On a BlueField, everything through its port, copied by the card:
     dpuflow capture -i p0 --backend doca -w node0.pcapng
-  On four nodes at a time, the same ten seconds, a file of each in job/:
+  On four nodes at once, the same ten seconds, one file per node in job/:
     dpuflow capture --on node1,node2,node3,node4 -i eth2 --duration 10 -w job
-  What is on the wire, without a file:
+  What is on the wire, no file:
     dpuflow capture -i eth2
 
-Needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; dpuflow doctor tells what
-this machine allows. What was lost is counted, printed and written to the file."""
+Needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; dpuflow doctor checks that.
+Losses are counted, printed and written to the file."""
 
 _PACKETS = re.compile(r"\.(pcapng|pcap|cap|ntar)(\.(gz|zst))?$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -48,7 +48,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         """The number of bytes."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(value).strip().lower())
         if not found:
-            self.fail(f"{value!r} is no size: write 64Mi, 1G or a number of bytes.", param, ctx)
+            self.fail(f"{value!r} is not a size: write 64Mi, 1G or a number of bytes.", param, ctx)
         return round(float(found[1]) * _UNITS[found[2] or ""])
 
 
@@ -64,7 +64,7 @@ class _Seconds(click.FloatRange):
         try:
             seconds = read_duration(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no time: write 10, 10s, 500ms, 5min or 2h.", param, ctx)
+            self.fail(f"{value!r} is not a time: write 10, 10s, 500ms, 5min or 2h.", param, ctx)
         return float(super().convert(seconds, param, ctx))
 
 
@@ -96,7 +96,7 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     metavar="IF",
     multiple=True,
     required=True,
-    help="An interface to capture from, both directions; may be given several times.",
+    help="Interface to capture on, both directions; repeatable.",
 )
 @click.option(
     "-D",
@@ -105,28 +105,28 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     is_eager=True,
     expose_value=False,
     callback=_list_interfaces,
-    help="List the interfaces to capture from, and end.",
+    help="List the interfaces and exit.",
 )
 @click.option(
     "-w",
     "--write",
     "path",
     metavar="FILE",
-    help="File to write, of the format that its name says: .pcapng or .pcap, with .gz or .zst compressed;"
-    " any other is pcapng; - is standard output. Without it, packets are counted only.",
+    help="Output file; its name picks the format: .pcapng or .pcap, compressed with .gz or .zst;"
+    " anything else is pcapng, - is standard output. Without it, packets are only counted.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["packets", "messages"]),
     default="packets",
     show_default=True,
-    help="messages: the kernel folds the middle of RoCE messages, and -w names a column file for dpuflow"
+    help="messages: the kernel folds the middle of RoCE messages; -w names a column file for dpuflow"
     " analyze.",
 )
 @click.option(
-    "--duration", type=_Seconds(min=0, min_open=True), metavar="TIME", help="End after this time: 10s, 5min."
+    "--duration", type=_Seconds(min=0, min_open=True), metavar="TIME", help="Stop after this long: 10s, 5min."
 )
-@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N packets.")
 @click.option(
     "-s",
     "--snaplen",
@@ -134,14 +134,14 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     default=128,
     show_default=True,
     metavar="B",
-    help="Bytes to keep of a packet: 64 to 262144, or 0 for all.",
+    help="Bytes to keep of each packet: 64 to 262144, or 0 for all.",
 )
 @click.option(
     "--filter",
     "expression",
     metavar="EXPR",
-    help='What to capture, in one expression: "roce and (host 10.0.0.1 or host 10.0.0.2) and qp 17".'
-    " In place of the next five options.",
+    help='Filter expression: "roce and (host 10.0.0.1 or host 10.0.0.2) and qp 17".'
+    " Replaces the next five options.",
 )
 @click.option(
     "--protocol",
@@ -153,14 +153,14 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     help="roce: RoCEv1, RoCEv2 and pause frames; any: every packet.",
 )
 @click.option("--host", "hosts", metavar="ADDR", multiple=True, help="Only packets from or to this address.")
-@click.option("--port", "ports", type=int, metavar="P", multiple=True, help="Of TCP only this port.")
+@click.option("--port", "ports", type=int, metavar="P", multiple=True, help="TCP: only this port.")
 @click.option(
     "--qp",
     "qps",
     type=int,
     metavar="QP",
     multiple=True,
-    help="Of RoCE only packets to this QP; ACKs go to the other end's.",
+    help="RoCE: only packets to this QP (ACKs go to the peer's).",
 )
 @click.option("--vlan", "vlans", type=int, metavar="ID", multiple=True, help="Only this (outer) VLAN.")
 @click.option(
@@ -168,7 +168,7 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     type=click.IntRange(0, 16),
     default=0,
     metavar="K",
-    help="Keep the traffic of one in 2^K pairs of hosts, all of it.",
+    help="Keep all traffic of one in 2^K host pairs.",
 )
 @click.option(
     "--buffer",
@@ -183,17 +183,17 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     type=click.Choice(["auto", "tcx", "clsact", "xdp", "xdp-generic"]),
     default="auto",
     show_default=True,
-    help="Where programs are attached: tcx (Linux 6.6), else clsact; xdp sees what"
-    " comes in only, earlier and at less cost.",
+    help="Where programs attach: tcx (Linux 6.6 and later), else clsact; xdp sees"
+    " received packets only, earlier and at lower cost.",
 )
 @click.option(
     "--backend",
     type=click.Choice(["ebpf", "bcc", "afpacket", "psample", "doca"]),
     default="ebpf",
     show_default=True,
-    help="ebpf: programs made beforehand; bcc: the same, compiled now; afpacket: packet sockets, where eBPF"
-    " is not allowed, slower, needs CAP_NET_RAW alone; psample: what dpuflow mirror sample samples; doca:"
-    " copies made by a BlueField, whose uplink (p0) or PCI address -i names.",
+    help="ebpf: precompiled programs; bcc: the same, compiled now; afpacket: packet sockets, slower, needs"
+    " CAP_NET_RAW only; psample: the samples of dpuflow mirror sample; doca: copies made by a"
+    " BlueField, with -i its uplink (p0) or PCI address.",
 )
 @click.option(
     "--group",
@@ -201,14 +201,14 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     default=55776,
     show_default=True,
     metavar="G",
-    help="psample: the group, as dpuflow mirror sample has it.",
+    help="psample: the group that dpuflow mirror sample uses.",
 )
 @click.option(
     "--peer",
     metavar="REP",
     default="hpf",
     show_default=True,
-    help="doca: who is behind the uplink: the host (hpf), or its function vfN or sfN.",
+    help="doca: what is behind the uplink: the host (hpf), or its function vfN or sfN.",
 )
 @click.option(
     "--copy-by",
@@ -222,29 +222,29 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     type=click.Choice(["pair", "kernel"]),
     default="pair",
     show_default=True,
-    help="doca: traffic goes on between uplink and peer by the card itself, or as the kernel has set it up.",
+    help="doca: traffic is forwarded by the card itself (pair), or as the kernel has set it up (kernel).",
 )
 @click.option(
     "--sample-packets",
     type=click.IntRange(0, 16),
     default=0,
     metavar="K",
-    help="doca: copy one in 2^K packets, drawn by the card. What is missing then is no loss, but messages"
-    " cannot be told: for rates and marks alone.",
+    help="doca: copy one in 2^K packets, picked by the card. Enough for rates and ECN marks; messages"
+    " cannot be followed.",
 )
 @click.option(
     "--timestamps",
     type=click.Choice(["auto", "kernel", "hardware"]),
     default="auto",
     show_default=True,
-    help="hardware: the NIC's stamps of received packets, in wall time; auto: those, where the NIC has been"
-    " told to stamp (hwstamp_ctl), else those that the kernel has made when they came in; kernel: its clock"
-    " when they pass dpuflow's program.",
+    help="hardware: NIC timestamps of received packets, in wall time; auto: those where the NIC has them"
+    " on (hwstamp_ctl), else the kernel's receive timestamps; kernel: its clock when a packet passes"
+    " dpuflow's program.",
 )
 @click.option(
     "--promiscuous",
     is_flag=True,
-    help="Have the NIC take packets that are addressed to others, as mirrored traffic is.",
+    help="Promiscuous mode: receive packets addressed to others, such as mirrored traffic.",
 )
 @click.option(
     "-C",
@@ -252,7 +252,7 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     type=_Megabytes(),
     default=0,
     metavar="SIZE",
-    help="Begin another file after SIZE: 1G, 64Mi; a bare number is in millions of bytes, as tcpdump's.",
+    help="Start a new file every SIZE: 1G, 64Mi; a bare number is millions of bytes, as in tcpdump.",
 )
 @click.option(
     "-G",
@@ -260,7 +260,7 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     type=_Seconds(min=0),
     default=0.0,
     metavar="TIME",
-    help="Begin another file this often: 60, 5min.",
+    help="Start a new file this often: 60, 5min.",
 )
 @click.option(
     "-W",
@@ -275,16 +275,16 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     "on",
     metavar="NODE,NODE",
     multiple=True,
-    help="Capture on these nodes, all in the same window; -w names a folder for a file of each. They need"
-    " dpuflow and what it needs there.",
+    help="Capture on these nodes over the same window; -w names a folder for one file per node. Each needs"
+    " dpuflow installed.",
 )
 @click.option(
     "--over",
     metavar="COMMAND",
     default="ssh -o BatchMode=yes {node} {line}",
     show_default=True,
-    help='How a command is run on a node: {line} is it for a shell, {command} its words, as in "srun -N1 -n1'
-    ' -w {node} {command}" or "kubectl exec -i {node} -- {command}".',
+    help='How to run a command on a node: {line}: the command, quoted; {command}: its words; "srun -N1'
+    ' -n1 -w {node} {command}" or "kubectl exec -i {node} -- {command}".',
 )
 @click.option("--as-node", is_flag=True, hidden=True)
 @click.option("--quiet", is_flag=True, help="No live line and no summary; warnings and errors only.")
@@ -299,23 +299,23 @@ def capture(
 ) -> None:  # fmt: skip
     """Capture RoCE and TCP packets from interfaces with eBPF into a pcapng file.
 
-    Packets are copied in the kernel, never held up, dropped or changed; other programs on the interface
-    stay as they are. Ctrl-C and SIGTERM end it with a whole file.
+    Packets are copied in the kernel and never delayed, dropped or changed; other programs on the interface
+    are left alone. Ctrl-C or SIGTERM stops it with a complete file.
     """
     if path == "-" and sys.stdout.isatty():
         raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
     if path == "":
         raise click.UsageError("-w needs the name of a file, or -.")
     if mode == "messages" and path is not None and _PACKETS.search(path):
-        raise click.UsageError("--mode messages writes a column file: name it .dpuflow, say.")
+        raise click.UsageError("--mode messages writes a column file: give it a name such as node0.dpuflow.")
     if (rotate_size or rotate_time) and path in (None, "-"):
         raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
     if (rotate_size or rotate_time or path == "-") and mode == "messages":
         raise click.UsageError("--mode messages writes one column file: name it with -w, without rotation.")
     if backend in ("bcc", "psample", "doca") and mode == "messages":
-        raise click.UsageError(f"--backend {backend} has packets mode alone.")
+        raise click.UsageError(f"--backend {backend} supports packets mode only.")
     if backend in ("afpacket", "psample", "doca") and hook != "auto":
-        raise click.UsageError(f"--backend {backend} has no hooks: leave out --hook.")
+        raise click.UsageError(f"--backend {backend} has no hooks: drop --hook.")
     if backend != "psample" and given("group"):
         raise click.UsageError("--group goes with --backend psample.")
     for name in ("peer", "copy_by", "production", "sample_packets"):
@@ -327,7 +327,9 @@ def capture(
         raise click.UsageError("--files needs --rotate-size or --rotate-time.")
 
     if expression is not None and (hosts or ports or qps or vlans or given("protocols")):
-        raise click.UsageError("--filter says it all: leave out --protocol, --host, --port, --qp and --vlan.")
+        raise click.UsageError(
+            "--filter replaces --protocol, --host, --port, --qp and --vlan: give one or the other."
+        )
 
     from dpuflow.errors import DpuflowError, OptionError
     from dpuflow.live.options import DocaOptions, LiveOptions

@@ -11,13 +11,17 @@ from dpuflow import __version__
 
 COMMANDS: Final = {
     "capture": "Capture RoCE and TCP packets from interfaces with eBPF.",
-    "mirror": "Copy traffic of a card or host to where it can be captured.",
-    "doctor": "Say what this machine allows of live capture.",
-    "agent": "Watch this node for weeks: lateness and findings as they come.",
+    "mirror": "Mirror a card's or host's traffic to where it can be captured.",
+    "doctor": "Check what this machine can capture live, and how to fix the rest.",
+    "agent": "Run for weeks on a node: lateness and findings as they happen.",
+    "ingest": "Reduce captures to column files, to be analysed without them.",
     "analyze": "Read captures of one job and say which rank was late.",
-    "export": "Write the packets that a finding rests on, for Wireshark.",
-    "synth": "Write captures of a scripted job with known truth.",
-    "score": "Compare analyses with what is known to have happened.",
+    "report": "Make reports of a saved result: page, trace, tables, summary.",
+    "diff": "Compare two results: what changed, and how sure that is.",
+    "top": "Watch who is late now, on a terminal.",
+    "export": "Write the packets behind a finding, for Wireshark.",
+    "synth": "Generate captures of a simulated job with known truth.",
+    "score": "Score results against known truth.",
 }
 """Every command with its line in ``dpuflow --help``; its module is ``dpuflow.cli.NAME``."""
 
@@ -48,7 +52,7 @@ Examples:
   dpuflow analyze node*.pcap.gz --json result.json
   dpuflow score result.json captures/case1
 
-Each command tells more with --help."""
+dpuflow COMMAND --help says more."""
 
 
 @click.command(

@@ -10,19 +10,17 @@ Examples:
   dpuflow doctor -i eth2
   dpuflow doctor --clean
 
-The exit status is 0 where capture works in one way at least, and on every
+Exit status: 0 if at least one kind of capture works, and it works on every
 interface named; else 1."""
 
 
 @click.command(epilog=EPILOG)
 @click.option(
-    "-i", "--interface", "interfaces", metavar="IF", multiple=True, help="Look at this interface, too."
+    "-i", "--interface", "interfaces", metavar="IF", multiple=True, help="Check this interface, too."
 )
-@click.option(
-    "--clean", is_flag=True, help="Remove filters and mirrors that a killed process has left behind."
-)
+@click.option("--clean", is_flag=True, help="Remove filters and mirrors left behind by a killed process.")
 def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
-    """Say what this machine allows of live capture, and what to do about the rest."""
+    """Check what this machine can capture live, and say how to fix the rest."""
     from dpuflow.errors import MissingError
     from dpuflow.live import doctor as live
 
@@ -42,6 +40,6 @@ def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
         click.echo(f"{'ok' if check.met else 'NO':3} {check.name:12} {check.text}")
     unmet = [check.name for check in checks if check.needed and not check.met]
     if "capture" in unmet:
-        raise MissingError("live capture does not work here; the list above says why")
+        raise MissingError("live capture does not work on this machine; see above")
     if unmet:
-        raise MissingError(f"{', '.join(unmet)}: nothing can be captured there; the list above says why")
+        raise MissingError(f"{', '.join(unmet)}: cannot capture there; see above")

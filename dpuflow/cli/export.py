@@ -11,7 +11,7 @@ Examples:
     dpuflow export straggler --from result.json -w straggler.pcapng
     wireshark straggler.pcapng
 
-The captures must still lie where they were analysed. Packets carry the verdict
+The captures must still be where they were analysed. Packets carry the verdict
 as pcapng comments (Wireshark: pkt_comment)."""
 
 
@@ -26,7 +26,7 @@ as pcapng comments (Wireshark: pkt_comment)."""
 )
 @click.option("-w", "--write", "path", metavar="FILE", required=True, help="pcapng file to write.")
 def export(finding: str, result_file: str, path: str) -> None:
-    """Write the packets that a FINDING rests on, with the verdict as comments.
+    """Write the packets behind a FINDING, with the verdict as comments.
 
     FINDING is the id of a finding in the result, or its condition (straggler, packet_loss).
     """

@@ -19,20 +19,20 @@ Examples:
   A host's interface to another one, in software:
     dpuflow mirror tc-software --from eth2 --to mon0
 
-All is undone at the end; after a crash by the next start, or by dpuflow doctor --clean.
-dpuflow doctor says which of these the machine allows."""
+Everything is undone at the end; after a crash, at the next start or by dpuflow doctor --clean.
+dpuflow doctor says which of these work on this machine."""
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
 @click.argument("way", type=click.Choice(["tc", "sample", "ovs", "doca", "tc-software"]))
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--from", "source", metavar="IF", required=True, help="The interface whose traffic is copied.")
-@click.option("--to", metavar="IF", default="", help="Where copies go: of a function its representor.")
+@click.option("--from", "source", metavar="IF", required=True, help="The interface to mirror.")
+@click.option("--to", metavar="IF", default="", help="Where the copies go; for a function, its representor.")
 @click.option(
     "--peer",
     metavar="IF",
     default="",
-    help="tc, sample, doca: where the traffic itself goes to and comes from, as the card's rule must say it.",
+    help="tc, sample, doca: the other end of the traffic, which the card's rule must name.",
 )
 @click.option(
     "--receiver",
@@ -48,15 +48,15 @@ dpuflow doctor says which of these the machine allows."""
     multiple=True,
     default=("roce",),
     show_default=True,
-    help="What is copied; ovs copies all.",
+    help="What to mirror; ovs mirrors everything.",
 )
 @click.option("--rate", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
               help="sample: one in N packets.")  # fmt: skip
 @click.option("--group", type=click.IntRange(0, 2**32 - 1), default=55776, show_default=True, metavar="G",
               help="sample: the psample group.")  # fmt: skip
 @click.option("--truncate", type=click.IntRange(min=0), default=128, show_default=True, metavar="B",
-              help="sample: bytes kept of a packet; 0 keeps all.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the commands, and those that undo them; do nothing.")
+              help="sample: bytes to keep of each packet; 0: all.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the commands and those that undo them; run nothing.")
 def mirror(
     way: str, command: tuple[str, ...], source: str, to: str, peer: str, receiver: str, bridge: str,
     protocols: tuple[str, ...], rate: int, group: int, truncate: int, dry_run: bool,

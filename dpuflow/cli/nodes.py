@@ -46,7 +46,7 @@ def on_nodes(
     if there and not quiet:
         click.echo(f"dpuflow analyze {' '.join(there)}")
     if failed:
-        raise DpuflowError(f"no whole capture of {', '.join(node.name for node in failed)}; see above")
+        raise DpuflowError(f"no complete capture from {', '.join(node.name for node in failed)}; see above")
 
 
 def _words() -> list[str]:

@@ -21,7 +21,7 @@ row each, and a last one for all of them together."""
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="The last rank is asked for where it was last by this much.",
+    help="Score the last rank only where it was last by this much.",
 )
 @click.option(
     "--late-ms",

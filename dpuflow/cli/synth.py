@@ -9,7 +9,7 @@ Examples:
   dpuflow synth --list                            what is ready
   dpuflow synth straggler -o case                 captures, truth.json, meta.json
   dpuflow synth --show straggler > my.yaml        one to begin with
-  dpuflow synth --keys                            all that a scenario may say
+  dpuflow synth --keys                            everything a scenario may contain
   dpuflow synth --keys faults                     one part of that
   dpuflow synth my.yaml -o case && dpuflow analyze case/node*.pcap.gz --json r.json
   dpuflow score r.json case
@@ -21,10 +21,10 @@ assumed: docs/synth.md."""
 @click.command(epilog=EPILOG)
 @click.argument("scenario", required=False)
 @click.option("-o", "--output", "folder", metavar="DIR", help="Where to write the case.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Instead of the scenario's own.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Instead of the scenario's.")
 @click.option("--list", "listing", is_flag=True, help="List the ready scenarios.")
-@click.option("--show", metavar="NAME", help="Print a ready scenario, to be changed.")
-@click.option("--keys", is_flag=True, help="Print what a scenario may say; with SCENARIO: those parts.")
+@click.option("--show", metavar="NAME", help="Print a ready scenario, to start from.")
+@click.option("--keys", is_flag=True, help="Print what a scenario may contain; with SCENARIO: those parts.")
 def synth(
     scenario: str | None, folder: str | None, seed: int | None, listing: bool, show: str | None, keys: bool
 ) -> None:

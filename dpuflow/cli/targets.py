@@ -21,5 +21,5 @@ def check_target(target: str | None, option: str, inputs: Iterable[str]) -> None
         return
     for name in inputs:
         if name != "-" and os.path.isfile(name) and os.path.samefile(target, name):
-            said = f"{target!r} is an input and would be replaced."
+            said = f"{target!r} is an input and would be overwritten."
             raise click.BadParameter(said, param_hint=f"'{option}'")

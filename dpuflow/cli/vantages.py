@@ -25,7 +25,7 @@ def vantages_from(
     """
     folders = any(os.path.isdir(name) for name in captures)
     if not folders and (since_ns is not None or until_ns is not None):
-        raise click.UsageError("--since and --until choose from a folder, an agent's history: name one.")
+        raise click.UsageError("--since and --until need an agent's history: name its folder.")
     vantages = vantages_of([*captures, *map(_parse, named)], since_ns, until_ns)
     files = [file for vantage in vantages for file in vantage.files]
     if not files:
@@ -54,7 +54,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             return round(datetime.fromisoformat(text).timestamp() * 1e6) * 1000
         except ValueError:
             self.fail(
-                f"{value!r} is no time: write 2026-11-21T16:30:00, 2026-11-21T16:30:00Z or -5m.", param, ctx
+                f"{value!r} is not a time: write 2026-11-21T16:30:00, 2026-11-21T16:30:00Z or -5m.",
+                param,
+                ctx,
             )
 
 

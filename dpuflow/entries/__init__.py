@@ -6,9 +6,10 @@ act may have waited for, ``relative`` turns entries into lateness, ``upper`` say
 last, ``tails`` how long hand-overs take at the worst.
 """
 
-from dpuflow.entries.build import RULES, Entries, Rule
+from dpuflow.entries.acts import gpus_within
 from dpuflow.entries.doubts import weigh
 from dpuflow.entries.entering import build_entries
+from dpuflow.entries.likely import Bounded, bound_above
 from dpuflow.entries.relative import (
     AT_LEAST,
     AT_MOST,
@@ -17,6 +18,7 @@ from dpuflow.entries.relative import (
     UNOBSERVABLE,
     Relative,
     against_others,
+    among_dated,
     claim,
     medians,
     places_of,
@@ -25,9 +27,9 @@ from dpuflow.entries.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.entries.tails import BEYOND, Tail, hand_overs
-from dpuflow.entries.upper import Bounded, bound_above
-from dpuflow.entries.within import gpus_within
+from dpuflow.entries.rows import Entries
+from dpuflow.entries.rules import BEYOND, RULES, Rule
+from dpuflow.entries.tails import Tail, stalls
 
 __all__ = [
     "AT_LEAST",
@@ -43,16 +45,17 @@ __all__ = [
     "Rule",
     "Tail",
     "against_others",
+    "among_dated",
     "bound_above",
     "build_entries",
     "claim",
     "gpus_within",
-    "hand_overs",
     "medians",
     "places_of",
     "previous_leave",
     "previous_row",
     "relate",
     "short_of_ranks",
+    "stalls",
     "weigh",
 ]

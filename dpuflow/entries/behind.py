@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpuflow.entries.build import Entries, Rule
-from dpuflow.entries.handover import FEWEST, is_gloo
+from dpuflow.entries.handover import is_gloo
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import FAR_BEYOND, FEWEST, SLOW, Rule
 from dpuflow.schedules.graph import edge_sizes, schedule
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dpuflow.entries.handover import Usual
+    from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
-
-FAR_BEYOND: Final = 3.0
-"""Times the slow way from rank to rank (95th percentile) that the last of several links may have taken."""
-SLOWEST: Final = 95
-_FAR = np.iinfo(np.int64).max
 
 Edge = tuple[int, int]
 Name = tuple[str, Edge, int]
@@ -189,7 +186,7 @@ class _Shown(NamedTuple):
         ``hop``: how long a link takes, of which the last may take FAR_BEYOND times as long.
         """
         return self.when - max(
-            (time + hop * (links - 1 + FAR_BEYOND) for time, links in self.others), default=_FAR
+            (time + hop * (links - 1 + FAR_BEYOND) for time, links in self.others), default=FAR
         )
 
 
@@ -203,7 +200,7 @@ def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual
     if not groups:
         return entries
     rule, enter, act = entries.rule.copy(), entries.enter_ns.copy(), entries.act.copy()
-    way, leave = entries.way_ns.copy(), entries.leave_ns.copy()
+    way, leave = entries.margins.way_ns.copy(), entries.leave_ns.copy()
     open_ = np.isin(rule, (Rule.PARTLY, Rule.UNSEEN, Rule.AFTER_INPUT, Rule.ANSWER))
     solved = [[_solve(seen) for seen in members] for members in groups]
     every = [link_ns for found in solved for _, links_ns in found for link_ns in links_ns]
@@ -211,7 +208,7 @@ def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual
         own = [link_ns for _, links_ns in found for link_ns in links_ns]
         links_ns = own if len(own) >= FEWEST else every
         least = _least_hop_ns(members, entries, usual)
-        hop = max(least, _percentile(links_ns, SLOWEST)) if len(links_ns) >= FEWEST else None
+        hop = max(least, _percentile(links_ns, SLOW)) if len(links_ns) >= FEWEST else None
         if hop is None:
             continue
         for seen, (shown, _) in zip(members, found, strict=True):
@@ -223,7 +220,8 @@ def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual
                     enter[at], act[at] = sign.when, sign.row
                     way[at] = max(int(way[at]), 0) + round(hop * (sign.links - 1))
                     leave[at] = max(int(leave[at]), sign.when)
-    return replace(entries, rule=rule, enter_ns=enter, act=act, way_ns=way, leave_ns=leave)
+    margins = replace(entries.margins, way_ns=way)
+    return replace(entries, rule=rule, enter_ns=enter, act=act, leave_ns=leave, margins=margins)
 
 
 def read_alike(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[list[Seen]]:
@@ -350,7 +348,7 @@ def _least_hop_ns(members: Sequence[Seen], entries: Entries, usual: Usual) -> fl
     first = members[0]
     rows = slice(first.row, first.row + len(first.instance.order))
     lengths = [value for seen in members for value in seen.transfer_ns]
-    way = float(entries.way_ns[rows].max(initial=0)) + _percentile(lengths or [0], SLOWEST)
+    way = float(entries.margins.way_ns[rows].max(initial=0)) + _percentile(lengths or [0], SLOW)
     return way + float(np.nan_to_num(usual.slowest_ns[first.row], nan=0.0))
 
 

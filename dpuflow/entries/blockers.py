@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile
-from dpuflow.entries.build import EXACT_RULES, Entries, Rule
-from dpuflow.entries.handover import FEWEST
-from dpuflow.entries.passing import lines_of
+from dpuflow.entries.reached import lines_of
 from dpuflow.entries.relative import previous_row
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import EXACT_RULES, FAR_BEYOND, FEWEST, QUICK, Rule
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Seen, Wire
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.handover import Usual
     from dpuflow.entries.queues import Queued
+    from dpuflow.entries.rows import Entries
     from dpuflow.entries.waiting import Credited
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -34,13 +35,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
-_FAR = np.iinfo(np.int64).max
-FAR_BEYOND = 3.0
-"""Times a slow reaction (95th percentile) that no reaction takes: of an exponential tail one in 8,000."""
 NEXT = 1.5
 """Distances of packets within which one follows the other without a pause."""
-QUICK = 5.0
-"""Percent of messages: as often as that at least a sender waits for its slot."""
 _FRAMED_WRITES = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
 _SENDS = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
 _MEASURED = (*_FRAMED_WRITES, Wire.ROCE_READ, Wire.GLOO_DATA, Wire.OB1_PUT)
@@ -87,11 +83,11 @@ def find_blockers(scene: Scene, credited: Credited, queued: Queued) -> Iterator[
     entries = scene.entries
     yield Blocker(Rule.MISSING, missing_before(scene), scene.none())
     yield Blocker(Rule.OVERLAPS, before_leaving(scene), entries.since_act)
-    yield Blocker(Rule.CREDIT, credited.rows | held_senders(scene), entries.grant)
+    yield Blocker(Rule.CREDIT, credited.rows | held_senders(scene), entries.signs.grant)
     yield Blocker(Rule.CONNECTING, first_on_connection(scene), scene.none())
     again, regranted = sent_again(scene)
     yield Blocker(Rule.REPEATED, again, scene.none())
-    yield Blocker(Rule.CREDIT, regranted, entries.grant)
+    yield Blocker(Rule.CREDIT, regranted, entries.signs.grant)
     yield Blocker(Rule.QUEUED, queued.rows, queued.behind)
     yield Blocker(Rule.QUEUED, behind_own_data(entries, scene.exchanges, scene.packet_ns), scene.none())
 
@@ -125,14 +121,14 @@ def missing_before(scene: Scene) -> Bools:
     lossy &= ~(sends & np.isin(transfers["connection"], named))
     if not lossy.any():
         return out
-    since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, _FAR)
+    since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, FAR)
     for end in ("src", "dst"):
         np.minimum.at(since, transfers[end][lossy].astype(np.int64), transfers["sent_ns"][lossy])
     with np.errstate(invalid="ignore"):
         level = np.where(
             np.isnan(scene.usual.slowest_ns), scene.prompt_ns, FAR_BEYOND * scene.usual.slowest_ns
         )
-        for endpoint in np.flatnonzero(since != _FAR).tolist():
+        for endpoint in np.flatnonzero(since != FAR).tolist():
             sent, came = exchanges["src"] == endpoint, exchanges["dst"] == endpoint
             times = np.sort(np.r_[exchanges["data_end_ns"][sent], exchanges["arrived_end_ns"][came]])
             times = times[np.searchsorted(times, NEVER, "right") :]
@@ -208,7 +204,7 @@ def first_on_connection(scene: Scene) -> Bools:
     lines, at = np.unique(line[rows], return_index=True)  # transfers are in order of time
     opened[lines] = transfers["sent_ns"][rows[at]]
     when = opened[line[entries.act[acted]]]
-    started = np.full(int(entries.endpoint.max()) + 1, _FAR)
+    started = np.full(int(entries.endpoint.max()) + 1, FAR)
     np.minimum.at(started, entries.endpoint[acted], entries.enter_ns[acted])
     since, own = entries.since_ns[acted], entries.endpoint[acted]
     first = entries.enter_ns[acted] == started[own]
@@ -229,7 +225,7 @@ def sent_again(scene: Scene) -> tuple[Bools, Bools]:
         (transfers["flags"] & MessageFlag.GAP) != 0
     )
     again[0, :-1] &= (transfers["seen"] & Seen.AT_SENDER) == 0
-    act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
+    act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.signs.grant))
     prompt = (entries.credit_ns != NEVER) & ~(entries.credit_ns > scene.usual.most_ns)
     return again[0][act], again[1][grant] & prompt
 

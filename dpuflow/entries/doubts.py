@@ -15,14 +15,15 @@ import numpy as np
 from dpuflow.arrays.ordering import Picked, classes, percentile
 from dpuflow.entries.behind import date_behind, read_alike
 from dpuflow.entries.blockers import Scene, find_blockers, packet_times, solve
-from dpuflow.entries.build import Entries, Rule
-from dpuflow.entries.handover import FEWEST, receiving_ns, spreads, usual_reactions, wide_spreads
+from dpuflow.entries.handover import receiving_ns, spreads, usual_reactions, wide_spreads
 from dpuflow.entries.likely import likely_entries
-from dpuflow.entries.passing import lines_of
 from dpuflow.entries.queues import queued_rows
+from dpuflow.entries.reached import lines_of
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import BEYOND, BY_GPUS, FAR_BEYOND, FEWEST, QUICK, Rule
 from dpuflow.entries.slots import date_by_slots, late_to_inputs
-from dpuflow.entries.tails import BEYOND, QUICK, room, served_alike, tails, worst_ns
-from dpuflow.entries.waiting import FAR_BEYOND, begun, credited, own_answers, released
+from dpuflow.entries.tails import handed_to_threads, room, served_alike, tails, worst_ns
+from dpuflow.entries.waiting import begun, credited, own_answers, released
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
 
 if TYPE_CHECKING:
@@ -31,12 +32,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries.handover import Usual
+    from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
 
-_FAR = np.iinfo(np.int64).max
 _BOTH = Seen.AT_SENDER | Seen.AT_RECEIVER
-_BY_GPUS = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
 
 
 def weigh(
@@ -52,71 +52,84 @@ def weigh(
     """
     of_row = group[entries.collective]
     columns = Picked.exchanges(exchanges)
-    usual = usual_reactions(entries, of_row)
-    tail = tails(entries, of_row)
+    usual, tail, left = usual_reactions(entries, of_row), tails(entries, of_row), entries.since_ns
     entries = _undated(entries, instances)
     entries = replace(entries, rule=np.where(own_answers(entries, usual), int(Rule.FREE_STEP), entries.rule))
-    clock, clock_ns = _clocks(entries, joined)
     packet_ns = packet_times(entries, columns)
-    way, usual_way = _ways(entries, joined)
-
     scene = Scene(entries, columns, joined.columns, instances, of_row, usual, packet_ns)
-    late = released(entries, usual, of_row, tail, _by_gpus(entries, joined))
-    late |= late_to_inputs(entries, columns, instances)
-    credit = credited(scene, way)
-    queued = queued_rows(entries, exchanges, instances, usual)
-    rule, after = solve(entries, late, list(find_blockers(scene, credit, queued)))
-    # Two clocks may be off either way, by that much an input seems to come late.
-    rule[entries.early_ns > 2 * clock_ns.max(initial=0)] = Rule.CONTRADICTED
-
-    waited, allowed = rule == Rule.QUEUED, (rule == Rule.CREDIT) & (credit.since_ns != NEVER)
-    waited &= queued.rows
-    since = np.select([waited, allowed], [queued.called_ns, credit.since_ns], entries.since_ns)
-    # A rank cannot have been held up before it was there: not before it left its last collective.
-    there = np.where(since != NEVER, entries.enter_ns - since, _FAR)
-    slow = np.nan_to_num(usual.slowest_ns, nan=0.0).astype(np.int64)
-    held = np.minimum(np.minimum(receiving_ns(columns, entries, usual), there), slow)
-    sends_after, left = entries.rule == Rule.AFTER_INPUT, entries.since_ns
-    entries = replace(
-        entries,
-        rule=rule,
-        after=after,
-        clock=clock,
-        clock_ns=clock_ns,
-        since_ns=since,
-        # No message shows how long work takes.
-        since_act=np.select([waited, allowed], [queued.called, NONE32], entries.since_act),
-        lead_ns=np.where(waited, queued.lead_ns, NEVER),
-        stalled_ns=_stalled(entries, usual),
-        way_ns=way,
-        usual_way_ns=usual_way,
-        held_ns=held,
-        lag_ns=np.where(sends_after & late, _taking_up_ns(entries, usual, there), entries.lag_ns),
-        slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, slow),
-    )
+    entries = _solved(scene, exchanges, joined, tail)
     heard = read_alike(exchanges, instances, entries)
     entries = likely_entries(date_behind(entries, heard, usual), heard)
-    entries = replace(
-        entries,
-        spread_ns=spreads(exchanges, instances, entries, usual, of_row),
-        tail_ns=worst_ns(tail, entries, exchanges, instances),
-    )
-    entries = date_by_slots(entries, columns, instances, of_row)
+    spread_ns = spreads(exchanges, instances, entries, usual, of_row)
+    tail_ns = worst_ns(tail, entries, exchanges, instances)
+    entries = replace(entries, margins=replace(entries.margins, spread_ns=spread_ns, tail_ns=tail_ns))
+    entries = date_by_slots(entries, columns, instances)
     served = served_alike(entries, exchanges, instances)
-    entries = replace(entries, wide_ns=wide_spreads(entries, served, of_row))
     clock, clock_ns = _clocks(entries, joined)
-    entries = replace(entries, clock=clock, clock_ns=clock_ns)
-    room_ns = room(entries, begun(entries, left, usual, of_row), served, of_row)
+    # Open MPI's caller sends itself: nobody has to wake up for it.
+    room_ns = room(entries, begun(entries, left, usual, of_row), of_row)
+    room_ns[~served & ~handed_to_threads(entries, exchanges, instances)] = 0
     room_ns = np.maximum(room_ns, _late_stamps(joined)[clock] if len(joined.clocks) else 0)
     # One captured rank is compared with what came to it: bounds hold without, and with it most tell nothing.
     alone = np.array([i.near is not None and len(i.near) == 1 for i in instances], bool)[entries.collective]
-    return replace(entries, room_ns=np.where(alone, 0, room_ns))
+    margins = replace(
+        entries.margins,
+        wide_ns=wide_spreads(entries, served, of_row),
+        clock=clock,
+        clock_ns=clock_ns,
+        room_ns=np.where(alone & served, 0, room_ns),
+    )
+    return replace(entries, margins=margins)
+
+
+def _solved(scene: Scene, exchanges: Rows, joined: Joined, tail: NDArray[np.float64]) -> Entries:
+    """Entries with the rule that each rests on by all its blockers, since when it may be, and how far off.
+
+    ``tail``: what hand-overs take at the worst.
+    """
+    entries, usual, of_row = scene.entries, scene.usual, scene.of_row
+    way, usual_way = _ways(entries, joined)
+    late = released(entries, usual, of_row, tail, _by_gpus(entries, joined))
+    late |= late_to_inputs(entries, scene.exchanges, scene.instances)
+    credit = credited(scene, way)
+    queued = queued_rows(entries, exchanges, scene.instances, usual, tail)
+    rule, after = solve(entries, late, list(find_blockers(scene, credit, queued)))
+    # Two clocks may be off either way, by that much an input seems to come late.
+    early_ns = entries.early_ns[entries.collective]
+    rule[early_ns > 2 * _clocks(entries, joined)[1].max(initial=0)] = Rule.CONTRADICTED
+
+    waited, allowed = rule == Rule.QUEUED, (rule == Rule.CREDIT) & (credit.since_ns != NEVER)
+    waited &= queued.rows
+    # Where packets are missing nothing shows when it had left what came before either.
+    untold = rule == Rule.MISSING
+    since = np.select([waited, allowed, untold], [queued.called_ns, credit.since_ns, NEVER], entries.since_ns)
+    # A rank cannot have been held up before it was there: not before it left its last collective.
+    there = np.where(since != NEVER, entries.enter_ns - since, FAR)
+    slow = np.nan_to_num(usual.slowest_ns, nan=0.0).astype(np.int64)
+    held = np.minimum(np.minimum(receiving_ns(scene.exchanges, entries, usual), there), slow)
+    sends_after = (entries.rule == Rule.AFTER_INPUT) & late
+    margins = replace(
+        entries.margins,
+        lead_ns=np.where(waited, queued.lead_ns, NEVER),
+        way_ns=way,
+        usual_way_ns=usual_way,
+        held_ns=held,
+        lag_ns=np.where(sends_after, _taking_up_ns(entries, usual, there), entries.margins.lag_ns),
+        slow_ns=np.where(np.isnan(usual.slowest_ns), NEVER, slow),
+    )
+    # No message shows how long work takes.
+    since_act = np.select([waited, allowed], [queued.called, NONE32], entries.since_act)
+    stalled = _stalled(entries, usual)
+    return replace(
+        entries, rule=rule, after=after, since_ns=since, since_act=since_act, stalled_ns=stalled,
+        margins=margins,
+    )  # fmt: skip
 
 
 def _by_gpus(entries: Entries, joined: Joined) -> NDArray[np.bool_]:
     """Rows whose first act is a GPU's message."""
     wire = np.append(joined.columns["wire"], 0)
-    return np.isin(wire[np.where(entries.act == NONE32, -1, entries.act)], _BY_GPUS)
+    return np.isin(wire[np.where(entries.act == NONE32, -1, entries.act)], BY_GPUS)
 
 
 def _taking_up_ns(entries: Entries, usual: Usual, there: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -126,7 +139,7 @@ def _taking_up_ns(entries: Entries, usual: Usual, there: NDArray[np.int64]) -> N
     went on before that, by what lies between. 0 for others; ``there``: no longer than since it left its last.
     """
     slow = np.where(usual.by_sends, np.nan_to_num(usual.slowest_ns, nan=0.0), 0.0).astype(np.int64)
-    read = np.where(entries.resumed_ns != NEVER, entries.enter_ns - entries.resumed_ns, 0)
+    read = np.where(entries.signs.resumed_ns != NEVER, entries.enter_ns - entries.signs.resumed_ns, 0)
     return np.minimum(np.maximum(slow, read), there)
 
 
@@ -136,10 +149,10 @@ def _stalled(entries: Entries, usual: Usual) -> NDArray[np.int64]:
     It had entered and sent all it could; the delay is its own, and later messages of others inherit it.
     Where packets of its messages were sent again, the network may have kept it.
     """
-    out = np.zeros(len(entries.endpoint), np.int64)
-    limit = FAR_BEYOND * usual.slowest_ns[entries.waited]
-    far = entries.waited_ns > np.where(np.isnan(limit), np.inf, limit)
-    np.maximum.at(out, entries.waited[far], entries.waited_ns[far])
+    out, (rows, waited_ns) = np.zeros(len(entries.endpoint), np.int64), entries.reactions.waited
+    limit = FAR_BEYOND * usual.slowest_ns[rows]
+    far = waited_ns > np.where(np.isnan(limit), np.inf, limit)
+    np.maximum.at(out, rows[far], waited_ns[far])
     return np.where(entries.retransmitted > 0, 0, out)
 
 
@@ -190,8 +203,11 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     entries = entries.marked(undated, Rule.PARTLY, entries.after)
     return replace(
         entries,
-        unmoved_ns=np.where(undated, NEVER, entries.unmoved_ns),
-        free_ns=np.where(sends, NEVER, entries.free_ns),
+        signs=replace(
+            entries.signs,
+            unmoved_ns=np.where(undated, NEVER, entries.signs.unmoved_ns),
+            free_ns=np.where(sends, NEVER, entries.signs.free_ns),
+        ),
     )
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.entries.acts import first_acts
-from dpuflow.entries.build import Rule, blank
 from dpuflow.entries.handover import handled_ns, typical, waited_sends
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
-from dpuflow.entries.passing import consumed
 from dpuflow.entries.places import build_places
+from dpuflow.entries.reached import consumed
+from dpuflow.entries.rows import Reactions, blank
+from dpuflow.entries.rules import Rule
 from dpuflow.schema.rows import NEVER, MessageFlag, Wire
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.build import Entries
     from dpuflow.entries.places import Places
+    from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
@@ -37,48 +38,37 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     picked, sender, receiver = places.picked, places.sender, places.receiver
     acts = first_acts(places)
     leaves = last_acts(places, acts)
-    waited, waited_ns = waited_sends(picked, places.needs, sender, receiver, acts.enter_ns)
-    granted_data, next_send = handled_ns(picked, sender, receiver)
+    waited = waited_sends(picked, places.needs, sender, receiver, acts.enter_ns)
     taken, between, ended = consumed(picked, instances, places.of, receiver, acts.enter_ns)
+    blanks = blank(places.collective, places.endpoint, places.offsets)
     entries = replace(
-        blank(places.collective, places.endpoint, places.offsets),
+        blanks,
         enter_ns=acts.enter_ns,
         leave_ns=leaves.leave_ns,
         idle_ns=leaves.idle_ns,
         gone_ns=leaves.gone_ns,
+        acked_ns=leaves.acked_ns,
+        credit_ns=acts.credit_ns,
+        granted_ns=acts.granted_ns,
+        reaction_ns=typical(len(places), *waited),
         rule=acts.rule,
         act=acts.act,
         after=acts.after,
-        retransmitted=_sent_again(places),
-        reaction_ns=typical(len(places), waited, waited_ns),
-        unmoved_ns=acts.unmoved_ns,
-        resumed_ns=acts.resumed_ns,
-        moved_ns=acts.moved_ns,
-        free_ns=acts.free_ns,
-        credit_ns=acts.credit_ns,
-        lag_ns=acts.lag_ns,
-        whole=_whole(places),
-        sent=acts.sent,
-        buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
-        fed=leaves.fed,
         last=leaves.last,
-        grant=acts.grant,
-        granted_ns=acts.granted_ns,
-        posted_ns=acts.posted_ns,
-        waited=waited,
-        waited_ns=waited_ns,
-        granted_data_ns=granted_data,
-        next_send_ns=next_send,
-        taken=taken,
-        between=between,
-        ended=ended,
-        acked_ns=leaves.acked_ns,
+        retransmitted=_sent_again(places),
+        whole=_whole(places),
+        fed=leaves.fed,
+        buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
         early_ns=_early_ns(places),
+        signs=acts.signs,
+        margins=replace(blanks.margins, lag_ns=acts.lag_ns),
+        reactions=Reactions(waited, *handled_ns(picked, sender, receiver), taken, between, ended),
     )
-    entries = left_before(entries, places, leaves, acts.send_at)
+    since_ns, since_act = left_before(entries, places, leaves, acts.send_at)
     bounded = acts.rule == Rule.CREDIT  # it had waited for one GPU of its node at least
-    since = np.where(bounded, np.maximum(entries.since_ns, acts.since_ns), entries.since_ns)
-    return as_acknowledged(replace(entries, since_ns=since), places)
+    since_ns = np.where(bounded, np.maximum(since_ns, acts.since_ns), since_ns)
+    leave, idle = as_acknowledged(entries, places)
+    return replace(entries, since_ns=since_ns, since_act=since_act, leave_ns=leave, idle_ns=idle)
 
 
 def _sent_again(places: Places) -> NDArray[np.int64]:
@@ -108,4 +98,4 @@ def _early_ns(places: Places) -> NDArray[np.int64]:
     """Where another algorithm fits as well, it is that one."""
     early = places.needs.early_ns.tolist()
     kept = [0 if i.alternatives else e for i, e in zip(places.instances, early, strict=True)]
-    return np.array(kept, np.int64)[places.collective]
+    return np.array(kept, np.int64)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked, classes, lower_medians, order_within, percentiles
-from dpuflow.entries.passing import lines_of
+from dpuflow.entries.reached import lines_of
 from dpuflow.entries.relative import against_others
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import FEWEST
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Wire
 
@@ -26,18 +28,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.build import Entries
     from dpuflow.entries.needs import Needs
-    from dpuflow.entries.passing import Times
+    from dpuflow.entries.rows import Entries, Times
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-_FAR = np.iinfo(np.int64).max
 _LEVELS = (50, 90, 95)
 PAIRED = 1000
 """Of more values than these only so many quantiles are compared with each other."""
-FEWEST = 8
-"""Reactions it takes to know what is usual in a group."""
 NINETY_FIVE = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 QUARTER = 0.6745
@@ -73,7 +71,7 @@ def waited_sends(
 
     count = len(picked)
     times = (there, picked["data_end_ns"], start)
-    seen = [int(t[t != NEVER].min(initial=_FAR)) for t in times]
+    seen = [int(t[t != NEVER].min(initial=FAR)) for t in times]
     own, after = np.empty((2, count), np.int64)
     keys, order, room = np.empty((3, 3 * count), np.int64)
     found = waits.waited(
@@ -165,7 +163,8 @@ def is_gloo(wire: int) -> bool:
     return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
 
 
-def _may_hand_over(wire: int) -> bool:
+def may_hand_over(wire: int) -> bool:
+    """Whether a call is, or may be, handed to a thread of the library before its first message."""
     return is_gloo(wire) or wire == Wire.TCP_BURST
 
 
@@ -195,18 +194,18 @@ def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
     long its middle rank takes to give an input's slot back: one that is slow at that is a fault of its own.
     """
     out = np.full((3, len(entries.endpoint)), np.nan)
-    by_sends = np.full(len(entries.endpoint), len(entries.waited) > 0)
-    known = entries.waited_ns  # their ranks run on the same hosts
-    if len(known) < FEWEST <= len(entries.granted_data_ns):  # one or two may be no reactions at all
-        known = np.concatenate([known, entries.granted_data_ns])
+    by_sends = np.full(len(entries.endpoint), len(entries.reactions.waited[0]) > 0)
+    known = entries.reactions.waited[1]  # their ranks run on the same hosts
+    if len(known) < FEWEST <= len(entries.reactions.granted_data_ns):  # one or two may be no reactions at all
+        known = np.concatenate([known, entries.reactions.granted_data_ns])
     if len(known):
         out[:] = _column(known)
-    taken = middle_ranks(entries, of_row, entries.taken)
+    taken = middle_ranks(entries, of_row, entries.reactions.taken)
     streams = ~np.isnan(taken[0])
     out[:, streams], by_sends[streams] = taken[:, streams], False
-    group = of_row[entries.waited]
+    group = of_row[entries.reactions.waited[0]]
     for each in np.unique(group):
-        values = entries.waited_ns[group == each]
+        values = entries.reactions.waited[1][group == each]
         if len(values) >= FEWEST:
             out[:, of_row == each] = _column(values)
             by_sends[of_row == each] = True
@@ -287,7 +286,7 @@ def spreads(
     nothing names may do so, too.
     """
     wires = exchanges["wire"]
-    gloo = [len(i.rows) > 0 and _may_hand_over(int(wires[i.rows[0]])) for i in instances]
+    gloo = [len(i.rows) > 0 and may_hand_over(int(wires[i.rows[0]])) for i in instances]
     usable = entries.exact & entries.whole
     work = usable & (entries.since_ns != NEVER)
     worked = np.where(work, entries.enter_ns - entries.since_ns, NEVER)
@@ -320,7 +319,7 @@ def wide_spreads(entries: Entries, handed: NDArray[np.bool_], of_row: NDArray[np
     sent first and what had waited for an input, how far two reactions differ, in 95 of 100 cases, is how far
     two entries do.
     """
-    out: NDArray[np.int64] = entries.spread_ns.copy()
+    out: NDArray[np.int64] = entries.margins.spread_ns.copy()
     for each in np.unique(of_row[handed]):
         mine = handed & (of_row == each)
         apart = apart_ns(_reactions(entries, of_row, each))
@@ -331,11 +330,11 @@ def wide_spreads(entries: Entries, handed: NDArray[np.bool_], of_row: NDArray[np
 
 def _reactions(entries: Entries, of_row: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     """How long the group's ranks took from an input to what had waited for it, as ``usual_reactions``."""
-    waited: NDArray[np.int64] = entries.waited_ns
-    sample: NDArray[np.int64] = waited[of_row[entries.waited] == group]
+    waited: NDArray[np.int64] = entries.reactions.waited[1]
+    sample: NDArray[np.int64] = waited[of_row[entries.reactions.waited[0]] == group]
     if len(sample) >= FEWEST:
         return sample
-    rows, ns = entries.taken
+    rows, ns = entries.reactions.taken
     here = of_row[rows] == group
     ends, values = entries.endpoint[rows[here]], ns[here]
     ranks = [values[ends == end] for end in np.unique(ends)]
@@ -371,7 +370,7 @@ def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: NDArray[np.
     ranks = classes(entries.endpoint[rows])
     for places in ranks:
         own = rows[places]
-        quiet = own[entries.held_ns[own] == 0]
+        quiet = own[entries.margins.held_ns[own] == 0]
         own = quiet if len(quiet) >= FEWEST else own
         if len(own) >= FEWEST:
             low, middle, high = percentiles(offset[own], (25, 50, 75))

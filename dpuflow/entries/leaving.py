@@ -6,34 +6,39 @@ message is complete when its receiver's adapter acknowledges it (InfiniBand volu
 processor does the adapter's work, as in Soft-RoCE, packets lie in its queue before that for as long as it is
 busy: a rank that seems to have had all it needed still waits for its own host. Counted as its own work, that
 would make late ranks of busy hosts. libfabric's sends end with their ACK, too: the call waits for that.
+
+NCCL's GPU fills slots of its staging buffer and goes on; the proxy thread sends them when a credit is there
+and the connection's turn has come (NCCL 2.30, src/transport/net.cc sendProxyProgress). A GPU carries out
+operations of several communicators on several streams, and several transfers as one (src/group.cc
+ncclGroupEnd): of two kinds of operations of which one ever began while the other was going on, the latter
+never says when a rank entered the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.beside import not_beside
-from dpuflow.entries.build import Rule
-from dpuflow.entries.passing import SLOTS
-from dpuflow.entries.places import FAR
+from dpuflow.arrays.ordering import order_within
+from dpuflow.entries.reached import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.relative import previous_row
-from dpuflow.entries.staging import filled_ns, kept_until_ns, slot_free_ns
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import FAR_BEYOND, Rule
 from dpuflow.entries.tails import tails
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.acts import Acts
-    from dpuflow.entries.build import Entries
     from dpuflow.entries.places import Places
-
-CREDIT_TRIPS = 3.0
-"""Round trips of messages within which data may have left because its credit had come."""
+    from dpuflow.entries.rows import Entries
+    from dpuflow.matching import Instance
 
 
 class Leaves(NamedTuple):
@@ -140,8 +145,10 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
     return latest
 
 
-def left_before(entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]) -> Entries:
-    """Entries with ``since_ns``: no rank enters before it has left what it did before.
+def left_before(
+    entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``since_ns`` and ``since_act``: no rank enters before it has left what it did before.
 
     ``send_at``: of each row which exchange's sending its first act is.
     """
@@ -150,7 +157,7 @@ def left_before(entries: Entries, places: Places, leaves: Leaves, send_at: NDArr
     before = _left_before(at, held, gone_ns, leaves.freed_ns)
     entered = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)  # it had by then
     shown = np.where((at >= 0) & leaves.fed[at], leaves.last[at], NONE32)
-    return replace(entries, since_ns=np.where(before <= entered, before, NEVER), since_act=shown)
+    return np.where(before <= entered, before, NEVER), shown
 
 
 def _gone(
@@ -169,7 +176,7 @@ def _gone(
         return held, left
     trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
     worst = float(np.nan_to_num(tails(entries, np.zeros(len(left), np.int64))[0], nan=0.0))
-    soon = max(CREDIT_TRIPS * float(np.median(trips)), worst) if len(trips) else np.inf
+    soon = max(FAR_BEYOND * float(np.median(trips)), worst) if len(trips) else np.inf
     kept = kept_until_ns(picked, send_at[rows])
     held[rows] = (kept != NEVER) & (entries.enter_ns[rows] - kept <= soon)
     left[rows] -= round(worst)
@@ -191,8 +198,8 @@ def _left_before(
     return np.where(last >= 0, left[last], NEVER)
 
 
-def as_acknowledged(entries: Entries, places: Places) -> Entries:
-    """Entries with ``leave_ns`` and ``idle_ns`` no sooner than the ACKs that the library waits for.
+def as_acknowledged(entries: Entries, places: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``leave_ns`` and ``idle_ns`` no sooner than the ACKs that the library waits for.
 
     An ACK may stand for several messages and leave after the rank has gone on: who enters its next collective
     has left. What bounds entries from below (``since_ns``) rests on arrivals and stays as it is.
@@ -201,7 +208,7 @@ def as_acknowledged(entries: Entries, places: Places) -> Entries:
     wire = picked["wire"]
     mpi = (picked["op"] != Op.UNKNOWN) & (wire >= Wire.ROCE_SEND) & (wire <= Wire.ROCE_SEND_IMM)
     if not mpi.any():
-        return entries
+        return entries.leave_ns, entries.idle_ns
     leave = entries.leave_ns.copy()
     np.maximum.at(leave, receiver[mpi], picked["taken_ns"][mpi])
     holds = mpi & ((picked["flags"] & MessageFlag.HOLDS_SENDER) != 0)
@@ -211,4 +218,126 @@ def as_acknowledged(entries: Entries, places: Places) -> Entries:
     limit = np.full(len(leave), FAR)
     limit[last[rows]] = entries.enter_ns[rows]
     leave = np.maximum(entries.leave_ns, np.minimum(leave, limit))
-    return replace(entries, leave_ns=leave, idle_ns=np.maximum(entries.idle_ns, leave))
+    return leave, np.maximum(entries.idle_ns, leave)
+
+
+def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``last``, each row's collective before (-1: none), and -1 where its rank need not have left that one.
+
+    What came before that is no stand-in: how long ranks work would be reckoned from there.
+    """
+    if not len(last):
+        return last
+    kind, ranks = _kinds(places.instances)
+    kind, ranks = kind[entries.collective], ranks[entries.collective]
+    known, apart = (last >= 0) & (entries.leave_ns[last] != NEVER), ranks != ranks[last]
+    pair = kind[last] * (int(kind.max()) + 1) + kind
+    proof = known & apart & (entries.enter_ns != NEVER) & (entries.enter_ns < entries.leave_ns[last])
+    doubt = apart & np.isin(pair, np.unique(pair[proof]))
+    # Of a rank that only receives, what came before the same peer's last had ended may be one with it.
+    transfer = np.array([i.op == Op.SEND_RECV for i in places.instances], bool)[entries.collective]
+    grouped = transfer & transfer[last] & ~apart & (entries.enter_ns == NEVER)
+    doubt |= grouped & (_first_inputs(places) < entries.leave_ns[last])
+    return np.where(known & doubt, -1, last)
+
+
+def _kinds(instances: Sequence[Instance]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each collective numbers of its kind, which all groups of a job share, and of its ranks."""
+    kinds: dict[tuple[object, ...], int] = {}
+    groups: dict[tuple[int, ...], int] = {}
+    transfer = [i.op == Op.SEND_RECV for i in instances]
+    # A transfer is one of many that a call may start at once, whatever their sizes and whichever way they go.
+    kind = [
+        kinds.setdefault((i.op, None if one else i.size, len(i.order)), len(kinds))
+        for i, one in zip(instances, transfer, strict=True)
+    ]
+    ranks = [
+        groups.setdefault((*i.order, -1) if one else tuple(sorted(i.order)), len(groups))
+        for i, one in zip(instances, transfer, strict=True)
+    ]
+    return np.array(kind, np.int64), np.array(ranks, np.int64)
+
+
+def _first_inputs(places: Places) -> NDArray[np.int64]:
+    """When the first data was there by row; far in the future where none was."""
+    there = there_ns(places.picked)
+    out = np.full(len(places), FAR)
+    known = there != NEVER
+    np.minimum.at(out, places.receiver[known], there[known])
+    return out
+
+
+def filled_ns(
+    picked: Picked,
+    instances: Sequence[Instance],
+    of: NDArray[np.int64],
+    sender: NDArray[np.int64],
+    total: int,
+) -> NDArray[np.int64]:
+    """For each of ``total`` rows when the last slot that its rank filled was free.
+
+    NEVER where none had to be; far in the future for ranks of collectives whose slots are not known. ``of``
+    and ``sender``: collective, and row of Entries, of each of ``picked``.
+    """
+    depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
+    writes = (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    known = (depth > 0) & (writes | (picked["wire"] == Wire.NCCL_DATA))
+    out = np.full(total, NEVER)
+    out[sender[~known]] = FAR
+    for ahead in np.unique(depth[known]).tolist():
+        rows = np.flatnonzero(known & (depth == ahead))
+        np.maximum.at(out, sender[rows], slot_free_ns(picked, of, rows, ahead))
+    return out
+
+
+def slot_free_ns(
+    picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64], slots: int = SLOTS
+) -> NDArray[np.int64]:
+    """When the slot of each message was free again, as the ACK (or leaving) of the one in it before shows.
+
+    NEVER where it had been free from the start: the GPU filled it some time after entering. ``slots``: of so
+    many messages.
+    """
+    line, start = picked["connection"][rows].astype(np.int64), picked["data_ns"][rows]
+    order = order_within(start, of[rows])
+    order = order[order_within(np.zeros_like(order), line[order])]
+    ordered, before = rows[order], order[:-slots]
+    free = np.full(len(rows), NEVER)
+    same = (line[order][slots:] == line[before]) & (of[ordered[slots:]] == of[rows[before]])
+    emptied = rows[before[same]]
+    # A socket has taken a message when it leaves (src/transport/net_socket.cc): nobody waits for its ACK.
+    socket = picked["wire"][emptied] == Wire.NCCL_DATA
+    free[order[slots:][same]] = np.where(socket, picked["data_end_ns"][emptied], picked["acked_ns"][emptied])
+    return free
+
+
+def kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each of ``sends``, places in ``picked``, until when something else than its rank may have kept it.
+
+    Its credit; its connection's turn, which comes when the message before it is acknowledged; the data that
+    its adapter was sending. NEVER where there was none of these.
+    """
+    out: NDArray[np.int64] = picked["grant_arrived_ns"][sends].copy()
+    data = np.flatnonzero((picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["data_ns"] != NEVER))
+    if not len(data):
+        return out
+    line = lines_of(picked)[data]
+    before = np.full(len(picked), NEVER)
+    order = order_within(picked["order"][data].astype(np.int64), line)
+    same = line[order[1:]] == line[order[:-1]]
+    before[data[order[1:][same]]] = picked["acked_ns"][data[order[:-1][same]]]
+    out = np.maximum(out, before[sends])
+    # Messages of an adapter leave side by side, so what ended last need not have begun last. One that was
+    # sent again keeps it until it is acknowledged.
+    src = picked["src"][data].astype(np.int64)
+    order = order_within(picked["data_ns"][data], src)
+    starts = np.flatnonzero(np.r_[True, np.diff(src[order]) != 0])
+    ended = picked["data_end_ns"][data[order]]
+    again = picked["retransmitted"][data[order]] > 0
+    ended = np.where(again, np.maximum(ended, picked["acked_ns"][data[order]]), ended)
+    until = np.concatenate([np.maximum.accumulate(each) for each in np.split(ended, starts[1:])])
+    first = np.zeros(len(order), bool)
+    first[starts] = True
+    before[:] = NEVER
+    before[data[order[1:]]] = np.where(first[1:], NEVER, until[:-1])
+    return np.asarray(np.maximum(out, np.minimum(before[sends], picked["data_ns"][sends])), np.int64)

@@ -1,12 +1,15 @@
-"""When ranks without a capture of their own are likely to have entered, from what a captured one heard.
+"""Who may have been the last, where not all ranks were captured; for readers, nobody is judged by it.
 
-In: collectives of which only some ranks were captured, entries. Out: for each rank heard of, captured ones
-included, the latest entry that fits all that was heard, where each link takes what is usual; and the message
-that first showed it (docs/inference/one-node.md, "who may have been the last"). No bound: links vary.
+In: what a captured rank heard of the others, entries, lateness. Out: for each rank heard of the latest
+entry that fits all that was heard, where each link takes what is usual; then bounds for ranks of which no
+lateness can be claimed, but of which a message came so late that they, or others that they wait for, are
+likely to have been the last (docs/inference/one-node.md, "who may have been the last").
 
 A message of step k leaves once its sender has done k steps and has its inputs; so whoever it stands for had
 entered that many links before. Where what was heard before explains a message, nothing follows of the ranks
-that it was the first to stand for: the delay of others is seen once more.
+that it was the first to stand for: the delay of others is seen once more. How late the last is at most
+follows from when any rank can have entered at the earliest: not before the ranks that were seen had entered
+the collective before, if that was one which nobody leaves before all have entered.
 """
 
 from __future__ import annotations
@@ -17,15 +20,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.entries.behind import seen_acts
-from dpuflow.entries.handover import FEWEST
+from dpuflow.entries.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative, cautious
+from dpuflow.entries.rules import FEWEST, Rule
 from dpuflow.schedules.graph import dependencies, depths
-from dpuflow.schema.rows import NEVER
+from dpuflow.schema.rows import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from dpuflow.entries.behind import Edge, Seen
-    from dpuflow.entries.build import Entries
+    from dpuflow.entries.rows import Entries
+    from dpuflow.matching import Instance
 
 UNEXPLAINED: Final = 2.0
 """Distances from median to quartile by which a message must come later than expected: of links with a normal
@@ -44,15 +51,20 @@ def likely_entries(entries: Entries, groups: Sequence[Sequence[Seen]]) -> Entrie
 
     ``groups`` as of ``behind.read_alike``.
     """
-    likely, by, by_act = entries.likely_ns.copy(), entries.by_ns.copy(), entries.by_act.copy()
+    likely, by, by_act = (
+        entries.margins.likely_ns.copy(),
+        entries.margins.by_ns.copy(),
+        entries.margins.by_act.copy(),
+    )
     for members in groups:
         pace = _pace(members, entries)
         for seen in members:
             for row, (when, shown, act) in _fit(seen, entries, pace).items():
                 likely[row] = when
-                if not entries.exact[row] and entries.by_ns[row] == NEVER:
+                if not entries.exact[row] and entries.margins.by_ns[row] == NEVER:
                     by[row], by_act[row] = shown, act
-    return replace(entries, likely_ns=likely, by_ns=by, by_act=by_act)
+    margins = replace(entries.margins, likely_ns=likely, by_ns=by, by_act=by_act)
+    return replace(entries, margins=margins)
 
 
 def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
@@ -82,7 +94,7 @@ def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
         middle, quartile = np.percentile(waits, (50, 75)).tolist()
         return Pace(middle, UNEXPLAINED * (quartile - middle))
     # It never waits (it is the late one): how fast it goes on tells little of how fast others react.
-    slow = float(entries.slow_ns[first.row])
+    slow = float(entries.margins.slow_ns[first.row])
     if len(steps) >= FEWEST and slow != NEVER:
         return Pace(float(np.median(steps)), slow)
     return Pace(None, 0.0)
@@ -110,7 +122,7 @@ def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, 
             if act.kind == "send"
             else {rank: over - 1 for rank, over in act.may.ranks.items()}
         )
-        left = float(when - zero - (entries.usual_way_ns[rows[sender]] if sender in rows else 0))
+        left = float(when - zero - (entries.margins.usual_way_ns[rows[sender]] if sender in rows else 0))
         expected = [
             likely[rank] + links[rank] * (pace.middle_ns or 0)
             for rank in likely
@@ -132,3 +144,134 @@ def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, 
         for rank in plain
         if rank in rows and (rank in shown or rank in entered)
     }
+
+
+TYING: Final = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER)
+"""Operations that no rank leaves before all have entered: each needs something of everyone."""
+
+
+class Bounded(NamedTuple):
+    """Entries and lateness with upper bounds; ``later_ns``: for rows that may have been the last, how much
+    later than all ranks whose entries are known they, or others that they wait for, are likely to have
+    entered, where that is beyond the noise; NEVER for others.
+    """
+
+    entries: Entries
+    relative: Relative
+    later_ns: NDArray[np.int64]
+
+
+def bound_above(
+    entries: Entries,
+    relative: Relative,
+    instances: Sequence[Instance],
+    short: NDArray[np.bool_],
+    noise_ns: NDArray[np.int64],
+) -> Bounded:
+    """``short`` marks collectives with ranks that no capture saw (``relative.short_of_ranks``).
+
+    ``noise_ns``: how far entries of each row's group differ by chance.
+    """
+    later = np.full(len(entries.rule), NEVER)
+    relative = relative._replace(lateness_ns=cautious(entries, relative, short))
+    numbers = np.flatnonzero(short & entries.whole[entries.offsets[:-1]])
+    if not len(numbers):
+        return Bounded(entries, relative, later)
+    floors = _floors(entries, instances)
+    rule, enter = entries.rule.copy(), relative.enter_ns.copy()
+    act, after = entries.act.copy(), entries.after.copy()
+    lateness, bound, error = relative.lateness_ns.copy(), relative.bound.copy(), relative.error_ns.copy()
+    likely = _likely_ns(entries, instances)
+    # Links that nobody saw may have held the message that shows such a rank: how late it was is not known.
+    dated = entries.exact & (entries.rule != Rule.BEHIND)
+    behind = (entries.rule == Rule.BEHIND) & (bound == AT_LEAST)
+    bound[behind], lateness[behind], error[behind] = UNOBSERVABLE, NEVER, NEVER
+    for number in numbers.tolist():
+        near = instances[number].near or frozenset()
+        rows = np.arange(*entries.offsets[number : number + 2])
+        exact = dated[rows]
+        if not exact.any():
+            continue
+        row = _latest(entries, rows[likely[rows] != NEVER], likely, dated)
+        # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
+        vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
+        others = likely[rows[exact & (rows != row)]]
+        ahead = int(likely[row] - others.max()) if len(others) else 0
+        if ahead <= 0 or not (vague or bound[row] == UNOBSERVABLE):
+            continue
+        later[row] = ahead if ahead > noise_ns[row] else NEVER
+        if floors[number] == NEVER:
+            continue
+        by = int(entries.enter_ns[row])
+        if not dated[row]:
+            rule[row], after[row] = Rule.WAITED, NONE32
+            if entries.margins.by_ns[row] != NEVER:
+                by, act[row] = int(entries.margins.by_ns[row]), entries.margins.by_act[row]
+        spread = max(int(entries.margins.spread_ns[row]), 0)
+        enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
+        error[row] = entries.margins.spread_ns[row]
+    entries = replace(entries, rule=rule, act=act, after=after)
+    return Bounded(entries, Relative(lateness, bound, error, enter), later)
+
+
+def _latest(
+    entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64], dated: NDArray[np.bool_]
+) -> int:
+    """Which of ``rows`` is likely to have entered last.
+
+    Of two the one that was heard of first counts, unless the second was ``dated`` or is later by more than
+    hand-overs differ: what was heard by way of others may be the delay of the first once more.
+    """
+    shown = np.where(entries.margins.by_ns != NEVER, entries.margins.by_ns, entries.enter_ns)[rows]
+    best, *others = rows[np.argsort(shown, kind="stable")].tolist()
+    for row in others:
+        margin = 0 if dated[row] else max(int(entries.margins.spread_ns[row]), 0)
+        best = row if likely[row] > likely[best] + margin else best
+    return int(best)
+
+
+def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
+    """When each rank is likely to have entered; NEVER where nothing tells."""
+    arrived = np.where(entries.exact, entries.enter_ns - entries.margins.usual_way_ns, NEVER)
+    likely = np.where(entries.margins.likely_ns != NEVER, entries.margins.likely_ns, arrived)
+    for number, instance in enumerate(instances):
+        if instance.near is not None and _waits_for_none_captured(instance):
+            rows = np.arange(*entries.offsets[number : number + 2])
+            rows = rows[(entries.rule[rows] == Rule.PARTLY) & (entries.enter_ns[rows] != NEVER)]
+            rows = rows[likely[rows] == NEVER]
+            likely[rows] = entries.enter_ns[rows] - entries.margins.usual_way_ns[rows]
+    return likely
+
+
+def _waits_for_none_captured(instance: Instance) -> bool:
+    """Whether what a captured rank hears of its peers first can have waited for no captured rank.
+
+    Down a tree nothing comes back; what is sent all at once waits for nobody.
+    """
+    if instance.algorithm is None:
+        return False
+    down = instance.algorithm.rooted and instance.op in (Op.BROADCAST, Op.SCATTER)
+    return down or (instance.op == Op.ALL_TO_ALL and instance.algorithm.name == "linear")
+
+
+def _floors(entries: Entries, instances: Sequence[Instance]) -> list[int]:
+    """For each collective before when no rank of it can have entered; NEVER where nothing tells.
+
+    Who hands its calls to workers may call before the last one is done (``queues``): there nothing does.
+    """
+    floors = [NEVER] * len(instances)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, instance in enumerate(instances):
+        groups.setdefault((tuple(sorted(instance.order)), instance.ranks), []).append(number)
+    known = np.where(entries.exact, entries.enter_ns, NEVER)
+    latest = np.maximum.reduceat(known, entries.offsets[:-1]).tolist()
+    queued = set(entries.collective[entries.rule == Rule.QUEUED].tolist())
+    for numbers in groups.values():
+        if queued.intersection(numbers):
+            continue
+        floor = NEVER
+        for number in sorted((n for n in numbers if latest[n] != NEVER), key=lambda n: int(latest[n])):
+            floors[number] = floor
+            if instances[number].complete and instances[number].op in TYING:
+                floor = int(latest[number])
+    return floors

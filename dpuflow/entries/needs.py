@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked, order_within, packed
+from dpuflow.entries.rules import EXPLAINED
 from dpuflow.schedules.graph import dependencies, edge_sizes
 from dpuflow.schema.rows import NEVER
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
-
-EXPLAINED = 0.9
-"""A schedule that a tenth of the messages contradict is not what ran."""
 
 
 class Needs(NamedTuple):

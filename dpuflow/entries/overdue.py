@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.entries.handover import FEWEST
+from dpuflow.entries.rules import FEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.build import Entries
+    from dpuflow.entries.rows import Entries
 
 WRONG_SHARE: Final = 0.01
 """Of the acts taken for entries, the share that may have waited after all."""
@@ -45,14 +45,14 @@ def overdue(
     both = answers | sends
     if not both.any():
         return out
-    begun = np.maximum(entries.enter_ns - entries.unmoved_ns, entries.since_ns)
+    begun = np.maximum(entries.enter_ns - entries.signs.unmoved_ns, entries.since_ns)
     delay = np.where(both, entries.enter_ns - begun, 0)  # not while it was in what came before
-    of_waited = of_row[entries.waited]
-    for mine, granted in ((answers, entries.granted_data_ns), (sends, None)):
+    of_waited = of_row[entries.reactions.waited[0]]
+    for mine, granted in ((answers, entries.reactions.granted_data_ns), (sends, None)):
         for each in np.unique(of_row[mine]).tolist():
             group = np.flatnonzero(mine & (of_row == each))
-            waited = entries.waited_ns[of_waited == each]
-            known = [waited if len(waited) >= FEWEST else entries.waited_ns]
+            waited = entries.reactions.waited[1][of_waited == each]
+            known = [waited if len(waited) >= FEWEST else entries.reactions.waited[1]]
             known += [] if granted is None else [granted, np.concatenate([known[0], granted])]
             ends = entries.endpoint[group]
             for endpoint in np.unique(ends).tolist():

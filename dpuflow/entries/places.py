@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.entries.needs import build_needs
-from dpuflow.schedules.graph import free_ranks
+from dpuflow.entries.rows import FAR
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-FAR = int(np.iinfo(np.int64).max)
 _TABLE = 32  # words a row that a table may take instead of a search
 
 
@@ -130,10 +129,8 @@ def by_process(places: Places) -> Apart:
             continue
         process[:, mine] = instance.processes
         more += [(first + row, -1) for row in instance.blind]
-        if instance.algorithm is not None:
-            of = dict(zip(instance.processes.ravel().tolist(), both[:, mine].ravel().tolist(), strict=True))
-            ranks = free_ranks(instance.algorithm, instance.ranks, instance.root or 0)
-            free += [(of[rank], rank) for rank in ranks if rank in of]
+        of = dict(zip(instance.processes.ravel().tolist(), both[:, mine].ravel().tolist(), strict=True))
+        free += [(of[rank], rank) for rank in instance.free if rank in of]
     seen = np.stack([both.ravel(), process.ravel()], axis=1)
     pairs = np.concatenate([seen, np.array([*free, *more], np.int64).reshape(-1, 2)])
     rows, where = np.unique(pairs, axis=0, return_inverse=True)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.entries.handover import FEWEST, is_gloo
+from dpuflow.entries.handover import is_gloo
+from dpuflow.entries.rules import FAR_BEYOND, FEWEST
 from dpuflow.schema.rows import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
@@ -25,14 +26,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.build import Entries
     from dpuflow.entries.handover import Usual
+    from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
-
-
-FAR_BEYOND = 3.0
-"""Times the slowest usual reaction (95th percentile) after which a call had not queued for a free worker."""
 
 
 class Queued(NamedTuple):
@@ -49,8 +46,14 @@ class Queued(NamedTuple):
     ]  # so much later than a peer, if their calls follow each other alike; else NEVER
 
 
-def queued_rows(entries: Entries, exchanges: Rows, instances: Sequence[Instance], usual: Usual) -> Queued:
-    """Rows that may have queued.
+def queued_rows(
+    entries: Entries,
+    exchanges: Rows,
+    instances: Sequence[Instance],
+    usual: Usual,
+    tail: NDArray[np.float64],
+) -> Queued:
+    """Rows that may have queued; ``tail``: what hand-overs take at the worst.
 
     A group's calls come in order, so none was called before the last one of its rank that did not queue.
     Ranks that do the same work from one call to the next stay as far apart as they were at that one.
@@ -87,26 +90,37 @@ def queued_rows(entries: Entries, exchanges: Rows, instances: Sequence[Instance]
     workers = np.zeros(int(lane.max()) + 1, np.int64)
     np.maximum.at(workers, lane[order], busy + 1)
     slack = np.nan_to_num(usual.most_ns[order], nan=0.0) * 2
+    # A busy host starts what had queued as late as it reacts at its slowest.
     far = np.maximum(slack, np.nan_to_num(usual.slowest_ns[order], nan=0.0) * FAR_BEYOND)
+    far = np.maximum(far, np.nan_to_num(tail[order], nan=0.0))
+    full, may = np.zeros((2, len(order)), bool)
+    first = np.zeros(len(order), np.int64)  # in ``order``: the first of those before it to end
+    pieces = [piece for piece in pieces if workers[lane[order[piece.start]]] > 1]
+    for piece in pieces:
+        room = int(workers[lane[order[piece.start]]])
+        full[piece], _ = _was_full(enter[piece], idle[piece], slack[piece], room)
+        may[piece], ended = _was_full(enter[piece], idle[piece], far[piece], room)
+        first[piece] = ended + piece.start
+        for place in range(piece.start + 1, piece.stop):
+            full[place] |= may[place] and full[place - 1]  # the calls before it queue still
+    # Of calls that most peers had to queue a rank's own has, too.
+    which = entries.collective[order]
+    most = 2 * np.bincount(which[full], minlength=len(instances)) >= np.bincount(
+        which, minlength=len(instances)
+    )
+    full |= may & most[which]
     turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
     gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
     for piece in pieces:
-        room = int(workers[lane[order[piece.start]]])
-        if room > 1:
-            rows, number = order[piece], np.arange(piece.stop - piece.start)
-            full, first = _was_full(enter[piece], idle[piece], slack[piece], room)
-            # A busy host starts what had queued as late as it reacts at its slowest.
-            may, _ = _was_full(enter[piece], idle[piece], far[piece], room)
-            for place in np.flatnonzero(may & ~full).tolist():
-                full[place] = place > 0 and full[place - 1]  # the calls before it queue still
-            out.rows[rows] = full
-            out.behind[rows] = entries.last[rows[first]]
-            last = np.r_[-1, np.maximum.accumulate(np.where(may, -1, number))[:-1]]
-            out.called_ns[rows] = np.where(last >= 0, enter[piece][last], NEVER)
-            out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
-            turn[rows] = np.where(last >= 0, number - last, 0)
-            goes_on = np.r_[False, enter[piece][1:] < done[piece][:-1]] & ~may & (last == number - 1)
-            gap[rows[goes_on]] = np.diff(enter[piece], prepend=0)[goes_on]
+        rows, number = order[piece], np.arange(piece.stop - piece.start)
+        out.rows[rows] = full[piece]
+        out.behind[rows] = entries.last[order[first[piece]]]
+        last = np.r_[-1, np.maximum.accumulate(np.where(may[piece], -1, number))[:-1]]
+        out.called_ns[rows] = np.where(last >= 0, enter[piece][last], NEVER)
+        out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
+        turn[rows] = np.where(last >= 0, number - last, 0)
+        goes_on = np.r_[False, enter[piece][1:] < done[piece][:-1]] & ~may[piece] & (last == number - 1)
+        gap[rows[goes_on]] = np.diff(enter[piece], prepend=0)[goes_on]
     _leads(out, entries, lane, turn, gap)
     return out
 

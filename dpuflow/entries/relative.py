@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.within import gpus_within
+from dpuflow.entries.acts import gpus_within
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import FAR_BEYOND
 from dpuflow.schema.rows import NEVER, NONE32
 
 if TYPE_CHECKING:
@@ -14,17 +16,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.build import Entries
+    from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
-
-_FAR = np.iinfo(np.int64).max
 
 BOUNDS = ("exact", "at_most", "at_least", "unobservable")
 EXACT, AT_MOST, AT_LEAST, UNOBSERVABLE = range(4)
 TAIL: Final = float(np.log(200) / np.log(20))
 """What one in 200 exceeds over what one in 20 does, of an exponential tail, as waits for a processor have."""
-FAR_BEYOND: Final = 3.0
-"""Times a slow reaction (95th percentile) beyond which a host was not at it."""
 
 
 class Relative(NamedTuple):
@@ -76,32 +74,34 @@ def relate(
 
     exact = entries.exact
     seen = (entries.enter_ns != NEVER) & entries.told
-    when = np.where(seen, entries.enter_ns, _FAR)
+    when = np.where(seen, entries.enter_ns, FAR)
     earliest = over(when)
     first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
-    soonest = entries.enter_ns - entries.lag_ns
+    soonest = entries.enter_ns - entries.margins.lag_ns
     floor = _least_of_others(np.where(exact, soonest, entries.since_ns), starts, count)
     floor = np.minimum(floor, entries.enter_ns)  # being early oneself makes nobody late but others
     known = over(exact.astype(np.int64)) == 1
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
     floor = np.where(missing, NEVER, floor)
-    narrow, clocks = _errors(entries, entries.spread_ns, first)
-    slack = np.maximum(_errors(entries, entries.wide_ns, first)[0], narrow)
-    apart = np.where(first == np.arange(len(first)), 0, entries.lag_ns[first % len(first)])
-    lag = np.hypot(entries.lag_ns, apart)
+    narrow, clocks = _errors(entries, entries.margins.spread_ns, first)
+    slack = np.maximum(_errors(entries, entries.margins.wide_ns, first)[0], narrow)
+    apart = np.where(first == np.arange(len(first)), 0, entries.margins.lag_ns[first % len(first)])
+    lag = np.hypot(entries.margins.lag_ns, apart)
     known_error, slack = slack != NEVER, np.maximum(slack, 0)
     error = np.where(known_error, np.hypot(slack, lag).round().astype(np.int64) + clocks, NEVER)
     lead = entries.enter_ns - earliest
     # A rank without a capture of its own acted before that arrived, never after.
-    error = np.where(error == NEVER, NEVER, error + entries.way_ns + entries.way_ns[first % len(first)])
+    error = np.where(
+        error == NEVER, NEVER, error + entries.margins.way_ns + entries.margins.way_ns[first % len(first)]
+    )
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
     # The way and the hand-over err each by itself.
-    usual = np.minimum(entries.usual_way_ns, entries.way_ns)
-    handed = np.hypot(entries.way_ns - usual, np.maximum(narrow, 0))
-    off = usual + np.hypot(handed, entries.lag_ns).round().astype(np.int64)
+    usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
+    handed = np.hypot(entries.margins.way_ns - usual, np.maximum(narrow, 0))
+    off = usual + np.hypot(handed, entries.margins.lag_ns).round().astype(np.int64)
     most_off = np.maximum(off, room_ns)
     least = exact & ((lead > most_off) | missing)
     # From the latest possible entry of the first of the others to its own earliest possible one, where a
@@ -109,14 +109,14 @@ def relate(
     shown = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
     shown = np.where(exact, entries.enter_ns, shown)
     ahead = np.where(shown != NEVER, shown - _least_of_others(when, starts, count), NEVER)
-    ahead = np.where(exact, lead, np.maximum(ahead, entries.lead_ns))
+    ahead = np.where(exact, lead, np.maximum(ahead, entries.margins.lead_ns))
     off = np.where(exact, most_off, off)
     held = ~exact & (ahead > off)
     least |= held
     seen |= held & (entries.enter_ns == NEVER) & ~missing  # but when it left what came before was
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     # Nor need the others have entered when their first messages left.
-    roomy = np.where(exact, entries.enter_ns - np.maximum(entries.lag_ns, room_ns), entries.since_ns)
+    roomy = np.where(exact, entries.enter_ns - np.maximum(entries.margins.lag_ns, room_ns), entries.since_ns)
     lowest = np.minimum(_least_of_others(roomy, starts, count), floor)
     widened = np.where(most != NEVER, entries.enter_ns - lowest + slack, NEVER)
     lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened)
@@ -124,6 +124,28 @@ def relate(
     gone = bound == UNOBSERVABLE
     enter = np.where(held & (bound == AT_LEAST), shown, entries.enter_ns)
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
+
+
+def among_dated(entries: Entries, relative: Relative) -> Relative:
+    """``relative``, where who is dated for good is compared with the others that are.
+
+    A rank that nobody dates may have been the earliest, and leaves but bounds of all others' lateness. Who
+    works longer than its peers shows among those that are dated: later than the earliest of these it came.
+    Not where threads hand messages over (``tail_ns``): their stalls look like lateness, no third shows it.
+    """
+    dated = entries.exact & entries.told & entries.whole & (entries.enter_ns != NEVER)
+    number = np.bincount(entries.collective[dated], minlength=len(entries.offsets))
+    rows = dated & np.isin(relative.bound, (AT_MOST, AT_LEAST)) & (number[entries.collective] > 1)
+    rows &= entries.margins.tail_ns <= 0
+    if not rows.any():
+        return relative
+    first = np.minimum.reduceat(np.where(dated, entries.enter_ns, FAR), entries.offsets[:-1])
+    lead = np.where(rows, entries.enter_ns - first[entries.collective], 0)
+    told = np.where(relative.bound == AT_LEAST, relative.lateness_ns, 0)
+    return relative._replace(
+        lateness_ns=np.where(rows, np.maximum(lead, told), relative.lateness_ns),
+        bound=np.where(rows, AT_LEAST, relative.bound),
+    )
 
 
 def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -137,21 +159,21 @@ def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> 
         return relative.lateness_ns
     starts, count = entries.offsets[:-1], np.diff(entries.offsets)
     seen = (entries.enter_ns != NEVER) & entries.told
-    when = np.where(seen, entries.enter_ns, _FAR)
+    when = np.where(seen, entries.enter_ns, FAR)
     own = np.where(
         when == np.repeat(np.minimum.reduceat(when, starts), count), np.arange(len(when)), len(when)
     )
     first = np.repeat(np.minimum.reduceat(own, starts), count)
-    usual = np.minimum(entries.usual_way_ns, entries.way_ns)
+    usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
 
-    way = entries.way_ns - usual
+    way = entries.margins.way_ns - usual
 
     def off(spread: NDArray[np.float64], tail: float) -> NDArray[np.float64]:
         off = _errors(entries, np.minimum(spread, 2.0**62).astype(np.int64), first)[0]
         return np.asarray(np.hypot(tail * way, np.maximum(off, 0)), np.float64)
 
-    known = np.maximum(entries.spread_ns, 0).astype(np.float64)
-    slow = np.where(entries.slow_ns != NEVER, FAR_BEYOND * entries.slow_ns, np.inf)
+    known = np.maximum(entries.margins.spread_ns, 0).astype(np.float64)
+    slow = np.where(entries.margins.slow_ns != NEVER, FAR_BEYOND * entries.margins.slow_ns, np.inf)
     given = relative.lateness_ns + off(known, 1)  # what is left of the lead without either
     least = (given - off(TAIL * known, 1)) / 2
     sure = given - off(np.maximum(TAIL * known, slow), TAIL)
@@ -165,9 +187,9 @@ def claim(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> Rel
     """``relative`` as it is claimed to readers: lower bounds leave room for the worst hand-over.
 
     A proxy thread that sleeps before it sends its rank's first message leaves the same packets as a rank that
-    enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``stalls``).
+    enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``own``).
     """
-    roomy = relate(entries, short, entries.room_ns)
+    roomy = relate(entries, short, entries.margins.room_ns)
     claimed = (roomy.bound == AT_LEAST) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
     told = np.where(claimed, relative.lateness_ns, 0)
     share = np.where(claimed, roomy.lateness_ns, 0) / np.maximum(told, 1)
@@ -192,7 +214,7 @@ def _least_of_others(
     own = np.where(values == least, np.arange(len(values)), len(values))
     first = np.repeat(np.minimum.reduceat(own, starts), count)
     mine = first == np.arange(len(values))
-    second = np.repeat(np.minimum.reduceat(np.where(mine, _FAR, values), starts), count)
+    second = np.repeat(np.minimum.reduceat(np.where(mine, FAR, values), starts), count)
     return np.where(mine, second, least)
 
 
@@ -205,12 +227,16 @@ def _errors(
     errors add to the rest.
     """
     first = np.minimum(first, len(entries.endpoint) - 1)
-    own = np.maximum(spread_ns, entries.held_ns).astype(np.float64)
-    apart = np.where(first == np.arange(len(first)), 0, entries.held_ns[first]).astype(np.float64)
+    own = np.maximum(spread_ns, entries.margins.held_ns).astype(np.float64)
+    apart = np.where(first == np.arange(len(first)), 0, entries.margins.held_ns[first]).astype(np.float64)
     # Stamps may be centuries apart: what no longer fits is as good as the largest number.
     both = np.minimum(np.hypot(own, apart), 2.0**62).round().astype(np.int64)
     handed = np.where(spread_ns == NEVER, NEVER, both)
-    clocks = np.where(entries.clock != entries.clock[first], entries.clock_ns + entries.clock_ns[first], 0)
+    clocks = np.where(
+        entries.margins.clock != entries.margins.clock[first],
+        entries.margins.clock_ns + entries.margins.clock_ns[first],
+        0,
+    )
     return handed, clocks
 
 

@@ -7,33 +7,24 @@ stalls now and then one message in twenty comes later than any such interval.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile
-from dpuflow.entries.handover import FEWEST, by_rank
-from dpuflow.schema.rows import NEVER, Op, Wire
+from dpuflow.entries.handover import by_rank, may_hand_over
+from dpuflow.entries.rows import FAR
+from dpuflow.entries.rules import BEYOND, BY_GPUS, FEWEST, QUICK, SLOW
+from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.build import Entries
-    from dpuflow.entries.passing import Times
+    from dpuflow.entries.rows import Entries, Times
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
-
-_FAR = np.iinfo(np.int64).max
-
-BEYOND: Final = 0.001
-"""Share of hand-overs that may take longer than a bound allows for."""
-_BY_GPUS: Final = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
-QUICK: Final = 5.0
-"""Percent of hand-overs that are as quick as they can be."""
-_LEVEL: Final = 95
-"""Percentile from which on values are the tail: where errors end."""
 
 
 def tail_ns(values: NDArray[np.int64]) -> float:
@@ -44,10 +35,10 @@ def tail_ns(values: NDArray[np.int64]) -> float:
     """
     if len(values) < FEWEST:
         return float("nan")
-    high = percentile(values, _LEVEL)
+    high = percentile(values, SLOW)
     beyond = values[values > high]
     excess = float((beyond - high).mean()) if len(beyond) else 0.0
-    return high + excess * float(np.log((1 - _LEVEL / 100) / BEYOND))
+    return high + excess * float(np.log((1 - SLOW / 100) / BEYOND))
 
 
 class Tail:
@@ -55,7 +46,7 @@ class Tail:
 
     def __init__(self, values: NDArray[np.int64] | NDArray[np.float64]) -> None:
         self.ordered = np.sort(values)
-        self.high = percentile(self.ordered, _LEVEL)
+        self.high = percentile(self.ordered, SLOW)
         beyond = self.ordered[self.ordered > self.high]
         self.excess = float((beyond - self.high).mean()) if len(beyond) else 0.0
 
@@ -64,30 +55,33 @@ class Tail:
         counted = 1 - np.searchsorted(self.ordered, least_ns, "right") / len(self.ordered)
         if not self.excess:
             return counted
-        far = (1 - _LEVEL / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
+        far = (1 - SLOW / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
         return np.where(least_ns > self.high, far, counted)
 
 
-def hand_overs(
-    entries: Entries, instances: Sequence[Instance], of_row: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """What hand-overs of all hosts were seen to take in mid-operation, ns; none where too few.
+def stalls(
+    entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: NDArray[np.int64]
+) -> Tail | None:
+    """By how much hand-overs of all hosts were seen to exceed the usual in mid-operation; None of too few.
 
     Sends that had waited for an input; slots given back, and in rings and all_to_alls, where nothing more is
     done on a connection after its last input, first entries of the next one; elsewhere those that follow a
     rank's last input of all: of each group's middle rank, for one that is slow at that is a fault of its
-    own. ``of_row``: the group of each row.
+    own. GPUs work whatever their host does: where none of their hand-overs is seen they have no stalls.
+    ``of_row``: the group of each row.
     """
     ends = np.array([_ends_with_last(i) for i in instances], bool)
-    rows, ns = entries.between
+    rows, ns = entries.reactions.between
     last = ends[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
-    whole = entries.ended
+    whole = entries.reactions.ended
     other = ~ends[entries.collective[whole[0]]] if len(whole[0]) else np.zeros(0, bool)
-    found = [entries.waited_ns]
-    for times in (entries.taken, (rows[last], ns[last]), (whole[0][other], whole[1][other])):
+    found = [entries.reactions.waited[1]]
+    for times in (entries.reactions.taken, (rows[last], ns[last]), (whole[0][other], whole[1][other])):
         found += _middle_ranks(entries, of_row, times).values()
     every = np.concatenate(found)
-    return every if len(every) >= FEWEST else every[:0]
+    if len(every) >= FEWEST:
+        return Tail(every - np.median(every))
+    return Tail(np.zeros(1)) if served_alike(entries, exchanges, instances).all() else None
 
 
 def _ends_with_last(instance: Instance) -> bool:
@@ -117,11 +111,17 @@ def tails(entries: Entries, of_row: NDArray[np.int64]) -> NDArray[np.float64]:
 def _samples(entries: Entries, of_row: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
     """Hand-overs of each group that shows any."""
     out = {}
-    middle = [_middle_ranks(entries, of_row, times) for times in (entries.taken, entries.between)]
-    group = of_row[entries.waited]
+    middle = [
+        _middle_ranks(entries, of_row, times)
+        for times in (entries.reactions.taken, entries.reactions.between)
+    ]
+    group = of_row[entries.reactions.waited[0]]
     for each in np.unique(of_row).tolist():
-        samples = [entries.waited_ns[group == each], *(found[each] for found in middle if each in found)]
-        told = [sample for sample in (*samples, entries.waited_ns) if len(sample) >= FEWEST]
+        samples = [
+            entries.reactions.waited[1][group == each],
+            *(found[each] for found in middle if each in found),
+        ]
+        told = [sample for sample in (*samples, entries.reactions.waited[1]) if len(sample) >= FEWEST]
         if told:
             out[each] = told[0]
     return out
@@ -153,33 +153,39 @@ def worst_ns(
 
 def served_alike(entries: Entries, exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.bool_]:
     """Rows whose first message and whose later ones are handed on by one thread, as NCCL's proxy does."""
+    return _of_wires(entries, exchanges, instances, lambda wire: wire in BY_GPUS)
+
+
+def handed_to_threads(entries: Entries, exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+    """Rows whose calls wake a thread of the library, as Gloo's do; a library that nothing names may do so."""
+    return _of_wires(entries, exchanges, instances, may_hand_over)
+
+
+def _of_wires(
+    entries: Entries, exchanges: Rows, instances: Sequence[Instance], fits: Callable[[int], bool]
+) -> NDArray[np.bool_]:
     wires = exchanges["wire"]
-    handed = [len(i.rows) > 0 and int(wires[i.rows[0]]) in _BY_GPUS for i in instances]
+    handed = [len(i.rows) > 0 and fits(int(wires[i.rows[0]])) for i in instances]
     return np.asarray(np.array(handed, bool)[entries.collective], bool)
 
 
-def room(
-    entries: Entries, begun: Sequence[Times], served: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Per row how long before its first act its rank may have entered at the worst, ns; 0 but for rows
-    ``served`` (``served_alike``).
+def room(entries: Entries, begun: Sequence[Times], of_row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Per row how long before its first act its rank may have entered at the worst, ns.
 
     As much as a hand-over takes at the worst beyond the quickest (5 %), for these all ranks need; nor more
     than the group's work scatters by at the worst, hand-over included. And not before it can have done the
     least that its group was ever seen to need from when it began. ``begun``: by row such a beginning, NEVER
     without, and that least: from leaving its collective before; from posting its credits for this one.
     """
-    if not served.any():
-        return np.zeros(len(served), np.int64)
     reactions = _by_group(
         _samples(entries, of_row), of_row, lambda sample: tail_ns(sample) - percentile(sample, QUICK)
     )
     scatter = _by_group(_longer(entries, begun[0][0], of_row), of_row, tail_ns)
     worst = np.nan_to_num(np.fmin(reactions, scatter), nan=0.0)
-    out = np.where(served, worst, 0).round().astype(np.int64)
+    out = worst.round().astype(np.int64)
     for since_ns, least_ns in begun:
         known = (since_ns != NEVER) & (entries.enter_ns != NEVER)
-        worked = np.where(known, entries.enter_ns - np.where(known, since_ns, 0) - least_ns, _FAR)
+        worked = np.where(known, entries.enter_ns - np.where(known, since_ns, 0) - least_ns, FAR)
         out = np.clip(worked, 0, out)
     return np.asarray(out, np.int64)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles
-from dpuflow.entries.build import Entries, Rule
-from dpuflow.entries.handover import FEWEST, middle_ranks
+from dpuflow.entries.handover import middle_ranks
 from dpuflow.entries.overdue import overdue
 from dpuflow.entries.relative import medians
+from dpuflow.entries.rules import FAR_BEYOND, FEWEST, Rule
 from dpuflow.entries.tails import tail_ns
 from dpuflow.schema.rows import NEVER
 
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
     from dpuflow.entries.blockers import Scene
     from dpuflow.entries.handover import Usual
-    from dpuflow.entries.passing import Times
-
-_FAR = np.iinfo(np.int64).max
-FAR_BEYOND = 3.0
-"""Times a slow reaction (95th percentile) that no reaction takes: of an exponential tail one in 8,000."""
+    from dpuflow.entries.rows import Entries, Times
 
 
 def released(
@@ -43,18 +39,18 @@ def released(
     Either by itself, or as a rule of its rank (``overdue``). GPUs (``by_gpus``) wait for slots and for the
     wire, as well: each of their acts counts alone, against the worst reaction (``tail``) where hosts stall.
     """
-    waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
+    waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.signs.unmoved_ns != NEVER)
     idle = _idle_ns(entries)
-    nccl = np.isin(of_row, of_row[entries.between[0]])
+    nccl = np.isin(of_row, of_row[entries.reactions.between[0]])
     with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
         instead = np.where(
             nccl,
-            middle_ranks(entries, of_row, entries.between)[2],
+            middle_ranks(entries, of_row, entries.reactions.between)[2],
             _slowest_of_others(entries, idle, waiting & ~nccl, of_row),
         )
         slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
-        if len(entries.waited) < FEWEST:  # one or two tell nothing
-            granted = entries.granted_data_ns
+        if len(entries.reactions.waited[0]) < FEWEST:  # one or two tell nothing
+            granted = entries.reactions.granted_data_ns
             answers = (entries.rule == Rule.ANSWER) & (len(granted) >= FEWEST)
             # Hosts that are busy now and then show it there: no answer that late is an entry by itself.
             slowest = np.where(answers, np.fmax(slowest, granted.max(initial=0) / FAR_BEYOND), slowest)
@@ -66,7 +62,7 @@ def released(
         worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
         limit = np.where(nccl, np.fmax(limit, worst), limit)
         late = waiting & (idle > limit)
-    habit = ~late & ~by_gpus & entries.whole & (entries.unmoved_ns != NEVER)
+    habit = ~late & ~by_gpus & entries.whole & (entries.signs.unmoved_ns != NEVER)
     answers, sends = (habit & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
     late |= overdue(entries, answers, sends, of_row)
     return np.asarray(late, np.bool_)
@@ -74,16 +70,18 @@ def released(
 
 def own_answers(entries: Entries, usual: Usual) -> NDArray[np.bool_]:
     """Rows of ranks that answered what lay there and then sent their own, which needed nothing, at once."""
-    own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
+    own = (entries.rule == Rule.ANSWER) & (entries.signs.free_ns != NEVER)
     with np.errstate(invalid="ignore"):
-        return np.asarray(own & (entries.free_ns - entries.enter_ns <= usual.most_ns), np.bool_)
+        return np.asarray(own & (entries.signs.free_ns - entries.enter_ns <= usual.most_ns), np.bool_)
 
 
 def _idle_ns(entries: Entries) -> NDArray[np.int64]:
     """From the last thing that reached a rank to its first act: its input, or its credit, which may come long
     after that."""
     return np.where(
-        entries.credit_ns != NEVER, np.minimum(entries.unmoved_ns, entries.credit_ns), entries.unmoved_ns
+        entries.credit_ns != NEVER,
+        np.minimum(entries.signs.unmoved_ns, entries.credit_ns),
+        entries.signs.unmoved_ns,
     )
 
 
@@ -130,11 +128,11 @@ def _slowest_of_others(
     is that; and where there are no grants either, what hosts take from send to send. NaN with too few of all.
     """
     out, least = np.full(len(waiting), np.nan), np.full(len(waiting), np.inf)
-    if len(entries.granted_data_ns) >= FEWEST:
-        out[:] = least[:] = percentile(entries.granted_data_ns, 95)
-    elif len(entries.next_send_ns) >= FEWEST:
+    if len(entries.reactions.granted_data_ns) >= FEWEST:
+        out[:] = least[:] = percentile(entries.reactions.granted_data_ns, 95)
+    elif len(entries.reactions.next_send_ns) >= FEWEST:
         # That wakes nobody up, so even far more than that is usual.
-        out[:] = FAR_BEYOND * percentile(entries.next_send_ns, 95)
+        out[:] = FAR_BEYOND * percentile(entries.reactions.next_send_ns, 95)
     for each in np.unique(of_row[waiting]):
         mine = np.flatnonzero(waiting & (of_row == each))
         for endpoint in np.unique(entries.endpoint[mine]):
@@ -155,7 +153,7 @@ def _worst_of_others(
     for each in np.unique(of_row[waiting]):
         mine = np.flatnonzero(waiting & (of_row == each))
         own = [mine[places] for places in classes(entries.endpoint[mine])]
-        worst = [tail_ns(entries.moved_ns[rows]) for rows in own]
+        worst = [tail_ns(entries.signs.moved_ns[rows]) for rows in own]
         for rank, rows in enumerate(own):
             others = sorted(ns for other, ns in enumerate(worst) if other != rank and not np.isnan(ns))
             if others:
@@ -188,7 +186,7 @@ def _keeps_to_input(
             if len(rows) >= FEWEST:
                 after, work, beside = (
                     high - low
-                    for times in (entries.unmoved_ns, worked, longer)
+                    for times in (entries.signs.unmoved_ns, worked, longer)
                     for low, high in (percentiles(times[rows], (25, 75)),)
                 )
                 own = min(work, beside)
@@ -241,7 +239,7 @@ def begun(
     sends what lies there at one go; of a group in which that never happened credits come before the work.
     """
     out = []
-    posted = np.where(left_ns != NEVER, entries.posted_ns, NEVER)
+    posted = np.where(left_ns != NEVER, entries.signs.posted_ns, NEVER)
     for since in (left_ns, posted):
         least, _ = least_work_ns(replace(entries, since_ns=since), entries.exact, of_row)
         out.append((since, least))

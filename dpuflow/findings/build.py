@@ -1,42 +1,80 @@
-"""Named conditions with evidence and advice, from what the stages found.
+"""Detectors in their order; what they find, each incident once; and what could not be judged.
 
-Each detector is a small function from the result to findings. Advice never blames hardware for
-lateness alone: packets show when a rank was late, not what it was doing.
+A detector is a function from a ``Case`` to findings. One that fails is named in the result's limits and takes
+none of the others with it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from dpuflow.conditions import TABLE
+from dpuflow.findings import about
+from dpuflow.findings.answers import find_drained_batches, find_saturation, find_slow_answers
 from dpuflow.findings.bulk import find_kv_bottlenecks
+from dpuflow.findings.case import Case, NotJudgedError
+from dpuflow.findings.clients import find_backlogs, find_client_losses, find_skews, find_starved_ranks
+from dpuflow.findings.credit import find_slow_receivers, find_starvation
 from dpuflow.findings.hang import find_hangs
-from dpuflow.findings.network import (
-    LOSS_SHARE,
-    SHOWN,
-    find_congestion,
-    find_losses,
-    find_queues,
-    find_slow_links,
-    find_starvation,
-    message_evidence,
+from dpuflow.findings.hosts import (
+    find_late_launches,
+    find_slow_reads,
+    find_starved_inputs,
+    find_throttled_nodes,
 )
-from dpuflow.quantities import duration, late_by, late_in, listed, name_of, rank_seconds
-from dpuflow.results import Evidence, Finding
-from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import CRITICAL_SHARE
+from dpuflow.findings.listed import list_figures, list_requests
+from dpuflow.findings.loads import find_bubbles, find_early_stops, find_load_skews, find_node_skews
+from dpuflow.findings.losses import find_losses
+from dpuflow.findings.marks import find_congestion
+from dpuflow.findings.needs import NEEDS
+from dpuflow.findings.ranks import find_stragglers
+from dpuflow.findings.shrinking import find_smaller_pages
+from dpuflow.findings.slow import find_slow_links
+from dpuflow.findings.standstills import find_late_credits, find_standstills
+from dpuflow.findings.taken import find_capture_losses, find_untied
+from dpuflow.results import Judged, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator, Sequence
 
     from dpuflow.matching import Instance
-    from dpuflow.results import Analysis, Lateness
+    from dpuflow.results import Analysis, Finding
     from dpuflow.schema.tables import CaptureTables, Joined, Rows
     from dpuflow.verdicts import Inferred
-    from dpuflow.verdicts.stages import Stage
+
+    Detector = Callable[[Case], Iterator[Finding]]
+
+DETECTORS: Final[tuple[tuple[Detector, tuple[str, ...]], ...]] = (
+    (find_hangs, ("hang", "desync")),
+    (find_stragglers, ("straggler",)),
+    (find_slow_links, ("slow_link", "credit_starvation")),
+    (find_losses, ("packet_loss",)),
+    (find_congestion, ("congestion",)),
+    (find_starvation, ("credit_starvation",)),
+    (find_slow_receivers, ("credit_starvation",)),
+    (find_kv_bottlenecks, ("kv_transfer_bottleneck",)),
+    (find_standstills, ("head_of_line",)),
+    (find_late_credits, ("credit_starvation",)),
+    (find_load_skews, ("load_skew",)),
+    (find_early_stops, ("early_stop_skew",)),
+    (find_bubbles, ("pipeline_bubble",)),
+    (find_node_skews, ("node_skew", "host_cpu")),
+    (find_smaller_pages, ("pinned_memory_shortage",)),
+    (find_starved_inputs, ("input_starvation",)),
+    (find_late_launches, ("launch_latency",)),
+    (find_throttled_nodes, ("p2p_throttling",)),
+    (find_slow_reads, ("pcie_saturation",)),
+    (find_backlogs, ("admission_backlog",)),
+    (find_starved_ranks, ("ingress_starvation",)),
+    (find_skews, ("session_skew",)),
+    (find_client_losses, ("ingress_loss", "egress_loss")),
+    (find_slow_answers, ("egress_backlog", "egress_jitter")),
+    (find_drained_batches, ("early_completion",)),
+    (find_saturation, ("saturation",)),
+    (find_capture_losses, ("capture_loss",)),
+    (find_untied, ("clock_untied",)),
+)
+"""In the order in which findings are listed, with what each may find."""
 
 
 def build_findings(
@@ -46,255 +84,123 @@ def build_findings(
     instances: Sequence[Instance],
     inferred: Inferred,
     result: Analysis,
-) -> list[Finding]:
-    """All findings, numbered, worst first within each detector. ``result`` has all but them."""
-    steps = sum(account.step_ns for account in inferred.accounts)
-    network = sum(account.network for account in inferred.accounts) / max(steps, 1)
-    slow = [*find_slow_links(captures, joined, inferred.links, result)]
-    found = [
-        *find_hangs(captures, joined, exchanges, instances, inferred, result),
-        *_stragglers(captures, joined, inferred, result),
-        *slow,
-        *find_queues(joined, inferred.queues, slow, result),
-        *find_losses(captures, joined, result, network),
-        *find_congestion(captures, joined, result),
-        *find_starvation(captures, joined, result),
-        *find_kv_bottlenecks(captures, joined, inferred.bulk, result),
-        *_capture_losses(captures),
-        *_untied(joined),
-    ]
-    for number, finding in enumerate(found):
+) -> None:
+    """Give ``result``, which has all but them, its findings and what was judged; numbered in their order."""
+    case = Case(captures, joined, exchanges, instances, inferred, result)
+    list_requests(case)
+    list_figures(case)
+    found, reasons = run_detectors(case, DETECTORS)
+    told = explained(found)
+    for number, finding in enumerate(told):
         finding.id = number
-    return found
+    result.findings = told
+    result.judged = judged(case, {finding.condition for finding in found}, reasons)
 
 
-def _stragglers(
-    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, result: Analysis
-) -> Iterator[Finding]:
-    """One finding a late rank; those that are late in turn share one, for so do their causes."""
-    # Whoever a node without a capture may have been kept by, lateness alone is no finding against it.
-    late = [
-        r
-        for r in result.lateness
-        if r.verdict in ("late", "intermittent") and r.cause not in ("network", "unknown")
-    ]
-    late.sort(key=lambda row: -(row.caused_wait_ns or 0))
-    turns = [row for row in late if row.steadiness == "rotating"]
-    for together in [[row] for row in late if row.steadiness != "rotating"] + ([turns] if turns else []):
-        rows = np.concatenate([_late_rows(inferred, row) for row in together])
-        steadiness = together[0].steadiness or "transient"
-        since = together[0].since_ns if len(together) == 1 else None
-        ends = {row.endpoint for row in together}
-        saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
-        begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
-        taken = sum(saved) if saved else _share(inferred, rows, begin)
-        yield Finding(
-            id=0,
-            condition="straggler",
-            runbook="docs/report.md#straggler",
-            endpoints=[row.endpoint for row in together],
-            start_ns=since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns),
-            end_ns=max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns,
-            severity="critical" if taken >= CRITICAL_SHARE else "warning",
-            confidence=min(row.confidence or 0.0 for row in together),
-            summary=_summary(together, inferred, result),
-            advice=_ADVICE[steadiness],
-            alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
-            evidence=_evidence(captures, joined, inferred, rows),
-        )
-
-
-def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
-    seen = times_ns[times_ns != NEVER]
-    return int(seen.min()) if len(seen) else otherwise
-
-
-def _late_rows(inferred: Inferred, row: Lateness) -> NDArray[np.int64]:
-    """Rows of Entries in which the rank was late of its own doing; else in which it was late; else all."""
-    mine = inferred.entries.endpoint == row.endpoint
-    for stage in inferred.stages:
-        if stage.endpoint == row.endpoint and stage.sooner_ns:
-            return np.array(sorted(stage.sooner_ns), np.int64)
-    whole = mine & (inferred.entries.enter_ns != NEVER) & inferred.entries.whole
-    for chosen in (whole & (inferred.own.amount_ns > 0), whole & inferred.charges.late):
-        if chosen.any():
-            return np.flatnonzero(chosen)
-    return np.flatnonzero(whole)
-
-
-def _began(inferred: Inferred, rows: NDArray[np.int64], row: Lateness) -> int | None:
-    """From when on a rank is steadily late: what lies before, start-up and warm-up, dilutes no share."""
-    if row.steadiness != "persistent":
-        return None
-    seen = inferred.entries.enter_ns[rows]
-    first = _first(seen, 0)
-    return max(row.since_ns, first) if row.since_ns is not None else first
-
-
-def _share(inferred: Inferred, rows: NDArray[np.int64], begin_ns: int | None = None) -> float:
-    """Of all ranks' time, from ``begin_ns`` on if given, the share that they waited for these entries."""
-    entries = inferred.entries
-    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
-    if not len(rows) or not seen.any():
-        return 0.0
-    begin = int(entries.enter_ns[seen].min()) if begin_ns is None else begin_ns
-    span = int(entries.leave_ns[seen].max()) - begin
-    peers = float(np.median(np.diff(entries.offsets)[entries.collective[rows]])) - 1
-    rows = rows[entries.enter_ns[rows] >= begin]
-    return min(float(inferred.charges.wait_ns[rows].sum()) / max(peers * span, 1), 1.0)
-
-
-def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis) -> str:
-    if len(together) > 1:
-        return late_in_turn(together, result)
-    (row,) = together
-    names = [unit_name(result, row)]
-    for stage in inferred.stages:
-        if stage.endpoint == row.endpoint and stage.sooner_ns:
-            return (
-                f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
-                f" longer than {_peers(result, stage)}, and the stages after it wait."
+def run_detectors(
+    case: Case, detectors: Sequence[tuple[Detector, tuple[str, ...]]]
+) -> tuple[list[Finding], dict[str, str]]:
+    """What all find, and why conditions could not be judged."""
+    found: list[Finding] = []
+    reasons: dict[str, str] = {}
+    for detector, conditions in detectors:
+        try:
+            # Of clients and what else is not there nothing can be found.
+            if any(not unmet(case, name) for name in conditions):
+                found += detector(case)
+        except NotJudgedError as why:
+            reasons |= dict.fromkeys(conditions, str(why))
+        except Exception as error:  # whatever it is, the other findings stand
+            reasons |= dict.fromkeys(conditions, "its detector failed (see limits)")
+            case.result.limits.append(
+                f"{' and '.join(conditions)} could not be judged: the detector failed"
+                f" ({type(error).__name__}: {error})."
             )
-    by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
-    return (
-        f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
-        f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
-    )
+    return found, reasons
 
 
-def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
-    """The sentence on several that are late in turn."""
-    names = [unit_name(result, row) for row in rows]
-    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
-    times = ", ".join(map(late_in, rows))
-    return (
-        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives); their"
-        f" peers waited {waited} for them."
-    )
+def unmet(case: Case, name: str) -> str | None:
+    """Why a condition cannot be judged in this case; None where what it needs is there."""
+    return next((why for need in TABLE[name].needs if (why := NEEDS[need](case)) is not None), None)
 
 
-def unit_name(result: Analysis, row: Lateness) -> str:
-    """What a row speaks of: an endpoint, or one that nobody knows of a node's GPUs."""
-    if row.node is not None:
-        return f"a GPU of node {result.endpoints[row.node].address}"
-    return name_of(result.endpoints[row.endpoint])
+def explained(found: Sequence[Finding]) -> list[Finding]:
+    """The same with what another one is the cause of listed under that one: one incident, one finding."""
+    swallowed: set[int] = set()
+    by_cost = sorted(range(len(found)), key=lambda n: -(found[n].cost_share or 0.0))
+    for number in by_cost:
+        cause = found[number]
+        explains = TABLE[cause.condition].explains
+        for other, effect in enumerate(found):
+            if other == number or {other, number} & swallowed or effect.condition not in explains:
+                continue
+            if _touches(cause, effect):
+                parts = [Part(effect.condition, effect.endpoints, effect.summary), *effect.consists_of]
+                cause.consists_of += parts
+                if (effect.cost_share or 0.0) > (cause.cost_share or 0.0):  # what the incident cost
+                    cause.cost_ns, cause.cost_share = effect.cost_ns, effect.cost_share
+                cause.severity = max(cause.severity, effect.severity, key=SEVERITIES.index)
+                swallowed.add(other)
+    return [finding for number, finding in enumerate(found) if number not in swallowed]
 
 
-def _peers(result: Analysis, stage: Stage) -> str:
-    if len(stage.peers) > 2:
-        return f"the {len(stage.peers)} others that can be compared"
-    return " and ".join(name_of(result.endpoints[peer]) for peer in stage.peers)
+SEVERITIES: Final = ("info", "warning", "critical")
+_OF_PATHS: Final = ("kv_transfer_bottleneck", "packet_loss", "head_of_line")
+"""Whose endpoints all may be where the fault is."""
+_BACK_UP: Final = ("congestion", "slow_link")
+"""What stops those who pass on: the ranks before them then find no credit."""
+_PAIR: Final = ("from", "to")
 
 
-_ADVICE = {
-    "persistent": (
-        "Compare this rank's work with its peers' before its hardware: shard and batch sizes, data"
-        " loading, power and thermal limits; then move the rank to another GPU and see whether the"
-        " lateness stays or moves with it."
-    ),
-    "rotating": (
-        "The lateness moves from rank to rank: look for what every rank does in turn (garbage"
-        " collection, checkpointing, evaluation, uneven input lengths) rather than for a bad GPU."
-    ),
-    "transient": (
-        "Look at what else ran on this rank's host at the times of the late collectives (data loading,"
-        " checkpoints, other jobs) before suspecting the GPU."
-    ),
-}
-_ALTERNATIVES = {
-    "persistent": ["longer input on this rank", "a slower or throttled GPU or host"],
-    "rotating": ["garbage collection", "uneven input lengths", "checkpointing in turn"],
-    "transient": ["input stalls", "garbage collection on this rank", "scheduling noise on the host"],
-}
-_KINDS = {
-    "pp": "a stage with more or heavier layers than the others (stage imbalance)",
-    "tp": "an uneven shard of the tensor parallel group",
-    "dp": "a larger or longer batch on this replica",
-    "ep": "experts on this rank that more tokens are routed to",
-}
+def _touches(cause: Finding, effect: Finding) -> bool:
+    """Whether what ``effect`` is about lies at the endpoints of ``cause``, at the same time."""
+    if effect.condition == "credit_starvation" and cause.condition in _BACK_UP:
+        # Who cannot pass on what it has does not take more: no cause of that costs less than it.
+        costs = (effect.cost_share or 0.0) <= (cause.cost_share or 0.0)
+        return costs and effect.endpoints[0] in cause.endpoints
+    here = set(about(cause.condition, cause.endpoints))
+    there = set(about(effect.condition, effect.endpoints))
+    if cause.condition == "slow_link" and len(cause.endpoints) == len(_PAIR):  # one way, not a port
+        src, dst = cause.endpoints
+        if effect.condition == "kv_transfer_bottleneck":  # out of the same port, or into it
+            if src != effect.endpoints[-1] and dst != effect.endpoints[0]:
+                return False
+        elif not {src, dst} <= set(effect.endpoints) or not there <= {src, dst}:
+            return False
+    elif not here & (set(effect.endpoints) if effect.condition in _OF_PATHS else there):
+        return False
+    times = (cause.start_ns, cause.end_ns, effect.start_ns, effect.end_ns)
+    if None in times:
+        return True
+    begin, end, since, until = (time for time in times if time is not None)
+    return begin <= until and since <= end
 
 
-def _by_kind(row: Lateness, result: Analysis) -> list[str]:
-    """What would explain it in the groups that the rank belongs to."""
-    kinds = {group.kind for group in result.groups if row.endpoint in group.endpoints and group.kind}
-    if row.steadiness == "rotating":
-        return []
-    return [_KINDS[kind] for kind in ("pp", "tp", "dp", "ep") if kind in kinds] or (
-        ["an uneven shard or stage"] if row.steadiness == "persistent" else []
-    )
-
-
-def _evidence(
-    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, rows: NDArray[np.int64]
-) -> list[Evidence]:
-    """The messages by which the rank entered where it was latest, in order of time."""
-    rows = rows[inferred.entries.act[rows] < len(joined.transfers)]
-    amount = np.maximum(inferred.own.amount_ns[rows], 0)
-    most = np.sort(rows[np.argsort(-amount, kind="stable")[:SHOWN]])
-    return message_evidence(captures, joined, inferred.entries.act[most].tolist())
-
-
-def _capture_losses(captures: Sequence[CaptureTables]) -> Iterator[Finding]:
-    """What the capture file says it dropped, and what was acknowledged yet never captured."""
-    for tables in captures:
-        info = tables.info
-        # Of a sample nearly all is missing, and that is no loss.
-        missing = int(tables.flows["missing"].sum()) if len(tables.flows) and info.sampled is None else 0
-        lost = info.lost_packets or 0
-        if not lost and not missing:
+def judged(case: Case, found: set[str], reasons: dict[str, str]) -> list[Judged]:
+    """Each condition's state: silence and blindness must not look alike."""
+    rows = []
+    for name, row in TABLE.items():
+        if name in found:
+            rows.append(Judged(name, "found"))
             continue
-        share = max(lost, missing) / max(info.packets + max(lost, missing), 1)
-        parts = [f"{info.vantage} lost {lost} packets while capturing ({share:.2%})"] if lost else []
-        if missing:
-            what = "it never captured" if lost else f"{info.vantage} never captured"
-            parts.append(f"{missing} gaps in streams were acknowledged although {what} what fills them")
-        yield Finding(
-            id=0,
-            condition="capture_loss",
-            runbook="docs/report.md#capture_loss",
-            endpoints=[],
-            start_ns=None,
-            end_ns=None,
-            severity="warning" if share > LOSS_SHARE else "info",
-            confidence=1.0 if lost else 0.8,
-            summary=f"{'; '.join(parts)}.",
-            advice="Capture with a shorter snap length or a larger buffer; figures from here are less sure.",
-            alternatives=[] if lost else ["traffic that took another interface of the same node"],
-            evidence=[Evidence(info.id, (1, info.packets), "tcp.analysis.ack_lost_segment || infiniband")]
-            if info.packets
-            else [],
-        )
+        reason = f"cannot be seen: {row.why}" if not row.judged else unmet(case, name)
+        reason = reason or reasons.get(row.told_as or name)
+        if row.told_as in found:
+            reason = f"told as {row.told_as}: {row.why}"
+        if reason is not None:
+            rows.append(Judged(name, "not_judged", reason))
+        elif name == "straggler":
+            rows.append(_of_ranks(case))
+        else:
+            rows.append(Judged(name, "not_found"))
+    return rows
 
 
-def _untied(joined: Joined) -> Iterator[Finding]:
-    """One finding for all captures whose messages are left out."""
-    untied = [
-        clock.capture
-        for clock in joined.clocks
-        if clock.method == "none" and joined.captures[clock.capture].sampled is None
-    ]
-    if not untied:
-        return
-    names = [joined.captures[capture].vantage for capture in untied]
-    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-    yield Finding(
-        id=0,
-        condition="clock_untied",
-        runbook="docs/report.md#clock_untied",
-        endpoints=[],
-        start_ns=None,
-        end_ns=None,
-        severity="warning",
-        confidence=1.0,
-        summary=(
-            f"The clock of {shown} is tied to no other: its messages are left out."
-            if len(names) == 1
-            else f"The clocks of {shown} are tied to no other: their messages are left out."
-        ),
-        advice="Capture traffic between such a node and another that is captured too.",
-        evidence=[
-            Evidence(capture, (1, joined.captures[capture].packets), "frame")
-            for capture in untied
-            if joined.captures[capture].packets
-        ],
-    )
+def _of_ranks(case: Case) -> Judged:
+    """Nobody late, as far as verdicts were given."""
+    unknown = sum(row.verdict == "unknown" for row in case.result.lateness)
+    total = len(case.result.lateness)
+    if not total or unknown == total:
+        return Judged("straggler", "not_judged", "no rank's times are known well enough for a verdict")
+    reason = f"{unknown} of {total} endpoints could not be judged" if unknown else None
+    return Judged("straggler", "not_found", reason)

@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from dpuflow.findings.network import FEWEST, SHOWN, SMALL_SHARE, message_evidence
+from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
+from dpuflow.findings.evidence import SHOWN, message_evidence
+from dpuflow.findings.losses import FEWEST
 from dpuflow.quantities import name_of
-from dpuflow.results import Finding
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.results import Analysis
-    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.findings.case import Case
+    from dpuflow.results import Finding
     from dpuflow.verdicts.bulk import Bulk
 
 _PATHS = {
@@ -86,22 +86,20 @@ def wait_of(each: Bulk, first_ns: int) -> Wait:
     return Wait(begin - since, span - under_way, under_way, max(first_ns - begin - span, 0))
 
 
-def find_kv_bottlenecks(
-    captures: Sequence[CaptureTables], joined: Joined, bulk: Sequence[Bulk], result: Analysis
-) -> Iterator[Finding]:
+def find_kv_bottlenecks(case: Case) -> Iterator[Finding]:
     """One finding for each way that the network troubles, and one for all others together."""
     from statistics import median
 
+    result, bulk = case.result, case.inferred.bulk
     ways: dict[tuple[int, int] | None, list[Bulk]] = {}
     first_ns: dict[int, int] = {}
     for each, told in zip(bulk, result.transfers, strict=True):
         if each.waited and each.last and each.cache and told.first_token_ns is not None:
             ways.setdefault((each.src, each.dst) if each.path else None, []).append(each)
             first_ns[id(each)] = told.first_token_ns
-    span_ns = max(joined.end_ns - joined.start_ns, 1)
     for way, mine in ways.items():
         receivers = sorted({each.dst for each in mine})
-        share = sum(each.exposed_ns for each in mine) / (span_ns * len(receivers))
+        share = sum(each.exposed_ns for each in mine) / (case.span_ns * len(receivers))
         if len(mine) < FEWEST or share < SMALL_SHARE:
             continue
         sources = sorted({each.src for each in mine})
@@ -127,30 +125,23 @@ def find_kv_bottlenecks(
             f"{100 * part / max(sum(parts.values()), 1):.0f} % {_WHERE[name]}" for name, part in parts.items()
         )
         worst = sorted(mine, key=lambda each: -each.exposed_ns)[:SHOWN]
-        yield Finding(
-            id=0,
-            condition="kv_transfer_bottleneck",
-            runbook="docs/report.md#kv_transfer_bottleneck",
-            endpoints=[*receivers, *sources],
-            start_ns=min(each.idle_ns for each in mine),
-            end_ns=max(each.end_ns for each in mine),
-            severity="critical"
-            if path and side in ("transfer", "posting") and share >= CRITICAL_SHARE
-            else "warning",
-            confidence=0.9 if path else 0.8,
-            summary=(
-                f"{_listed(names[len(sources) :])} stood idle {len(mine)} times while pages"
-                f" (likely KV caches) came from {_listed(names[: len(sources)])}: {exposed_ms:.2f} ms in the"
-                f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s."
-                f" Of {total_ms:.2f} ms between two collectives (mean) {shares}. {because}"
-            ),
+        yield make_finding(
+            "kv_transfer_bottleneck",
+            [*receivers, *sources],
+            (min(each.idle_ns for each in mine), max(each.end_ns for each in mine)),
+            Cost(sum(each.exposed_ns for each in mine), share),
+            0.9 if path else 0.8,
+            f"{_listed(names[len(sources) :])} stood idle {len(mine)} times while pages"
+            f" (likely KV caches) came from {_listed(names[: len(sources)])}: {exposed_ms:.2f} ms in the"
+            f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s."
+            f" Of {total_ms:.2f} ms between two collectives (mean) {shares}. {because}",
             advice=advice,
             alternatives=[
                 "memory or PCIe of either host that cannot keep up with the link",
                 "a transfer engine that keeps too few pages under way",
                 *([] if path else ["a link shared with other traffic"]),
             ],
-            evidence=message_evidence(captures, joined, sorted(each.message for each in worst)),
+            evidence=message_evidence(case.captures, case.joined, sorted(each.message for each in worst)),
         )
 
 

@@ -9,41 +9,35 @@ from one operation to the next.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.entries import Rule
-from dpuflow.findings.network import message_evidence
+from dpuflow.findings.case import Cost, make_finding
+from dpuflow.findings.evidence import message_evidence
 from dpuflow.quantities import listed, name_of
-from dpuflow.results import Finding
 from dpuflow.schema.rows import NEVER, NONE32, Op
 from dpuflow.verdicts.pauses import TWICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dpuflow.findings.case import Case
     from dpuflow.matching import Instance
-    from dpuflow.results import Analysis
-    from dpuflow.schema.tables import CaptureTables, Joined, Rows
+    from dpuflow.results import Analysis, Finding
+    from dpuflow.schema.tables import Joined, Rows
     from dpuflow.verdicts import Inferred
 
 
-def find_hangs(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    inferred: Inferred,
-    result: Analysis,
-) -> Iterator[Finding]:
+def find_hangs(case: Case) -> Iterator[Finding]:
     """One finding for each group whose last operation some captured rank never entered, with who waits, or to
     which ranks came with other sizes."""
-    entries, until = inferred.entries, _captured_until(joined)
+    joined, inferred, instances, result = case.joined, case.inferred, case.instances, case.result
+    entries, until = inferred.entries, captured_until(joined)
     for group, members in enumerate(inferred.groups):
         numbers = np.flatnonzero(inferred.group_of == group)
-        spans = [_span(inferred, int(number)) for number in numbers]
+        spans = [span_of(inferred, int(number)) for number in numbers]
         seen = [(span, int(number)) for span, number in zip(spans, numbers, strict=True) if span is not None]
         if len(seen) < TWICE + 1:
             continue
@@ -59,7 +53,7 @@ def find_hangs(
         if missing:
             other = _other_operation(inferred, instances, number, left, missing)
         else:
-            other = _other_size(exchanges, instances[before], instances[number])
+            other = _other_size(case.exchanges, instances[before], instances[number])
         quiet = all(until.get(end, NEVER) >= ended + quiet_ns for end in members)
         if not (quiet and missing) and (missing or other is None):
             continue
@@ -77,26 +71,16 @@ def find_hangs(
                 f"{_names(result, missing)} {'has' if len(missing) == 1 else 'have'} not entered {text}, for"
                 f" {(until[missing[0]] - ended) / 1e9:.3g} s; {_names(result, waiting)} wait in it"
             )
-        found = Finding(
-            id=0,
-            condition="hang",
-            runbook="docs/report.md#hang",
-            endpoints=apart or missing,
-            start_ns=began,
-            end_ns=joined.end_ns,
-            severity="critical",
-            confidence=0.95,
-            summary=f"{summary}; the {len(seen) - 1} before it they all finished.",
-            advice=(
-                "Take stacks of the processes named first: they are stopped, wait for something else, or run"
-                " another operation than their peers."
-            ),
-            alternatives=["ranks that disagree on which operation comes next"],
-            evidence=message_evidence(captures, joined, acts[acts != NONE32][:3].tolist()),
+        stopped_ns = joined.end_ns - began
+        yield make_finding(
+            "hang" if other is None else "desync",
+            apart or missing,
+            (began, joined.end_ns),
+            Cost(stopped_ns * len(waiting), 1.0),  # of the time since then
+            0.95 if other is None else 0.9,
+            f"{summary}; the {len(seen) - 1} before it they all finished.",
+            evidence=message_evidence(case.captures, joined, acts[acts != NONE32][:3].tolist()),
         )
-        if other is not None:
-            found = replace(found, condition="desync", runbook="docs/report.md#desync", confidence=0.9)
-        yield found
 
 
 def _other_operation(
@@ -135,7 +119,7 @@ def _first_bytes(exchanges: Rows, instance: Instance) -> dict[int, int]:
     return dict(zip(rows["src"].tolist(), rows["bytes"].tolist(), strict=True))
 
 
-def _span(inferred: Inferred, number: int) -> tuple[int, int] | None:
+def span_of(inferred: Inferred, number: int) -> tuple[int, int] | None:
     """From the first to the last sign of a collective's ranks; None where nothing dates any."""
     rows = slice(*inferred.entries.offsets[number : number + 2].tolist())
     times = np.concatenate([inferred.entries.enter_ns[rows], inferred.entries.leave_ns[rows]])
@@ -143,7 +127,7 @@ def _span(inferred: Inferred, number: int) -> tuple[int, int] | None:
     return (int(times.min()), int(times.max())) if len(times) else None
 
 
-def _captured_until(joined: Joined) -> dict[int, int]:
+def captured_until(joined: Joined) -> dict[int, int]:
     """Until when each endpoint's own capture goes on, on the reference clock."""
     found: dict[int, int] = {}
     for capture, clock, ends in zip(joined.captures, joined.clocks, joined.local, strict=True):

@@ -151,14 +151,12 @@ def _talk(joined: Joined, ends: Sequence[int]) -> bool:
 def seen_until(joined: Joined) -> NDArray[np.int64]:
     """For each endpoint when the last message of a capture at its own node was, ns; NEVER without one."""
     transfers = joined.transfers
+    last = np.full(len(joined.local), NEVER)
+    for at, end in (("capture", "sent_end_ns"), ("arrival_capture", "arrived_end_ns")):
+        np.maximum.at(last, transfers[at], transfers[end])
     until = np.full(len(joined.endpoints), NEVER)
     for capture, local in enumerate(joined.local):
-        sent, came = transfers["capture"] == capture, transfers["arrival_capture"] == capture
-        last = max(
-            int(transfers["sent_end_ns"][sent].max(initial=NEVER)),
-            int(transfers["arrived_end_ns"][came].max(initial=NEVER)),
-        )
-        until[local] = np.maximum(until[local], last)
+        until[local] = np.maximum(until[local], last[capture])
     return until
 
 

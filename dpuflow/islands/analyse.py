@@ -282,16 +282,15 @@ def _tie(reads: Sequence[Read], nodes: Ints) -> None:
             kind = _of_nodes(first, nodes) if of_nodes else _in_part(first)
             if kind is None:
                 continue
-            alike = [
-                each
-                for each in left
-                if (_of_nodes(each, nodes) if of_nodes else _in_part(each)) == kind and _same(first, each)
-            ]
+            kin = [each for each in left if (_of_nodes(each, nodes) if of_nodes else _in_part(each)) == kind]
+            if of_nodes and kin:  # each goes through these nodes' GPUs, whatever was lost of one's operations
+                for each in (first, *kin):
+                    each.of_nodes = True
+            alike = [each for each in kin if _same(first, each)]
             if not alike:
                 continue
             for each in (first, *alike):
                 each.ties = number + np.arange(len(each.instances))
-                each.of_nodes = of_nodes
                 _lay_beside(each, first)
             if not of_nodes and first.instances[0].near is None:  # each carries channels of its own
                 for parts in zip(*(each.instances for each in (first, *alike)), strict=True):
@@ -303,17 +302,25 @@ def _tie(reads: Sequence[Read], nodes: Ints) -> None:
             break
 
 
-def _of_nodes(read: Read, nodes: Ints) -> frozenset[int] | None:
-    """The nodes of trees or chains that have one NIC of each on this island; None of anything else.
+def _of_nodes(read: Read, nodes: Ints) -> tuple[int, frozenset[int]] | None:
+    """How many nodes trees or chains go through that have one NIC of each on this island, and those of them
+    that were captured, for of others nobody knows which NICs are whose; None of anything else.
 
     Inside the nodes they go through all GPUs, so other NICs of the same nodes may carry other channels.
     """
     if not read.instances:
         return None
-    found = {frozenset(int(nodes[end]) for end in instance.order) for instance in read.instances}
+    captured = {int(nodes[end]) for ends in read.joined.local for end in ends}
+    found = {
+        (len(instance.order), frozenset(captured.intersection(nodes[instance.order].tolist())))
+        for instance in read.instances
+    }
     known = all(i.algorithm is not None and i.algorithm.name in _IN_NODES for i in read.instances)
     alone = all(len({int(nodes[end]) for end in i.order}) == len(i.order) for i in read.instances)
-    return found.pop() if len(found) == 1 and known and alone and len(read.instances[0].order) > 1 else None
+    if len(found) > 1 or not known or not alone or len(read.instances[0].order) < 2:
+        return None
+    kind = found.pop()
+    return kind if kind[1] else None
 
 
 def _in_part(read: Read) -> int | None:

@@ -12,8 +12,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpuflow.findings.build import late_in_turn, unit_name
-from dpuflow.results import Group
+from dpuflow.figures import list_attribution, list_operations, list_tax
+from dpuflow.findings.ranks import late_in_turn, unit_name
+from dpuflow.results import Group, Judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,9 +54,35 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
         ],
         pipelines=[row for each in islands for row in each.pipelines],
         transfers=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.transfers)],
+        requests=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.requests)],
+        loss_tax=[row for n in leading for row in islands[n].loss_tax],
+        decode=[row for n in leading for row in islands[n].decode],
+        network_cost=[row for each in islands for row in each.network_cost],
         limits=list(_limits(islands)),
     )
-    return replace(whole, findings=list(_findings(islands, chosen, whole)))
+    whole.operations, whole.attribution = list(list_operations(whole)), list(list_attribution(whole))
+    whole.tax = list(list_tax(whole))
+    found = list(_findings(islands, chosen, whole))
+    return replace(whole, findings=found, judged=list(_judged(islands, found)))
+
+
+def _judged(islands: Sequence[Analysis], found: Sequence[Finding]) -> Iterator[Judged]:
+    """Of each condition what the island says that saw most of it."""
+    told = {row.condition for row in found} | {part.condition for row in found for part in row.consists_of}
+    for rows in zip(*(each.judged for each in islands), strict=True):
+        best = next(
+            (row for state in ("not_found", "not_judged") for row in rows if row.state == state), rows[0]
+        )
+        yield Judged(best.condition, "found") if best.condition in told else best
+
+
+def numbers_of(ties: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of each island's collectives their numbers in the one result: in order, an operation's parts as one."""
+    seen: dict[tuple[int, int], int] = {}
+    return [
+        [seen.setdefault((-1, tie) if tie >= 0 else (island, row), len(seen)) for row, tie in enumerate(tied)]
+        for island, tied in enumerate(ties)
+    ]
 
 
 def _group_of(members: Sequence[int], groups: Sequence[Group]) -> int:
@@ -88,10 +115,10 @@ def _collectives(
     of_nodes: Sequence[bool],
     node: dict[int, int | None],
 ) -> tuple[list[Group], list[Collective]]:
-    parts: dict[tuple[int, int], list[tuple[int, Collective]]] = {}
-    for number, (each, tied) in enumerate(zip(islands, ties, strict=True)):
-        for row, tie in zip(each.collectives, tied, strict=True):
-            parts.setdefault((-1, tie) if tie >= 0 else (number, row.id), []).append((number, row))
+    parts: dict[int, list[tuple[int, Collective]]] = {}
+    for number, (each, numbers_) in enumerate(zip(islands, numbers_of(ties), strict=True)):
+        for row, of_result in zip(each.collectives, numbers_, strict=True):
+            parts.setdefault(of_result, []).append((number, row))
     groups: list[Group] = []
     numbers: dict[tuple[object, ...], int] = {}
     found: list[Collective] = []
@@ -116,7 +143,8 @@ def _one(parts: Sequence[Collective], of_nodes: bool, node: dict[int, int | None
     ranks: dict[int, list[RankEntry]] = {}
     for rank in (rank for part in parts for rank in part.ranks):
         own = node[rank.endpoint] if of_nodes else None
-        ranks.setdefault(rank.endpoint if own is None else own, []).append(replace(rank, node=own))
+        said = _untold(rank) if of_nodes and own is None else replace(rank, node=own)
+        ranks.setdefault(rank.endpoint if own is None else own, []).append(said)
     if of_nodes:
         size = None if None in sizes else sum(part.bytes or 0 for part in parts)
     else:
@@ -132,6 +160,12 @@ def _one(parts: Sequence[Collective], of_nodes: bool, node: dict[int, int | None
         complete=all(part.complete for part in parts),
         ranks=[_best(ranks[end]) for end in sorted(ranks)],
     )
+
+
+def _untold(rank: RankEntry) -> RankEntry:
+    """Of a GPU of a node that nobody captured: its message may have waited for any other of that node."""
+    why = "its node was not captured, and each of that node's GPUs may have kept its message"
+    return replace(rank, enter_ns=None, lateness_ns=None, error_ns=None, bound="unobservable", why=why)
 
 
 def _best(entries: Sequence[RankEntry]) -> RankEntry:
@@ -212,15 +246,17 @@ def _findings(
     if late:
         parts = [row for row, _ in turns]
         summary = late_in_turn(late, whole) if len(late) > 1 else parts[0].summary
-        critical = any(part.severity == "critical" for part in parts)
+        severity = max((part.severity for part in parts), key=("info", "warning", "critical").index)
         one = replace(
             parts[0],
             endpoints=list(dict.fromkeys(end for unit in late for end in ends_of(unit))),
             start_ns=min((p.start_ns for p in parts if p.start_ns is not None), default=None),
             end_ns=max((p.end_ns for p in parts if p.end_ns is not None), default=None),
-            severity="critical" if critical else "warning",
+            severity=severity,
             confidence=min(part.confidence for part in parts),
             summary=summary,
+            cost_ns=sum(unit.caused_wait_ns or 0 for unit in late),
+            cost_share=max((part.cost_share for part in parts if part.cost_share is not None), default=None),
             evidence=[part.evidence[0] for part in parts if part.evidence],
         )
         found.insert(0, one)

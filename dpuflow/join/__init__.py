@@ -7,7 +7,7 @@ that, ``doubled`` counts once what a capture holds twice, ``sampled`` sets sampl
 """
 
 from dpuflow.join.doubled import count_once
-from dpuflow.join.sampled import set_aside_samples
+from dpuflow.join.sampled import left_out, set_aside_samples
 from dpuflow.join.transfers import join
 
-__all__ = ["count_once", "join", "set_aside_samples"]
+__all__ = ["count_once", "join", "left_out", "set_aside_samples"]

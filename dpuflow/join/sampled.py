@@ -53,6 +53,16 @@ def set_aside_samples(captures: Sequence[CaptureTables]) -> tuple[list[CaptureTa
     return kept, list(_sentences(names, found))
 
 
+def left_out(captures: Sequence[CaptureTables]) -> list[str]:
+    """What captures say themselves of packets that they left out: a sentence for each."""
+    return [
+        f"{tables.info.vantage}: an agent short of CPU or memory followed a part of all pairs of hosts:"
+        f" {count:,} packets of the others were left out. Of those pairs nothing is told."
+        for tables in captures
+        if (count := tables.info.skipped.get("sampled_out", 0))
+    ]
+
+
 def _sentences(names: Sequence[str], found: Sequence[Sample | None]) -> Iterator[str]:
     """What such captures are, and what they can show."""
     for even in (True, False):

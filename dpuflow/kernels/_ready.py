@@ -121,9 +121,12 @@ beside: dict[str, subprocess.Popen[bytes]] = {}
 
 def compile_beside(module: str, name: str) -> None:
     """Have a process of its own compile a kernel that will be needed next; Numba's cache hands it over."""
+    key = f"{module}.{name}".replace(".", "_")
+    if key in beside:
+        return
     code = f"from {module} import {name}; {name}.dispatcher"
     with suppress(OSError):
-        beside[f"{module}.{name}".replace(".", "_")] = subprocess.Popen(
+        beside[key] = subprocess.Popen(
             [sys.executable, "-c", code], env=os.environ | {"DPUFLOW_NUMBA": "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """How far a hypothesis explains streams of messages, in counts and sizes and in time.
 
 In: streams (rows of EXCHANGE by edge, HOLE -1 where one is known to be missing), a schedule as arrays
-(``schedules.plans``). Message m of edge e in collective c is one of ``cuts`` segments each.
+(``schedules.graph``). Message m of edge e in collective c is one of ``cuts`` segments each.
 """
 
 from __future__ import annotations

@@ -258,28 +258,38 @@ def _move_plain(cells, base, mark, mask, latest, earliest, out, at, state, seen)
     return at
 
 
-@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8, i8[:, ::1], i8, i8, i8, u1[::1], i8, i8[::1], u1[::1]))
+@kernel(i8(u1[::1], u1[::1], i8, i8[:, ::1]))
+def positions(producer, cells, stride, marks):  # type: ignore[no-untyped-def]
+    """How far the programs have written: of each cell into its row of ``marks``; of the kernel's ring.
+
+    A clock that is read after this is later than the stamp of whatever lies before these positions.
+    """
+    for k in range(len(marks)):
+        marks[k, 1] = acquire64(cells, k * stride + _HEAD)
+    # Last, so that whatever a program put here before it put something into its cell is seen.
+    return acquire64(producer, 0)
+
+
+@kernel(i8(u1[::1], u1[::1], i8, u1[::1], i8, i8, i8[:, ::1], i8, i8, i8, i8, u1[::1], i8, i8[::1], u1[::1]))
 def drain(  # type: ignore[no-untyped-def]
-    consumer, producer, size, cells, stride, cell_size, marks, limit, earliest, now, out, at, state, seen
+    consumer, producer, size, cells, stride, cell_size, marks, end, limit, earliest, now, out, at, state, seen
 ):
     """Move records older than ``limit`` to ``out`` from ``at`` on; where they end.
 
     ``consumer`` is the kernel ring's page with the reader's position; ``producer`` the page with the
     writer's, and after it the ring of ``size`` bytes, twice. ``cells``: ``len(marks)`` cells, one each
-    ``stride`` bytes, with rings of ``cell_size``; ``marks``, a row of three for each, is room to work. Within
+    ``stride`` bytes, with rings of ``cell_size``; ``marks`` and ``end`` are from ``positions``. Within
     a ring order stays; between rings the older record goes first. Stamps before ``earliest`` and after
     ``now`` cannot be: such records get the last time before ``limit``, and are counted. ``out`` has SLACK
     bytes more than it is to hold. ``seen``: one byte for each value of the upper 16 bits of a flow's hash.
     """
     room, count, instead = len(out) - SLACK, len(marks), min(limit - 1, now)
     for k in range(count):
-        marks[k, 0], marks[k, 1] = le64(cells, k * stride + _TAIL), acquire64(cells, k * stride + _HEAD)
-        marks[k, 2] = _NEVER
+        marks[k, 0], marks[k, 2] = le64(cells, k * stride + _TAIL), _NEVER
         if marks[k, 0] < marks[k, 1]:
             record = k * stride + _CELL + (marks[k, 0] & cell_size - 1)
             marks[k, 2] = _time_of(cells, record, earliest, now, instead)
-    # Last, so that whatever a program put here before it put something into its cell is seen.
-    first, end = len(consumer), acquire64(producer, 0)
+    first = len(consumer)
     here = _behind_given_up(producer, first, size, le64(consumer, 0), end)
     kept, full = _time_of_next(producer, first, size, here, end, earliest, now, instead), False
     while state[D_LEFT] > 0 and not full:

@@ -139,9 +139,7 @@ class _Socket:
         except OSError as error:
             self._socket.close()
             if error.errno == errno.ENOMEM:
-                raise DpuflowError(
-                    "the kernel has no memory for the ring: choose a smaller --buffer"
-                ) from None
+                raise DpuflowError("no memory for the ring: use a smaller --buffer") from None
             raise DpuflowError(f"{interface.name}: no packet ring ({error.strerror})") from None
         self._bytes: Bytes = np.frombuffer(self._area, np.uint8)
 

@@ -94,18 +94,18 @@ def link(program: int, ifindex: int, name: str, hook: str) -> Link:
 def _link_error(number: int, name: str, hook: str) -> DpuflowError:
     last_words()
     if number == errno.EBUSY or number == errno.EEXIST:
-        return DpuflowError(f"{name}: another XDP program is attached, which is left alone: take --hook tcx")
+        return DpuflowError(f"{name}: another XDP program is attached: use --hook tcx")
     if number == errno.EOPNOTSUPP and hook == "xdp":
-        return MissingError(f"{name}: its driver has no native XDP: take --hook xdp-generic or tcx")
+        return MissingError(f"{name}: the driver has no native XDP: use --hook xdp-generic or tcx")
     if number in (errno.EINVAL, errno.EOPNOTSUPP):
-        return MissingError(f"{name}: this kernel has no {hook.split('-')[0]} links: take --hook clsact")
+        return MissingError(f"{name}: this kernel has no {hook.split('-')[0]} links: use --hook clsact")
     if number == errno.ERANGE:
-        return DpuflowError(f"{name}: its MTU is too large for this XDP program: take --hook tcx")
+        return DpuflowError(f"{name}: the MTU is too large for this XDP program: use --hook tcx")
     if number == errno.ENODEV:
-        return DpuflowError(f"{name}: there is no such interface any more")
+        return DpuflowError(f"{name}: the interface is gone")
     if number == errno.EPERM:
         return MissingError(f"{name}: attaching needs CAP_NET_ADMIN")
-    return DpuflowError(f"{name}: the {hook} program cannot be attached ({os.strerror(number)})")
+    return DpuflowError(f"{name}: cannot attach the {hook} program ({os.strerror(number)})")
 
 
 def claim(ifindex: int, name: str) -> socket.socket:
@@ -120,7 +120,7 @@ def claim(ifindex: int, name: str) -> socket.socket:
     except OSError:
         held.close()
         raise DpuflowError(
-            f"{name}: another dpuflow is capturing there by clsact filters: end it, or take --hook tcx"
+            f"{name}: another dpuflow is capturing there through clsact: stop it, or use --hook tcx"
         ) from None
     return held
 
@@ -132,7 +132,7 @@ def add_filter(program: int, ifindex: int, name: str, outbound: bool) -> Filter:
     made = lib.bpf_tc_hook_create(ctypes.byref(hook))
     if made < 0 and made != -errno.EEXIST:
         last_words()
-        raise DpuflowError(f"{name}: no clsact can be added ({os.strerror(-made)})")
+        raise DpuflowError(f"{name}: cannot add clsact ({os.strerror(-made)})")
     remove_filter(ifindex, outbound)  # of a dpuflow that was killed
     return _put_filter(program, ifindex, name, outbound, 0)
 
@@ -145,7 +145,7 @@ def _put_filter(program: int, ifindex: int, name: str, outbound: bool, flags: in
     status = library().bpf_tc_attach(ctypes.byref(hook), ctypes.byref(options))
     if status < 0:
         last_words()
-        raise DpuflowError(f"{name}: the clsact filter cannot be added ({os.strerror(-status)})")
+        raise DpuflowError(f"{name}: cannot add the clsact filter ({os.strerror(-status)})")
     return Filter(ifindex, name, outbound, options.program_id)
 
 

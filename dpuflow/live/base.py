@@ -40,12 +40,16 @@ class Interface:
     loopback: bool = False
     """What goes out comes in again: inbound alone has each packet once."""
 
+    def called(self) -> str | None:
+        """What it is called now: it may have been renamed. None: it is gone, whatever has its name."""
+        try:
+            return socket.if_indextoname(self.index)
+        except OSError:
+            return None
+
     def exists(self) -> bool:
         """Whether it is still there, and still the same one."""
-        try:
-            return socket.if_nametoindex(self.name) == self.index
-        except OSError:
-            return False
+        return self.called() is not None
 
 
 class Backend(Protocol):
@@ -102,11 +106,11 @@ def find_interface(name: str) -> Interface:
         index = socket.if_nametoindex(name)
     except OSError:
         known = ", ".join(sorted(each for _, each in socket.if_nameindex()))
-        raise DpuflowError(f"{name or repr(name)}: there is no such interface; there are {known}") from None
+        raise DpuflowError(f"{name or repr(name)}: no such interface; this machine has {known}") from None
     kind, mac = _hardware(name)
     if kind not in _ETHERNET_TYPES:
         raise DpuflowError(
-            f"{name}: not an Ethernet interface (ARPHRD type {kind}); those alone are captured"
+            f"{name}: not an Ethernet interface (ARPHRD type {kind}); only Ethernet is captured"
         )
     return Interface(name, index, mac, loopback=kind == _LOOPBACK)
 

@@ -77,7 +77,7 @@ def open_backend(options: LiveOptions, backend: str = "ebpf") -> Backend:
         from dpuflow.live.psample import SampleCapture
 
         return SampleCapture(options)
-    raise OptionError(f"{backend!r} is no backend: {', '.join(BACKENDS)}")
+    raise OptionError(f"{backend!r} is not a backend: {', '.join(BACKENDS)}")
 
 
 class LiveCapture:
@@ -186,7 +186,7 @@ class LiveCapture:
         return 0.0 if self._closed else self.backend.ring_share()
 
     def switch(
-        self, *, mode: str | None = None, sample: int | None = None, snaplen: int | None = None
+        self, *, mode: str | None = None, sample: float | None = None, snaplen: int | None = None
     ) -> None:
         """Go on with another mode, sampling (of 2^sample pairs of hosts one) or snap length; None: as it is.
 
@@ -241,11 +241,12 @@ class LiveCapture:
         step = backend.clock.check()
         if step and not self._warnings:
             self._warnings.append(
-                f"the wall clock was set by {step / 1e9:+.3f} s during the capture; {backend.clock.stepped}"
+                f"the wall clock was stepped by {step / 1e9:+.3f} s during the capture;"
+                f" {backend.clock.stepped}"
             )
         gone = [interface.name for interface in backend.interfaces if not interface.exists()]
         if gone:
-            self._reason = f"{', '.join(gone)}: the interface is gone; what came before is kept"
+            self._reason = f"{', '.join(gone)}: the interface is gone; everything captured before is kept"
 
     def _count(self) -> list[dict[str, int]]:
         """The COUNTERS of each interface and its NIC_NAMES, since the start."""

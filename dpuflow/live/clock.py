@@ -42,7 +42,7 @@ def read_clocks() -> ClockReading:
 class StampClock:
     """The offset that stamps get, and whether the wall clock has been set since."""
 
-    stepped = "stamps follow it as it was before"
+    stepped = "timestamps keep to the old time"
 
     def __init__(self) -> None:
         self.start = read_clocks()
@@ -63,13 +63,13 @@ class StampClock:
 
     def _ahead(self) -> str:
         seconds = round((self.start.tai_ns - self.start.real_ns) / 1e9)
-        return f"TAI is {seconds} s ahead of it{'' if seconds else ' (nobody told the kernel)'}"
+        return f"TAI is {seconds} s ahead of it{'' if seconds else ' (not set in the kernel)'}"
 
 
 class WallClock(StampClock):
     """The same where the kernel stamps with CLOCK_REALTIME, which follows whoever sets it."""
 
-    stepped = "so were the stamps"
+    stepped = "so did the timestamps"
 
     def text(self) -> str:
         """How stamps relate to wall time, for the file."""

@@ -36,7 +36,7 @@ class Compiled:
             self.fds = {name: int(self._module.load_func(name, kind).fd) for name, kind in kinds.items()}
         except Exception as error:  # bcc raises nothing else
             raise DpuflowError(
-                f"bcc cannot make the programs ({error}): it needs the headers of some kernel"
+                f"bcc cannot compile the programs ({error}): it needs kernel headers"
                 " (apt-get install linux-headers-amd64, or -arm64)"
             ) from None
 
@@ -48,7 +48,7 @@ class Compiled:
 def source_text(settings: NDArray[np.void], maps: dict[str, int]) -> str:
     """packets.bpf.c with its headers, settings and maps written in. Raises MissingError."""
     if not SOURCES.is_dir():
-        raise MissingError(f"{SOURCES} is not there: --backend bcc compiles the programs' sources")
+        raise MissingError(f"{SOURCES} not found: --backend bcc compiles the programs from source")
     row = settings[0]
     values = ", ".join(f".{name} = {_literal(row[name])}" for name in ring.SETTINGS.dtype.names or ())
     defines = {

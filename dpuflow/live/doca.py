@@ -51,7 +51,9 @@ def find_card(name: str) -> tuple[Card, str]:
     interface = find_interface(name)
     address = os.path.basename(os.path.realpath(f"/sys/class/net/{name}/device"))
     if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address):
-        raise OptionError(f"{name}: belongs to no PCI device; name the card's uplink (p0) or its PCI address")
+        raise OptionError(
+            f"{name}: is not the interface of a PCI device; name the card's uplink (p0) or its PCI address"
+        )
     return Card(interface.name, interface.index, interface.mac), address
 
 
@@ -75,12 +77,12 @@ class DocaCapture:
         """Set up. Raises OptionError, MissingError, DpuflowError; nothing stays then."""
         if len(options.interfaces) != 1:
             raise OptionError(
-                "--backend doca captures from one card at a time: start a process for each other one"
+                "--backend doca captures from one card: start another process for the next card"
             )
         if options.mode != "packets":
-            raise OptionError("--backend doca has packets mode alone")
+            raise OptionError("--backend doca supports packets mode only")
         if not copied_protocols(options):
-            raise OptionError("--backend doca copies RoCEv2, TCP or any IP: choose one of them")
+            raise OptionError("--backend doca copies RoCEv2, TCP or any IP: choose one")
         card, address = find_card(options.interfaces[0])
         self.interfaces: list[Interface] = [card]
         self.clock: StampClock = _CopyClock()
@@ -163,7 +165,9 @@ class DocaCapture:
             or wanted[kernel.P_SNAPLEN] > self._wanted[kernel.P_SNAPLEN]
             or (self._taken.qps and not set(options.qps or (-1,)) <= set(self._taken.qps))
         ):
-            raise OptionError("the card copies less than that: end this capture, and begin another one")
+            raise OptionError(
+                "the card was told to copy less than that: stop this capture and start a new one"
+            )
         self._wanted = wanted
 
     def detach(self) -> None:

@@ -49,14 +49,11 @@ def load_adapter() -> tuple[Any, Any]:
         from cffi import FFI
     except ImportError:
         raise MissingError(
-            "the DOCA backend needs the Python package cffi: pip install '.[doca]' in dpuflow's"
-            " checkout brings it"
+            "the DOCA backend needs the Python package cffi: pip install '.[doca]' in the dpuflow checkout"
         ) from None
     path = adapter_path()
     if not path.is_file():
-        raise MissingError(
-            f"{path} is not there: make it with `make doca` on the card itself, where the DOCA SDK is"
-        )
+        raise MissingError(f"{path} not found: build it with `make doca` on the card, where the DOCA SDK is")
     ffi = FFI()
     ffi.cdef(doca_abi.DECLARATIONS)
     try:
@@ -67,8 +64,8 @@ def load_adapter() -> tuple[Any, Any]:
         raise MissingError(f"{path} cannot be loaded: {error}") from None
     if facts.abi != doca_abi.ABI:
         raise MissingError(
-            f"{path} was made for another version of dpuflow (its interface is {facts.abi}, not"
-            f" {doca_abi.ABI}): make it anew with `make doca`"
+            f"{path} was built for another version of dpuflow (interface {facts.abi}, not"
+            f" {doca_abi.ABI}): rebuild it with `make doca`"
         )
     return library, ffi
 
@@ -98,7 +95,7 @@ def representor(name: str) -> str:
         if found:
             return kind + (str(int(found[1])) if found.groups() else "")
     raise OptionError(
-        f"{name!r} is no representor: hpf or pf0hpf is the host, vf3 or pf0vf3 its function 3, sf7 or"
+        f"{name!r} is not a representor: hpf or pf0hpf is the host, vf3 or pf0vf3 its function 3, sf7 or"
         " en3f0pf0sf7 the scalable function 7"
     )
 
@@ -123,7 +120,7 @@ class Session:
 
         self._library, self._ffi = load_adapter()
         if taken := taken_by(Machine()):
-            raise DpuflowError(f"{address}: the eSwitch is taken: {taken}")
+            raise DpuflowError(f"{address}: the eSwitch is in use: {taken}")
         wanted = options.doca
         settings = self._ffi.new("struct dpuflow_doca_options *")
         settings.abi, settings.bytes = doca_abi.ABI, self._ffi.sizeof("struct dpuflow_doca_options")

@@ -46,7 +46,7 @@ def examine(interfaces: list[str]) -> list[Check]:
         if works
         else "works with --backend afpacket"
         if packet.met
-        else "does not work here; see above",
+        else "does not work on this machine; see above",
         needed=True,
     )
     return [
@@ -95,9 +95,9 @@ def _kernel() -> Check:
     numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in release.split(".")[:2]]
     old = tuple(numbers) < (5, 8)
     btf = "with" if os.path.exists("/sys/kernel/btf/vmlinux") else "without"
-    text = f"Linux {release}, {os.uname().machine}, {btf} BTF (which is not needed)"
+    text = f"Linux {release}, {os.uname().machine}, {btf} BTF (not needed)"
     return Check(
-        "kernel", not old, text + ("; eBPF capture needs 5.8: take --backend afpacket" if old else "")
+        "kernel", not old, text + ("; eBPF capture needs 5.8 or later: use --backend afpacket" if old else "")
     )
 
 
@@ -107,9 +107,7 @@ def _privileges() -> Check:
     missing = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
     if held >> _SYS_ADMIN & 1:
         missing = [name for name in missing if name not in ("CAP_BPF", "CAP_PERFMON")]
-    return Check(
-        "privileges", not missing, f"missing: {', '.join(missing)}" if missing else "all that is needed"
-    )
+    return Check("privileges", not missing, f"missing: {', '.join(missing)}" if missing else "sufficient")
 
 
 def _in_own_network(attempt: Callable[[], str]) -> str:
@@ -118,7 +116,7 @@ def _in_own_network(attempt: Callable[[], str]) -> str:
     child = os.fork()
     if child == 0:
         try:
-            words = "+" + attempt() if _leave_network() else "+not tried: that needs CAP_SYS_ADMIN"
+            words = "+" + attempt() if _leave_network() else "+not tried: needs CAP_SYS_ADMIN"
         except DpuflowError as error:
             words = "-" + str(error)
         except BaseException as error:
@@ -143,14 +141,14 @@ def _libbpf() -> str:
     from dpuflow.live.libbpf import library
 
     library()
-    return "libbpf.so.1 is there"
+    return "libbpf.so.1 found"
 
 
 def _programs() -> str:
     from dpuflow.live.ebpf import load_once
 
     load_once()
-    return "the eBPF programs are there and the kernel takes them"
+    return "the eBPF programs load"
 
 
 def _hook(hook: str) -> str:
@@ -174,7 +172,7 @@ def _interface(name: str) -> Check:
         find_interface(name)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             up = "" if _is_up(control, name) else ", but is down"
-        return f"can be captured from{up}; {_stamps(name)}"
+        return f"can be captured{up}; {_stamps(name)}"
 
     return replace(_tried(name, look), needed=True)
 
@@ -193,10 +191,10 @@ def _stamps(name: str) -> str:
 
     clock = clock_of(name)
     if clock is None:
-        return "the kernel stamps packets"
+        return "timestamps by the kernel"
     if stamps_what_comes(name):
-        return f"its NIC stamps received packets (/dev/ptp{clock})"
-    return f"the kernel stamps packets; the NIC's clock /dev/ptp{clock} can (hwstamp_ctl -i {name} -r 1)"
+        return f"received packets are timestamped by the NIC (/dev/ptp{clock})"
+    return f"timestamps by the kernel; the NIC (/dev/ptp{clock}) can do it: hwstamp_ctl -i {name} -r 1"
 
 
 def _is_up(control: socket.socket, name: str) -> bool:
@@ -214,7 +212,7 @@ def _clock() -> Check:
     return Check(
         "clock",
         True,
-        f"read within {reading.error_ns} ns; TAI is {ahead} s ahead of UTC, as the kernel knows it",
+        f"read to within {reading.error_ns} ns; TAI - UTC is {ahead} s in the kernel",
     )
 
 
@@ -224,11 +222,11 @@ def _leftovers() -> Check:
     try:
         found = leftovers()
     except DpuflowError:
-        return Check("leftovers", True, "none can be there without libbpf")
+        return Check("leftovers", True, "none (no libbpf)")
     if found:
         return Check(
             "leftovers",
             False,
-            f"filters of dpuflow at {', '.join(found)}: dpuflow doctor --clean removes them",
+            f"stale dpuflow filters on {', '.join(found)}: dpuflow doctor --clean removes them",
         )
     return Check("leftovers", True, "none")

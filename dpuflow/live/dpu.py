@@ -67,7 +67,7 @@ def examine(isolated: Callable[[Callable[[], str]], str], root: Path = Path("/")
     filters = _filters(machine, isolated)
     ovs = _ovs(machine)
     left = base.leftovers()
-    told = f"{len(left)} left by killed processes: dpuflow doctor --clean undoes them"
+    told = f"{len(left)} left behind by killed processes: dpuflow doctor --clean undoes them"
     machine.say("mirrors", not left, told if left else "none left behind")
     machine.say("way", True, _way(bool(cards), doca, ovs, filters))
     return machine.lines
@@ -83,10 +83,10 @@ def _cards(machine: Machine) -> list[str]:
             if kind and machine.read(f"{at}/vendor") == _VENDOR:
                 found.append((folder.name, kind))
     if not found:
-        machine.say("card", False, "no BlueField here: --backend doca and mirror tc need one")
+        machine.say("card", False, "no BlueField found: --backend doca and mirror tc need one")
         return []
     arm = bool(machine.read("etc/mlnx-release"))
-    where = "on its Arm cores" if arm else "seen from the host, which captures what is its own"
+    where = "on its Arm cores" if arm else "seen from the host, which captures only its own traffic"
     machine.say("card", arm, f"{found[0][1]}, {', '.join(address for address, _ in found)}, {where}")
     return [address for address, _ in found]
 
@@ -97,21 +97,22 @@ def _mode(machine: Machine, address: str) -> bool:
     values = dict(line.split()[:2] for line in told.splitlines() if line.strip().startswith("INTERNAL_CPU"))
     if values.get("INTERNAL_CPU_MODEL", "").startswith("SEPARATED"):
         return machine.say(
-            "mode", False, "separated host: whether the Arm cores see its traffic is not known"
+            "mode", False, "separated host mode: whether the Arm cores see the host's traffic is unknown"
         )
     if values.get("INTERNAL_CPU_OFFLOAD_ENGINE", "").startswith("DISABLED"):
         return machine.say(
             "mode",
             False,
-            "NIC mode: the host owns the eSwitch; capture there, or set DPU mode and power-cycle",
+            "NIC mode: the Arm cores see no traffic; capture at the switch or from the RDMA device, or set"
+            " DPU mode and power-cycle",
         )
     if values.get("INTERNAL_CPU_MODEL"):
         return machine.say("mode", True, "DPU mode")
     there = any((machine.root / "sys/class/net").glob("pf*hpf"))
     return machine.say(
         "mode", there,
-        "DPU mode, as the host's representor is there" if there
-        else "not DPU mode, as there is no representor of the host (pf0hpf); mlxconfig would tell",
+        "DPU mode (the host's representor is present)" if there
+        else "not DPU mode: no host representor (pf0hpf); check with mlxconfig",
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def _switchdev(machine: Machine, address: str) -> bool:
 def _owner(machine: Machine) -> bool:
     """Whether nobody else has taken the eSwitch by DOCA Flow or DPDK."""
     taken = taken_by(machine)
-    return machine.say("eswitch", taken is None, taken or "nobody has taken it but the kernel")
+    return machine.say("eswitch", taken is None, taken or "free (used by the kernel only)")
 
 
 def taken_by(machine: Machine) -> str | None:
@@ -138,11 +139,11 @@ def taken_by(machine: Machine) -> str | None:
         '"', ""
     )
     if "doca-init=true" in told:
-        return "OVS-DOCA owns it: take mirror ovs, not --backend doca"
+        return "OVS-DOCA owns it: use mirror ovs, not --backend doca"
     for file in sorted((machine.root / "etc/kubelet.d").glob("*hbn*")):
-        return f"HBN owns it ({file.name}): take what it offers"
+        return f"HBN owns it ({file.name}): use HBN's own mirroring"
     if _locked(machine.root / "var/run/dpdk/rte/config"):
-        return "a DPDK or DOCA program is running: end it for --backend doca"
+        return "a DPDK or DOCA program is running: stop it to use --backend doca"
     return None
 
 
@@ -208,14 +209,14 @@ def _try_filters() -> str:
 
 def _ovs(machine: Machine) -> bool:
     if not any(os.access(Path(folder, "ovs-vsctl"), os.X_OK) for folder in os.get_exec_path()):
-        machine.say("ovs", False, "no ovs-vsctl: Open vSwitch is not here")
+        machine.say("ovs", False, "no ovs-vsctl: Open vSwitch is not installed")
         return False
     try:
         asked = run(("ovs-vsctl", "--timeout=3", "list-br"))
     except (DpuflowError, subprocess.SubprocessError) as error:
         return machine.say("ovs", False, str(error))
     if asked.returncode:
-        return machine.say("ovs", False, "Open vSwitch is installed, but does not run")
+        return machine.say("ovs", False, "Open vSwitch is installed, but not running")
     told = machine.ask("ovs-vsctl", "--timeout=3", "get", "Open_vSwitch", ".", "other_config").replace(
         '"', ""
     )

@@ -72,7 +72,7 @@ class EbpfCapture:
 
     def _checked(self, options: LiveOptions) -> LiveOptions:
         if self.name == "bcc" and options.mode != "packets":
-            raise OptionError("--backend bcc has packets mode alone")
+            raise OptionError("--backend bcc supports packets mode only")
         return options
 
     def _watch(self) -> Callable[[], None]:
@@ -82,10 +82,12 @@ class EbpfCapture:
 
     def read(self, out: Bytes, at: int) -> int:
         """Move what is in the ring to ``out`` from ``at`` on, as much as fits; where it ends."""
-        now = time.monotonic_ns() + self.clock.start.real_ns
-        return self.ring.drain(
-            out, at, self.tally, now - self._guard_ns if self._attached else ALL, now + STEP_NS
-        )
+        self._wall.look()  # under load nobody waits
+        limit = self._now() - self._guard_ns if self._attached else ALL
+        return self.ring.drain(out, at, self.tally, limit, lambda: self._now() + STEP_NS)
+
+    def _now(self) -> int:
+        return time.monotonic_ns() + self.clock.start.real_ns
 
     def wait(self, seconds: float) -> None:
         """Sleep, and follow the wall clock when it is set."""

@@ -15,7 +15,7 @@ from dpuflow.live.options import address_words
 from dpuflow.wire.headers import ROCE_V2_PORT
 
 POSSIBLE: Final = (
-    "possible are roce, tcp, any, host ADDR, port N, qp N and vlan N, joined by and, with alternatives"
+    "supported: roce, tcp, any, host ADDR, port N, qp N and vlan N, joined by and; alternatives"
     ' of one kind in parentheses: "roce and (host 10.0.0.1 or host 10.0.0.2) and qp 17"'
 )
 
@@ -78,7 +78,7 @@ def translate(text: str) -> Wanted:
         clauses.append(_clause(words))
     if words.peek() in ("or", "||"):
         if len(clauses) > 1:
-            raise _refused("put parentheses around alternatives that stand beside and")
+            raise _refused("put parentheses around alternatives next to and")
         words = _Reader(f"({text})")
         clauses = [_clause(words)]
     if words.peek():
@@ -94,11 +94,11 @@ def _clause(words: _Reader) -> _Term:
     while words.took("or", "||"):
         terms.append(_clause(words))
     if words.peek() in ("and", "&&"):
-        raise _refused("and within parentheses is not possible")
+        raise _refused("and within parentheses is not supported")
     if not words.took(")"):
-        raise _refused("a parenthesis is not closed")
+        raise _refused("unclosed parenthesis")
     if len({term.what() for term in terms}) > 1:
-        raise _refused("alternatives of several kinds are not possible")
+        raise _refused("alternatives of different kinds are not supported")
     kinds: _Kinds = {}
     for term in terms:
         for kind, values in (term.kinds or {}).items():
@@ -129,7 +129,7 @@ def _term(words: _Reader) -> _Term:
         if word == "tcp" and words.peek() != "port":
             return _Term(kinds={"tcp": _All})
         if word == "udp" and words.peek() != "port":
-            raise _refused("of UDP RoCEv2 alone is captured, which is roce")
+            raise _refused("the only UDP captured is RoCEv2: write roce")
         if word != "port":
             words.next()
         port = _number(words, "port")
@@ -137,9 +137,9 @@ def _term(words: _Reader) -> _Term:
         if port == ROCE_V2_PORT and word != "tcp":
             kinds["roce"] = _All
         if not kinds:
-            raise _refused("of UDP RoCEv2 alone is captured, which is roce")
+            raise _refused("the only UDP captured is RoCEv2: write roce")
         return _Term(kinds=kinds)
-    raise _refused(f"{word!r} is not possible" if word else "something is missing at the end")
+    raise _refused(f"{word!r} is not supported" if word else "unexpected end")
 
 
 def _number(words: _Reader, what: str) -> int:
@@ -154,14 +154,14 @@ def _all_of(clauses: list[_Term]) -> Wanted:
     """What all clauses want together."""
     for what in ("host", "vlan"):
         if sum(clause.what() == what for clause in clauses) > 1:
-            raise _refused(f"{what} may stand once, or several times as alternatives: what lies between two"
-                           f" of them cannot be told apart from the rest of their traffic")  # fmt: skip
+            raise _refused(f"give {what} once, or as alternatives in parentheses: traffic between two of them"
+                           " cannot be singled out")  # fmt: skip
     kinds: _Kinds = _USUAL
     named = [clause.kinds for clause in clauses if clause.kinds is not None]
     for number, each in enumerate(named):
         kinds = each if number == 0 else _both(kinds, each)
     if not kinds:
-        raise _refused("no packet is all of that at once")
+        raise _refused("no packet matches all of that")
     if "other" in kinds:
         protocols: tuple[str, ...] = ("any",)
     else:

@@ -175,7 +175,7 @@ class Loaded:
             if int(held["schema"][0]) == ring.layout_number():
                 held[:] = settings
                 return
-        raise DpuflowError(f"{path}: made for another version of dpuflow; make it again with `make bpf`")
+        raise DpuflowError(f"{path}: built for another version of dpuflow; rebuild it with `make bpf`")
 
     def _choose(self, programs: tuple[str, ...], device: int) -> None:
         lib, program = library(), None
@@ -217,15 +217,15 @@ def load_error(number: int) -> DpuflowError:
     words = last_words()
     if number == errno.EPERM or (number == errno.EACCES and not refused):
         return MissingError(
-            "eBPF is not allowed: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
-            " (or take --backend afpacket, which needs CAP_NET_RAW alone)"
+            "eBPF is not permitted: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
+            ", or use --backend afpacket (CAP_NET_RAW only)"
         )
     if number == errno.ENOMEM:
         return DpuflowError(
-            "the kernel has no memory for the ring: choose a smaller --buffer, or raise ulimit -l"
+            "not enough locked memory for the ring: use a smaller --buffer, or raise ulimit -l"
         )
     if number == errno.ENOSYS:
-        return MissingError("this kernel has no eBPF: take --backend afpacket")
+        return MissingError("this kernel has no eBPF: use --backend afpacket")
     return DpuflowError(f"the kernel refused the eBPF program ({os.strerror(number)}): {words[-600:]}")
 
 
@@ -245,7 +245,7 @@ def create_ring(size: int) -> int:
     if fd < 0:
         if -fd == errno.EINVAL:
             raise MissingError(
-                "this kernel has no eBPF ring buffer (Linux 5.8 and later): take --backend afpacket"
+                "this kernel has no eBPF ring buffer (Linux 5.8 and later): use --backend afpacket"
             )
         raise load_error(-fd)
     return fd
@@ -275,6 +275,6 @@ def read_counters(fd: int) -> dict[str, int]:
     rows = ring.COUNTERS.zeros(lib.libbpf_num_possible_cpus())
     key = ctypes.c_uint32(0)
     if lib.bpf_map_lookup_elem(fd, ctypes.byref(key), rows.ctypes.data) < 0:
-        raise DpuflowError(f"the counters cannot be read: {os.strerror(ctypes.get_errno())}")
+        raise DpuflowError(f"cannot read the counters: {os.strerror(ctypes.get_errno())}")
     named = {name: int(rows[name].sum()) for name in ring.COUNTER_NAMES[1:]}
     return {"seen": sum(n for name, n in named.items() if name not in ring.BESIDE)} | named

@@ -70,7 +70,7 @@ def take_all(index: int, name: str) -> socket.socket:
         held.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, struct.pack("=iHH8s", index, _PROMISCUOUS, 0, b""))
     except OSError as error:
         held.close()
-        raise DpuflowError(f"{name}: it does not become promiscuous ({error.strerror})") from None
+        raise DpuflowError(f"{name}: cannot be made promiscuous ({error.strerror})") from None
     return held
 
 

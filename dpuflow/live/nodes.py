@@ -76,7 +76,7 @@ def split_nodes(texts: tuple[str, ...], folder: Path, ending: str) -> list[Node]
     """The nodes named, each once, with files of their names. Raises OptionError."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     if not names:
-        raise OptionError("--on needs the names of nodes, as node1,node2")
+        raise OptionError("--on needs node names, such as node1,node2")
     files = [re.sub(r"[^\w.+-]", "_", name.rpartition("@")[2]) for name in names]
     if len({*files}) < len(files):
         raise OptionError("--on names a node twice")
@@ -115,7 +115,7 @@ def capture_on(
         _each(nodes, lambda node: _greet(node, say))
         ready = [node for node in nodes if node.failed is None]
         if not ready:
-            raise DpuflowError(f"no node answers: {nodes[0].name}: {nodes[0].failed}")
+            raise DpuflowError(f"no node answered: {nodes[0].name}: {nodes[0].failed}")
         begin_ns = time.time_ns() + _AHEAD_NS
         for node in ready:
             told = {"start_ns": begin_ns + node.offset_ns, "duration_s": duration_s}
@@ -197,12 +197,11 @@ def _greet(node: Node, say: Callable[[str], None]) -> None:
         node.error_ns, node.offset_ns = best
     finally:
         timer.cancel()
-    against = (
-        f"{abs(node.offset_ns) / 1e6:,.3f} ms {'ahead of' if node.offset_ns > 0 else 'behind'} this one's"
-    )
+    ahead = "ahead of" if node.offset_ns > 0 else "behind"
+    against = f"is {abs(node.offset_ns) / 1e6:,.3f} ms {ahead} this machine's"
     if abs(node.offset_ns) <= node.error_ns:
-        against = "as here"
-    say(f"{node.name}: clock {against}, known to +-{node.error_ns / 1e6:,.3f} ms; {node.clock}")
+        against = "agrees with this machine's"
+    say(f"{node.name}: clock {against} (+-{node.error_ns / 1e6:,.3f} ms); {node.clock}")
 
 
 def _answer(node: Node) -> dict[str, Any]:
@@ -215,7 +214,7 @@ def _answer(node: Node) -> dict[str, Any]:
             return found
     node.process.wait()
     time.sleep(0.1)  # what it says in words comes by another way
-    raise ValueError(f"it ended with status {node.process.returncode}")
+    raise ValueError(f"exited with status {node.process.returncode}")
 
 
 def _collect(node: Node, say: Callable[[str], None]) -> None:
@@ -230,13 +229,13 @@ def _collect(node: Node, say: Callable[[str], None]) -> None:
     status = node.process.wait()
     if came != size:
         part.unlink()
-        raise ValueError(f"{came:,} of {size:,} bytes came")
+        raise ValueError(f"{came:,} of {size:,} bytes received")
     part.replace(node.file)
     node.came = True
     for line in node.said:
         say(f"{node.name}: {line}")
     if status:
-        node.fail(_last_words(node) or f"it ended with status {status}")
+        node.fail(_last_words(node) or f"exited with status {status}")
 
 
 def _last_words(node: Node) -> str:

@@ -49,7 +49,7 @@ class DocaOptions:
         """Raise OptionError for what cannot be."""
         for value, known in ((self.method, DOCA_METHODS), (self.production, PRODUCTIONS)):
             if value not in known:
-                raise OptionError(f"{value!r} is none of {', '.join(known)}")
+                raise OptionError(f"{value!r} is not one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LiveOptions:
     ports: tuple[int, ...] = ()
     qps: tuple[int, ...] = ()
     vlans: tuple[int, ...] = ()
-    sample: int = 0
+    sample: float = 0
     buffer: int = DEFAULT_BUFFER
     hook: str = "auto"
     mode: str = "packets"
@@ -87,25 +87,25 @@ class LiveOptions:
             ("VLANs", self.vlans, ring.MAX_VLANS),
         ):
             if len(values) > most:
-                raise OptionError(f"{len(values)} {what} are named, and at most {most} can be")
+                raise OptionError(f"{len(values)} {what} given; at most {most} are supported")
         for word, value, words in (
             ("mode", self.mode, MODES),
             ("hook", self.hook, HOOKS),
             ("stamp", self.timestamps, TIMESTAMPS),
         ):
             if value not in words:
-                raise OptionError(f"{value!r} is no {word}: {', '.join(words)}")
+                raise OptionError(f"{value!r} is not a {word}: {', '.join(words)}")
         if self.timestamps == "hardware" and self.hook == "xdp-generic":
-            raise OptionError("hardware stamps are to be had at the hooks tcx, clsact and xdp")
+            raise OptionError("hardware timestamps need --hook tcx, clsact or xdp")
         if self.snaplen and not MIN_SNAPLEN <= self.snaplen <= ring.MAX_SNAPLEN:
             raise OptionError(
-                f"snap length {self.snaplen}: it lies between {MIN_SNAPLEN}, which the headers need, and"
-                f" {ring.MAX_SNAPLEN}; 0 keeps all of a packet"
+                f"snap length {self.snaplen} is out of range: {MIN_SNAPLEN} (the headers) to"
+                f" {ring.MAX_SNAPLEN}, or 0 for whole packets"
             )
         if not MIN_BUFFER <= self.buffer <= MAX_BUFFER:
-            raise OptionError(f"a buffer of {self.buffer} bytes: it lies between 64Ki and 2Gi")
+            raise OptionError(f"a buffer of {self.buffer} bytes: must be 64Ki to 2Gi")
         if not 0 <= self.sample <= MAX_SAMPLE:
-            raise OptionError(f"sampling 1 of 2^{self.sample} pairs of hosts: 0 to {MAX_SAMPLE} are possible")
+            raise OptionError(f"sampling 1 of 2^{self.sample:g} pairs of hosts: must be 0 to {MAX_SAMPLE}")
         for host in self.hosts:
             address_words(host)
         bits = self.protocol_bits()
@@ -125,7 +125,7 @@ class LiveOptions:
         ):
             for number in numbers:
                 if not 0 <= number <= top:
-                    raise OptionError(f"{number} is no {what}: it lies between 0 and {top}")
+                    raise OptionError(f"{number} is not a {what}: must be 0 to {top}")
 
     def settings(self, iface: int, clock_ns: int) -> NDArray[np.void]:
         """The SETTINGS row of the programs of interface number ``iface``."""
@@ -133,7 +133,7 @@ class LiveOptions:
         row["clock_ns"], row["schema"], row["iface"] = clock_ns, ring.layout_number(), iface
         row["snaplen"] = self.snaplen or ring.MAX_SNAPLEN
         row["protocols"] = self.protocol_bits()
-        row["sample"] = 0 if self.sample == 0 else (1 << 32) - (1 << 32 >> self.sample)
+        row["sample"] = (1 << 32) - round((1 << 32) * 0.5**self.sample)
         for k, (high, low) in enumerate(map(address_words, self.hosts)):
             row["host_hi"][0, k], row["host_lo"][0, k] = high, low
         for name, count, values in (
@@ -151,7 +151,7 @@ class LiveOptions:
         bits = 0
         for name in self.protocols:
             if name not in PROTOCOLS:
-                raise OptionError(f"{name!r} is no protocol: {', '.join(PROTOCOLS)}")
+                raise OptionError(f"{name!r} is not a protocol: {', '.join(PROTOCOLS)}")
             bits |= PROTOCOLS[name]
         return bits
 
@@ -167,7 +167,7 @@ class LiveOptions:
             if values:
                 parts.append(f"{word} {','.join(map(str, values))}")
         if self.sample:
-            parts.append(f"sample 1 of {1 << self.sample} pairs of hosts")
+            parts.append(f"sample 1 of {2**self.sample:.3g} pairs of hosts")
         return "; ".join(parts)
 
 
@@ -176,6 +176,6 @@ def address_words(text: str) -> tuple[int, int]:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise OptionError(f"host {text!r} is no IPv4 or IPv6 address") from None
+        raise OptionError(f"host {text!r} is not an IPv4 or IPv6 address") from None
     number = int(address) if address.version == 6 else 0xFFFF << 32 | int(address)
     return number >> 64, number & (1 << 64) - 1

@@ -151,7 +151,7 @@ class Output:
             if whole and self._seekable:
                 self._cut(data, done)
             where = self.files[-1] if self.files else "standard output"
-            raise DpuflowError(f"{where}: {error.strerror}; what was written before is whole") from None
+            raise DpuflowError(f"{where}: {error.strerror}; everything written before is intact") from None
         self._written += done
 
     def _cut(self, data: memoryview, done: int) -> None:

@@ -45,7 +45,7 @@ class Pcap:
                 if self._link is None:
                     parts.append(_HEAD.pack(_NANOSECONDS, 2, 4, 0, 0, snaplen or 1 << 18, link))
                 elif link != self._link:
-                    raise OptionError("a pcap file has one link type: write .pcapng")
+                    raise OptionError("pcap holds one link type: write .pcapng")
                 self._link = link
             at += size
         return b"".join(parts)

@@ -81,19 +81,19 @@ class NicClock:
         """The clock of an interface whose NIC stamps. Raises MissingError, DpuflowError."""
         number = clock_of(name)
         if number is None:
-            raise MissingError(
-                f"{name}: its NIC has no clock that the kernel knows: take --timestamps kernel"
-            )
+            raise MissingError(f"{name}: the NIC has no PTP hardware clock: use --timestamps kernel")
         if not stamps_what_comes(name):
             raise MissingError(
-                f"{name}: its NIC has not been told to stamp what comes (hwstamp_ctl -i {name} -r 1 does;"
-                " dpuflow changes nothing): or take --timestamps kernel"
+                f"{name}: the NIC does not timestamp received packets: run hwstamp_ctl -i {name} -r 1"
+                ", or use --timestamps kernel"
             )
         device = f"/dev/ptp{number}"
         try:
             file = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise DpuflowError(f"{device}: {error.strerror}; {name} cannot be stamped by its NIC") from None
+            raise DpuflowError(
+                f"{device}: {error.strerror}; {name} gets no timestamps from its NIC"
+            ) from None
         return cls(name, device, ~file << 3 | 3, file)
 
     def sample(self) -> None:
@@ -106,7 +106,9 @@ class NicClock:
         except OSError as error:
             if self._readings:
                 return
-            raise DpuflowError(f"{self.device}: {error.strerror}; {self.name} is not stamped by it") from None
+            raise DpuflowError(
+                f"{self.device}: {error.strerror}; {self.name} gets no timestamps from it"
+            ) from None
         if self._readings:
             expected = self._map(nic_ns)
             if abs(expected - kernel_ns) > STEP_NS:

@@ -236,5 +236,5 @@ def made(mode: str) -> Path:
     """The object file of a mode. Raises MissingError."""
     path = object_path(mode)
     if not path.is_file():
-        raise MissingError(f"{path} is not there: make it with `make bpf` (needs clang and libbpf-dev)")
+        raise MissingError(f"{path} not found: build it with `make bpf` (needs clang and libbpf-dev)")
     return path

@@ -86,7 +86,7 @@ def find_family(control: socket.socket) -> tuple[int, int]:
             if named.get(_GROUP_NAME, b"").rstrip(b"\0") == b"packets":
                 group = number(named[_GROUP_ID])
     if not family or group is None:
-        raise MissingError("this kernel has no psample, which tc's samples come by: load the module psample")
+        raise MissingError("this kernel has no psample, which delivers tc's samples: modprobe psample")
     return family, group
 
 
@@ -98,7 +98,7 @@ class SampleCapture:
     def __init__(self, options: LiveOptions, control: socket.socket | None = None) -> None:
         """Join the group. Raises OptionError, MissingError. ``control``: a socket for tests."""
         if options.mode != "packets":
-            raise OptionError("--backend psample has packets mode alone")
+            raise OptionError("--backend psample supports packets mode only")
         self.interfaces = [find_interface(name) for name in options.interfaces]
         self._numbers = {interface.index: k for k, interface in enumerate(self.interfaces)}
         self.clock: StampClock = WallClock()
@@ -122,7 +122,7 @@ class SampleCapture:
                 self._socket.setsockopt(_NETLINK, _JOIN, group)
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, min(options.buffer, 1 << 30))
             except PermissionError:
-                raise MissingError("samples are told with CAP_NET_ADMIN alone: run as root") from None
+                raise MissingError("reading samples needs CAP_NET_ADMIN: run as root") from None
             self._socket.setblocking(False)
             self._stack = stack.pop_all()
 
@@ -192,7 +192,7 @@ class SampleCapture:
     def switch(self, options: LiveOptions) -> None:
         """Filter as ``options`` say from now on. Raises OptionError."""
         if options.mode != "packets":
-            raise OptionError("--backend psample has packets mode alone")
+            raise OptionError("--backend psample supports packets mode only")
         self._wanted = filter_words(options)
 
     def detach(self) -> None:

@@ -62,8 +62,8 @@ def _port(folder: Path, device: str) -> int:
 def bypassed(interfaces: list[str]) -> list[str]:
     """For each interface with RDMA devices of hardware a sentence that says what no capture of it has."""
     return [
-        f"{name}: RoCE by {' and '.join(port.device for port in ports)} passes the kernel by and is in no"
-        f" capture of {name}: {WHERE}"
+        f"{name}: RoCE by {' and '.join(port.device for port in ports)} bypasses the kernel and does not"
+        f" show on {name}: {WHERE}"
         for name in interfaces
         if (ports := ports_of(name))
     ]
@@ -80,8 +80,8 @@ class RdmaCounters:
         """A sentence for each device whose port counters have grown, for captures without a RoCE packet."""
         grown = [(port, (port.packets() or count) - count) for port, count in self._start]
         return [
-            f"{port.interface}: its RDMA device {port.device} moved {count:,} packets meanwhile, and no RoCE"
-            f" came this way, as they pass the kernel by: {WHERE}"
+            f"{port.interface}: its RDMA device {port.device} moved {count:,} packets during the capture, but"
+            f" no RoCE showed here, as it bypasses the kernel: {WHERE}"
             for port, count in grown
             if count >= FEW
         ]

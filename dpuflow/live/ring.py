@@ -20,6 +20,8 @@ from dpuflow.live import libbpf
 from dpuflow.schema import ring as schema_ring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from dpuflow.live.base import Bytes, Numbers
@@ -47,9 +49,7 @@ class Ring:
             self._producer = mmap.mmap(self.fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
             self._cells = mmap.mmap(self.cells_fd, -(-max(cells * self._stride, 1) // page) * page)
         except OSError as error:
-            raise DpuflowError(
-                f"the ring cannot be mapped ({error.strerror}): choose a smaller --buffer"
-            ) from None
+            raise DpuflowError(f"cannot map the ring ({error.strerror}): use a smaller --buffer") from None
         # Made once: arrays made at every look would cost more than the look.
         self._mapped = _bytes(self._consumer), _bytes(self._producer)
         self._cell_bytes = _bytes(self._cells)
@@ -94,23 +94,27 @@ class Ring:
         peak, self._peak = self._peak, 0
         return max(peak / (self.size + self.cell_size), self.share())
 
-    def drain(self, out: Bytes, at: int, tally: Numbers, limit: int = ALL, now: int = ALL) -> int:
-        """Move records stamped before ``limit`` to ``out`` from ``at`` on as packet blocks, as many as fit;
-        where they end.
+    def drain(
+        self, out: Bytes, at: int, tally: Numbers, limit: int = ALL, clock: Callable[[], int] | None = None
+    ) -> int:
+        """Move records stamped before ``limit`` to ``out`` from ``at`` on, as many as fit; where they end.
 
-        Stamps that are later than ``now``, or a minute earlier than at the last look, cannot be: such records
-        get the last time before ``limit``, and are counted.
+        Stamps later than ``clock`` says, or a minute earlier than at the last look, cannot be: such records
+        get the last time before ``limit``, and are counted. It is asked once it is settled what is read: on
+        a busy machine this thread may stand still for long before that.
         """
-        earliest, self._looked = self._looked - schema_ring.PHC_SPAN_NS, now if now < ALL else 0
         # An idle capture looks twenty times a second, on a cold core: the call would take 60 us.
         filled = self._filled()
         if not filled:
             return at
         self._peak = max(self._peak, filled)
+        end = kernel.positions(self._mapped[1], self._cell_bytes, self._stride, self._marks)
+        now = ALL if clock is None else clock()
+        earliest, self._looked = self._looked - schema_ring.PHC_SPAN_NS, 0 if clock is None else now
         return int(
             kernel.drain(
-                *self._mapped, self.size, self._cell_bytes, self._stride, self.cell_size, self._marks, limit,
-                earliest, now, out, at, tally, self._seen,
+                *self._mapped, self.size, self._cell_bytes, self._stride, self.cell_size, self._marks, end,
+                limit, earliest, now, out, at, tally, self._seen,
             )
         )  # fmt: skip
 

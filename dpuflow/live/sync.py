@@ -53,8 +53,8 @@ def _kernel() -> str:
     """What whoever steers the clock has told the kernel (adjtimex(2))."""
     state = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None, use_errno=True).adjtimex(state) < 0:
-        return "not known how well it is kept"
+        return "synchronisation unknown"
     (most,), (status,) = struct.unpack_from("=q", state.raw, 24), struct.unpack_from("=i", state.raw, 40)
     if status & _UNSYNCHRONISED:
-        return "nobody keeps it (no PTP, no NTP)"
-    return f"kept, within {most:,} us as the kernel knows it"
+        return "not synchronised (no PTP, no NTP)"
+    return f"synchronised, within {most:,} us according to the kernel"

@@ -30,7 +30,7 @@ _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC  # TFD_NONBLOCK, TFD_CLOEXEC
 
 
 class WallMap:
-    """The map, kept right by whoever calls ``wait`` in place of sleeping; ``close`` gives it back."""
+    """The map, kept right by whoever calls ``wait`` in place of sleeping, or ``look``; ``close`` ends it."""
 
     def __init__(self, watch: Callable[[], int] | None = None) -> None:
         """``watch``: makes the descriptor that becomes readable when the clock is set.
@@ -56,13 +56,24 @@ class WallMap:
         """Sleep; when the clock is set meanwhile, tell the programs at once."""
         if self._watch is None:
             time.sleep(seconds)
-        elif self._poll.poll(1000 * seconds):
-            try:
-                os.read(self._watch, 8)
-            except OSError as error:
-                if error.errno != errno.ECANCELED:
-                    raise
-            self._tell()
+        else:
+            self._follow(1000 * seconds)
+
+    def look(self) -> None:
+        """Tell the programs if the clock was set; for those who have no time to wait."""
+        if self._watch is not None:
+            self._follow(0)
+
+    def _follow(self, milliseconds: float) -> None:
+        if not self._poll.poll(milliseconds):
+            return
+        assert self._watch is not None
+        try:
+            os.read(self._watch, 8)
+        except OSError as error:
+            if error.errno != errno.ECANCELED:
+                raise
+        self._tell()
 
     def _tell(self) -> None:
         struct.pack_into("=Q", self._area, 0, read_clocks().real_ns)

@@ -11,108 +11,83 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.buffers import DEFAULT
-from dpuflow.matching.model import Instance
-from dpuflow.matching.partial import mark_at_once
+from dpuflow.matching.levels import MOST
+from dpuflow.matching.model import Instance, Job
+from dpuflow.matching.recognise import mark_at_once
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Set
 
     from numpy.typing import NDArray
 
     from dpuflow.arrays.ordering import Picked
-    from dpuflow.identity.processes import Ends
-    from dpuflow.matching.buffers import Buffer
     from dpuflow.schema.tables import Rows
 
-__all__ = ["Instance", "build_collectives", "count_untold"]
+__all__ = ["Instance", "Job", "build_collectives", "count_untold"]
 
 
 FEW_RANKS: Final = 3
 """All trees of so many ranks look alike: a path. NCCL's double tree over more has edges of its own."""
 
 
-def build_collectives(
-    exchanges: Rows,
-    position: NDArray[np.int64],
-    near: frozenset[int] | None = None,
-    announced: NDArray[np.int64] | None = None,
-    nodes: NDArray[np.int64] | None = None,
-    until: NDArray[np.int64] | None = None,
-    but_one: frozenset[int] | None = None,
-    buffers: Mapping[int, Buffer] = DEFAULT,
-    asked: NDArray[np.int64] | None = None,
-    ends: Ends | None = None,
-) -> list[Instance]:
-    """Group exchanges into collectives, in order of their start.
-
-    ``position`` gives for each endpoint its place in the default numbering of ranks (a rank named
-    by the library or a rank map, else the order of addresses). ``near``: the endpoints all of whose
-    messages were captured, None for everyone; ``but_one``: those with a capture where all but one
-    have one. ``announced``, ``nodes``, ``until``, ``buffers`` and ``asked``: see ``structured_instances``.
-    ``ends``: who is at both ends of each connection, where processes may share addresses.
-    """
-    from dpuflow.matching.calls import rounds_of_everyone
-    from dpuflow.matching.composed import composed
-    from dpuflow.matching.credited import EXPLAINED
+def build_collectives(job: Job) -> list[Instance]:
+    """Group exchanges into collectives, in order of their start."""
+    from dpuflow.matching.calls import rounds_of
+    from dpuflow.matching.composed import composed, scan_instances, scan_rows
     from dpuflow.matching.puts import put_instances, without_pages
     from dpuflow.matching.repeated import repeated_instances
-    from dpuflow.matching.scans import scan_instances, scan_rows
     from dpuflow.matching.sequenced import cut_streams, sequenced_instances
-    from dpuflow.matching.sessions import sessions
     from dpuflow.matching.sockets import socket_instances
-    from dpuflow.matching.streams import columns_of, edge_streams
+    from dpuflow.matching.streams import edge_streams, sessions
     from dpuflow.matching.structured import structured_instances
-    from dpuflow.matching.tagged import tagged_instances
+    from dpuflow.matching.tagged import nonblocking_rows, tagged_instances
 
+    exchanges, near = job.exchanges, job.near
     EXCHANGE.check(exchanges)
     op, wire = np.ascontiguousarray(exchanges["op"]), np.ascontiguousarray(exchanges["wire"])
     told = (op != Op.UNKNOWN) & (op != Op.SEND_RECV)
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     instances: list[Instance] = []
     for rows in sessions(exchanges, np.flatnonzero(gloo)):
-        instances.extend(tagged_instances(exchanges, rows, position, near, ends))
+        instances.extend(tagged_instances(job, rows))
     for communicator in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
         for rows in sessions(exchanges, communicator):
-            read = sequenced_instances(exchanges, rows, position, near, ends)
+            read = sequenced_instances(job, rows)
             instances.extend(composed(exchanges, read))
     for unnamed in _unnamed(exchanges, op, wire):
-        cut = cut_streams(
-            columns_of(exchanges), edge_streams(exchanges, unnamed), Op.UNKNOWN, position, near=near
-        )
+        cut = cut_streams(job, edge_streams(exchanges, unnamed), Op.UNKNOWN)
         whole = sum(len(instance.rows) for instance in cut if instance.complete)
-        understood = whole >= EXPLAINED * len(unnamed)
-        instances.extend(cut if understood else repeated_instances(exchanges, unnamed, position))
+        understood = whole >= MOST * len(unnamed)
+        instances.extend(cut if understood else repeated_instances(job, unnamed))
+    for communicator in _communicators(exchanges, nonblocking_rows(exchanges)):
+        for rows in sessions(exchanges, communicator):
+            instances.extend(tagged_instances(job, rows))
     for communicator in _communicators(exchanges, scan_rows(exchanges)):
         for rows in sessions(exchanges, communicator):
-            instances.extend(scan_instances(exchanges, rows, position, near))
+            instances.extend(scan_instances(job, rows))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
     written &= exchanges["data_ns"] != NEVER
-    puts, rest = put_instances(exchanges, np.flatnonzero(written & ~told), position, near)
+    puts, rest = put_instances(job, np.flatnonzero(written & ~told))
     instances.extend(puts)
-    rest = without_pages(exchanges, rest)
-    instances.extend(
-        structured_instances(exchanges, rest, position, near, announced, nodes, until, buffers, asked)
-    )
-    places = np.arange(len(position)) if nodes is None else nodes
+    instances.extend(structured_instances(job, without_pages(exchanges, rest)))
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
-    streamed, unread = socket_instances(exchanges, sent, position, near, places)
+    streamed, unread = socket_instances(job, sent)
     instances.extend(streamed)
     bursts = np.union1d(np.flatnonzero(wire == Wire.TCP_BURST), unread)
-    instances.extend(repeated_instances(exchanges, bursts, position))
+    instances.extend(repeated_instances(job, bursts))
     for communicator in _communicators(exchanges, np.flatnonzero(op == Op.SEND_RECV)):
-        rounds, alone = rounds_of_everyone(exchanges, communicator, position)
+        rounds, alone = rounds_of(job, communicator)
         instances.extend([*rounds, *_send_recv(exchanges, alone)])
     if near is not None:
         for instance in instances:
             instance.near = near
-        mark_at_once(exchanges, instances, near)
-    if but_one is not None:
+        mark_at_once(job, instances, near)
+    if job.but_one is not None:
         for instance in instances:
-            if _may_go_on(instance, but_one):
-                instance.near = but_one
+            if _may_go_on(instance, job.but_one):
+                instance.near = job.but_one
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
 

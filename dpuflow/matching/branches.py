@@ -18,11 +18,12 @@ src/device/broadcast.h, reduce.h.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.lanes import AGREE, Layout, unchanged
+from dpuflow.matching.lanes import Layout, unchanged
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.rings import meet
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, REDUCE_CHAIN, double_tree, some_trees, tree_all_reduce
 from dpuflow.schema.rows import NEVER, Op
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 
     from dpuflow.matching.lanes import Lane, View
     from dpuflow.schedules.algorithms import Algorithm
-
-
-WAITS: Final = 0.9
-"""Share of what comes down a tree that must have left after what went up had arrived: some arrivals are not
-seen where captures lost packets."""
 
 
 class _Link(NamedTuple):
@@ -56,7 +52,7 @@ def chunked(lanes: Sequence[Lane]) -> bool:
 def waits(down: Lane, up: Lane) -> bool:
     """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
     known = (down.starts != NEVER) & (up.arrivals != NEVER)
-    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= WAITS)
+    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= MOST)
 
 
 def trees(view: View) -> Layout | None:
@@ -271,7 +267,7 @@ def _passes(view: View, node: int, *, late: bool) -> bool:
     into, out = view.into[node], view.out[node]
     if late:  # which channels are the same is not known
         came = np.min([lane.arrivals[:, 0] for lane in into], axis=0)
-        return bool((np.min([lane.starts[:, 0] for lane in out], axis=0) > came).mean() >= AGREE)
+        return bool((np.min([lane.starts[:, 0] for lane in out], axis=0) > came).mean() >= MOST)
 
     if view.whole or not view.is_captured(out[0].src):
         return True

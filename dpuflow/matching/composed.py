@@ -1,9 +1,13 @@
-"""Operations that a library makes of two others: the two collectives in, the one that was called out.
+"""Operations that Open MPI's tags do not name as they were called: made of two others, or without a name.
 
-Open MPI's linear and non-overlapping all_reduce is a reduce and a broadcast, its linear all_gather a gather
-and a broadcast, its non-overlapping reduce_scatter a reduce and a scatter, each with the tags of its parts.
-What tells them is that the second part always follows the first: same root, matching bytes, and the root goes
-on as soon as it has its last input, as from one step of an algorithm to the next.
+Its linear and non-overlapping all_reduce is a reduce and a broadcast, its linear all_gather a gather and a
+broadcast, its non-overlapping reduce_scatter a reduce and a scatter, each with the tags of its parts. What
+tells them is that the second part always follows the first: same root, matching bytes, and the root goes on
+as soon as it has its last input, as from one step of an algorithm to the next.
+
+The list of operations has no word for prefix operations (MPI_Scan, MPI_Exscan), so they are ``unknown``. Open
+MPI passes partial results from each rank to the next (ompi/mca/coll/base: linear): on the wire that is a
+chain, in which each sends what needs its input. What is of another shape is left alone.
 """
 
 from __future__ import annotations
@@ -14,16 +18,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.framing import MPI_SCAN_TAGS
+from dpuflow.matching.levels import MOST, TWICE
+from dpuflow.matching.sequenced import cut_streams
+from dpuflow.matching.streams import edge_streams, numbered_streams
 from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schedules.graph import schedule
-from dpuflow.schema.rows import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.matching.model import Instance
-    from dpuflow.schedules.sending import Send
+    from numpy.typing import NDArray
+
+    from dpuflow.matching.model import Instance, Job
+    from dpuflow.schedules.trees import Send
     from dpuflow.schema.tables import Rows
+
 
 PARTS = {
     (Op.REDUCE, Op.BROADCAST): Op.ALL_REDUCE,
@@ -31,10 +42,6 @@ PARTS = {
     (Op.REDUCE, Op.SCATTER): Op.REDUCE_SCATTER,
 }
 """First and second part, and what they make."""
-USUAL = 0.9
-"""The share of first parts that a second one must follow: a capture's ends and losses disturb some."""
-TWICE = 2
-"""What happened once may be an accident."""
 
 
 def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
@@ -45,7 +52,7 @@ def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
         heads = [k for k, instance in enumerate(chain) if instance.op == first]
         pairs = [k for k in heads if k + 1 < len(chain) and _fits(chain[k], chain[k + 1], second)]
         at_once = sum(_goes_on(exchanges, chain[k], chain[k + 1]) for k in pairs)
-        if len(pairs) < max(TWICE, USUAL * len(heads)) or 2 * at_once < len(pairs):
+        if len(pairs) < max(TWICE, MOST * len(heads)) or 2 * at_once < len(pairs):
             continue
         for k in reversed(pairs):
             chain[k : k + 2] = [_joined(chain[k], chain[k + 1], op)]
@@ -109,3 +116,22 @@ def one_after_the_other(a: Algorithm, b: Algorithm, op: Op) -> Algorithm:
 
     name = a.name if a.name == b.name else "unknown"
     return Algorithm(op, name, sends, rooted=True)
+
+
+def scan_rows(exchanges: Rows) -> NDArray[np.int64]:
+    """The rows of EXCHANGE that carry a prefix operation's tag."""
+    wire = exchanges["wire"]
+    ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (exchanges["op"] == Op.UNKNOWN)
+    tags = np.array([tag % (1 << 32) for tag in MPI_SCAN_TAGS], np.uint32)
+    return np.flatnonzero(ob1 & np.isin(exchanges["tag"], tags)) if ob1.any() else np.zeros(0, np.int64)
+
+
+def scan_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+    """The prefix operations among ``rows`` of one communicator; the rest as ``sequenced_instances``."""
+    exchanges = job.exchanges
+    return [
+        replace(instance, op=Op.UNKNOWN, alternatives=[])
+        for streams in numbered_streams(exchanges, edge_streams(exchanges, rows)).values()
+        for instance in cut_streams(job, streams, Op.BROADCAST)
+        if instance.algorithm is not None and (instance.algorithm.name == "chain" or len(instance.order) == 2)
+    ]

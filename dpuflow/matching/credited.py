@@ -23,68 +23,55 @@ its ranks, whatever number of channels it uses.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.buffers import DEFAULT
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import placed
 from dpuflow.matching.pipes import begun_together, in_lockstep, in_turn, pipes_of, together
 from dpuflow.matching.reading import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.buffers import Buffer
-    from dpuflow.matching.model import Instance
+    from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.pipes import Lockstep, Pipe
     from dpuflow.matching.streams import Columns
-    from dpuflow.schema.tables import Rows
-
-
-EXPLAINED: Final = 0.9
-"""What leaves more than a tenth of the messages over has not understood them."""
 
 
 def credited_instances(
-    exchanges: Rows,
-    columns: Columns,
+    job: Job,
     connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     announced: NDArray[np.int64],
-    position: NDArray[np.int64],
-    near: frozenset[int] | None,
-    nodes: NDArray[np.int64],
-    until: NDArray[np.int64] | None = None,
-    buffers: Mapping[int, Buffer] = DEFAULT,
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
     """Collectives, and whether each connection is understood, or can be nothing else.
 
-    ``connections`` are rows of ``exchanges`` by connection, where each one's begin and where they end;
-    ``announced``: bytes that the entry of each row allowed, 0 where it was not seen; ``position``,
-    ``near``, ``nodes``, ``until`` and ``buffers`` as in ``structured_instances``.
+    ``connections`` are rows of EXCHANGE by connection, where each one's begin and where they end;
+    ``announced`` as in ``Job``.
     """
-    dealt, at, end = connections
-    told = np.zeros(len(at), bool)
+    near, nodes = job.near, job.nodes
+    told = np.zeros(len(connections[1]), bool)
     found: list[Instance] = []
     if not announced.any():
         return found, told
-    pipes = pipes_of(exchanges, dealt, at, end, announced, until)
+    pipes = pipes_of(job, connections, announced)
     usable = [
         (number, pipe)
         for number, pipe in enumerate(pipes)
-        if pipe is not None and set(pipe.slots.tolist()) <= buffers.keys()
+        if pipe is not None and set(pipe.slots.tolist()) <= job.buffers.keys()
     ]
     for members in _alike(joined(usable, nodes), near):
         joint = [pipe for _, pipe in members]
         in_part = near is not None and _in_part(joint, near, nodes)
         sets = in_lockstep(joint)
-        own, instances = _by_communicators(columns, sets, position, nodes, near, buffers)
+        own, instances = _by_communicators(job, sets)
         for others in (_coarser, _finer):
-            if len(own) < len(members) and len(other := others(columns, joint)) != len(sets):
-                more = _by_communicators(columns, other, position, nodes, near, buffers)
+            if len(own) < len(members) and len(other := others(job.columns, joint)) != len(sets):
+                more = _by_communicators(job, other)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
         told[[number for number, pipe in members if in_part or id(pipe.rows) in own]] = True
@@ -146,48 +133,30 @@ def _explained(instances: Sequence[Instance]) -> int:
     return sum(len(each.rows) for each in instances)
 
 
-def _by_communicators(
-    columns: Columns,
-    sets: list[Lockstep],
-    position: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-    near: frozenset[int] | None,
-    buffers: Mapping[int, Buffer],
-) -> tuple[set[int], list[Instance]]:
+def _by_communicators(job: Job, sets: list[Lockstep]) -> tuple[set[int], list[Instance]]:
     """Pipes that are understood, by the identity of their rows, and what they carry."""
+    nodes, near = job.nodes, job.near
     own: set[int] = set()
     found: list[Instance] = []
     # One communicator; several, each with its own endpoints; or with its own nodes.
     for kind in (None, np.arange(len(nodes)), nodes):
         left = without(sets, own)
         parts = [left] if kind is None else _apart(communicators(left, kind), nodes, near)
-        for part, instances in _understood(columns, parts, position, nodes, near, buffers):
+        for part, instances in _understood(job, parts):
             found += instances
             own |= {id(pipe.rows) for each in part for pipe in each.pipes}
-    left = without(sets, own)
-    rest = _apart(completed(left), nodes, near)
-    for part, instances in _understood(columns, rest, position, nodes, near, buffers):
-        found += instances
-        own |= {id(pipe.rows) for each in part for pipe in each.pipes}
     return own, found
 
 
-def _understood(
-    columns: Columns,
-    parts: list[list[Lockstep]],
-    position: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-    near: frozenset[int] | None,
-    buffers: Mapping[int, Buffer],
-) -> list[tuple[list[Lockstep], list[Instance]]]:
+def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockstep], list[Instance]]]:
     """Communicators, each given by its sets, with their operations, where these explain enough."""
     found = []
     for part in filter(None, parts):
-        whole = begun_together(part, columns)
-        instances = Reading(columns, whole, position, nodes, near, buffers).instances()
+        whole = begun_together(part, job.columns)
+        instances = Reading(job, whole).instances()
         # Of operations that the capture's ends cut, no more is asked.
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in whole)
-        if instances and sum(len(i.rows) for i in instances) >= EXPLAINED * count:
+        if instances and sum(len(i.rows) for i in instances) >= MOST * count:
             found.append((part, instances))
     return found
 
@@ -206,24 +175,6 @@ def communicators(sets: Sequence[Lockstep], nodes: NDArray[np.int64]) -> list[li
             ends = frozenset(int(nodes[end]) for pipe in part.pipes for end in pipe[:2])
             found.setdefault(ends, []).append(part)
     return list(found.values())
-
-
-def completed(sets: Sequence[Lockstep]) -> list[list[Lockstep]]:
-    """Parts of ``sets`` with the pipes whose ends all are theirs, in lockstep with them.
-
-    Many messages of a pipe whose receiver was slow look like beginnings, so it is like no other.
-    """
-    found: dict[frozenset[int], list[Pipe]] = {}
-    for each in sets:
-        for members in _connected(each.pipes, None):
-            pipes = [each.pipes[i] for i in members]
-            found.setdefault(frozenset(end for pipe in pipes for end in pipe[:2]), []).extend(pipes)
-    parts = []
-    for ends, pipes in found.items():
-        more = [pipe for others, theirs in found.items() if others < ends for pipe in theirs]
-        if more and (one := together([*pipes, *more])) is not None:
-            parts.append([one])
-    return parts
 
 
 def without(sets: Sequence[Lockstep], rows: Container[int]) -> list[Lockstep]:

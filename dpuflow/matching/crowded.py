@@ -6,7 +6,9 @@ are seen. An endpoint has entered when the last of its processes has.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from dpuflow.identity.processes import UNNAMED
 from dpuflow.matching.recognise import Match, agree
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import edge_sizes
+from dpuflow.schedules.graph import edge_sizes, needed_between
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.identity.processes import Ends
-    from dpuflow.matching.model import Instance
+    from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.recognise import EdgeBytes
     from dpuflow.schema.tables import Rows
 
@@ -33,13 +34,13 @@ UNTOLD: Final = 1 << 20
 """Processes of which no rank is known have numbers from here on."""
 
 
-def shares_addresses(exchanges: Rows, rows: NDArray[np.int64], ends: Ends | None) -> bool:
+def shares_addresses(job: Job, rows: NDArray[np.int64]) -> bool:
     """Whether hellos name several ranks at one endpoint among ``rows``."""
-    if ends is None or not len(rows):
+    if job.ends is None or not len(rows):
         return False
-    picked = exchanges[rows]
+    picked = job.exchanges[rows]
     several: dict[int, set[int]] = {}
-    for end, ranks in zip(("src", "dst"), ends.of(picked), strict=True):
+    for end, ranks in zip(("src", "dst"), job.ends.of(picked), strict=True):
         for endpoint, rank in set(zip(picked[end].tolist(), ranks.tolist(), strict=True)):
             if rank != UNNAMED:
                 several.setdefault(endpoint, set()).add(rank)
@@ -49,9 +50,11 @@ def shares_addresses(exchanges: Rows, rows: NDArray[np.int64], ends: Ends | None
 class Processes:
     """The processes at both ends of exchanges of one job, and the endpoint of each."""
 
-    def __init__(self, exchanges: Rows, rows: NDArray[np.int64], ends: Ends) -> None:
-        """``rows``: of all collectives of one process group."""
-        picked = exchanges[rows]
+    def __init__(self, job: Job, rows: NDArray[np.int64]) -> None:
+        """``rows``: of all collectives of one process group, of which it is known who is at their ends."""
+        ends = job.ends
+        assert ends is not None
+        self._job, picked = job, job.exchanges[rows]
         side = (picked["src"] > picked["dst"]).astype(np.int64)
         line = picked["connection"].astype(np.int64)
         ranks = [ends.rank[line, side], ends.rank[line, 1 - side]]
@@ -108,16 +111,38 @@ class Processes:
         """Whether the ranks at both ends of all ``rows`` are known."""
         return all(max(self.at[row]) < UNTOLD for row in rows.tolist())
 
-    def _silent(self, seen: set[int]) -> frozenset[int]:
-        """Endpoints with a rank that is not ``seen``; one between ranks of an endpoint is there, too."""
-        hosts = set()
-        for rank in set(range(self.ranks)) - seen:
-            at = self.node.get(rank)
+    @cached_property
+    def homes(self) -> dict[int, int]:
+        """The endpoint of each rank, as far as it is known. One that was never seen between nodes is where
+        its neighbours are, or where ranks are missing if all endpoints have as many."""
+        homes = {rank: end for rank, end in self.node.items() if rank < UNTOLD}
+        most = max(Counter(homes.values()).values(), default=0)
+        even = most * len(set(homes.values())) == self.ranks
+        for rank in sorted(set(range(self.ranks)) - homes.keys()):
             near = {self.node.get(other % self.ranks) for other in (rank - 1, rank + 1)}
-            if at is None and (None in near or len(near) > 1):
-                return frozenset(self.node.values())
-            hosts.add(near.pop() if at is None else at)
-        return frozenset(end for end in hosts if end is not None)
+            count = Counter(homes.values())
+            room = {end for end in near if end is not None and not (even and count[end] >= most)}
+            if len(room) == 1 and (even or None not in near):
+                homes[rank] = room.pop()
+        return homes
+
+    def _dated(self, instance: Instance) -> tuple[frozenset[int], frozenset[int]]:
+        """Ranks whose first message between nodes needs nothing from others, and those that are known to have
+        come by the first messages of their own or of such mates."""
+        if instance.algorithm is None or len(self.homes) < self.ranks:
+            return frozenset(), frozenset()
+        home = tuple(self.homes[rank] for rank in instance.order)
+        needed = needed_between(instance.algorithm, home, instance.root or 0)
+        own = {at: ranks for at, ranks in needed.items() if all(home[rank] == home[at] for rank in ranks)}
+        free = frozenset(instance.order[at] for at in own)
+        return free, frozenset(instance.order[at] for ranks in own.values() for at in ranks)
+
+    def _silent(self, seen: set[int]) -> frozenset[int]:
+        """Endpoints with a rank that is not ``seen``: all where it is not known which."""
+        gone = set(range(self.ranks)) - seen
+        if not gone <= self.homes.keys():
+            return frozenset(self.node.values())
+        return frozenset(self.homes[rank] for rank in gone)
 
     def edges(self, exchanges: Rows, rows: NDArray[np.int64]) -> dict[tuple[int, int], tuple[int, int]]:
         """(sending, receiving process) -> messages and bytes."""
@@ -144,18 +169,19 @@ class Processes:
                         found.append(Match(algorithm, order, root, round(size) if sized else None))
         return found
 
-    def instance(self, instance: Instance, position: NDArray[np.int64]) -> Instance:
+    def instance(self, instance: Instance) -> Instance:
         """The collective of ranks as one of endpoints; ``order`` of the former are the ranks."""
         both = np.array([self.at[row] for row in instance.rows.tolist()], np.int64).reshape(-1, 2)
-        ends = sorted({self.node[p] for p in set(both.ravel().tolist())}, key=lambda e: int(position[e]))
+        ends = self._job.ordered(self.node[p] for p in set(both.ravel().tolist()))
         first = {end: min(p for p, node in self.node.items() if node == end) for end in ends}
         if instance.root is not None and instance.root in self.node:
             first[self.node[instance.root]] = instance.root
         told = self.told(instance.rows)
         seen = set(both.ravel().tolist())
-        silent = (
-            self._silent(seen) if told else frozenset(ends) if self._seen(seen) < self.ranks else frozenset()
-        )
+        free, come = self._dated(instance) if told else (frozenset[int](), frozenset[int]())
+        silent = frozenset(ends) if self._seen(seen) < self.ranks else frozenset[int]()
+        if told:
+            silent = self._silent(seen | come)
         return replace(
             instance,
             order=ends,
@@ -163,6 +189,7 @@ class Processes:
             seats=tuple(first[end] for end in ends) if told else (),
             processes=both.T,
             blind=frozenset(place for place, end in enumerate(ends) if end in silent),
+            free=free,
         )
 
     def _seen(self, seen: set[int]) -> int:

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.matching.partial import Contact, placements
-from dpuflow.matching.recognise import ELEMENT_BYTES, orders
+from dpuflow.matching.recognise import ELEMENT_BYTES, Contact, orders, placements
 from dpuflow.matching.streams import HOLE
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.kept import kept
-from dpuflow.schedules.plans import Plan, plan
-from dpuflow.schedules.sending import Send
-from dpuflow.schedules.trees import split_binary, synced_up
+from dpuflow.schedules.graph import Plan, kept, plan
+from dpuflow.schedules.trees import Send, split_binary, synced_up
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
@@ -28,7 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.streams import Columns, Edge, Streams
+    from dpuflow.matching.model import Job
+    from dpuflow.matching.streams import Edge, Streams
 
 SEGMENTED = frozenset((Op.UNKNOWN, Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE))
 """Operations whose messages may be segments: of a library that names its operations only these (Open MPI,
@@ -83,19 +81,16 @@ class Proposer:
     """Names the hypotheses that streams might follow, and measures how far they do.
 
     ``op`` is the operation that the library names, UNKNOWN where it names none; ``endpoints`` the
-    ranks in the default numbering; ``near`` as in Hypothesis.
+    ranks in the default numbering.
     """
 
-    def __init__(
-        self, columns: Columns, op: Op, endpoints: Sequence[int], near: frozenset[int] | None = None
-    ) -> None:
+    def __init__(self, job: Job, op: Op, endpoints: Sequence[int]) -> None:
         from dpuflow.kernels import hypotheses
 
         self.op = op
-        self.near = near
-        self.arrivals = columns.arrivals
+        self.near = job.near
+        self.sizes, self.starts, self.arrivals, _ = job.columns
         self.endpoints = endpoints
-        self.sizes, self.starts = columns.sizes, columns.starts
         self._kernels = hypotheses
         self._shapes: dict[frozenset[Edge], tuple[list[tuple[int, ...]], list[Hypothesis]]] = {}
         self._alike: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
-    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.buffers import Buffer
+    from dpuflow.matching.model import Job
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.rows import Op
 
@@ -103,39 +103,21 @@ class Layout(NamedTuple):
 class View:
     """What was seen of one operation.
 
-    ``position``: each endpoint's place in the default numbering of ranks; ``nodes``: its node; ``ends``: all
-    endpoints of the communicator; ``near``: those all of whose messages were captured, None for everyone's;
-    ``among``: how many ranks there are, 0 where that is not known; ``kind``: what the slots are.
+    ``ends``: all endpoints of the communicator; ``among``: how many ranks there are, 0 where that is not
+    known; ``kind``: what the slots are.
     """
 
-    def __init__(
-        self,
-        lanes: Sequence[Lane],
-        position: Ints,
-        nodes: Ints,
-        ends: Iterable[int],
-        near: AbstractSet[int] | None,
-        among: int,
-        kind: Buffer,
-    ) -> None:
-        self.lanes, self.nodes, self.near = sorted(lanes, key=lambda lane: lane.kind), nodes, near
-        self.among, self.kind, self._position = among, kind, position
-        self.members = self.ordered(end for lane in lanes for end in lane[:2])
-        self.ends = self.ordered(ends)
-        self.shared = len({int(nodes[end]) for end in self.ends}) < len(self.ends)
-        self.whole = near is None or near >= set(self.members)
-
-    def ordered(self, ends: Iterable[int]) -> list[int]:
-        """``ends``, each once, by their place."""
-        return sorted(set(ends), key=lambda end: int(self._position[end]))
+    def __init__(self, job: Job, lanes: Sequence[Lane], ends: Iterable[int], among: int = 0) -> None:
+        self.lanes, self.near, self._job = sorted(lanes, key=lambda lane: lane.kind), job.near, job
+        self.among, self.kind, self.is_captured = among, job.buffers[lanes[0].slot], job.is_captured
+        self.members = job.ordered(end for lane in lanes for end in lane[:2])
+        self.ends = job.ordered(ends)
+        self.shared = len(set(map(self.node, self.ends))) < len(self.ends)
+        self.whole = job.near is None or job.near >= set(self.members)
 
     def node(self, end: int) -> int:
         """The node of an endpoint."""
-        return int(self.nodes[end])
-
-    def is_captured(self, end: int) -> bool:
-        """Whether all messages of an endpoint are there."""
-        return self.near is None or end in self.near
+        return int(self._job.nodes[end])
 
     @cached_property
     def out(self) -> dict[int, list[Lane]]:
@@ -151,10 +133,8 @@ class View:
         """What is connected by endpoints, each by itself: NVLink joins the rails of a node."""
         parts = connected(self.lanes, lambda lane: lane[:2])
         return [
-            View(part, self._position, self.nodes, {end for lane in part for end in lane[:2]},
-                 self.near, self.among, self.kind)
-            for part in parts
-        ]  # fmt: skip
+            View(self._job, part, {end for lane in part for end in lane[:2]}, self.among) for part in parts
+        ]
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -165,9 +145,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
-AGREE: Final = 0.9
-"""Share of messages that must be passed on, or changed, as an operation has it: messages that were sent again
-or lost from a capture may be told wrongly."""
 FEW: Final = 32
 """Operations whose first bytes tell which lanes are of one channel."""
 
@@ -234,4 +211,4 @@ def unchanged(hops: Iterable[tuple[Sequence[Lane], Sequence[Lane]]]) -> bool | N
     """Whether nodes pass on all that they get at once; False: nothing of it; None: some, or none was seen."""
     each = passed_on(hops, 0).values()
     known, same = (sum(int(part[place].sum()) for part in each) for place in (0, 1))
-    return True if known and same >= AGREE * known else False if same < (1 - AGREE) * known else None
+    return True if known and same >= MOST * known else False if same < (1 - MOST) * known else None

@@ -16,6 +16,7 @@ import numpy as np
 from dpuflow.matching.buffers import HELD, LINES, LL, RING_SLOT, STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.layouts import layout_of
+from dpuflow.matching.levels import RARE
 from dpuflow.schedules.graph import free_ranks
 from dpuflow.schema.rows import NEVER
 
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.matching.lanes import Layout
-    from dpuflow.matching.model import Instance
+    from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.pipes import Pipe
     from dpuflow.matching.quiet import Cuts
-    from dpuflow.matching.streams import Columns
 
     Ints = NDArray[np.int64]
 
@@ -46,30 +46,17 @@ class Part(NamedTuple):
 
 
 class Meanings:
-    """What parts of connected ``pipes`` between ``cuts`` are, by their kinds, each looked at once.
+    """What parts of connected ``pipes`` between ``cuts`` are, by their kinds, each looked at once."""
 
-    ``position``, ``nodes`` and ``near``: see ``structured_instances``.
-    """
-
-    def __init__(
-        self,
-        columns: Columns,
-        pipes: Sequence[Pipe],
-        position: Ints,
-        nodes: Ints,
-        cuts: Cuts,
-        near: frozenset[int] | None = None,
-    ) -> None:
-        self.near = near
-        self.columns, self.pipes, self.position, self.nodes = columns, pipes, position, nodes
-        self.cuts = cuts
+    def __init__(self, job: Job, pipes: Sequence[Pipe], cuts: Cuts) -> None:
+        self.job, self.pipes, self.cuts, self.columns = job, pipes, cuts, job.columns
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
         self.limit = MOST_KINDS
         self._layouts: dict[int, dict[int, Layout]] = {}  # by kind: by slot
 
     def over(self, cuts: Cuts) -> Meanings:
         """The same for other cuts, of which no kind was looked at yet."""
-        return Meanings(self.columns, self.pipes, self.position, self.nodes, cuts, self.near)
+        return Meanings(self.job, self.pipes, cuts)
 
     @property
     def full(self) -> bool:
@@ -107,7 +94,7 @@ class Meanings:
         found: list[Instance] = []
         for kind, mine in alike.items():
             # Of some nodes' messages what one of them may be by itself not all of them are.
-            fits = self._read(mine) or (self._layouts[kind] if self.near is None else {})
+            fits = self._read(mine) or (self._layouts[kind] if self.job.near is None else {})
             if not fits:
                 continue
             lanes = self._lanes(mine)
@@ -120,7 +107,7 @@ class Meanings:
                     ]
                 )
                 rows = rows[np.argsort(self.columns.starts[rows], kind="stable")]
-                made = layout.made(rows, self.nodes)
+                made = layout.made(rows, self.job.nodes)
                 found.append(replace(made, protocol=protocol, between=between))
         return found
 
@@ -135,8 +122,8 @@ class Meanings:
         found = {}
         for slot in slots:
             mine = [lane._replace(slot=slot) for lane in lanes]
-            layout = layout_of(mine, self.position, self.nodes, self.ends, self.near)
-            if layout is not None and (self.near is not None or is_causal(layout, mine)):
+            layout = layout_of(self.job, mine, self.ends)
+            if layout is not None and (self.job.near is not None or is_causal(layout, mine)):
                 found[slot] = layout
         return found
 
@@ -161,9 +148,6 @@ class Meanings:
 
 SAMPLE: Final = 16
 """Operations that show whether they make sense."""
-RARE: Final = 0.1
-"""Share of messages that may seem to leave before what they need has come: packets that came twice, late or
-out of order."""
 _FAR = np.iinfo(np.int64).max
 
 

@@ -1,18 +1,74 @@
-"""One collective as the reconstruction passes it on: which exchanges, which algorithm, which places."""
+"""What matching reads, the exchanges of a job, and what it tells: collectives with algorithm and places."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dpuflow.matching.buffers import DEFAULT
+from dpuflow.matching.streams import columns_of
 from dpuflow.schedules.graph import first_acts, free_ranks
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
+    from dpuflow.identity.processes import Ends
+    from dpuflow.matching.buffers import Buffer
+    from dpuflow.matching.streams import Columns
     from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """EXCHANGE rows, and what is known of their endpoints and of what was captured.
+
+    ``position``: each endpoint's place in the default numbering of ranks (a rank named by the library or a
+    rank map, else the order of addresses). ``near``: the endpoints all of whose messages were captured, None
+    for everyone; ``but_one``: those with a capture where all but one have one. ``places``: each endpoint's
+    node, None where each is a node of its own. ``until``: when each one's capture ends, NEVER without one,
+    None where nothing is known of that. ``ends``: who is at both ends of each connection, where processes may
+    share addresses. Of NCCL: ``announced``: bytes that the clear-to-send entry of each row allowed, 0 where
+    none was seen; ``asked``: for how many messages it was, None where each was for one; ``buffers``: what
+    slots are.
+    """
+
+    exchanges: Rows
+    position: Ints
+    near: frozenset[int] | None = None
+    places: Ints | None = None
+    announced: Ints | None = None
+    asked: Ints | None = None
+    until: Ints | None = None
+    buffers: Mapping[int, Buffer] = field(default_factory=lambda: DEFAULT)
+    ends: Ends | None = None
+    but_one: frozenset[int] | None = None
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What cutting needs of every exchange."""
+        return columns_of(self.exchanges)
+
+    @cached_property
+    def nodes(self) -> Ints:
+        """The node of each endpoint."""
+        return np.arange(len(self.position)) if self.places is None else self.places
+
+    def ordered(self, ends: Iterable[int]) -> list[int]:
+        """``ends``, each once, by their places in the default numbering."""
+        return sorted(set(ends), key=lambda end: int(self.position[end]))
+
+    def is_captured(self, end: int) -> bool:
+        """Whether all messages of an endpoint are there."""
+        return self.near is None or end in self.near
 
 
 @dataclass(slots=True)
@@ -22,7 +78,8 @@ class Instance:
     ``order`` lists the endpoints by their position in the algorithm; ``root`` is a position.
     ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``blind`` are the
     positions whose first message is known to be missing; ``free``, where the algorithm is not known, those
-    whose first message is known to need no input. Where ranks took part that no capture saw,
+    whose first message is known to need no input, and of ``processes`` the ranks whose first message between
+    nodes needs nothing of other nodes. Where ranks took part that no capture saw,
     ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
     endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
     they will send and receive as soon as they enter. ``nodes``: where nodes have several ranks, the node

@@ -24,15 +24,13 @@ from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.buffers import Buffer
     from dpuflow.matching.lanes import Layout
-    from dpuflow.matching.model import Instance
+    from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.pipes import Lockstep
-    from dpuflow.matching.streams import Columns
 
 
 class Kinds(NamedTuple):
@@ -43,25 +41,13 @@ class Kinds(NamedTuple):
 
 
 class Operations:
-    """The operations of one communicator's sets.
+    """The operations of one communicator's sets."""
 
-    ``position``, ``nodes``, ``near`` and ``buffers``: see ``layout_of``.
-    """
-
-    def __init__(
-        self,
-        columns: Columns,
-        sets: Sequence[Lockstep],
-        position: NDArray[np.int64],
-        nodes: NDArray[np.int64],
-        near: frozenset[int] | None,
-        buffers: Mapping[int, Buffer],
-    ) -> None:
+    def __init__(self, job: Job, sets: Sequence[Lockstep]) -> None:
         self.sets, self.among = sets, 0  # ``among``: how many ranks its rings have, 0 where that is not known
-        self._columns, self._position, self._nodes, self._near = columns, position, nodes, near
-        self._buffers = buffers
+        self._job, self._columns = job, job.columns
         self._ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
-        self._sizes = [columns.sizes[each.rows] for each in sets]
+        self._sizes = [self._columns.sizes[each.rows] for each in sets]
         # Message by message, so that what an operation carried lies together.
         self._content = [np.ascontiguousarray(sizes.T) for sizes in self._sizes]
         self._numbers: dict[tuple[int, bytes], int] = {}
@@ -109,7 +95,7 @@ class Operations:
         one, layout = self._found[self.kinds_of(turns[0])]
         if turns != [one]:  # all of them show more
             every = self._recognised(turns)
-            if every is None and self._near is not None:
+            if every is None and self._job.near is not None:
                 return  # what one of them may be by itself not all of them are
             if every and layout and every.named != layout.named:
                 yield from self._told_apart(turns)
@@ -128,10 +114,7 @@ class Operations:
             yield from self._instances(mine, self._recognised(mine))
 
     def _recognised(self, turns: Sequence[Turn]) -> Layout | None:
-        lanes = self._lanes(turns)
-        return layout_of(
-            lanes, self._position, self._nodes, self._ends, self._near, self.among, self._buffers
-        )
+        return layout_of(self._job, self._lanes(turns), self._ends, self.among)
 
     def _lanes(self, turns: Sequence[Turn]) -> list[Lane]:
         lanes = []
@@ -164,7 +147,7 @@ class Operations:
             columns.append(mine.transpose(1, 0, 2).reshape(len(turns), -1))
         rows = np.concatenate(columns, axis=1)
         rows = np.take_along_axis(rows, np.argsort(self._columns.starts[rows], axis=1, kind="stable"), 1)
-        yield from (layout.made(mine, self._nodes) for mine in rows)
+        yield from (layout.made(mine, self._job.nodes) for mine in rows)
 
 
 STAGED: Final = NCCL_STEPS

@@ -2,8 +2,8 @@
 
 In: EXCHANGE rows of connections whose clear-to-send entries announce the chunk of point-to-point buffers.
 Out: collectives: each transfer a send_recv, or, where every rank of some sends to every other in one call, an
-all_to_all. ``parts`` cuts each connection's messages, ``parts`` joins what goes side by side, ``calls``
-and ``calls`` tell calls of all with all. Lines that behave like a collective's are left to what reads these.
+all_to_all. ``parts`` cuts each connection's messages and joins what goes side by side, ``calls`` tells calls
+of all with all. Lines along a ring are a collective's, and left to what reads these.
 """
 
 from __future__ import annotations
@@ -15,69 +15,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.buffers import DEFAULT
-from dpuflow.matching.calls import all_to_all, as_most, at_all, calls_over_rails, cliques, in_common, is_call
+from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, is_call
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance
-from dpuflow.matching.parts import ALIKE, PACE, Parts, Sending, lines_of, transfers_of
+from dpuflow.matching.parts import Parts, Sending, lines_of, transfers_of
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.buffers import Buffer
+    from dpuflow.matching.model import Job
     from dpuflow.matching.parts import Transfers
-    from dpuflow.matching.streams import Columns, Edge
-    from dpuflow.schema.tables import Rows
+    from dpuflow.matching.streams import Edge
 
     Ints = NDArray[np.int64]
 
 
-def p2p_instances(
-    exchanges: Rows,
-    columns: Columns,
-    rows: Ints,
-    announced: Ints,
-    position: Ints,
-    near: frozenset[int] | None,
-    nodes: Ints,
-    buffers: Mapping[int, Buffer] = DEFAULT,
-    asked: Ints | None = None,
-) -> tuple[list[Instance], Ints]:
-    """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections.
-
-    Arguments as of ``structured_instances``.
-    """
-    asked = np.ones(len(exchanges), np.int64) if asked is None else np.maximum(asked, 1)
-    lines = lines_of(exchanges, columns, rows, announced, buffers)
-    if not lines:
+def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance], Ints]:
+    """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections;
+    ``announced`` as in ``Job``."""
+    asked = np.ones(len(job.exchanges), np.int64) if job.asked is None else np.maximum(job.asked, 1)
+    by = _own_lines(job, rows, announced, asked)
+    if not by:
         return [], rows
-    beside = Counter(edge for edge, _ in lines)
-    sending = Sending(
-        exchanges["src"][rows].astype(np.int64), columns.starts[rows], exchanges["data_end_ns"][rows]
-    )
-    parts = [
-        Parts(exchanges, columns, edge, line, asked[line], announced[line], beside[edge], sending)
-        for edge, line in lines
-    ]
-    by: dict[Edge, list[Parts]] = {}
-    for part in parts:
-        by.setdefault(part.edge, []).append(part)
-    by = {
-        edge: lanes
-        for edge, lanes in by.items()
-        if all(lane.registered or lane.cut_by_rule() for lane in lanes)
-    }
-    met = Counter(edge[0] for edge in by)
-    by = {
-        edge: lanes
-        for edge, lanes in by.items()
-        if met[edge[0]] > 1 or met[edge[1]] > 1 or not _in_turn(lanes, by.get(edge[::-1], []))
-    }
-    by = _without_rings(by, near)
-    handed_on = _handed_on(by)
-    by = {edge: lanes for edge, lanes in by.items() if edge not in handed_on}
     known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
     for lanes in by.values():
         for lane in lanes:
@@ -85,44 +47,62 @@ def p2p_instances(
                 lane.cut(known)
             lane.close(known)
     every = [each for lanes in by.values() for each in transfers_of(lanes)]
-    found, every = calls_over_rails(every, asked, position, nodes) if near is None else ([], every)
+    found, every = calls_over_rails(job, every, asked) if job.near is None else ([], every)
+    calls, left = _told_apart(job, every)
+    for members in calls:
+        found += [all_to_all(job, members, turn) for turn in range(len(members[0].rows))]
+    for each in left:
+        found += _sent(job, each, handed=_may_hand_over(each.edge, len(by[each.edge]), job.nodes))
+    return found, np.setdiff1d(rows, np.concatenate([lane.rows for lanes in by.values() for lane in lanes]))
+
+
+def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge, list[Parts]]:
+    """The lines of point-to-point connections, by sender and receiver; ``asked``: messages of each entry."""
+    lines = lines_of(job, rows, announced)
+    if not lines:
+        return {}
+    beside, sending = Counter(edge for edge, _ in lines), Sending(job, rows)
+    by: dict[Edge, list[Parts]] = {}
+    for edge, line in lines:
+        part = Parts(job, edge, line, (asked[line], announced[line]), beside[edge], sending)
+        by.setdefault(edge, []).append(part)
+    by = {
+        edge: lanes
+        for edge, lanes in by.items()
+        if all(lane.registered or lane.cut_by_rule() for lane in lanes)
+    }
+    return _without_rings(by, job.near)
+
+
+def _told_apart(job: Job, every: Sequence[Transfers]) -> tuple[list[list[Transfers]], list[Transfers]]:
+    """Transfers that are calls of all with all, by communicator, and the others."""
     calls: list[list[Transfers]] = []
     left: list[Transfers] = []
     for together in connected(every, attrgetter("edge")):
-        members, cut = ([], together) if all(each.begun for each in together) else in_common(together)
-        whole = bool(members) and is_call(members, near)
-        if not whole:
-            begun = all(each.begun for each in together)
-            members, cut = (list(together), []) if begun else at_all(together)
-            members = as_most(members, near, columns) if members else members
-            whole = bool(members) and is_call(members, near)
+        begun = all(each.begun for each in together)
+        members, cut = (together, together[:0]) if begun else at_all(together)
+        whole = bool(members) and is_call(members, job.near)
         calls += [members] if whole else []
         left += cut if whole else together
     for clique in cliques(left):
-        if is_call(clique, near):
+        if is_call(clique, job.near):
             calls.append(clique)
             called = {id(each) for each in clique}
             left = [each for each in left if id(each) not in called]
-    for members in calls:
-        found += [all_to_all(members, turn, position, near) for turn in range(len(members[0].rows))]
-    for each in left:
-        # What it sends was there when it called; unless it was another GPU's that handed it over.
-        handed = _may_hand_over(each.edge, len(by[each.edge]), nodes)
-        found += [
-            Instance(
-                own,
-                Op.SEND_RECV,
-                list(each.edge),
-                size=int(size),
-                complete=bool(whole),
-                free=frozenset(() if handed else (0,)),
-                near=near,
-                inside=handed,
-            )
-            for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
-        ]
-    taken = [lane.rows for lanes in by.values() for lane in lanes]
-    return found, np.setdiff1d(rows, np.concatenate(taken), assume_unique=True) if taken else rows
+    return calls, left
+
+
+def _sent(job: Job, each: Transfers, *, handed: bool) -> list[Instance]:
+    """Transfers from one endpoint to another. What it sends was there when it called; unless it was another
+    GPU's that ``handed`` it over."""
+    free = frozenset(() if handed else (0,))
+    return [
+        Instance(
+            own, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), free=free,
+            near=job.near, inside=handed,
+        )
+        for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
+    ]  # fmt: skip
 
 
 def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
@@ -132,36 +112,6 @@ def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
     """
     mates = int((nodes == nodes[edge[0]]).sum())
     return 1 < mates <= lanes and nodes[edge[0]] != nodes[edge[1]]
-
-
-def _in_turn(lanes: Sequence[Parts], back: Sequence[Parts]) -> bool:
-    """Whether two endpoints send each message when the other's one before has come, within parts, too.
-
-    Chunks of a transfer wait for none; two ranks' all_reduce along a ring does. Of several peers' sends the
-    second chunks wait for all first ones.
-    """
-    if len(lanes) != 1 or len(back) != 1 or len(lanes[0].rows) != len(back[0].rows):
-        return False
-    inside = np.ones(len(lanes[0].rows), bool)
-    inside[lanes[0].begins[:-1]] = inside[back[0].begins[:-1]] = False
-    at = np.flatnonzero(inside)
-    pairs = ((lanes[0], back[0]), (back[0], lanes[0]))
-    return len(at) > 0 and all((a.starts[at] > b.arrivals[at - 1]).mean() >= ALIKE for a, b in pairs)
-
-
-def _handed_on(by: Mapping[Edge, Sequence[Parts]]) -> set[Edge]:
-    """Lines on which ranks hand on what came to them in registered buffers at once: a collective's.
-
-    A stage of a pipeline works on it first.
-    """
-    found: set[Edge] = set()
-    for before, after in ((one, other) for one in by for other in by if one[1] == other[0]):
-        for came, left in zip(by[before], by[after], strict=False):
-            if came.registered and left.registered and len(came.rows) == len(left.rows):
-                gap, way = left.starts - came.arrivals, came.arrivals - came.starts
-                if ((gap >= 0) & (gap <= PACE * way)).mean() >= ALIKE:
-                    found |= {before, after}
-    return found
 
 
 def _without_rings(by: dict[Edge, list[Parts]], near: frozenset[int] | None) -> dict[Edge, list[Parts]]:
@@ -199,4 +149,4 @@ def _sends_unasked(inward: Sequence[Parts], outward: Sequence[Parts]) -> bool:
     """
     came = np.sort(np.concatenate([lane.arrivals for lane in inward]))
     left = np.sort(np.concatenate([lane.starts for lane in outward]))
-    return len(came) == len(left) and bool((left > came).mean() < ALIKE)
+    return len(came) == len(left) and bool((left > came).mean() < MOST)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.matching.buffers import CHUNKS, RING, STEP
+from dpuflow.matching.levels import MOST
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -27,16 +28,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.buffers import Buffer
-    from dpuflow.matching.streams import Columns, Edge
-    from dpuflow.schema.tables import Rows
+    from dpuflow.matching.model import Job
+    from dpuflow.matching.streams import Edge
 
     Ints = NDArray[np.int64]
     Reals = NDArray[np.float64]
 
 
-ALIKE: Final = 0.9
-"""Share of cases that must agree: what loss or a capture's edge disturbs is left room for."""
 ANY, PLAIN, STALL, HIDDEN, SURE = 2.0, 4.0, 7.0, 10.0, 12.0
 """Bits: a part of any shape; a single sign; a proxy thread that stalls (one in a hundred); a late stamp (one
 in a thousand); several signs."""
@@ -48,12 +46,12 @@ FEW: Final = 3
 """Parts alike from which on they are a habit."""
 
 
-def lines_of(
-    exchanges: Rows, columns: Columns, rows: Ints, announced: Ints, buffers: Mapping[int, Buffer]
-) -> list[tuple[Edge, Ints]]:
+def lines_of(job: Job, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:
     """(sender, receiver) and rows of each way of a connection whose entries announce a chunk, or all that
     comes."""
     from dpuflow.kernels import streams
+
+    exchanges, buffers = job.exchanges, job.buffers
 
     key = np.empty(len(rows), np.int64)
     keys = streams.directions(exchanges, rows, key) + 1
@@ -64,7 +62,7 @@ def lines_of(
     other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
     own = (np.bincount(key[chunk], minlength=keys) > 0) & (other == 0)
     slot = np.isin(room, list(buffers))  # full ones announce what comes, too: a collective's
-    own = (own | _registered(exchanges, columns, rows, room, slot, key, keys))[key]
+    own = (own | _registered(job, rows, room, slot, key))[key]
     mine, line = rows[own], key[own]
     if not len(mine):
         return []
@@ -74,28 +72,21 @@ def lines_of(
     return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
 
 
-def _registered(
-    exchanges: Rows,
-    columns: Columns,
-    rows: Ints,
-    room: Ints,
-    slot: NDArray[np.bool_],
-    key: Ints,
-    keys: int,
-) -> NDArray[np.bool_]:
+def _registered(job: Job, rows: Ints, room: Ints, slot: NDArray[np.bool_], key: Ints) -> NDArray[np.bool_]:
     """Ways (``key``) of connections into registered buffers: a part is one message (enqueue.cc addP2pToPlan).
 
     Its entry announces what comes, and is posted when the receiver's kernel runs (net.cc, regBufferReady),
     after all that came before. A collective whose operations each fill one ``slot`` of a staging buffer
     has such entries, too: nothing here tells them apart, so that a way with no other entries is not claimed.
     """
+    exchanges, columns, keys = job.exchanges, job.columns, int(key.max(initial=-1)) + 1
     order = np.lexsort((exchanges["order"][rows], key))
     line, before = key[order], rows[order]
     same = line[1:] == line[:-1]
     after = same & (exchanges["grant_ns"][before[1:]] > columns.arrivals[before[:-1]])
     exact = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
     turns = np.bincount(line[1:][same], minlength=keys)
-    alone = np.bincount(line[1:][after], minlength=keys) >= ALIKE * turns
+    alone = np.bincount(line[1:][after], minlength=keys) >= MOST * turns
     other = np.bincount(key[~slot], minlength=keys) > 0
     return np.asarray(exact & other & (turns > 0) & alone, np.bool_)
 
@@ -103,7 +94,9 @@ def _registered(
 class Sending:
     """When each endpoint sent anything."""
 
-    def __init__(self, src: Ints, start_ns: Ints, end_ns: Ints) -> None:
+    def __init__(self, job: Job, rows: Ints) -> None:
+        src, start_ns = job.exchanges["src"][rows].astype(np.int64), job.columns.starts[rows]
+        end_ns = job.exchanges["data_end_ns"][rows]
         self.spans: dict[int, tuple[Ints, Ints, Ints]] = {}
         order = np.lexsort((start_ns, src))
         for mine in np.split(order, np.flatnonzero(np.diff(src[order])) + 1):
@@ -126,15 +119,16 @@ class Parts:
 
     def __init__(
         self,
-        exchanges: Rows,
-        columns: Columns,
+        job: Job,
         edge: Edge,
         rows: Ints,
-        asked: Ints,
-        announced: Ints,
+        entries: tuple[Ints, Ints],
         lanes: int,
         sending: Sending,
     ) -> None:
+        """``entries``: for how many messages each row's was, and how many bytes it announced; ``lanes``: how
+        many connections lead from one endpoint to the other."""
+        exchanges, columns, (asked, announced) = job.exchanges, job.columns, entries
         self.edge, self.rows, self.lanes = edge, rows, lanes
         self.bytes, self.starts = columns.sizes[rows], columns.starts[rows]
         self.sizes = self.bytes // asked  # of several senders' messages that go together one
@@ -147,7 +141,7 @@ class Parts:
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
         self.slots = 1
         granted = self.grants[1:] > self.arrivals[:-1]
-        self.registered = bool((announced == self.sizes).all()) and len(rows) > 1 and granted.mean() >= ALIKE
+        self.registered = bool((announced == self.sizes).all()) and len(rows) > 1 and granted.mean() >= MOST
         if self.registered:
             self.begins = np.arange(len(rows) + 1)
         else:
@@ -258,7 +252,7 @@ class Parts:
         total = self.lanes * np.add.reduceat(self.sizes, self.begins[:-1])
         largest = np.maximum.reduceat(self.sizes, self.begins[:-1])
         unit = np.where(total < 131_072, 32_768, np.where(total < 1 << 20, 65_536, max(CHUNKS)))
-        return bool(total[largest <= unit].sum() >= ALIKE * total.sum())
+        return bool(total[largest <= unit].sum() >= MOST * total.sum())
 
     def signatures(self) -> list[tuple[int, int]]:
         """Messages and bytes of every part."""
@@ -341,7 +335,7 @@ def _beside(lane: Parts, base: Parts) -> Ints | None:
         turn, over = tries[best, np.arange(len(best))], over.max(axis=0)
         if (np.diff(turn) <= 0).any():
             return None
-    return turn if (over >= 0).mean() >= ALIKE else None
+    return turn if (over >= 0).mean() >= MOST else None
 
 
 def _overlap(lane: Parts, base: Parts, turn: Ints) -> Ints:

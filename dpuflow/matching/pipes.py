@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Columns
     from dpuflow.schema.tables import Rows
 
@@ -87,20 +88,16 @@ def connections_of(
 
 
 def pipes_of(
-    exchanges: Rows,
-    dealt: NDArray[np.int64],
-    at: NDArray[np.int64],
-    end: NDArray[np.int64],
+    job: Job,
+    connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     announced: NDArray[np.int64],
-    until: NDArray[np.int64] | None = None,
 ) -> list[Pipe | None]:
-    """A pipe for each connection, whose rows are ``dealt[at:end]``; None where entries are missing.
+    """A pipe for each of ``connections`` (``credited_instances``); None where entries are missing.
 
-    Those missing at the beginning came before the capture did; a pipe begins behind them.
-
-    ``announced``: bytes that the entry of each row of ``exchanges`` allowed, 0 where it was not seen;
-    ``until``: see ``structured_instances``.
+    Those missing at the beginning came before the capture did; a pipe begins behind them. ``announced`` as
+    in ``Job``.
     """
+    exchanges, until, (dealt, at, end) = job.exchanges, job.until, connections
     index, slots = exchanges["sub"][dealt].astype(np.int64), announced[dealt]
     granted, arrived = exchanges["grant_ns"][dealt], exchanges["arrived_end_ns"][dealt]
     known = (granted[1:] != NEVER) & (arrived[:-1] != NEVER)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.matching.crowded import between_nodes
+from dpuflow.matching.levels import RARE
 from dpuflow.matching.model import Instance
 from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schedules.graph import dependencies, edge_sizes, kept
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -27,14 +28,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.matching.crowded import Processes
-    from dpuflow.matching.streams import Columns
+    from dpuflow.matching.model import Job
     from dpuflow.schedules.algorithms import Algorithm
-    from dpuflow.schema.tables import Rows
 
 Edge = tuple[int, int]
 FAR = int(np.iinfo(np.int64).max)
-ASTRAY = 0.1
-"""A reading of what ran before holds although so many of its messages speak against it."""
 
 
 class Reading(NamedTuple):
@@ -51,49 +49,34 @@ class Reading(NamedTuple):
         return [row for rows in self.rows.values() for row in rows]
 
 
-def read_processes(
-    exchanges: Rows, columns: Columns, rows: NDArray[np.int64], processes: Processes
-) -> list[Instance]:
+def read_processes(job: Job, rows: NDArray[np.int64], processes: Processes) -> list[Instance]:
     """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
-    return _Program(exchanges, columns, rows, None, processes).run()
+    return _Program(job, rows, processes).run()
 
 
-def in_program_order(
-    exchanges: Rows,
-    columns: Columns,
-    cut: Sequence[Instance],
-    position: NDArray[np.int64],
-) -> Sequence[Instance]:
+def in_program_order(job: Job, cut: Sequence[Instance]) -> Sequence[Instance]:
     """The collectives of one communicator all of whose messages were captured.
 
     They stay as they were ``cut``, operation by operation, where that keeps the order of the programs; else
-    they are read in that order. ``position`` gives each endpoint's place in the default numbering of ranks.
+    they are read in that order.
     """
     rows = np.sort(np.concatenate([instance.rows for instance in cut]))
     before = sorted(cut, key=lambda instance: int(instance.rows[0]))
-    held = _Program(exchanges, columns, rows, position).in_order(before)
+    held = _Program(job, rows).in_order(before)
     if held == len(rows):
         return cut
-    read = _Program(exchanges, columns, rows, position).run()
+    read = _Program(job, rows).run()
     return read if sum(len(each.rows) for each in read if each.algorithm is not None) > held else cut
 
 
 class _Program:
     """What each rank sends, in order, and on which edge."""
 
-    def __init__(
-        self,
-        exchanges: Rows,
-        columns: Columns,
-        rows: NDArray[np.int64],
-        position: NDArray[np.int64] | None,
-        processes: Processes | None = None,
-    ) -> None:
-        picked = exchanges[rows]
+    def __init__(self, job: Job, rows: NDArray[np.int64], processes: Processes | None = None) -> None:
+        picked, columns = job.exchanges[rows], job.columns
         self.processes = processes
         if processes is None:
-            ends = np.unique(np.stack([picked["src"], picked["dst"]])).tolist()
-            self.order = sorted(ends, key=lambda end: end if position is None else int(position[end]))
+            self.order = job.ordered(np.unique(np.stack([picked["src"], picked["dst"]])).tolist())
             place = {end: number for number, end in enumerate(self.order)}
             self.src = [place[end] for end in picked["src"].tolist()]
             self.dst = [place[end] for end in picked["dst"].tolist()]
@@ -130,7 +113,7 @@ class _Program:
         for instance in found:
             count[instance.op] += len(instance.rows)
             told[instance.op] += len(instance.rows) * (instance.algorithm is not None)
-        self.varied = VARIED & {op for op in count if told[op] < ASTRAY * count[op]}
+        self.varied = VARIED & {op for op in count if told[op] < RARE * count[op]}
         if self.varied:
             self.free, self.at, self.begin = begun
             found = self._read()
@@ -193,7 +176,7 @@ class _Program:
                 doubtful += found if known else []
         # A message or two may have been given another one's time.
         doubtful.sort(key=lambda each: each[0] / len(each[1].taken))
-        return [r for against, r in doubtful[:1] if against <= max(1, ASTRAY * len(r.taken))]
+        return [r for against, r in doubtful[:1] if against <= max(1, RARE * len(r.taken))]
 
     def _laid(self, algorithm: Algorithm, root: int, number: int, *, sized: bool) -> Iterator[Reading]:
         """The schedule laid over what the edges carry next, if operation and sizes agree."""
@@ -320,16 +303,22 @@ class _Program:
         return self.rows[sorted(rows, key=lambda row: (self.start[row], row))]
 
 
-@lru_cache(maxsize=4096)
 def _candidates(op: Op, n: int, edge: Edge) -> tuple[tuple[Algorithm, int], ...]:
-    """Algorithms of ``op`` with their roots that begin with a message on this edge."""
-    return tuple(
-        (algorithm, root)
-        for algorithm in ALGORITHMS
-        if algorithm.op == op and algorithm.fits(n)
-        for root in (range(n) if algorithm.rooted else (0,))
-        if edge in edge_sizes(algorithm, n, root)
-    )
+    """Algorithms of ``op`` with their roots that have a message on this edge."""
+    return tuple(_by_edge(op, n).get(edge, ()))
+
+
+@kept(lambda found: sum(250 + 80 * len(each) for each in found.values()))
+def _by_edge(op: Op, n: int) -> dict[Edge, list[tuple[Algorithm, int]]]:
+    """For each edge the algorithms of ``op`` and their roots that have a message on it: all in one go, for
+    the schedules of many ranks do not stay in memory from one edge to the next."""
+    found: dict[Edge, list[tuple[Algorithm, int]]] = {}
+    for algorithm in ALGORITHMS:
+        if algorithm.op == op and algorithm.fits(n):
+            for root in range(n) if algorithm.rooted else (0,):
+                for edge in edge_sizes(algorithm, n, root):
+                    found.setdefault(edge, []).append((algorithm, root))
+    return found
 
 
 _arcs = lru_cache(maxsize=4096)(dependencies)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
@@ -28,30 +29,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Edge
     from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 
 
-ALIKE: Final = 0.9
-"""Share of turns that must keep the order: what loss or a capture's edge disturbs is left room for."""
 _DOUBLING: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_REDUCE and a.name == "recursive_doubling")
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
 
 
-def put_instances(
-    exchanges: Rows, rows: Ints, position: Ints, near: frozenset[int] | None
-) -> tuple[list[Instance], Ints]:
-    """The all_to_alls among ``rows``, and the rows of none. Arguments as of ``structured_instances``."""
+def put_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
+    """The all_to_alls among ``rows``, and the rows of none."""
+    exchanges = job.exchanges
     put = rows[(exchanges["wire"][rows] == Wire.ROCE_WRITE) & (exchanges["tag"][rows] > 1)]
     if not len(put):
         return [], rows
     found: list[Instance] = []
-    for ways in _cliques(_ways(exchanges, put), near):
+    for ways in _cliques(_ways(exchanges, put), job.near):
         turns = _turns(exchanges, ways)
         if turns is not None:
-            found += _made(exchanges, ways, turns, position, near)
+            found += _made(job, ways, turns)
     taken = np.concatenate([instance.rows for instance in found]) if found else rows[:0]
     return found, np.setdiff1d(rows, taken, assume_unique=True)
 
@@ -103,13 +102,11 @@ def _turns(exchanges: Rows, ways: dict[Edge, Ints]) -> Ints | None:
             continue
         ready = np.where(into == NEVER, NEVER, into).max(axis=0)[:-1]
         kept.append((begins[src == end].min(axis=0)[1:] >= ready).mean())
-    return turns if kept and np.mean(kept) >= ALIKE else None
+    return turns if kept and np.mean(kept) >= MOST else None
 
 
-def _made(
-    exchanges: Rows, ways: dict[Edge, Ints], turns: Ints, position: Ints, near: frozenset[int] | None
-) -> Iterator[Instance]:
-    members = sorted({end for edge in ways for end in edge}, key=lambda end: int(position[end]))
+def _made(job: Job, ways: dict[Edge, Ints], turns: Ints) -> Iterator[Instance]:
+    exchanges, members = job.exchanges, job.ordered(end for edge in ways for end in edge)
     n = len(members)
     cut = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
     # Two that always put as much to each other make what one step of a doubling is.
@@ -125,7 +122,7 @@ def _made(
             _DOUBLING if steps else _LINEAR,
             size=int(sizes[0]) * (1 if steps else n) if even else None,
             complete=whole,
-            near=near,
+            near=job.near,
             alike=_same_packets(even, steps),
         )
 

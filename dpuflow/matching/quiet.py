@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.matching.levels import RARE
+from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
 
 SLOTS: Final = NCCL_STEPS
 """Messages that a rank may be ahead of the next one: its slots."""
-MOST: Final = 4_000_000
+MOST_CUTS: Final = 4_000_000
 """Cuts times pipes that are kept, at most: 32 bytes each on their way."""
-RARE: Final = 0.1
-"""Share of messages whose times may be wrong: packets that came twice, late or out of order."""
 _FAR = np.iinfo(np.int64).max
 
 
@@ -94,7 +94,7 @@ def cuts_of(pipes: Sequence[Pipe], times: Sequence[Times], behind: Mapping[int, 
     last = _closed(keys[order], starts[order], arrivals[order], src[order], dst[order], len(ends))
     closed = np.empty_like(last)
     closed[order] = last
-    marks = _far_apart(np.unique(closed), np.sort(keys), MOST // len(pipes))
+    marks = _far_apart(np.unique(closed), np.sort(keys), MOST_CUTS // len(pipes))
     at = np.zeros((len(marks) + 1, len(pipes)), np.int64)
     low = 0
     for number, count in enumerate(counts):
@@ -185,15 +185,22 @@ def counted_cuts(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
     others have sent all of this one. But captures that begin between two operations show all pipes from the
     same one on; their ends may be a few messages apart.
     """
-    counts = [len(each.starts) for each in times]
+    whole = alike_long(pipes)
+    steps = int(np.gcd.reduce(whole))
+    at = np.arange(steps + 1)[:, None] * (whole // steps)
+    return _with_pauses(
+        np.unique(np.concatenate([at, [[len(each.starts) for each in times]]]), axis=0), pipes, times
+    )
+
+
+def alike_long(pipes: Sequence[Pipe]) -> Ints:
+    """How many messages of each pipe count: alike where they differ by what the capture's end cut off."""
+    counts = [len(pipe.rows) for pipe in pipes]
     least: list[int] = []
     for count in sorted(counts):
         if not least or count - least[-1] > min(SLOTS, least[-1] // 2):
             least.append(count)
-    whole = np.array([max(n for n in least if n <= count) for count in counts])
-    steps = int(np.gcd.reduce(whole))
-    at = np.arange(steps + 1)[:, None] * (whole // steps)
-    return _with_pauses(np.unique(np.concatenate([at, [counts]]), axis=0), pipes, times)
+    return np.array([max(n for n in least if n <= count) for count in counts])
 
 
 def chain_cuts(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts | None:
@@ -262,7 +269,7 @@ def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[NDArray[np.
     return found
 
 
-TWICE: Final = 2
+LONGER: Final = 2
 """Times that a pause before an operation is longer than one within."""
 
 
@@ -276,11 +283,12 @@ def contrast_of(
     """Share of (first message of an operation, later one) of a rank whose first one paused twice as long;
     of ranks that need no input in it. None where these send but once.
 
+    Operations without a later message say nothing for a way to cut: each is worth ``NO_CONTRAST``.
     A first message's pause counts from the last event before its cut: what reaches a rank before it begins
     tells nothing of it. ``pauses``: of each pipe's messages, ns, as ``reactions`` has them.
     """
     cuts = meanings.cuts
-    won, pairs = 0.0, 0
+    won, asked, compared = 0.0, 0, 0
     free = {kind: meanings.free(kind) for kind in {part.kind for part in parts}}
     for place, rank in enumerate(cuts.ranks):
         mine = [part for part in parts if rank in free[part.kind]]
@@ -293,15 +301,17 @@ def contrast_of(
         sent = _sent(rank, begins, ends, pipes, times, pauses)
         turn, start, pause = (np.concatenate([each[k] for each in sent]) for k in range(3))
         order = np.lexsort((start, turn))
-        turn, pause = turn[order], np.minimum(pause[order], _FAR // TWICE)
+        turn, pause = turn[order], np.minimum(pause[order], _FAR // LONGER)
         inside = np.r_[False, turn[1:] == turn[:-1]] & (turn >= 0)
         # Who begins a chain waits for nobody within, but copies: that may take as long as it likes.
-        least = np.array([1 if meanings.is_chain(part.kind) else TWICE for part in mine])
+        least = np.array([1 if meanings.is_chain(part.kind) else LONGER for part in mine])
         later = np.sort((least[turn] * pause)[inside])
-        if len(first) and len(later):
-            won += float(np.searchsorted(later, first).mean() / len(later)) * len(first)
-            pairs += len(first)
-    return won / pairs if pairs else None
+        if len(first):
+            told = min(len(first), len(later))  # the others have no later message to be held against
+            share = float(np.searchsorted(later, first).mean() / len(later)) if told else 0.0
+            won += share * told + NO_CONTRAST * (len(first) - told)
+            asked, compared = asked + len(first), compared + told
+    return won / asked if compared else None
 
 
 def _sent(

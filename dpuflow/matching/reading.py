@@ -12,21 +12,16 @@ from collections import Counter
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.matching.buffers import DEFAULT
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.operations import Operations, Sends
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from dpuflow.matching.buffers import Buffer
-    from dpuflow.matching.model import Instance
+    from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.operations import Kinds, Part, Turn
     from dpuflow.matching.pipes import Lockstep
-    from dpuflow.matching.streams import Columns
 
 MOST_SETS: Final = 6
 """Sets in lockstep whose combinations are tried."""
@@ -38,10 +33,8 @@ chance, twice at most."""
 MOST_UNEVEN: Final = 4
 """Sets at once of which that is tried: their combinations grow with the power of their number."""
 MOST_TRIES: Final = 1000
-"""So many uneven turns are looked at in all: where sets fit nothing there is no end of combinations."""
-AS_MANY: Final = 0.9
-"""Rings of one number of ranks must explain so much of what rings of several do: else they are those of
-several communicators that are read as one."""
+"""So many turns that fit nothing are looked at, beside one for each place where an operation may begin: where
+sets fit nothing there is no end of combinations."""
 
 SLOWER: Final = 4
 """Times as many are skipped where the number of ranks is known: the fewer parts fit, the less it takes to try
@@ -54,26 +47,16 @@ Alike = dict["Kinds", list["Turn"]]
 
 
 class Reading:
-    """Reads the operations of connected pipes, given the sets of them that are in lockstep.
+    """Reads the operations of connected pipes, given the sets of them that are in lockstep."""
 
-    ``longest``: so many parts, from one place where an operation may begin to the next, may be one.
-    """
-
-    def __init__(
-        self,
-        columns: Columns,
-        sets: list[Lockstep],
-        position: NDArray[np.int64],
-        nodes: NDArray[np.int64],
-        near: frozenset[int] | None = None,
-        buffers: Mapping[int, Buffer] = DEFAULT,
-        longest: int = LONGEST,
-    ) -> None:
-        self._longest = longest
-        self._sets, self._sends = sets, Sends(sets, columns.starts)
-        self._operations = Operations(columns, sets, position, nodes, near, buffers)
+    def __init__(self, job: Job, sets: list[Lockstep]) -> None:
+        self._longest = LONGEST
+        self._sets, self._sends = sets, Sends(sets, job.columns.starts)
+        self._operations = Operations(job, sets)
+        count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in sets)
+        self._most_over = (1 - MOST) * count  # messages that may be left over
         self._barren: set[tuple[object, ...]] = set()  # parts that make up no uneven turn
-        self._tries = MOST_TRIES  # uneven turns that may still be looked at
+        self._most = self._tries = MOST_TRIES + sum(map(len, sets))  # that may still fit nothing
         self._seen: Counter[Kinds] = Counter()  # how often turns of these kinds came
         self._skipped = False  # whether anything fitted nothing
 
@@ -83,11 +66,11 @@ class Reading:
         if self._skipped and len(alike) > 1:
             self._seen = Counter({kinds: len(turns) for kinds, turns in alike.items()})
             alike = self._alike()
-        every, enough = self._operations, AS_MANY * self._messages(alike)
+        every, enough = self._operations, MOST * self._messages(alike)
         self._longest *= SLOWER
         best = -1, 0
         for among in self._numbers_of_ranks(alike):
-            self._operations, self._barren, self._tries = every.of_ranks(among), set(), MOST_TRIES
+            self._operations, self._barren, self._tries = every.of_ranks(among), set(), self._most
             again = self._alike()
             worth = self._held(again), self._messages(again)
             if worth[1] >= enough and worth > best:
@@ -136,13 +119,17 @@ class Reading:
             if all(map(self._operations.layout, even)):
                 yield from even
                 return
-        at = [0] * len(self._sets)
+        at, over = [0] * len(self._sets), self._most_over
         usual: tuple[int, ...] = ()
         while left := self._sends.left(at):
             turn = self._next(at, left[:MOST_SETS], usual)
             if turn is None:
                 # What begins first fits nothing: go on behind it.
                 self._skipped = True
+                part = left[0], at[left[0]], at[left[0]] + 1
+                over -= self._operations.messages(part) * len(self._sets[left[0]].pipes)
+                if over < 0:
+                    return  # nobody will ask for the rest
                 at[left[0]] += 1
                 continue
             for number, _, end in turn:
@@ -168,15 +155,23 @@ class Reading:
         for chosen in choices:
             if self._sends.is_next(chosen, at, left):
                 turn = tuple((number, at[number], at[number] + 1) for number in chosen)
-                if self._operations.layout(turn):
+                if self._fits(turn):
                     return self._longer(turn, at)
         # A receiver that is slow on all connections at once may look like a beginning.
         for length in range(2, self._longest + 1):
             if all(at[number] + length <= len(self._sets[number]) for number in left):
                 turn = tuple((number, at[number], at[number] + length) for number in sorted(left))
-                if self._operations.layout(turn):
+                if self._fits(turn):
                     return turn
         return None
+
+    def _fits(self, turn: Turn) -> bool:
+        """Whether ``turn`` is an operation; not of kinds that are new once too many fitted nothing."""
+        if not self._operations.is_known(turn):
+            if self._tries <= 0:
+                return False
+            self._tries -= not self._operations.layout(turn)
+        return bool(self._operations.layout(turn))
 
     def _longer(self, turn: Turn, at: list[int]) -> Turn:
         """``turn``, or what begins with it and came more often: its parts may look like operations."""
@@ -202,8 +197,7 @@ class Reading:
             return None
         for chosen in choices:
             for turn in self._mixed([parts[number] for number in chosen]):
-                self._tries -= not self._operations.is_known(turn)
-                if self._operations.layout(turn):
+                if self._fits(turn):
                     return turn
                 if self._tries <= 0:
                     return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.matching.levels import MOST, RARE, TWICE
 from dpuflow.matching.model import Instance
 from dpuflow.schema.rows import NEVER, Op
 
@@ -25,39 +26,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.matching.model import Job
     from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 
-BULK = 0.9
-"""Sizes that make up this share of a connection's bytes are its own; rarer ones are accidents."""
 FEWEST = 4
 """Repetitions from which on what repeats is no accident."""
 PERIODS = 32
 """Periods worth a try: the most frequent distances between long silences."""
 AHEAD = 48
 """How many long silences a period may span."""
-USUAL = 0.9
-"""A place that this share of all periods has is part of the pattern."""
 EXPLAINED = 0.5
 """A pattern that leaves more than half of the bytes over has not understood them."""
-TWICE = 2
-"""What happened once may be an accident: a wrong cut, a question and its answer."""
 CHANCE = 0.5
 """What a pattern is worth whose ranks act but once, so that there is nothing to compare."""
-SELDOM = 0.1
-"""How often a rank must act unasked at a place that begins something: mostly another one is quicker. At a
-place where all wait for a late rank, it alone does."""
 WORSE = 0.05
 """What finer cuts may cost in silences before them: coincidences."""
 
 
-def repeated_instances(exchanges: Rows, rows: Ints, position: Ints) -> list[Instance]:
+def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE: bursts in order of time, whose operation is unknown.
 
-    ``position`` gives each endpoint's place in the default numbering of ranks. What does not repeat is
-    left out.
+    What does not repeat is left out.
     """
+    exchanges = job.exchanges
     found: list[Instance] = []
     for clusters in _connected(exchanges, _clusters(exchanges, rows)):
         apart = [_Pattern(exchanges, cluster) for cluster in clusters if len(cluster) + 1 >= FEWEST]
@@ -68,7 +61,7 @@ def repeated_instances(exchanges: Rows, rows: Ints, position: Ints) -> list[Inst
             whole = _Pattern(exchanges, np.sort(np.concatenate(clusters)))
             apart = [whole] if whole.explained > explained else apart
         for pattern in apart:
-            found.extend(pattern.instances(position))
+            found.extend(pattern.instances(job.position))
     return found
 
 
@@ -88,7 +81,7 @@ def _clusters(exchanges: Rows, rows: Ints) -> list[Ints]:
         size, count = np.unique(exchanges["bytes"][part].astype(np.int64), return_counts=True)
         volume = size * count
         best = np.argsort(-volume, kind="stable")
-        enough = int(np.searchsorted(np.cumsum(volume[best]), BULK * volume.sum())) + 1
+        enough = int(np.searchsorted(np.cumsum(volume[best]), MOST * volume.sum())) + 1
         sizes = size[best[:enough]][count[best[:enough]] > 1].tolist()
         ends = int(exchanges["src"][part[0]]), int(exchanges["dst"][part[0]])
         meets.append([(own, end) for own in sizes for end in ends])
@@ -169,7 +162,7 @@ class _Pattern:
     def _one_way(self, a: int, b: int) -> bool:
         """Whether one rank sent (nearly) all bytes of a block."""
         sent = np.bincount(self.src[a:b], self.size[a:b])
-        return bool(sent.max() >= BULK * sent.sum())
+        return bool(sent.max() >= MOST * sent.sum())
 
     def _free(self, cuts: Sequence[tuple[int, int]]) -> list[set[int]]:
         """For each block the ranks whose first burst needs no input.
@@ -297,7 +290,7 @@ class _Pattern:
             np.concatenate(since), return_index=True, return_inverse=True, return_counts=True
         )
         parts = np.split(places[np.argsort(which, kind="stable")], np.cumsum(times)[:-1])
-        usual = [parts[k] for k in np.argsort(first).tolist() if times[k] >= USUAL * blocks]
+        usual = [parts[k] for k in np.argsort(first).tolist() if times[k] >= MOST * blocks]
         usual.sort(key=lambda found: -float(np.median(self.sent[found] - self.busy[found - 1])))
         enough = self._overall(chains) - WORSE
         best, finer = chains, chains
@@ -320,7 +313,7 @@ class _Pattern:
     def _openers(self, chains: Sequence[Ints], places: Ints) -> int:
         """How many ranks act unasked, now and then, in the blocks that begin at ``places``."""
         _, times = self._facts(_Chains.of(chains), places)
-        return int((times >= max(TWICE, SELDOM * len(places))).sum())
+        return int((times >= max(TWICE, RARE * len(places))).sum())
 
     def _facts(self, chains: _Chains, marked: Ints | None = None) -> tuple[Ints, Ints]:
         """``kernels.repeats.blocks`` of the chains: its facts, and its times for ``marked`` places."""

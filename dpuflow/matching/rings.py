@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.lanes import AGREE, Layout, grouped, passed_on
+from dpuflow.matching.lanes import Layout, grouped, passed_on
+from dpuflow.matching.levels import MOST
 from dpuflow.schedules.nccl import looped_ring, seen_hops
 from dpuflow.schema.rows import NEVER, Op
 
@@ -301,7 +302,7 @@ def _agreement(fit: Fit, passed: Mapping[int, Passed], slices: int) -> tuple[int
         kept, held = kept + int(known[through].sum()), held + int(same[through].sum())
         changed += int(known[~through].sum())
         reduced += int((known - same)[~through].sum())
-    return (held, held + reduced) if held >= AGREE * kept and reduced >= AGREE * changed else None
+    return (held, held + reduced) if held >= MOST * kept and reduced >= MOST * changed else None
 
 
 def passes(fit: Fit, length: int, slices: int) -> NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.matching.hypotheses import SAMPLE
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.streams import HOLE
 from dpuflow.schema.rows import NEVER
 
@@ -31,8 +32,6 @@ CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
 CERTAIN = 3.3
 """Standard deviations that chance exceeds less than once in a thousand times."""
-EXPLAINED = 0.9
-"""A hypothesis that leaves a tenth of what a captured rank sent and got meanwhile is not what ran."""
 
 
 class Scorer:
@@ -129,7 +128,7 @@ class Scorer:
         for hypothesis, count in runs:
             taken = zip(hypothesis.edges, (hypothesis.plan.counts * hypothesis.cuts).tolist(), strict=True)
             end = max(int(lanes[numbers[edge]][: count * some][-1]) for edge, some in taken)
-            if count * hypothesis.messages >= EXPLAINED * np.searchsorted(every, end, side="right"):
+            if count * hypothesis.messages >= MOST * np.searchsorted(every, end, side="right"):
                 whole.append((hypothesis, count))
         return whole or runs
 

@@ -8,18 +8,19 @@ never cuts: a rank that waits for a late peer is idle too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.matching.crowded import Processes, shares_addresses
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
+from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance, placed
 from dpuflow.matching.program import in_program_order, read_processes
 from dpuflow.matching.recognise import whole_size
-from dpuflow.matching.scoring import NO_CONTRAST, Scorer
-from dpuflow.matching.streams import HOLE, columns_of, edge_streams, has_numbers, numbered_streams
+from dpuflow.matching.scoring import Scorer
+from dpuflow.matching.streams import HOLE, edge_streams, has_numbers, numbered_streams
 from dpuflow.schedules.graph import schedule
 from dpuflow.schema.rows import MessageFlag, Op
 
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.identity.processes import Ends
     from dpuflow.matching.hypotheses import Hypothesis
-    from dpuflow.matching.streams import Columns, Streams
-    from dpuflow.schedules.algorithms import Algorithm
-    from dpuflow.schema.tables import Rows
+    from dpuflow.matching.model import Job
+    from dpuflow.matching.streams import Streams
 
 ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
@@ -40,40 +39,30 @@ TRIES = 24
 """Of these, the offsets to try: behind the first long pauses, and the longest."""
 EARLY = 4
 """So many messages a rank at the front have their own longest pauses tried."""
-NEAR = 0.9
-"""A beginning that comes this near the best one, by the same algorithm, is taken if it drops less."""
 
 
-def sequenced_instances(
-    exchanges: Rows,
-    rows: NDArray[np.int64],
-    position: NDArray[np.int64],
-    near: frozenset[int] | None = None,
-    ends: Ends | None = None,
-) -> list[Instance]:
+def sequenced_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of one communicator.
 
-    ``position`` gives each endpoint's place in the default numbering of ranks; ``near`` the endpoints all
-    of whose messages were captured, None for everyone. Messages that fit no
-    algorithm become incomplete collectives of their own. ``ends``: who is at both ends of each connection.
+    Messages that fit no algorithm become incomplete collectives of their own.
     """
     found: list[Instance] = []
-    if near is None and ends is not None and shares_addresses(exchanges, rows, ends):
-        processes = Processes(exchanges, rows, ends)
-        read = read_processes(exchanges, columns_of(exchanges), rows, processes)
-        return [processes.instance(each, position) for each in read]
+    exchanges, near = job.exchanges, job.near
+    if near is None and shares_addresses(job, rows):
+        processes = Processes(job, rows)
+        if processes.ranks <= len(rows):  # else a hello names a rank that there cannot be
+            return [processes.instance(each) for each in read_processes(job, rows, processes)]
     # ob1 numbers each edge's messages from 0 or 1: so a capture that has the first ones saw the beginning.
     heads = rows[exchanges["order"][rows] == 0]
     opening = (exchanges["flags"][heads] & MessageFlag.OPENING) != 0
     whole = bool((opening | (has_numbers(exchanges, heads) & (exchanges["sub"][heads] <= 1))).all())
-    columns = columns_of(exchanges)
     parts = numbered_streams(exchanges, edge_streams(exchanges, rows))
     begins = {op: streams.at.copy() for op, streams in parts.items()}
     places = Places()
     for op, streams in parts.items():
-        found.extend(cut_streams(columns, streams, op, position, settled=whole, near=near, places=places))
+        found.extend(cut_streams(job, streams, op, settled=whole, places=places))
     if near is None:
-        return list(in_program_order(exchanges, columns, found, position))
+        return list(in_program_order(job, found))
     if len(places.taken) < 2:
         return found
     # A communicator has one numbering of its ranks: the one that explains most of all of its collectives.
@@ -81,9 +70,7 @@ def sequenced_instances(
     found = []
     for op, streams in parts.items():
         streams.back_to(begins[op])
-        found.extend(
-            cut_streams(columns, streams, op, position, settled=whole, near=near, places=Places(usual=usual))
-        )
+        found.extend(cut_streams(job, streams, op, settled=whole, places=Places(usual=usual)))
     return found
 
 
@@ -107,52 +94,35 @@ class Places:
             self.fitting[order] = before[0] + messages, before[1] + messages * score
 
 
-Habits = dict[int, tuple["Algorithm", int, list[str]]]
-"""Ranks -> the algorithm and segments that fitted last, and the alternatives: tried first next time."""
-
-
 def cut_streams(
-    columns: Columns,
+    job: Job,
     streams: Streams,
     op: Op,
-    position: NDArray[np.int64],
     *,
     settled: bool = False,
-    habits: Habits | None = None,
-    near: frozenset[int] | None = None,
     places: Places | None = None,
 ) -> list[Instance]:
     """The collectives of one communicator's streams; ``op`` UNKNOWN: of any operation.
 
-    ``settled`` says that the streams begin where a collective begins. ``habits`` is what was found
-    on other channels of the same job, ``places`` on other operations of the same communicator; both are
-    brought up to date. ``near`` as in ``sequenced_instances``.
+    ``settled`` says that the streams begin where a collective begins. ``places`` is what was found on other
+    operations of the same communicator; it is brought up to date.
     """
-    segmenter = _Segmenter(columns, streams, op, position, near)
+    segmenter = _Segmenter(job, streams, op)
     segmenter.places = places or Places()
-    segmenter.habits = {} if habits is None else habits
     return segmenter.run(settled=settled)
 
 
 class _Segmenter:
     """Cuts the streams of one communicator and operation into collectives, from the front."""
 
-    def __init__(
-        self,
-        columns: Columns,
-        streams: Streams,
-        op: Op,
-        position: NDArray[np.int64],
-        near: frozenset[int] | None,
-    ) -> None:
+    def __init__(self, job: Job, streams: Streams, op: Op) -> None:
         self.op = op
         self.streams = streams
-        ends = {end for edge in streams.edges for end in edge}
-        self.endpoints = sorted(ends, key=lambda e: int(position[e]))
+        self.endpoints = job.ordered(end for edge in streams.edges for end in edge)
+        columns = job.columns
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
-        self.proposer = Proposer(columns, op, self.endpoints, near)
+        self.proposer = Proposer(job, op, self.endpoints)
         self.scorer = Scorer(columns, named=op != Op.UNKNOWN)
-        self.habits: Habits = {}
         self.places = Places()
 
     def run(self, *, settled: bool) -> list[Instance]:
@@ -173,7 +143,6 @@ class _Segmenter:
                 found.extend(self._stray(stray))
                 stray = []
             hypothesis, alternatives = chosen
-            self.habits[len(hypothesis.order)] = (hypothesis.algorithm, hypothesis.cuts, alternatives)
             found.extend(
                 self._take(hypothesis, self.proposer.run_length(self.streams, hypothesis), alternatives)
             )
@@ -192,9 +161,6 @@ class _Segmenter:
         A capture may begin within a collective, and a lost message may break one. Then equal sizes
         fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
         """
-        usual = self._as_usual()
-        if usual is not None:
-            return 0, usual
         whole = self.streams.at.copy()
         tried: list[tuple[float, int, Hypothesis, list[tuple[Hypothesis, int]]]] = []
         beginnings = self._beginnings()
@@ -226,7 +192,7 @@ class _Segmenter:
         which, runs = next(
             (which, runs)
             for score, which, hypothesis, runs in tried
-            if score >= NEAR * best and (hypothesis.algorithm, hypothesis.cuts) == (like.algorithm, like.cuts)
+            if score >= MOST * best and (hypothesis.algorithm, hypothesis.cuts) == (like.algorithm, like.cuts)
         )
         self.streams.take(slice(None), beginnings[which])
         hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
@@ -239,23 +205,6 @@ class _Segmenter:
             if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
         ]
         return beginnings[which], (hypothesis, list(dict.fromkeys(alternatives)))
-
-    def _as_usual(self) -> tuple[Hypothesis, list[str]] | None:
-        """What fitted another channel, if nothing here speaks against it."""
-        habit = self.habits.get(len(self.endpoints))
-        if habit is None:
-            return None
-        algorithm, cuts, alternatives = habit
-        for base in self.proposer.shapes(self.streams):
-            if base.algorithm is not algorithm or (
-                cuts > 1 and cuts not in self.proposer.segments(self.streams, base)
-            ):
-                continue
-            hypothesis = replace(base, cuts=cuts)
-            count = self.proposer.run_length(self.streams, hypothesis, SAMPLE)
-            if count and self.scorer.is_clear(self.streams, hypothesis, count, NO_CONTRAST):
-                return hypothesis, alternatives
-        return None
 
     def _equal_blocks(self) -> list[NDArray[np.int64]]:
         """The collectives of an algorithm that no schedule describes, if every edge repeats itself.

@@ -2,10 +2,16 @@
 
 A message's size stands before it (``framing``); the sizes are those of NCCL's chunks and slices as over
 RoCE, so ``layouts`` tells what an operation's messages make together. There are no clear-to-send entries, so
-where operations begin is told by pauses (``spoken``). Where only some nodes were captured, what the pauses of
-the others were is not known: there the messages of every connection repeat, and of the numbers of repetitions
-whose parts make up operations (``meanings``) the one counts in which ranks paused longest before their first
-message of an operation, against the later ones (``quiet``). NCCL 2.30, src/transport/net_socket.cc.
+where operations begin is told by pauses. Pauses within an operation may be as long as those before one (all
+wait for a rank that is late), so no length of a pause is a boundary by itself: for one least length after the
+other the cuts with such pauses (``quiet``) are tried. Of these as many are left out as it takes for the parts
+to make up operations that are possible (``meanings``); what explains most counts, and of equals where first
+messages paused longest against later ones.
+
+Where only some nodes were captured, what the pauses of the others were is not known: there the messages of
+every connection repeat, and of the numbers of repetitions whose parts make up operations the one counts in
+which ranks paused longest before their first message of an operation, against the later ones. NCCL 2.30,
+src/transport/net_socket.cc.
 """
 
 from __future__ import annotations
@@ -14,14 +20,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.credited import EXPLAINED, joined
-from dpuflow.matching.meanings import Meanings, Part
+from dpuflow.matching.credited import joined
+from dpuflow.matching.levels import MOST, TWICE
+from dpuflow.matching.meanings import MOST_KINDS, Meanings, Part
 from dpuflow.matching.model import placed
 from dpuflow.matching.pipes import Pipe, connections_of
-from dpuflow.matching.quiet import contrast_of, cuts_at, reactions, times_of
+from dpuflow.matching.quiet import (
+    Cuts,
+    alike_long,
+    chain_cuts,
+    contrast_of,
+    counted_cuts,
+    cuts_at,
+    cuts_of,
+    reactions,
+    times_of,
+)
 from dpuflow.matching.scoring import NO_CONTRAST
-from dpuflow.matching.spoken import spoken
-from dpuflow.matching.streams import columns_of
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -29,36 +44,24 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.model import Instance
-    from dpuflow.matching.streams import Columns
-    from dpuflow.schema.tables import Rows
+    from dpuflow.matching.model import Instance, Job
 
     Ints = NDArray[np.int64]
 
+
 AHEAD: Final = NCCL_STEPS
 """Messages by which connections in lockstep may be apart where the capture ends: their slots."""
-TWICE: Final = 2
-"""What happened once does not repeat."""
 LONGEST: Final = 4096
 """Messages of an operation on one connection at most, that are tried: 2 GiB of a tree's."""
 SAMPLE: Final = 64
 """Operations that show where ranks pause."""
 
 
-def socket_instances(
-    exchanges: Rows,
-    rows: NDArray[np.int64],
-    position: NDArray[np.int64],
-    near: frozenset[int] | None,
-    nodes: NDArray[np.int64],
-) -> tuple[list[Instance], NDArray[np.int64]]:
-    """The collectives among ``rows``, messages of NCCL's sockets, and the rows that are part of none.
-
-    ``position``, ``near`` and ``nodes``: see ``structured_instances``.
-    """
+def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
+    """The collectives among ``rows``, messages of NCCL's sockets, and the rows that are part of none."""
     if not len(rows):
         return [], rows
-    columns = columns_of(exchanges)
+    exchanges, near = job.exchanges, job.near
     dealt, at, end = connections_of(exchanges, rows)
     pipes = []
     for number, (low, high) in enumerate(zip(at.tolist(), end.tolist(), strict=True)):
@@ -67,25 +70,15 @@ def socket_instances(
         pipes.append((number, Pipe(int(first["src"]), int(first["dst"]), mine, 1, none.astype(bool), none)))
     found: list[Instance] = []
     left = []
-    connected = [[pipe for _, pipe in members] for members in joined(pipes, nodes)]
-    seen = _Seen(columns, position, nodes, near)
+    connected = [[pipe for _, pipe in members] for members in joined(pipes, job.nodes)]
     for own in _apart(connected) if near is not None else connected:
-        instances = spoken(columns, own, position, nodes) if near is None else []
-        instances = instances or _repeated(seen, own)
+        instances = spoken(job, own) if near is None else []
+        instances = instances or _repeated(job, own)
         if instances:
             found += [placed(instance, near) for instance in instances]
         else:
             left += [pipe.rows for pipe in own]
     return found, np.sort(np.concatenate(left)) if left else rows[:0]
-
-
-class _Seen(NamedTuple):
-    """What goes with all connections; see ``structured_instances``."""
-
-    columns: Columns
-    position: NDArray[np.int64]
-    nodes: NDArray[np.int64]
-    near: frozenset[int] | None
 
 
 def _apart(connected: list[list[Pipe]]) -> list[list[Pipe]]:
@@ -101,12 +94,12 @@ def _apart(connected: list[list[Pipe]]) -> list[list[Pipe]]:
     return groups
 
 
-def _repeated(seen: _Seen, pipes: Sequence[Pipe]) -> list[Instance]:
+def _repeated(job: Job, pipes: Sequence[Pipe]) -> list[Instance]:
     """The operations of connected pipes, if they repeat one; of several ways those that pauses bear out."""
-    times = times_of(seen.columns, pipes)
+    times = times_of(job.columns, pipes)
     pauses = reactions(pipes, times)
-    whole = _alike_long(pipes)
-    sizes = [seen.columns.sizes[pipe.rows[:n]] for pipe, n in zip(pipes, whole.tolist(), strict=True)]
+    whole = alike_long(pipes)
+    sizes = [job.columns.sizes[pipe.rows[:n]] for pipe, n in zip(pipes, whole.tolist(), strict=True)]
     least = int(whole.min())
     best: tuple[float, int] = (-1.0, 0)
     chosen: tuple[Meanings, list[Part]] | None = None
@@ -116,8 +109,8 @@ def _repeated(seen: _Seen, pipes: Sequence[Pipe]) -> list[Instance]:
             continue
         if not all(_repeats(size, m) for size, m in zip(sizes, lengths.tolist(), strict=True)):
             continue
-        cuts = cuts_at(np.arange(count + 1)[:, None] * lengths, pipes, times, seen.near)
-        meanings = Meanings(seen.columns, pipes, seen.position, seen.nodes, cuts, seen.near)
+        cuts = cuts_at(np.arange(count + 1)[:, None] * lengths, pipes, times, job.near)
+        meanings = Meanings(job, pipes, cuts)
         parts = [Part(number, number + 1, 0) for number in range(count)]
         if not meanings.reads(0, 0, 1):
             continue
@@ -126,20 +119,223 @@ def _repeated(seen: _Seen, pipes: Sequence[Pipe]) -> list[Instance]:
         if worth > best:
             best, chosen = worth, (meanings, parts)
     found = chosen[0].made(chosen[1]) if chosen else []
-    enough = sum(len(i.rows) for i in found) >= EXPLAINED * sum(len(pipe.rows) for pipe in pipes)
+    enough = sum(len(i.rows) for i in found) >= MOST * sum(len(pipe.rows) for pipe in pipes)
     return found if enough else []
-
-
-def _alike_long(pipes: Sequence[Pipe]) -> Ints:
-    """How many messages of each pipe count: alike where they differ by what the capture's end cut off."""
-    counts = [len(pipe.rows) for pipe in pipes]
-    least: list[int] = []
-    for count in sorted(counts):
-        if not least or count - least[-1] > min(AHEAD, least[-1] // 2):
-            least.append(count)
-    return np.array([max(n for n in least if n <= count) for count in counts])
 
 
 def _repeats(sizes: Ints, length: int) -> bool:
     """Whether ``sizes`` repeat after ``length`` messages."""
     return bool((sizes[length:] == sizes[: max(len(sizes) - length, 0)]).all())
+
+
+STEP: Final = 2**0.5
+"""From one least pause that is tried to the next."""
+MERGED: Final = 8
+"""Pauses within one operation, at most, that are as long as those before one: ranks wait for late ones."""
+INNER: Final = 16
+"""Cuts within what makes up no operation that are tried."""
+GRAIN: Final = 0.02
+"""What makes no difference between shares of messages that are explained."""
+_FAR = np.iinfo(np.int64).max
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class _Choice(NamedTuple):
+    """Parts that are operations, and what speaks for them."""
+
+    explained: float
+    ordered: bool  # trees are those of NCCL over the default numbering
+    contrast: float
+    finer: bool  # more parts are better than fewer, if both explain as much
+    parts: list[Part]
+
+
+def spoken(job: Job, pipes: Sequence[Pipe]) -> list[Instance]:
+    """The operations of connected ``pipes``, seen at all nodes; none where they do not make sense."""
+    return _Reader(job, pipes).instances()
+
+
+class _Reader:
+    def __init__(self, job: Job, pipes: Sequence[Pipe]) -> None:
+        self.pipes = pipes
+        self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
+        self.total = sum(len(pipe.rows) for pipe in pipes)
+        self.times = times_of(job.columns, pipes)
+        self.cuts = cuts_of(pipes, self.times)
+        self.meanings = Meanings(job, pipes, self.cuts)
+        self._reactions = reactions(pipes, self.times)
+        self._hashes = [_prefixes(job.columns.sizes[pipe.rows]) for pipe in pipes]
+
+    def instances(self) -> list[Instance]:
+        """Of several ways to cut the one that reads best."""
+        best = self._best()
+        best = self._or_by(counted_cuts(self.pipes, self.times), best)
+        along = chain_cuts(self.pipes, self.times)
+        if along is not None:
+            best = self._or_by(along, best)
+        if best is not None:
+            best = self._or_by(cuts_of(self.pipes, self.times, self._behind(best.parts)), best)
+        if best is None or best.explained < MOST:
+            self.meanings.limit = 2 * MOST_KINDS
+            best = self._best(INNER) or best
+        return self.meanings.made(best.parts) if best is not None and best.explained >= MOST else []
+
+    def _or_by(self, cuts: Cuts, best: _Choice | None) -> _Choice | None:
+        """``best``, or what ``cuts`` lead to, if that is better; then they are the cuts from here on."""
+        before, known = self.cuts, self.meanings
+        self.cuts, self.meanings = cuts, known.over(cuts)
+        other = self._best()
+        if other is not None and (best is None or _better(other, best)):
+            return other
+        self.cuts, self.meanings = before, known
+        return best
+
+    def _behind(self, parts: list[Part]) -> dict[int, int]:
+        """By how much each rank is usually later than the first one in an operation, ns."""
+        begins = self.cuts.at[[part.begin for part in parts]]
+        ends = self.cuts.at[[part.end for part in parts]]
+        first = np.full((len(self.ends), len(parts)), _FAR)
+        for number, pipe in enumerate(self.pipes):
+            starts = np.append(self.times[number].starts, _FAR)[begins[:, number]]
+            starts = np.where(ends[:, number] > begins[:, number], starts, _FAR)
+            place = self.ends.index(pipe.src)
+            first[place] = np.minimum(first[place], starts)
+        late = np.where(first == _FAR, 0, first - first.min(axis=0))
+        return {end: int(np.median(each)) for end, each in zip(self.ends, late, strict=True)}
+
+    def _best(self, inner: int = 0) -> _Choice | None:
+        """What parts of one kind or another explain most, of all least pauses. ``inner``: cuts with shorter
+        ones that are tried within what makes up no operation."""
+        best: _Choice | None = None
+        tried: set[bytes] = set()
+        gaps = self.cuts.gaps[1:-1]
+        known = gaps[(gaps > 0) & (gaps != _FAR)]
+        if not len(known):
+            return None
+        least = float(known.max())
+        while least >= known.min() / STEP and not self.meanings.full:
+            chosen = np.flatnonzero(np.r_[True, gaps >= least, True])
+            least /= STEP
+            if chosen.tobytes() in tried:
+                continue
+            tried.add(chosen.tobytes())
+            choice = self._choice(chosen, inner)
+            if choice is not None and (best is None or _better(choice, best)):
+                best = choice
+        return best
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _choice(self, chosen: Ints, inner: int) -> _Choice | None:
+        """Of the cuts numbered ``chosen`` those that part operations; ``inner`` as in ``_best``."""
+        parts = self._parts(chosen, MERGED)
+        if inner:
+            parts = self._with_inner(chosen, parts, inner)
+        parts = self._inner(parts)
+        if not parts:
+            return None
+        contrast = contrast_of(parts, self.pipes, self.times, self._reactions, self.meanings)
+        told = NO_CONTRAST if contrast is None else round(contrast, 2)
+        # A chain's chunks each look like an operation, and a tree's if ranks send once in each.
+        finer = contrast is not None and not any(self.meanings.is_chain(part.kind) for part in parts)
+        ordered = sum(self.meanings.is_ordered(part.kind) for part in parts) > len(parts) / 2
+        return _Choice(round(self._explained(parts), 2), ordered, told, finer, parts)
+
+    def _with_inner(self, chosen: Ints, parts: list[Part], inner: int) -> list[Part]:
+        """``parts``, and what others of the cuts make of what lies between these."""
+        found: list[Part] = []
+        place = 0
+        for part in [*parts, Part(int(chosen[-1]), int(chosen[-1]), 0)]:
+            while chosen[place] < part.begin:
+                found += self._parts(self._within(int(chosen[place]), int(chosen[place + 1]), inner), inner)
+                place += 1
+            place = int(np.searchsorted(chosen, part.end))
+            found += [part] if part.begin < part.end else []
+        return found
+
+    def _within(self, begin: int, end: int, inner: int) -> Ints:
+        """The cuts from number ``begin`` to ``end``, of those between the ones with the longest pauses."""
+        longest = begin + 1 + np.argsort(-self.cuts.gaps[begin + 1 : end], kind="stable")[:inner]
+        return np.concatenate([[begin], np.sort(longest), [end]])
+
+    def _parts(self, chosen: Ints, most: int) -> list[Part]:
+        """Operations between the cuts numbered ``chosen``, with ``most`` - 1 of these within at most."""
+        at = self.cuts.at[chosen]
+        count = len(chosen)
+        reach = min(most, count - 1)
+        kinds = np.zeros((count, reach + 1), np.uint64)
+        weight = np.zeros((count, reach + 1), np.int64)
+        for length in range(1, reach + 1):
+            kinds[:-length, length], weight[:-length, length] = self._kinds(at[:-length], at[length:])
+        taken = [0] * count
+        table, weights = kinds.tolist(), weight.tolist()
+        values: list[tuple[int, int]] = [(0, 0)] * count  # messages explained, parts
+        for j in range(1, count):
+            values[j] = values[j - 1]
+            for length in range(1, min(reach, j) + 1):
+                i = j - length
+                kind = table[i][length]
+                told = values[i][0] + weights[i][length], values[i][1] + 1
+                if told > values[j] and self.meanings.reads(kind, chosen[i], chosen[j]):
+                    values[j], taken[j] = told, length
+        parts = []
+        j = count - 1
+        while j > 0:
+            i = j - max(taken[j], 1)
+            if taken[j]:
+                parts.append(Part(int(chosen[i]), int(chosen[j]), table[i][taken[j]]))
+            j = i
+        return parts[::-1]
+
+    def _kinds(self, low: Ints, high: Ints) -> tuple[NDArray[np.uint64], Ints]:
+        """A number for the sizes of all messages from each of the cuts ``low`` to that of ``high``, and how
+        many they are."""
+        kinds = np.zeros(len(low), np.uint64)
+        with np.errstate(over="ignore"):
+            for number, (prefix, power) in enumerate(self._hashes):
+                a, b = low[:, number], high[:, number]
+                own = prefix[b] - prefix[a] * power[b - a]
+                kinds += (own + (b - a).astype(np.uint64)) * _MULTIPLIER ** np.uint64(number + 1)
+        return kinds, (high - low).sum(axis=1)
+
+    def _inner(self, parts: list[Part]) -> list[Part]:
+        """``parts`` without those at the ends that may be what the captures cut, unlike any within."""
+        inside = {part.kind for part in parts[1:-1]}
+        return [part for part in parts if part.kind in inside]
+
+    def _explained(self, parts: list[Part]) -> float:
+        """The share of messages in ``parts``, of those that captures need not have cut."""
+        own = [int((self.cuts.at[p.end] - self.cuts.at[p.begin]).sum()) for p in parts]
+        longest, first, last = max(own), parts[0].begin, parts[-1].end
+        before = int(self.cuts.at[first].sum())
+        behind = self.total - int(self.cuts.at[last].sum())
+        asked = self.total - min(before, longest) - min(behind, longest)
+        return sum(own) / max(asked, 1)
+
+
+def _better(one: _Choice, other: _Choice) -> bool:
+    """What explains more is better, then what pauses bear out, then fewer kinds of operations.
+
+    Of equals more operations are, since two may look like one of twice the bytes, unless parts of one look
+    like operations.
+    """
+    mine, theirs = (
+        (each.explained // GRAIN, each.ordered, each.contrast, -len({part.kind for part in each.parts}))
+        for each in (one, other)
+    )
+    if mine != theirs:
+        return mine > theirs
+    fewer, more = sorted((one, other), key=lambda each: len(each.parts))
+    return len(one.parts) != len(other.parts) and one is (more if more.finer else fewer)
+
+
+def _prefixes(sizes: Ints) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Polynomial hashes of all beginnings of ``sizes``, and the powers of what they were made with."""
+    prefix, power = np.zeros(len(sizes) + 1, np.uint64), np.ones(len(sizes) + 1, np.uint64)
+    total, factor, mask = 0, 1, (1 << 64) - 1
+    base = 0xD6E8FEB86659FD93
+    for place, size in enumerate(sizes.tolist()):
+        total = (total * base + size + 1) & mask
+        factor = factor * base & mask
+        prefix[place + 1], power[place + 1] = total, factor
+    return prefix, power

@@ -1,6 +1,8 @@
-"""Messages by edge: what of them cutting looks at, and the holes that lost ones leave.
+"""Messages by edge, and by job: what of them cutting looks at, and the holes that lost ones leave.
 
-In: EXCHANGE rows of one communicator. Out: for each (sender, receiver) its rows in order.
+In: EXCHANGE rows of one communicator. Out: for each (sender, receiver) its rows in order; and the rows of
+jobs that followed each other between the same ranks. A job opens connections of its own: where none is used
+both before and after a moment, and some pair of ranks has one on either side, the job before it is over.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.schema.tables import Rows
+
 
 Edge = tuple[int, int]
 """(src, dst), endpoints."""
@@ -174,3 +177,41 @@ def _others(exchanges: Rows, streams: Streams) -> dict[Edge, NDArray[np.int64]]:
     if not len(rows):
         return {}
     return {edge: mine for edge, mine in edge_streams(exchanges, rows).left() if edge in streams.number}
+
+
+def sessions(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """``rows`` cut where all connections were made anew; one array a job, in order, together all of ``rows``.
+
+    ``rows`` are row numbers of EXCHANGE of one communicator, ascending, and so in order of their first sign.
+    """
+    if not len(rows):
+        return [rows]
+    connection, of = np.unique(exchanges["connection"][rows], return_inverse=True)
+    if len(connection) < 2:
+        return [rows]
+    of = of.reshape(-1)
+    place = np.arange(len(rows))
+    first, last = np.full(len(connection), len(rows)), np.full(len(connection), -1)
+    np.minimum.at(first, of, place)
+    np.maximum.at(last, of, place)
+    src, dst = exchanges["src"][rows[first]].tolist(), exchanges["dst"][rows[first]].tolist()
+    cuts, pairs, end = [0], set[frozenset[int]](), -1
+    for number in np.argsort(first, kind="stable").tolist():
+        if end >= 0 and first[number] > end and _met(pairs, number, first, src, dst):
+            cuts.append(int(first[number]))
+            pairs.clear()
+        pairs.add(frozenset((src[number], dst[number])))
+        end = max(end, int(last[number]))
+    return [rows[low:high] for low, high in zip(cuts, [*cuts[1:], len(rows)], strict=True)]
+
+
+def _met(
+    pairs: set[frozenset[int]],
+    number: int,
+    first: NDArray[np.int64],
+    src: list[int],
+    dst: list[int],
+) -> bool:
+    """Whether a pair that had a connection before ``number`` began has another one afterwards."""
+    later = np.flatnonzero(first >= first[number]).tolist()
+    return any(frozenset((src[k], dst[k])) in pairs for k in later)

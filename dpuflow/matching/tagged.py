@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.matching.crowded import Processes, shares_addresses
 from dpuflow.matching.model import Instance, placed
 from dpuflow.matching.recognise import VARIED, Match, matches, whole_size
-from dpuflow.schema.rows import NEVER, Op
+from dpuflow.schedules.algorithms import GLOO, NONBLOCKING
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.identity.processes import Ends
+    from dpuflow.matching.model import Job
     from dpuflow.schema.tables import Rows
 
 RING_OPS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER)
@@ -44,19 +46,9 @@ class Cell(NamedTuple):
     backward: bool
 
 
-def tagged_instances(
-    exchanges: Rows,
-    rows: NDArray[np.int64],
-    position: NDArray[np.int64],
-    near: frozenset[int] | None = None,
-    ends: Ends | None = None,
-) -> list[Instance]:
-    """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag.
-
-    ``position`` gives each endpoint's place in the order in which ranks are numbered by default; ``near``
-    the endpoints all of whose messages were captured, None for everyone; ``ends`` who is at both ends of each
-    connection.
-    """
+def tagged_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+    """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag."""
+    exchanges, near = job.exchanges, job.near
     cells = _cells(exchanges, rows)
     starts: dict[int, list[int]] = {}
     by_tag: dict[tuple[int, int], list[Cell]] = {}
@@ -66,23 +58,35 @@ def tagged_instances(
     instances: list[Instance] = []
     components = [c for tagged in by_tag.values() for c in _components(tagged, starts)]
     habits = None if near is None else _habits(exchanges, components, near)
-    mixed = [part for part in components if near is None and _shared(exchanges, part, ends)]
-    if mixed and ends is not None:
+    mixed = [part for part in components if near is None and _shared(job, part)]
+    if mixed:
         crowd = np.sort(np.concatenate([cell.rows for part in mixed for cell in part]))
-        processes = Processes(exchanges, crowd, ends)
-        instances = [_of_processes(exchanges, part, processes, position) for part in mixed]
+        processes = Processes(job, crowd)
+        instances = [_of_processes(exchanges, part, processes) for part in mixed]
         components = [part for part in components if all(part is not other for other in mixed)]
     for component in components:
         op = Op(component[0].op)
         parts = _rings(component) if op in RING_OPS else [component]
-        found = [_instance(exchanges, part, op, position, near, habits) for part in parts]
-        if len(found) > 1 and not all(i.algorithm and i.algorithm.name == "ring" for i in found):
-            whole = _instance(exchanges, component, op, position, near, habits)
-            found = [whole] if whole.complete else found
+        found = [_instance(job, part, op, habits) for part in parts]
+        rings = all(i.algorithm and i.algorithm.name == "ring" for i in found)
+        # Two ranks' ring is what two exchange in many another algorithm.
+        if len(found) > 1 and (not rings or max(len(i.order) for i in found) == 2):
+            whole = _instance(job, component, op, habits)
+            found = [whole] if whole.complete and (not rings or len(whole.order) > 2) else found
         instances.extend(found)
     if near is None:
         _keep_alike(exchanges, instances)
     return instances
+
+
+def nonblocking_rows(exchanges: Rows) -> NDArray[np.int64]:
+    """The rows of EXCHANGE of Open MPI's non-blocking collectives: a tag for each call, no operation."""
+    wire, tag = exchanges["wire"], exchanges["tag"].astype(np.int32)
+    ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (exchanges["op"] == Op.UNKNOWN)
+    rows = np.flatnonzero(ob1 & (tag <= MPI_NONBLOCKING))
+    # They count down: a tag that stands alone is something else's.
+    call = (exchanges["context"][rows].astype(np.int64) << 32) + exchanges["tag"][rows]
+    return rows[np.isin(call - 1, call) | np.isin(call + 1, call)]
 
 
 def _keep_alike(exchanges: Rows, instances: Sequence[Instance]) -> None:
@@ -217,19 +221,14 @@ def _overlap(a: Cell, b: Cell) -> int:
     return min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)
 
 
-def _instance(
-    exchanges: Rows,
-    cells: list[Cell],
-    op: Op,
-    position: NDArray[np.int64],
-    near: frozenset[int] | None,
-    habits: Habits | None,
-) -> Instance:
+def _instance(job: Job, cells: list[Cell], op: Op, habits: Habits | None) -> Instance:
     rows = np.sort(np.concatenate([cell.rows for cell in cells]))
-    picked = exchanges[rows]
-    endpoints = sorted({end for cell in cells for end in cell.ends}, key=lambda e: int(position[e]))
+    picked = job.exchanges[rows]
+    endpoints = job.ordered(end for cell in cells for end in cell.ends)
     edges = _edges(picked)
-    found = matches(edges, endpoints, op, near, None if habits is None else habits.get(_shape(op, edges)))
+    unasked = None if habits is None else habits.get(_shape(op, edges))
+    known = NONBLOCKING if op == Op.UNKNOWN else GLOO
+    found = matches(edges, endpoints, op, job.near, unasked, known)
     if not found:
         return Instance(rows, op, endpoints, complete=False, confidence=0.5)
     best = found[0]
@@ -245,24 +244,21 @@ def _instance(
             others,
             best.root if best.algorithm.rooted else None,
             None if best.size is None else whole_size(best.size, picked["bytes"].tolist()),
+            alike=tuple(dict.fromkeys(m.algorithm.op for m in found if m.algorithm.op != best.algorithm.op)),
         ),
-        near,
+        job.near,
     )
 
 
-def _shared(exchanges: Rows, cells: Sequence[Cell], ends: Ends | None) -> bool:
+def _shared(job: Job, cells: Sequence[Cell]) -> bool:
     """Whether processes share addresses: one collective used several connections between two endpoints."""
-    if ends is None:
+    if job.ends is None:
         return False
     pairs = Counter(cell.ends for cell in cells)
-    return max(pairs.values()) > 1 or shares_addresses(
-        exchanges, np.concatenate([cell.rows for cell in cells]), ends
-    )
+    return max(pairs.values()) > 1 or shares_addresses(job, np.concatenate([cell.rows for cell in cells]))
 
 
-def _of_processes(
-    exchanges: Rows, cells: Sequence[Cell], processes: Processes, position: NDArray[np.int64]
-) -> Instance:
+def _of_processes(exchanges: Rows, cells: Sequence[Cell], processes: Processes) -> Instance:
     """The collective of ``cells``, whose processes share addresses."""
     rows, op = np.sort(np.concatenate([cell.rows for cell in cells])), Op(cells[0].op)
     found: list[Match] = []
@@ -272,13 +268,13 @@ def _of_processes(
         if not found and op in VARIED:
             found = processes.matches(edges, op, sized=False)
     if not found:
-        return processes.instance(Instance(rows, op, [], confidence=0.7), position)
+        return processes.instance(Instance(rows, op, [], confidence=0.7))
     best = found[0]
     names = [m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name]
     size = None if best.size is None else whole_size(best.size, exchanges["bytes"][rows].tolist())
     root = best.root if best.algorithm.rooted else None
     told = Instance(rows, op, list(best.order), best.algorithm, list(dict.fromkeys(names)), root, size)
-    return processes.instance(told, position)
+    return processes.instance(told)
 
 
 def _edges(picked: Rows) -> dict[tuple[int, int], tuple[int, int]]:

@@ -59,7 +59,7 @@ class Pairs:
         self._directions: dict[tuple[int, int], list[int]] = {}
         self._requests: dict[tuple[int, int, int], int] = {}  # (from, to, communication id) -> QP
         self._named: dict[tuple[int, int, int], int] = {}  # (src, dst, destination QP) -> source QP
-        self._known = 0
+        self._wanted = 0  # scores of all flows, were there room
 
     def copy(self) -> Pairs:
         """One that can decide without this one's knowing."""
@@ -84,7 +84,7 @@ class Pairs:
             if place[flow] >= 0:
                 left = place[opposite[flow][: len(conflicts)]] >= 0
                 scored.append((int(place[flow]), conflicts[left], echoes[left]))
-        self._directions = {}
+        self._directions, self._wanted = {}, 0
         self.conflicts = self.echoes = np.zeros(0, np.int32)
         peers["candidates"] = peers["candidates_end"] = 0
         # ACKs of the flows laid out anew are counted by what is put back below.
@@ -105,29 +105,54 @@ class Pairs:
                     named[int(ends[src]), int(ends[dst]), number] = qp
 
     def add_flows(self, flows: Rows, peers: Rows, known: int) -> None:
-        """Lay the scores out anew, with the flows from row ``known`` on; what was scored is kept."""
-        old = self._layout(peers[:known])
-        for flow in range(known, len(flows)):
-            if flows["transport"][flow] == Transport.ROCE and flows["dest_qp"][flow] > 1:
-                key = (int(flows["src"][flow]), int(flows["dst"][flow]))
-                self._directions.setdefault(key, []).append(flow)
+        """Lay out scores of the flows from row ``known`` on, and anew of those that may be their opposites.
+
+        What was scored is kept. What is laid out anew stands behind the rest; where half the room has been
+        given up, or there is not room for all, everything is.
+        """
+        touched: dict[tuple[int, int], None] = {}
+        fresh = (flows["transport"][known:] == Transport.ROCE) & (flows["dest_qp"][known:] > 1)
+        rows = known + np.flatnonzero(fresh)
+        ends = zip(flows["src"][rows].tolist(), flows["dst"][rows].tolist(), strict=True)
+        for flow, (src, dst) in zip(rows.tolist(), ends, strict=True):
+            back = self._directions.get((dst, src), ())
+            self._wanted += 2 * len(back) + (src == dst)
+            self._directions.setdefault((src, dst), []).append(flow)
+            touched[src, dst] = None
+            if back:
+                touched[dst, src] = None
+        whole = not known or self._wanted > MOST_SCORES or len(self.conflicts) > 2 * self._wanted
+        if whole:
+            touched = dict.fromkeys(self._directions)
+        again = np.zeros(len(peers), bool)
+        again[[flow for key in touched for flow in self._directions[key]]] = True
+        old = self._layout(peers[:known], again[:known])
+        if whole:
+            self.members = np.zeros(0, np.int32)
+            self.conflicts = self.echoes = np.zeros(0, np.int32)
         members: list[int] = []
         place: dict[tuple[int, int], tuple[int, int]] = {}
-        for key, row in self._directions.items():
-            place[key] = (len(members), len(members) + len(row))
+        for key in touched:
+            row = self._directions[key]
+            at = len(self.members) + len(members)
+            place[key] = (at, at + len(row))
             members += row
-        self.members = np.array(members, np.int32)
-        total = 0
-        for (src, dst), row in self._directions.items():
+        total = first = len(self.conflicts)
+        laid: list[tuple[int, int, int, int]] = []  # flow, its candidates, scores
+        for src, dst in touched:
             start, end = place.get((dst, src), (0, 0))
+            row = self._directions[src, dst]
             if total + len(row) * (end - start) > MOST_SCORES:
                 start = end = 0
-            peers["candidates"][row] = start
-            peers["candidates_end"][row] = end
-            peers["scores"][row] = total + np.arange(len(row)) * (end - start)
-            total += len(row) * (end - start)
-        self.conflicts = np.zeros(total, np.int32)
-        self.echoes = np.zeros(total, np.int32)
+            for flow in row:
+                laid.append((flow, start, end, total))
+                total += end - start
+        table = np.array(laid, np.int64).reshape(-1, 4)
+        for name, column in zip(("candidates", "candidates_end", "scores"), table.T[1:], strict=True):
+            peers[name][table[:, 0]] = column
+        self.members = np.concatenate([self.members, np.array(members, np.int32)])
+        more = np.zeros(total - first, np.int32)
+        self.conflicts, self.echoes = (np.concatenate([each, more]) for each in (self.conflicts, self.echoes))
         for flow, conflicts, echoes in old:
             # The candidates met before keep their places: a direction's list only grows at its end.
             # Those that are new had sent nothing when the ACKs so far came.
@@ -138,14 +163,18 @@ class Pairs:
             self.conflicts[at + kept : at + width] = peers["acks"][flow]
             self.echoes[at : at + kept] = echoes[:kept]
 
-    def _layout(self, peers: Rows) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
-        """Scores of the flows that have any and are not paired."""
-        kept = []
-        for flow in np.flatnonzero((peers["acks"] > 0) & (peers["peer"] < 0)):
-            at = int(peers["scores"][flow])
-            width = int(peers["candidates_end"][flow]) - int(peers["candidates"][flow])
-            kept.append((int(flow), self.conflicts[at : at + width], self.echoes[at : at + width]))
-        return kept
+    def _layout(
+        self, peers: Rows, among: NDArray[np.bool_] | bool = True
+    ) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
+        """Scores of the flows ``among`` all that have any and are not paired."""
+        flows = np.flatnonzero((peers["acks"] > 0) & (peers["peer"] < 0) & among)
+        begin, first, end = (
+            peers[name][flows].tolist() for name in ("scores", "candidates", "candidates_end")
+        )
+        places = [slice(at, at + b - a) for at, a, b in zip(begin, first, end, strict=True)]
+        return [
+            (f, self.conflicts[at], self.echoes[at]) for f, at in zip(flows.tolist(), places, strict=True)
+        ]
 
     def name(self, src: int, dst: int, src_qp: int, dst_qp: int) -> None:
         """A handshake named the queue pairs of a connection between two endpoints."""
@@ -195,8 +224,9 @@ class Pairs:
         """
         if last and (peers["datagram_row"] >= 0).any():
             self._read_datagrams(flows, messages)
-        directions = list(self._directions)
-        if ripe is not None:
+        if ripe is None:
+            directions = list(self._directions)
+        else:
             ends = int(flows["src"][ripe]), int(flows["dst"][ripe])
             directions = [(min(ends), max(ends))]
         for src, dst in directions:
@@ -207,7 +237,9 @@ class Pairs:
             theirs = [f for f in back if peers["peer"][f] < 0]
             if not ours or not theirs:
                 continue
-            for a, b, how in self._between(src, dst, ours, theirs, flows, peers, last):
+            alone = len(ours) == len(theirs) == 1 and not self._named
+            between = self._only if alone else self._between
+            for a, b, how in between(src, dst, ours, theirs, flows, peers, last):
                 for flow, other in ((a, b), (b, a)):
                     peers["peer"][flow] = other
                     flows["peer"][flow] = other
@@ -248,6 +280,28 @@ class Pairs:
         if last and src != dst and len(rest_a) == len(rest_b) == 1 and not excluded[rest_a[0], rest_b[0]]:
             found.append((ours[rest_a[0]], theirs[rest_b[0]], Pairing.ONLY))
         return found
+
+    def _only(
+        self, src: int, dst: int, ours: list[int], theirs: list[int], flows: Rows, peers: Rows, last: bool
+    ) -> list[tuple[int, int, Pairing]]:
+        """As ``_between`` of one flow each way, none of them named: where flows are many, most are such."""
+        (a,), (b,) = ours, theirs
+        acks = conflicts = echoes = 0
+        for flow, other, back in ((a, b, (dst, src)), (b, a, (src, dst))):
+            row = peers[flow]
+            acks += int(row["acks"])
+            if row["candidates_end"] > row["candidates"]:
+                at = int(row["scores"]) + self._directions[back].index(other)
+                conflicts += int(self.conflicts[at])
+                echoes += int(self.echoes[at])
+        chance = min(max(int(conflicts + SIGMAS * conflicts**0.5), acks // 16), acks // 2)
+        if conflicts > max(chance, 0 if last else 1):
+            return []
+        if acks >= (1 if last else ENOUGH_ACKS) and 2 * echoes >= acks:
+            return [(a, b, Pairing.ACKS)]
+        if (acks >= 2 or last) and self._ports(ours, theirs, flows)[0, 0]:
+            return [(a, b, Pairing.UDP_PORT)]
+        return [(a, b, Pairing.ONLY)] if last and src != dst else []
 
     def _evidence(
         self, src: int, dst: int, ours: list[int], theirs: list[int], peers: Rows

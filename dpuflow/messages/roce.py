@@ -102,6 +102,20 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
+def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:
+    """With ``more`` rows of zeros behind; from a cache line on, and mostly in room that was left for it."""
+    raw = array.base
+    row = array.dtype.itemsize * int(np.prod(array.shape[1:]))
+    size = array.nbytes + more * row
+    at = array.ctypes.data - raw.ctypes.data if isinstance(raw, np.ndarray) else 0
+    if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or at + size > raw.nbytes:
+        raw = np.zeros(2 * size + 64, np.uint8)
+        at = -raw.ctypes.data % 64
+        raw[at : at + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+    longer: NDArray[Any] = raw[at : at + size].view(array.dtype).reshape(-1, *array.shape[1:])
+    return longer
+
+
 class RoceMessages:
     """Messages of all RoCE flows of one capture; state grows with flows and messages, not with packets."""
 
@@ -338,6 +352,11 @@ class RoceMessages:
         """Messages that are held."""
         return int(self._counts[self._at.ROWS])
 
+    def ends(self) -> NDArray[np.int64]:
+        """When each of them ended, so far."""
+        ends: NDArray[np.int64] = self._messages.rows[: self.held()]["last_ns"].copy()
+        return ends
+
     def _read_mad(self, block: Block, flows: Rows, packet: int, row: int) -> None:
         """Learn QPs from a datagram to QP 1."""
         at, length = int(block.columns["data_at"][packet]), int(block.columns["data_len"][packet])
@@ -357,15 +376,12 @@ class RoceMessages:
         roce = fresh["transport"] == Transport.ROCE
         fresh["peer"][roce] = NONE32
         fresh["rtt_min_ns"][roce] = NEVER
-        lanes = np.zeros(2 * more, self._lanes.dtype)
+        self._lanes, self._holes = _longer(self._lanes, 2 * more), _longer(self._holes, 2 * more)
+        self._peers = _longer(self._peers, more)
         for name in ("top", "acked", "head", "tail", "cursor", "high"):
-            lanes[name] = -1
-        peers = np.zeros(more, self._peers.dtype)
+            self._lanes[name][2 * known :] = -1
         for name in ("peer", "log_head", "log_tail", "datagram_row"):
-            peers[name] = -1
-        self._lanes = _aligned(np.concatenate([self._lanes, lanes]))
-        self._holes = np.concatenate([self._holes, np.zeros((2 * more, *self._holes.shape[1:]), np.int64)])
-        self._peers = np.concatenate([self._peers, peers])
+            self._peers[name][known:] = -1
         self._pairs.add_flows(flows, self._peers, known)
         for flow in self._pairs.named(flows, known):
             self._pair(flows, flow)

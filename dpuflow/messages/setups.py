@@ -28,8 +28,10 @@ MOST_EXCHANGE: Final = 1 << 13
 """Bytes kept of a stream of net_ib: no version's exchange is longer."""
 MOST_BOOTSTRAP: Final = 1 << 20
 """Of the bootstrap's: all-gathers of some thousand ranks."""
-MOST_KEPT: Final = 1 << 26
-"""Of all together; further streams are not read."""
+MOST_KEPT: Final = 1 << 25
+"""Of all together; beyond it the oldest streams go."""
+LEAST_MAGIC: Final = 1 << 32
+"""A communicator's number is 64 random bits: a smaller one is another protocol's length or type."""
 MOST_SETUPS: Final = 1 << 16
 """Queue pairs that are remembered, the latest."""
 
@@ -95,6 +97,7 @@ class SetupStreams:
         self._begins: dict[int, int] = {}  # flow -> first sequence number, as the SYN or the peer told
         self._done: dict[int, int] = {}  # flows whose exchange was read, both ways -> the client
         self._rows: list[Rows] = []
+        self._shared: set[int] = set()  # flows whose bytes a copy reads: put elsewhere before they change
         self._kept = self._connections = 0
         self._pending: list[Named] = []
 
@@ -152,15 +155,7 @@ class SetupStreams:
         """SETUP and MEMBER rows, and by flow whether it carries NCCL's set-up."""
         mine = np.zeros(len(flows), bool)
         mine[list(self._done)] = True
-        talks = {
-            client: Talk(
-                self._streams[client],
-                self._streams.get(int(flows["peer"][client])),
-                flows["peer"][client] != NONE32,
-            )
-            for client, kind in self._clients.items()
-            if kind == nw.BOOTSTRAP and client in self._streams
-        }
+        talks = self._talks(flows)
         members, told = read_bootstrap(talks)
         magics = {talks[client].magic for client in told}
         for client, kind in self._clients.items():
@@ -174,10 +169,34 @@ class SetupStreams:
         made = np.array(members, MEMBER.dtype) if members else MEMBER.zeros(0)
         return rows, made, mine
 
+    def _talks(self, flows: Rows) -> dict[int, Talk]:
+        """The sockets that may be the bootstrap's, by the connecting side's flow."""
+        peers = flows["peer"]
+        return {
+            client: Talk(
+                self._streams[client], self._streams.get(int(peers[client])), peers[client] != NONE32
+            )
+            for client, kind in self._clients.items()
+            if kind == nw.BOOTSTRAP and client in self._streams
+        }
+
+    def release(self, idle: NDArray[np.bool_], flows: Rows) -> None:
+        """Let go of what flows that are ``idle`` (by row) have said, unless it names ranks."""
+        over = [flow for flow in self._streams if flow < len(idle) and idle[flow]]
+        if not over:
+            return
+        talks = self._talks(flows)
+        _, told = read_bootstrap({client: talks[client] for client in over if client in talks})
+        kept = told | {int(flows["peer"][client]) for client in told}
+        for flow in over:
+            if flow not in kept:
+                self._give_up(flow)
+
     def copy(self) -> SetupStreams:
         """One to ``finish`` in place of this, which goes on."""
         other = copy.copy(self)
-        other._streams = {flow: copy.deepcopy(stream) for flow, stream in self._streams.items()}
+        other._streams = dict(self._streams)
+        self._shared = set(self._streams)
         other._clients, other._ends, other._done = dict(self._clients), dict(self._ends), dict(self._done)
         other._rows, other._pending = list(self._rows), list(self._pending)
         other._state, other._begins = self._state.copy(), dict(self._begins)
@@ -192,6 +211,7 @@ class SetupStreams:
         self._state = self._state[place[: len(self._state)] >= 0]
         for name in ("_streams", "_clients", "_ends", "_begins", "_done"):
             setattr(self, name, moved(getattr(self, name)))
+        self._shared = set(self._streams)
         self._kept = sum(len(stream.data) for stream in self._streams.values())
 
     def shift(self, step_ns: int) -> None:
@@ -242,10 +262,12 @@ class SetupStreams:
                 stream = Bytes(seq if base is None else base, MOST_BOOTSTRAP)
                 if base is None and peer != NONE32:
                     self._begins.setdefault(peer, ack)
-            if self._kept > MOST_KEPT:
-                self._give_up(flow)
-                return
+            while self._kept > MOST_KEPT:
+                self._give_up(next(iter(self._streams)))
             self._streams[flow] = stream
+        elif flow in self._shared:
+            stream = self._streams[flow] = copy.deepcopy(stream)
+        self._shared.discard(flow)
         self._kept += stream.put(seq, length, captured)
         if flow in self._clients or peer in self._clients:
             self._state[flow] = _FOLLOWED
@@ -297,7 +319,7 @@ def _handshake(stream: Bytes) -> int:
     if stream.first not in (8, nw.HANDSHAKE) and stream.first < nw.HANDSHAKE:
         return -1
     magic, kind = stream.number(0, 8), stream.number(nw.TYPE_AT)
-    if magic is None or not magic:
+    if magic is None or magic < LEAST_MAGIC:
         return 0 if stream.length < 8 else -1
     if kind is None:
         return 0 if stream.length < nw.HANDSHAKE else -1

@@ -228,6 +228,11 @@ class TcpMessages:
         """Messages that are held."""
         return int(self._counts[self._state.ROWS])
 
+    def ends(self) -> NDArray[np.int64]:
+        """When each of them ended, so far."""
+        ends: NDArray[np.int64] = self._rows[: self.held()]["last_ns"].copy()
+        return ends
+
     def _new_flows(self, flows: Rows) -> None:
         """Make streams for flows not seen before, and pair them by their 4-tuple."""
         old, new = self._flows, len(flows)

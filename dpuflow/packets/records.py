@@ -280,7 +280,7 @@ class BlockReader:
 
     def _damaged(self, file: CaptureFile, pos: int, reason: str) -> None:
         self.info.complete = False
-        self.info.warnings.append(f"{file.name}: {reason} at byte {pos}; what comes before is kept")
+        self.info.warnings.append(f"{file.name}: {reason} at byte {pos}; everything before it is kept")
 
     def _packet_comments(self, data: Bytes, found: int, located: Numbers) -> None:
         """Keep the comments of packets, of which the first are located in ``data``."""

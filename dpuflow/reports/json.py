@@ -50,7 +50,11 @@ def _lists(result: Analysis) -> Iterator[tuple[str, Iterable[object]]]:
     yield "clocks", map(_clock, result.clocks)
     for key in ("endpoints", "flows", "groups", "collectives", "lateness"):
         yield key, getattr(result, key)
-    for key in ("edges", "what_if", "steps", "accounts", "pipelines", "transfers", "findings", "limits"):
+    for key in ("edges", "what_if", "steps", "accounts", "pipelines", "transfers", "requests"):
+        yield key, getattr(result, key)
+    for key in ("operations", "attribution", "tax", "loss_tax", "decode", "network_cost"):
+        yield key, getattr(result, key)
+    for key in ("findings", "judged", "limits"):
         yield key, getattr(result, key)
 
 

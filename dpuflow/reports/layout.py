@@ -34,6 +34,16 @@ def lines_of(columns: int | None) -> Iterator[None]:
         _width.reset(token)
 
 
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Have paragraphs in one line each: what shows them breaks lines itself."""
+    token = _width.set(1 << 30)
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
 def columns_of(stream: TextIO) -> int | None:
     """How wide the terminal is; None where ``stream`` is none."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if stream.isatty() else None

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "folded": "folded into runs",
-    "not_wanted": "left out by the filters",
-    "sampled_out": "left out by sampling",
-    "fragment": "later IP fragments left out",
-    "cut": "too short for their headers, left out",
-    "ring_full": "LOST because the ring was full (a larger --buffer, a filter or a smaller --snaplen help)",
-    "unreadable": "LOST because the kernel would not give their bytes",
-    "no_stamp": "stamped by the kernel, as the NIC gave no stamp",
-    "rx_missed_errors": "LOST in the NIC, which had no buffers left (a larger receive ring: ethtool -G)",
-    "rx_fifo_errors": "LOST in the NIC, whose queue ran over",
-    "rx_dropped": "dropped by the interface (rx_dropped), some perhaps after they were captured",
-    "rx_crc_errors": "damaged on the wire (rx_crc_errors)",
-    "rx_errors": "not received for errors of any kind (rx_errors)",
+    "not_wanted": "filtered out",
+    "sampled_out": "sampled out",
+    "fragment": "non-first IP fragments, skipped",
+    "cut": "too short for their headers, skipped",
+    "ring_full": "LOST: ring full (use a larger --buffer, a filter or a smaller --snaplen)",
+    "unreadable": "LOST: bytes not readable by the program",
+    "no_stamp": "timestamped by the kernel (no NIC timestamp)",
+    "rx_missed_errors": "LOST in the NIC: out of receive buffers (enlarge its ring: ethtool -G)",
+    "rx_fifo_errors": "LOST in the NIC: queue overflow",
+    "rx_dropped": "dropped by the interface (rx_dropped), possibly after capture",
+    "rx_crc_errors": "CRC errors (rx_crc_errors)",
+    "rx_errors": "receive errors (rx_errors)",
 }
 
 

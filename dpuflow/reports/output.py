@@ -7,7 +7,7 @@ import stat
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,19 @@ def replacing(target: str) -> Iterator[IO[str]]:
             sys.stdout.flush()
         return
     with naming(target):
-        yield from _written(target)
+        yield from _written(target, "w")
+
+
+@contextmanager
+def replacing_bytes(target: str) -> Iterator[IO[bytes]]:
+    """``replacing`` for bytes."""
+    if target == "-":
+        with naming("standard output"):
+            yield sys.stdout.buffer
+            sys.stdout.flush()
+        return
+    with naming(target):
+        yield from _written(target, "wb")
 
 
 @contextmanager
@@ -41,13 +53,14 @@ def naming(target: str) -> Iterator[None]:
         raise
 
 
-def _written(target: str) -> Iterator[IO[str]]:
+def _written(target: str, how: str) -> Iterator[IO[Any]]:
+    encoding = None if "b" in how else "utf-8"
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         mode = None
     if mode is not None and not stat.S_ISREG(mode):
-        with open(target, "w", encoding="utf-8") as file:
+        with open(target, how, encoding=encoding) as file:
             yield file
         return
     path = os.path.realpath(target)  # a link stays one
@@ -56,7 +69,7 @@ def _written(target: str) -> Iterator[IO[str]]:
     except OSError as error:
         raise OSError(error.errno, error.strerror, target) from None
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
+        with os.fdopen(number, how, encoding=encoding) as file:
             yield file
         os.chmod(partial, _permissions(mode))
         os.replace(partial, path)

@@ -16,10 +16,11 @@ from dpuflow.reports.layout import Paint, columns_of, lines_of, table, width, wr
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import naming
 from dpuflow.reports.sampled import sampled_lines
+from dpuflow.reports.tidy import tidied
 from dpuflow.reports.verdict import verdict_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dpuflow.results import Analysis, Finding, Lateness, Pipeline, Steps, Transfer
 
@@ -31,6 +32,7 @@ _COLUMNS: Final = (
     ("caused wait", 75),
 )  # fmt: skip
 """Columns of the table, and how wide a terminal must be for each."""
+HEADINGS: Final = tuple(name for name, _ in _COLUMNS)
 
 _SEVERITY_STYLE = {"critical": "bad", "warning": "warn", "info": "bold"}
 
@@ -55,6 +57,7 @@ def write_text(
 def text_lines(result: Analysis, paint: Paint | None = None) -> Iterator[str]:
     """The report, line by line."""
     paint = paint or Paint(False)
+    result = tidied(result)
     names = Names(result)
     yield from verdict_lines(result, names, paint)
     yield ""
@@ -99,7 +102,6 @@ def _observed(result: Analysis) -> list[str]:
         )
     for attribute, what in (
         ("retransmitted", "packet{} retransmitted"),
-        ("spurious", "of them needlessly"),
         ("ecn_marked", "packet{} marked by ECN"),
         ("nak", "NAK{}"),
         ("rnr", "receiver-not-ready NAK{}"),
@@ -107,6 +109,8 @@ def _observed(result: Analysis) -> list[str]:
         number = sum(getattr(flow, attribute) or 0 for flow in result.flows)
         if number:
             phrases.append(f"{number:,} {what.format('' if number == 1 else 's')}")
+        if attribute == "retransmitted" and (spurious := sum(flow.spurious or 0 for flow in result.flows)):
+            phrases[-1] += f" ({spurious:,} spuriously)"
     phrases.append(_losses(result))
     skipped: Counter[str] = Counter()
     for capture in captures:
@@ -226,17 +230,18 @@ def _clocks(result: Analysis) -> str:
     return f"{apart}clocks: {listed(parts)}" if parts else apart.removesuffix("; ")
 
 
-def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+def worst_first(rows: Sequence[Lateness]) -> list[Lateness]:
+    """Late endpoints first, those that cost most before the others."""
     order = {"late": 0, "intermittent": 1, "unknown": 2, "on_time": 3}
+    return sorted(rows, key=lambda row: (order[row.verdict], -(row.caused_wait_ns or 0), row.endpoint))
 
-    def key(row: Lateness) -> tuple[int, int, int]:
-        return (order[row.verdict], -(row.caused_wait_ns or 0), row.endpoint)
 
-    rows = sorted(result.lateness, key=key)
+def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+    rows = worst_first(result.lateness)
     shown = rows[:MOST_ROWS]
     chosen = [number for number, (_, least) in enumerate(_COLUMNS) if width() >= least]
     header = [_COLUMNS[number][0] for number in chosen]
-    figures = [[_figures(row)[number - 1] for number in chosen[1:]] for row in shown]
+    figures = [[figures_of(row)[number - 1] for number in chosen[1:]] for row in shown]
     widths = [max(map(len, column)) + 2 for column in zip(header[1:], *figures, strict=True)]
     room = min(width() - sum(widths), 48)
     cells = [[names.short_of(row.endpoint, room), *each] for row, each in zip(shown, figures, strict=True)]
@@ -250,7 +255,8 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
         yield f"and {len(rows) - MOST_ROWS} more: {listed([f'{n} {v}' for v, n in rest.most_common()])}"
 
 
-def _figures(row: Lateness) -> list[str]:
+def figures_of(row: Lateness) -> list[str]:
+    """What the table says of an endpoint: a text for each of ``HEADINGS`` but the first, its name."""
     return [
         row.verdict.replace("_", " "),
         percent(row.own_share),
@@ -269,9 +275,14 @@ def _inherited(row: Lateness) -> float | None:
     )
 
 
-def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+def by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    """Critical ones first, the surest first of each severity."""
     order = {"critical": 0, "warning": 1, "info": 2}
-    findings = sorted(result.findings, key=lambda f: (order[f.severity], -f.confidence, f.id))
+    return sorted(findings, key=lambda each: (order[each.severity], -each.confidence, each.id))
+
+
+def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
+    findings = by_severity(result.findings)
     yield paint("Findings", "bold")
     for finding in findings[:MOST_FINDINGS]:
         yield from _finding(finding, names, paint)

@@ -18,7 +18,7 @@ from dpuflow.verdicts.habits import CRITICAL_SHARE, is_material
 from dpuflow.verdicts.pauses import worked_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dpuflow.reports.names import Names
     from dpuflow.results import Analysis, Lateness
@@ -132,6 +132,12 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
         why = "entered late, too rarely or not provably by its own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
+        once = _incidents(result, names, [row.endpoint for row in blind])
+        if once:
+            return (
+                f"NOBODY SEEN LATE of its own doing as a rule{beyond}, but {who} could not be judged: {once},"
+                f" and too little was captured to call that a habit or none.{_add_captures(result)}"
+            ), "warn"
         return (
             f"NOBODY SEEN LATE of its own doing{beyond}, but {who} could not be judged:"
             f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
@@ -150,10 +156,11 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
 
 
-def _incidents(result: Analysis, names: Names) -> str:
+def _incidents(result: Analysis, names: Names, of_all: Sequence[int] = ()) -> str:
     """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
 
-    Of each endpoint the times beyond what would have been named, had it come step after step.
+    Of each endpoint the times beyond what would have been named, had it come step after step; nothing where
+    one ``of_all`` has none.
     """
     limit = {row.endpoint: row.detectable_ns for row in result.lateness if row.detectable_ns}
     late: dict[int, list[int]] = {}
@@ -162,7 +169,10 @@ def _incidents(result: Analysis, names: Names) -> str:
             known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
             if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
                 late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
-    told = []
+    told: list[str] = []
+    if not late.keys() >= set(of_all):
+        return ""
+    late = {endpoint: times for endpoint, times in late.items() if not of_all or endpoint in of_all}
     for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
         often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
         told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
@@ -278,7 +288,8 @@ def _spread(result: Analysis) -> Iterator[str]:
             spreads.append(max(known))
     if spreads:
         where = count(len(spreads), "collective")
-        yield f"  in {where} the last rank entered {duration(median(spreads))} after the first (median)"
+        said = f"in {where} the last rank entered {duration(median(spreads))} after the first (median)"
+        yield wrap(said, "  ", "    ")
 
 
 def _what_to_add(result: Analysis) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpuflow.schedules.patterns import (
+    bcube,
     binomial_barrier,
     bruck_all_gather,
     bruck_all_to_all,
@@ -33,7 +34,6 @@ from dpuflow.schedules.patterns import (
     ring_reduce,
     ring_reduce_scatter,
 )
-from dpuflow.schedules.sending import is_power
 from dpuflow.schedules.trees import (
     binary_by_level,
     binary_heap,
@@ -44,6 +44,7 @@ from dpuflow.schedules.trees import (
     flat,
     gathered,
     in_order_up,
+    is_power,
     k_nomial,
     scattered,
     split_binary,
@@ -55,7 +56,7 @@ from dpuflow.schema.rows import Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dpuflow.schedules.sending import Send
+    from dpuflow.schedules.trees import Send
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,3 +137,18 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(Op.BARRIER, "binomial", binomial_barrier, rooted=True),
     Algorithm(Op.BARRIER, "ring", double_ring),
 )
+
+
+def up_and_down(n: int, size: float, root: int) -> Iterator[Send]:
+    """To the first rank along a binomial tree, and back along another (Open MPI, libnbc/nbc_iallreduce.c)."""
+    yield from up(binomial_in_order)(n, size, root)
+    for send in down(binomial_outward)(n, size, root):
+        yield send._replace(step=n + send.step)
+
+
+NONBLOCKING: tuple[Algorithm, ...] = (Algorithm(Op.ALL_REDUCE, "binomial", up_and_down), *ALGORITHMS)
+"""The same for libraries of non-blocking operations, which name none: what is usual there first."""
+
+GLOO: tuple[Algorithm, ...] = (*ALGORITHMS, Algorithm(Op.ALL_REDUCE, "unknown", bcube, no_power))
+"""The same for Gloo. The result format has no name for its bcube, whose few edges between two ranks others'
+pairs of collectives have as well."""

@@ -1,25 +1,65 @@
 """What an algorithm asks of a number of ranks: its messages, their sizes, and which need no input.
 
 In: an ``Algorithm``, the ranks and a root. Out: its schedule for a buffer of one byte, so that sizes are to
-be multiplied, and what follows from it, kept between calls as collectives repeat (``kept`` bounds the bytes).
+be multiplied, what follows from it, and the same as arrays in the form that kernels compare streams with. All
+is kept between calls as collectives repeat. ``functools.lru_cache`` counts entries: four thousand schedules
+are a megabyte for four ranks and a gigabyte for a hundred, so the bytes are bounded (``kept``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, wraps
 from itertools import groupby
 from operator import attrgetter, itemgetter, or_
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
-from dpuflow.schedules.kept import kept
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from dpuflow.schedules.algorithms import Algorithm
-    from dpuflow.schedules.sending import Send
+    from dpuflow.schedules.trees import Send
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST_BYTES: Final = 16 << 20
+"""That one cache keeps: the schedules of some sizes of groups, each by all algorithms."""
+MOST_ENTRIES: Final = 4096
+
+
+def kept(size: Callable[[Any], int], most: int = MOST_BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember results, and begin anew once they take more than ``most``; ``size`` gives the bytes of one.
+
+    One result may be larger than ``most``: it is kept until the next one. Arguments must be hashable.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        taken = 0
+
+        @wraps(function)
+        def made(*args: P.args, **more: P.kwargs) -> R:
+            nonlocal taken
+            result = function(*args, **more)
+            own = size(result)
+            taken += own
+            if taken > most:
+                remembered.cache_clear()
+                taken = own
+            return result
+
+        remembered: Any = lru_cache(maxsize=MOST_ENTRIES)(made)
+        return cast("Callable[P, R]", remembered)
+
+    return decorate
+
 
 V = TypeVar("V")
 
@@ -117,6 +157,19 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
 
 
 @lru_cache(maxsize=1024)
+def needed_between(
+    algorithm: Algorithm, home: tuple[int, ...], root: int = 0
+) -> Mapping[int, frozenset[int]]:
+    """Of ranks at ``home`` those whose entries each one's first message to another home depends on."""
+    n, first = len(home), dict[int, frozenset[int]]()
+    told, _ = fold(algorithm, n, root, [frozenset({rank}) for rank in range(n)], or_)
+    for ((src, dst), _), ranks in told.items():
+        if home[src] != home[dst]:
+            first.setdefault(src, ranks)
+    return first
+
+
+@lru_cache(maxsize=1024)
 def reach(algorithm: Algorithm, n: int, root: int = 0) -> tuple[frozenset[int], ...]:
     """For each rank whose entries what it has in the end depends on, its own included."""
     return tuple(fold(algorithm, n, root, [frozenset({rank}) for rank in range(n)], or_)[1])
@@ -174,3 +227,75 @@ def free_sends(algorithm: Algorithm, n: int, root: int, rank: int) -> dict[int, 
         if send.src == rank and (first is None or send.step <= first):
             sends[send.dst] = sends.get(send.dst, 0) + 1
     return sends
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One collective of an algorithm: its edges in the order of ``edge_sizes``, and what they carry.
+
+    Where only the messages of the ranks ``captured`` are seen, it has their edges only, and asks of no
+    other rank when it sends. Ranks are positions. Lists by rank have offsets: rank r's part is
+    ``x[x_at[r]:x_at[r + 1]]``.
+    """
+
+    algorithm: Algorithm
+    ranks: int
+    root: int
+    edges: tuple[tuple[int, int], ...]
+    counts: NDArray[np.int64]  # messages of each edge
+    shares: NDArray[np.float64]  # sizes of all edges' messages for a buffer of one byte
+    captured: frozenset[int] | None = None
+
+    @cached_property
+    def sends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets and edges that each rank sends on."""
+        return _by_rank(self.ranks, (src for src, _ in self.edges))
+
+    @cached_property
+    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets and edges that each rank receives on."""
+        return _by_rank(self.ranks, (dst for _, dst in self.edges))
+
+    @cached_property
+    def needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets by sending rank, and rows: edge and number of a send, and of the input it needs."""
+        number = {edge: place for place, edge in enumerate(self.edges)}
+        pairs = dependencies(self.algorithm, self.ranks, self.root, self.captured)
+        at, order = _by_rank(self.ranks, (send[0][0] for send, _ in pairs))
+        rows = [(number[send[0]], send[1], number[got[0]], got[1]) for send, got in pairs]
+        return at, np.array(rows, np.int64).reshape(-1, 4)[order]
+
+    @cached_property
+    def free(self) -> NDArray[np.int64]:
+        """Ranks whose first message needs no input."""
+        ranks = free_ranks(self.algorithm, self.ranks, self.root)
+        return np.array(sorted(ranks if self.captured is None else ranks & self.captured), np.int64)
+
+    @cached_property
+    def messages(self) -> int:
+        """Messages of one collective, not cut into segments."""
+        return int(self.counts.sum())
+
+    @cached_property
+    def most_events(self) -> int:
+        """Messages that the busiest rank sends and receives, not cut into segments."""
+        events = np.zeros(self.ranks, np.int64)
+        np.add.at(events, np.array(self.edges).ravel(), np.repeat(self.counts, 2))
+        return int(events.max())
+
+
+@kept(lambda made: 16 * len(made.shares) + 300 * len(made.edges))
+def plan(algorithm: Algorithm, ranks: int, root: int, captured: frozenset[int] | None = None) -> Plan:
+    """The schedule's arrays; ``root`` is a position, ``captured`` are positions (None: all)."""
+    sizes = edge_sizes(algorithm, ranks, root)
+    if captured is not None:
+        sizes = {edge: each for edge, each in sizes.items() if not captured.isdisjoint(edge)}
+    counts = np.array([len(each) for each in sizes.values()], np.int64)
+    shares = np.array([share for each in sizes.values() for share in each], np.float64)
+    return Plan(algorithm, ranks, root, tuple(sizes), counts, shares, captured)
+
+
+def _by_rank(ranks: int, whose: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Offsets, and the places of ``whose`` in order of rank."""
+    of = np.fromiter(whose, np.int64)
+    return np.searchsorted(np.sort(of), np.arange(ranks + 1)), np.argsort(of, kind="stable")

@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.sending import Send
-from dpuflow.schedules.trees import chains, down, up
+from dpuflow.schedules.trees import Send, chains, down, up
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:

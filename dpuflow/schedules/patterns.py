@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.schedules.sending import Send, power_below
-from dpuflow.schedules.trees import binomial_in_order, down, flat, up
+from dpuflow.schedules.trees import Send, binomial_in_order, down, flat, power_below, up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +38,11 @@ def ring_reduce_scatter(n: int, size: float, root: int) -> Iterator[Send]:
     yield from ring_all_gather(n, size / n, root)
 
 
+def powers(n: int) -> list[tuple[int, int]]:
+    """The powers of two below ``n``, numbered."""
+    return [(k, 1 << k) for k in range((n - 1).bit_length())]
+
+
 # -- hypercubes ------------------------------------------------------------------------------
 
 
@@ -54,13 +58,11 @@ def recursive_doubling(n: int, size: float, root: int) -> Iterator[Send]:
     extra = n - power
     for i in range(extra):
         yield Send(0, 2 * i, 2 * i + 1, size)
-    step, distance = (1 if extra else 0), 1
-    while distance < power:
+    for step, distance in powers(power):
         for i, rank in enumerate(ranks):
-            yield Send(step, rank, ranks[i ^ distance], size)
-        step, distance = step + 1, distance * 2
+            yield Send(step + 1, rank, ranks[i ^ distance], size)
     for i in range(extra):
-        yield Send(step, 2 * i + 1, 2 * i, size)
+        yield Send(n, 2 * i + 1, 2 * i, size)
 
 
 def rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
@@ -81,18 +83,10 @@ def rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
 
 def _halved_and_doubled(ranks: list[int], size: float, step: int) -> Iterator[Send]:
     """Recursive halving with the nearest partner first, then the way back."""
-    part, distance = size, 1
-    while distance < len(ranks):
-        part /= 2
+    distances = [distance for _, distance in powers(len(ranks))]
+    for number, distance in enumerate([*distances, *reversed(distances)], step):
         for i, rank in enumerate(ranks):
-            yield Send(step, rank, ranks[i ^ distance], part)
-        step, distance = step + 1, distance * 2
-    while distance > 1:
-        distance //= 2
-        for i, rank in enumerate(ranks):
-            yield Send(step, rank, ranks[i ^ distance], part)
-        part *= 2
-        step += 1
+            yield Send(number, rank, ranks[i ^ distance], size / 2 / distance)
 
 
 def folded_rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
@@ -175,29 +169,39 @@ def rabenseifner_reduce(n: int, size: float, root: int) -> Iterator[Send]:
         active = [i for i in active if i not in leaving]
 
 
-def doubling_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
-    distance, step = 1, 0
+def bcube(n: int, size: float, root: int) -> Iterator[Send]:
+    """Gloo: ranks on a grid, two to an edge as long as that divides; each shares with all along one edge
+    after the other, then the way back (gloo/allreduce.cc bcube)."""
+    edges, distance, part = list[tuple[int, int, float]](), 1, size
     while distance < n:
+        count = 2 if n // distance % 2 == 0 else n // distance
+        part /= count
+        edges.append((distance, count, part))
+        distance *= count
+    for step, (distance, count, part) in enumerate([*edges, *reversed(edges)]):
+        for rank in range(n):
+            place = rank // distance % count
+            for other in range(place + 1, place + count):
+                yield Send(step, rank, rank + (other % count - place) * distance, part)
+
+
+def doubling_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
+    for step, distance in powers(n):
         for rank in range(n):
             yield Send(step, rank, rank ^ distance, size * distance)
-        step, distance = step + 1, distance * 2
 
 
 def bruck_all_gather(n: int, size: float, root: int) -> Iterator[Send]:
-    distance, step = 1, 0
-    while distance < n:
+    for step, distance in powers(n):
         for rank in range(n):
             yield Send(step, rank, (rank - distance) % n, size * min(distance, n - distance))
-        step, distance = step + 1, distance * 2
 
 
 def bruck_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
-    distance, step = 1, 0
-    while distance < n:
+    for step, distance in powers(n):
         blocks = sum(1 for i in range(n) if i & distance)
         for rank in range(n):
             yield Send(step, rank, (rank + distance) % n, size / n * blocks)
-        step, distance = step + 1, distance * 2
 
 
 def neighbour_exchange(n: int, size: float, root: int) -> Iterator[Send]:
@@ -225,24 +229,20 @@ def linear_all_to_all(n: int, size: float, root: int) -> Iterator[Send]:
 
 
 def dissemination(n: int, size: float, root: int) -> Iterator[Send]:
-    distance, step = 1, 0
-    while distance < n:
+    for step, distance in powers(n):
         for rank in range(n):
             yield Send(step, rank, (rank + distance) % n, 0)
-        step, distance = step + 1, distance * 2
 
 
 def doubling_barrier(n: int, size: float, root: int) -> Iterator[Send]:
     power = power_below(n)
     for rank in range(power, n):
         yield Send(0, rank, rank - power, 0)
-    distance, step = 1, 1
-    while distance < power:
+    for step, distance in powers(power):
         for rank in range(power):
-            yield Send(step, rank, rank ^ distance, 0)
-        step, distance = step + 1, distance * 2
+            yield Send(step + 1, rank, rank ^ distance, 0)
     for rank in range(power, n):
-        yield Send(step, rank - power, rank, 0)
+        yield Send(n, rank - power, rank, 0)
 
 
 def folded_barrier(n: int, size: float, root: int) -> Iterator[Send]:

@@ -7,15 +7,32 @@ for the shapes in use, the topologies of Open MPI's coll/base.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
-from dpuflow.schedules.sending import Send, power_below
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Sends = Callable[[int, float, int], Iterator[Send]]
+    Sends = Callable[[int, float, int], Iterator["Send"]]
+
+
+class Send(NamedTuple):
+    """One message of a schedule. Ranks are positions in the group, 0 to n - 1."""
+
+    step: int
+    src: int
+    dst: int
+    size: float  # bytes; a fraction where the buffer does not divide evenly
+
+
+def power_below(n: int) -> int:
+    """The largest power of two that is not above ``n``."""
+    return 1 << (n.bit_length() - 1)
+
+
+def is_power(n: int) -> bool:
+    """Whether ``n`` is a power of two, 2 at least."""
+    return n >= 2 and n & (n - 1) == 0
 
 
 # -- shapes: for each position but 0 its parent -------------------------------------------------
@@ -97,48 +114,21 @@ def _shape(
     return tuple(parent), tuple(depth), tuple(below)
 
 
-def down(parents: Callable[[int], list[int]]) -> Sends:
-    """The whole buffer from parent to child."""
-
-    def sends(n: int, size: float, root: int) -> Iterator[Send]:
-        parent, depth, _ = _shape(parents, n)
-        for v in range(1, n):
-            yield Send(depth[v] - 1, (parent[v] + root) % n, (v + root) % n, size)
-
-    return sends
-
-
-def up(parents: Callable[[int], list[int]]) -> Sends:
-    """The whole buffer from child to parent, reduced with what came from below."""
-
-    def sends(n: int, size: float, root: int) -> Iterator[Send]:
-        parent, depth, _ = _shape(parents, n)
-        for v in range(1, n):
-            yield Send(n - depth[v], (v + root) % n, (parent[v] + root) % n, size)
-
-    return sends
-
-
-def gathered(parents: Callable[[int], list[int]]) -> Sends:
-    """Everybody's block to the root: a subtree's blocks go up in one message."""
+def along(parents: Callable[[int], list[int]], *, upward: bool, parts: bool = False) -> Sends:
+    """The buffer from parents to children, or (``upward``) back: all of it, or (``parts``) a block for each
+    rank of the subtree in one message."""
 
     def sends(n: int, size: float, root: int) -> Iterator[Send]:
         parent, depth, below = _shape(parents, n)
         for v in range(1, n):
-            yield Send(n - depth[v], (v + root) % n, (parent[v] + root) % n, size * below[v])
+            step, src, dst = (n - depth[v], v, parent[v]) if upward else (depth[v] - 1, parent[v], v)
+            yield Send(step, (src + root) % n, (dst + root) % n, size * (below[v] if parts else 1))
 
     return sends
 
 
-def scattered(parents: Callable[[int], list[int]]) -> Sends:
-    """A block to everybody from the root: a subtree's blocks come down in one message."""
-
-    def sends(n: int, size: float, root: int) -> Iterator[Send]:
-        parent, depth, below = _shape(parents, n)
-        for v in range(1, n):
-            yield Send(depth[v] - 1, (parent[v] + root) % n, (v + root) % n, size * below[v])
-
-    return sends
+down, up = partial(along, upward=False), partial(along, upward=True)
+scattered, gathered = partial(down, parts=True), partial(up, parts=True)
 
 
 @lru_cache(maxsize=64)

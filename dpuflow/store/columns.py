@@ -26,6 +26,8 @@ from dpuflow.schema import rows as schema
 from dpuflow.schema.tables import CaptureInfo, CaptureTables
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpuflow.schema.rows import Record
     from dpuflow.schema.tables import Rows
 
@@ -72,17 +74,22 @@ def is_saved(name: str) -> bool:
         return False
 
 
-def save_tables(tables: CaptureTables, name: str, durable: bool = False) -> None:
-    """Write ``tables``, whole or not at all; ``durable``: also if the power fails. Raises DpuflowError."""
+def save_tables(tables: CaptureTables, name: str, durable: bool = False, made_of: Sequence[str] = ()) -> None:
+    """Write ``tables``, whole or not at all; ``durable``: also if the power fails. Raises DpuflowError.
+
+    ``made_of`` says what of, to whoever asks (``read_made_of``).
+    """
     parts, described, at = [], {}, 0
     for table, record in _TABLES.items():
         rows = getattr(tables, table)
         record.check(rows)
-        data = rows.tobytes()
+        data = _whole(rows, record).tobytes()
         described[table] = {"fields": _fields(record), "rows": len(rows), "at": at, "crc": _sums(data)}
         parts.append(data + bytes(-len(data) % _ALIGN))
         at += len(parts[-1])
     header = {"schema": schema.SCHEMA_ID, "info": asdict(tables.info), "tables": described}
+    if made_of:
+        header["made_of"] = list(made_of)
     text = json.dumps(header).encode()
     text += b" " * (-(_START.size + _SUM.size + len(text)) % _ALIGN)
     start = _START.pack(MAGIC, VERSION, len(text))
@@ -123,7 +130,7 @@ def load_tables(name: str) -> CaptureTables:
                 raise CaptureError(name, len(start), "the column file is cut short")
             magic, version, length = _START.unpack(start)
             if magic != MAGIC:
-                raise FormatError(name, "this is no column file of dpuflow")
+                raise FormatError(name, "not a dpuflow column file")
             if not OLDEST <= version <= VERSION:
                 raise FormatError(
                     name, f"a column file of format {version}; this dpuflow reads {OLDEST} to {VERSION}"
@@ -163,12 +170,35 @@ def load_tables(name: str) -> CaptureTables:
 def machine_of(name: str) -> str:
     """Which machine's agent wrote a column file; "" where it does not say, or cannot be read."""
     try:
-        with open(name, "rb") as file:
-            _, version, length = _START.unpack(file.read(_START.size))
-            file.seek(_START.size + (_SUM.size if version >= _CHECKED else 0))
-            return str(json.loads(file.read(min(length, MOST_HEADER)))["info"].get("machine", ""))
+        return str(_unchecked_header(name)["info"].get("machine", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return ""
+
+
+def read_made_of(name: str) -> list[str]:
+    """What a column file was made of, as ``save_tables`` was told; nothing where it does not say."""
+    try:
+        return [str(each) for each in _unchecked_header(name).get("made_of", ())]
+    except (OSError, ValueError, TypeError, AttributeError, struct.error):
+        return []
+
+
+def _unchecked_header(name: str) -> Any:
+    with open(name, "rb") as file:
+        _, version, length = _START.unpack(file.read(_START.size))
+        file.seek(_START.size + (_SUM.size if version >= _CHECKED else 0))
+        return json.loads(file.read(min(length, MOST_HEADER)))
+
+
+def _whole(rows: Rows, record: Record) -> Rows:
+    """Rows whose bytes between fields are 0, so that the same rows give the same file."""
+    dtype = record.dtype
+    if sum(dtype[name].itemsize for name in dtype.names or ()) == dtype.itemsize:
+        return rows
+    clean = record.zeros(len(rows))
+    for name in dtype.names or ():
+        clean[name] = rows[name]
+    return clean
 
 
 def _fields(record: Record) -> list[list[str]]:

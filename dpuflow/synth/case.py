@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpuflow.synth.conditions import conditions
 from dpuflow.synth.observe import Capture, capture, epoch_ns, vantages
 from dpuflow.synth.scenario import GpuLate, Late, Scenario, SlowHost
 from dpuflow.synth.world import Played, play
@@ -43,6 +44,7 @@ def _truth(played: Played) -> dict[str, Any]:
         ],
         "requests": [_request(begin_ns, request) for request in played.requests],
         "transfers": [_transfer(begin_ns, transfer, works) for transfer in played.transfers],
+        "conditions": conditions(played.scenario),
     }
 
 

@@ -97,11 +97,17 @@ class Network:
         if key not in self._losses:
             kept = 1.0
             for fault in self.scenario.faults:
-                if isinstance(fault, Loss) and fault.src in (None, key[0]) and fault.dst in (None, key[1]):
+                here = isinstance(fault, Loss) and fault.src in (None, key[0]) and fault.dst in (None, key[1])
+                if isinstance(fault, Loss) and here and fault.traffic in ("all", self._whose(*key)):
                     kept *= 1.0 - fault.share
             random = stream(self.scenario.seed, "loss", *key)
             self._losses[key] = Losses(1.0 - kept, random) if kept < 1.0 else None
         return self._losses[key]
+
+    def _whose(self, src: int, dst: int) -> str:
+        """Whose traffic goes from node to node, as faults name it."""
+        nodes = self.scenario.cluster.nodes
+        return "from_clients" if src >= nodes else "to_clients" if dst >= nodes else "fabric"
 
     def down(self) -> Callable[[Port, float], bool] | None:
         """Whether a port's link is down at a time; None where none ever is."""

@@ -277,8 +277,9 @@ class Fabric(Receiving):
         step_ns = step_bytes * max(up_ns, down_ns)
         if lost == count:
             begin = max(now, port.free_at)
-            done = max(begin + total_bytes * down_ns, now + (end - start))
-            port.free_at = done
+            # What comes slower than the port takes it keeps the port busy for its bytes alone.
+            port.free_at = begin + total_bytes * down_ns
+            done = max(port.free_at, now + (end - start))
             begin, step_ns, done = self._taken_up(port, begin, step_ns, done, count)
             self._log(
                 flow, message, first, count, start, step_bytes * up_ns, end, begin, step_ns, done, marked
@@ -308,8 +309,8 @@ class Fabric(Receiving):
     ) -> None:  # fmt: skip
         port = flow.dst
         begin = max(arrival, port.free_at)
-        done = max(begin + total_bytes * port.down_ns, arrival + (end - start))
-        port.free_at = done
+        port.free_at = begin + total_bytes * port.down_ns
+        done = max(port.free_at, arrival + (end - start))
         step_ns = step_bytes * max(flow.src.up_ns, port.down_ns)
         begin, step_ns, done = self._taken_up(port, begin, step_ns, done, count)
         self._log(flow, message, first, count, start, step_bytes * flow.src.up_ns, end, begin, step_ns, done)

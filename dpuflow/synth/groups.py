@@ -228,7 +228,7 @@ class Communicator:
         key = (lane.channel, src, dst, lane.point_to_point, plane if a.node == b.node else 0)
         if key not in self._links:
             if a.node == b.node:
-                self._links[key] = Local(a, b, self._engine)
+                self._links[key] = Local(a, b, self._engine, self._settings.nvlink.get(a.node, 0.0))
             elif self._settings.sockets:
                 self._links[key] = Socket(a, b, self._engine, self._fabric)
             else:

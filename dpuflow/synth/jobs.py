@@ -21,6 +21,7 @@ from dpuflow.synth.scenario import (
     Loop,
     Operation,
     PrefillDecode,
+    SlowGpu,
     SlowHost,
     SlowReceiver,
     Training,
@@ -70,6 +71,18 @@ class Delays:
             for number, fault in enumerate(self._scenario.faults)
             if isinstance(fault, kind) and self._hit(number, fault, rank, iteration)
         )
+
+    def factor(self, rank: int, iteration: int) -> float:
+        """So many times as long a rank's GPU computes."""
+        found = 1.0
+        for fault in self._scenario.faults:
+            if (
+                isinstance(fault, SlowGpu)
+                and fault.rank in (None, rank)
+                and iteration >= fault.from_iteration
+            ):
+                found *= fault.factor
+        return found
 
     def grant(self, rank: int, iteration: int) -> float:
         """Delay of each clear-to-send entry, ns."""
@@ -128,7 +141,8 @@ class Builder:
         for rank in ranks:
             jitter = abs(self._jitter[rank].gauss(0.0, jitter_us * 1e3)) if jitter_us else 0.0
             if us or jitter:
-                self.programs[rank].append(Compute(us * 1e3 + jitter + self._put_in(rank)))
+                worked = us * 1e3 * self._delays.factor(rank, self.iteration) + jitter
+                self.programs[rank].append(Compute(worked + self._put_in(rank)))
 
     def launch(self, ranks: Sequence[int], operation: Operation, lane: int = 0, **extra: object) -> Work:
         """An operation of the communicator of ``ranks`` on stream ``lane``; nobody waits for it yet.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dpuflow.synth.conversations import seen_at
-from dpuflow.synth.frames import Framer
 from dpuflow.synth.packets import packets_at
 from dpuflow.synth.seeds import columns, stream
 from dpuflow.wire import headers as wire
@@ -87,7 +86,6 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
     scenario = played.scenario
     observed = scenario.observation
     clock = clock_of(scenario, node)
-    framer = Framer(played, observed.snaplen)
     noise = columns(scenario.seed, "stamps", node)
     missing, taken = (columns(scenario.seed, what, node) for what in ("missed", "sample"))
     name = ("central" if node is None else f"node{node}") + (".pcap.gz" if observed.compress else ".pcap")
@@ -126,7 +124,7 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
                 packets = {field: column[kept] for field, column in packets.items()}
                 stamps = stamps[kept]
             written += len(stamps)
-            frames, captured, lengths = framer.frames(packets)
+            frames, captured, lengths = played.framer.frames(packets)
             if observed.truncate:
                 # What the mirror has cut nobody downstream knows to have been longer.
                 lengths = np.minimum(lengths, observed.truncate)

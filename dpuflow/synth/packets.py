@@ -98,7 +98,7 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
     messages = played.trace.messages.read()
     replies = played.trace.replies.read()
     mtu = np.array([flow.mtu for flow in played.flows], np.int64)
-    streams = Streams(played)
+    streams = played.streams
     names = FIELDS + STREAM_FIELDS if streams.flows else FIELDS
     carry: Columns | None = None
     at = 0
@@ -121,8 +121,6 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
 
 def _events(played: Played, node: int | None) -> Columns:
     """What passes the vantage point: rows of BURSTS and REPLIES with when and how fast."""
-    src = np.array([flow.src.node for flow in played.flows], np.int64)
-    dst = np.array([flow.dst.node for flow in played.flows], np.int64)
     bursts, replies = played.trace.bursts.read(), played.trace.replies.read()
     burst_identity, reply_identity = played.identities
     parts: list[Columns] = []
@@ -154,11 +152,27 @@ def _events(played: Played, node: int | None) -> Columns:
         add(np.arange(len(bursts["flow"])), False, "tx", 2, half)
         add(np.arange(len(replies["flow"])), True, "tx", 2, half)
     else:
-        add(np.flatnonzero(src[bursts["flow"]] == node), False, "tx", 0)
-        add(np.flatnonzero((dst[bursts["flow"]] == node) & (bursts["rx_end_ns"] >= 0)), False, "rx", 1)
-        add(np.flatnonzero(dst[replies["flow"]] == node), True, "tx", 0)
-        add(np.flatnonzero((src[replies["flow"]] == node) & (replies["rx_ns"] >= 0)), True, "rx", 1)
+        sent, came, answered, heard = (
+            order[slice(*np.searchsorted(nodes, [node, node + 1]))] for order, nodes in played.at_ports
+        )
+        add(sent, False, "tx", 0)
+        add(came[bursts["rx_end_ns"][came] >= 0], False, "rx", 1)
+        add(answered, True, "tx", 0)
+        add(heard[replies["rx_ns"][heard] >= 0], True, "rx", 1)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def at_ports(played: Played) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Rows of BURSTS by sending node, with these nodes; by receiving node; the same of REPLIES."""
+    src = np.array([flow.src.node for flow in played.flows], np.int64)
+    dst = np.array([flow.dst.node for flow in played.flows], np.int64)
+    found = []
+    for table, ends in ((played.trace.bursts, (src, dst)), (played.trace.replies, (dst, src))):
+        flow = table.read()["flow"]
+        for end in ends:
+            order = np.argsort(end[flow], kind="stable")
+            found.append((order, end[flow[order]]))
+    return found
 
 
 def _expand(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dpuflow.synth.gpu import LaneRun
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from dpuflow.synth.caches import Transfer
@@ -90,7 +91,40 @@ class Want:
     transfers: list[Transfer]
 
 
-Program = list["Compute | Launch | Wait | Put | Offer | Want"]
+class Gate:
+    """What ranks wait for at the same time: a prompt."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def wait(self, proceed: Callable[[], None]) -> None:
+        """Call ``proceed`` when it opens."""
+        self._waiting.append(proceed)
+
+    def release(self) -> None:
+        """Let all go on, those who come later, too."""
+        self.open = True
+        waiting, self._waiting = self._waiting, []
+        for proceed in waiting:
+            proceed()
+
+
+@dataclass
+class Hold:
+    """Until a gate is open."""
+
+    gate: Gate
+
+
+@dataclass
+class Call:
+    """The rank's host does something beside, at once."""
+
+    act: Callable[[], None]
+
+
+Program = list["Compute | Launch | Wait | Put | Offer | Want | Hold | Call"]
 
 
 class Rank:
@@ -132,6 +166,14 @@ class Rank:
                 self._place += 1
                 self._want(item.transfers)
                 return
+            elif isinstance(item, Call):
+                self._place += 1
+                item.act()
+            elif isinstance(item, Hold):
+                if not item.gate.open:
+                    item.gate.wait(self.proceed)
+                    return
+                self._place += 1
             elif isinstance(item, Compute):
                 self._place += 1
                 self._engine.at(self._engine.now + item.ns, self.proceed)

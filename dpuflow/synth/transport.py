@@ -134,13 +134,15 @@ class Local(Link):
 
     wired = False
 
-    def __init__(self, src: Gpu, dst: Gpu, engine: Engine) -> None:
+    def __init__(self, src: Gpu, dst: Gpu, engine: Engine, byte_ns: float = 0.0) -> None:
+        """``byte_ns``: what a byte takes beyond the latency; of sound links that is left out."""
         super().__init__(src, dst)
-        self._engine = engine
+        self._engine, self._byte_ns, self._free_at = engine, byte_ns, 0.0
 
     def publish(self, size: int, content: int) -> None:
         self.produced += 1
-        self._engine.at(self._engine.now + NVLINK_NS, self._arrive)
+        self._free_at = max(self._free_at, self._engine.now) + size * self._byte_ns
+        self._engine.at(self._free_at + NVLINK_NS, self._arrive)
 
     def _arrive(self) -> None:
         self.arrived += 1
@@ -168,6 +170,7 @@ class Settings(NamedTuple):
     shared: bool  # sends of a node's GPUs go over one connection of the NIC that sends them
     by_id: bool  # immediates are numbers of requests
     protocols: dict[str, Protocol]
+    nvlink: dict[int, float]  # of nodes whose GPUs hand on slowly: ns a byte
 
 
 def in_order(counts: list[int], before: int, split: bool) -> int:

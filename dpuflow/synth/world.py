@@ -12,16 +12,20 @@ from dpuflow.synth.congestion import Marking
 from dpuflow.synth.engine import Engine
 from dpuflow.synth.fabric import Fabric
 from dpuflow.synth.flows import Rules
+from dpuflow.synth.frames import Framer
 from dpuflow.synth.gpu import Gpu
 from dpuflow.synth.groups import Communicator
 from dpuflow.synth.identities import identities
 from dpuflow.synth.jobs import Builder, build
 from dpuflow.synth.onesided import Mesh
+from dpuflow.synth.packets import at_ports
 from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
-from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Pause
+from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Nvlink, Pause, Service
 from dpuflow.synth.seeds import stream
+from dpuflow.synth.segments import Streams
+from dpuflow.synth.served import FrontEnd, Served, build_service, draw_requests, replica_of
 from dpuflow.synth.setup import before_the_job
 from dpuflow.synth.sizes import protocols
 from dpuflow.synth.sockets import Socket
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     from dpuflow.synth.caches import Manner, Transfer
     from dpuflow.synth.conversations import Frame
-    from dpuflow.synth.flows import Flow
+    from dpuflow.synth.flows import Flow, Port
     from dpuflow.synth.requests import Request
     from dpuflow.synth.scenario import Scenario
 
@@ -64,6 +68,21 @@ class Played:
     def identities(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
         """Of IP headers: see ``identities.identities``."""
         return identities(self)
+
+    @cached_property
+    def framer(self) -> Framer:
+        """Makes the frames of all captures."""
+        return Framer(self, self.scenario.observation.snaplen)
+
+    @cached_property
+    def streams(self) -> Streams:
+        """What the ends of TCP connections knew of each other."""
+        return Streams(self)
+
+    @cached_property
+    def at_ports(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """By node what passes its ports: see ``packets.at_ports``."""
+        return at_ports(self)
 
     @cached_property
     def prelude(self) -> list[Frame]:
@@ -115,6 +134,7 @@ def play(scenario: Scenario) -> Played:
         nccl.registered, nccl.transport == "socket", nccl.pxn,
         nccl.shared_comms and nccl.pxn and cluster.gpus_per_node > 1, nccl.match_by == "id",
         protocols(nccl.buffsize, nccl.ll_buffsize, nccl.ll128_buffsize),
+        {fault.node: 1 / fault.gbyte_s for fault in scenario.faults if isinstance(fault, Nvlink)},
     )  # fmt: skip
     gpus = [
         Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
@@ -157,7 +177,17 @@ def play(scenario: Scenario) -> Played:
 
     sessions = _sessions(scenario, network, engine, fabric)
     builder = Builder(scenario, group, endpoint, mesh)
-    build(scenario, builder)
+    if isinstance(scenario.job, Service):
+        asked = draw_requests(scenario)
+        fronts: dict[int, FrontEnd] = {}
+        for number, session in enumerate(sessions):
+            assert isinstance(session, Served)
+            replica = replica_of(scenario, number)
+            draw = stream(scenario.seed, "front", replica)
+            session.serve(asked[number], fronts.setdefault(replica, FrontEnd(scenario.job, engine, draw)))
+        build_service(scenario.job, builder, asked)
+    else:
+        build(scenario, builder)
     works, programs = builder.works, builder.programs
     ranks = [
         Rank(gpus[rank], program, engine, machine.run_ahead, stream(scenario.seed, "rank", rank))
@@ -217,11 +247,18 @@ def _communicators(ranks: int, groups: Iterable[tuple[int, ...]]) -> list[tuple[
 
 def _sessions(scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> list[Session]:
     """Those of all clients with the front end."""
-    clients = scenario.clients
-    server = network.ports[clients.node * scenario.cluster.gpus_per_node]
+    clients, job = scenario.clients, scenario.job
+    served = isinstance(job, Service)
+    kind = Served if served else Session
+
+    def front(session: int) -> Port:
+        if not isinstance(job, Service):
+            return network.ports[clients.node * scenario.cluster.gpus_per_node]
+        return network.ports[replica_of(scenario, session) * (job.tp or scenario.ranks)]
+
     return [
-        Session(
-            (host, number), (port, server), clients, engine, fabric,
+        kind(
+            (host, number), (port, front(host * clients.sessions + number)), clients, engine, fabric,
             stream(scenario.seed, "client", host, number),
         )
         for host, port in enumerate(network.clients)

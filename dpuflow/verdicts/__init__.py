@@ -3,9 +3,10 @@
 ``inferred`` runs the stages in their order: ``links`` and ``causes`` say why a rank was late, ``steps``,
 ``habits``, ``pauses``, ``pipelines``, ``stages`` and ``replicas`` what is usual in the job, ``bulk`` and
 ``pages`` find transfers beside the collectives, ``charges`` says what counts as late and what it costs,
-``own`` what a rank answers for, ``units`` lays that out step by step, ``stalls`` what of it is chance,
-``judgement`` (doubted by ``beside``) gives a verdict a rank, ``accounts`` says where a step's time went, and
-what it would take without a rank's lateness, on the critical path of its messages (``paths``),
+``troubles`` for how long the network may have kept ranks, ``own`` what they answer for, less what is chance,
+``units`` lays that out step by step, ``judgement`` (doubted by ``beside`` and ``coverage``) gives a verdict a
+rank, ``receivers`` who is slow to receive, ``accounts`` says where a step's time went, and what it would take
+without a rank's lateness, on the critical path of its messages (``paths``),
 ``kinds`` says what groups are for, ``edges`` measures neighbours on one clock, ``phases`` cuts rings.
 """
 

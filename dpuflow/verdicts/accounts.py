@@ -2,10 +2,10 @@
 
 In: paths (``paths``), causes, what ranks answer for, and the job's steps; where a job repeats none, its
 collectives one after the other. Out: one account a job. Unexplained is what of a path nothing in the captures
-tells, and the excess over what is usual of work whose end is not told exactly, and of messages that left
-their sender's node slowly, though nothing of them was lost or marked. What they were on their way beyond
-the usual is the network's. What a step would take without a rank's lateness is read off the same paths:
-they shorten by that, until another rank is the one that its peers wait for.
+tells, and what the scatter of their like does not explain of work whose end is not told exactly, and of
+messages that left their sender's node slowly, though nothing of them was lost or marked. What they were on
+their way beyond the usual is the network's. What a step would take without a rank's lateness is read off the
+same paths: they shorten by that, until another rank is the one that its peers wait for.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from dpuflow.entries import Rule, previous_row
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
+from dpuflow.verdicts.habits import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.verdicts.paths import Paths, What
 from dpuflow.verdicts.steps import jobs, own_rows
-from dpuflow.verdicts.troubles import troubled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
     from dpuflow.verdicts.causes import Causes
-    from dpuflow.verdicts.links import Links
     from dpuflow.verdicts.paths import Segment
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.steps import Steps
+
+    Ints = NDArray[np.int64]
 
 MOST: Final = 400
 """Steps that are walked: the last ones stand for all."""
@@ -89,7 +90,7 @@ class Known(NamedTuple):
     """What the stages before came to, by rows of Entries where nothing else is said."""
 
     causes: Causes
-    links: Links
+    held_up: NDArray[np.bool_]  # of each exchange (``troubles``)
     apart: NDArray[np.bool_]  # of each collective: a transfer between two
     beside: NDArray[np.bool_]  # its rank goes on beside its collectives (``overlap``)
     sooner_ns: NDArray[np.int64]  # so much sooner it would have come if it worked like its peers
@@ -106,25 +107,37 @@ def account_for(
     known: Known,
 ) -> list[Account]:
     """One account for each job."""
-    before, found = previous_row(entries), []
     of = {end: each.ends for each in steps for end in each.endpoints}
     rows_before = np.cumsum([0, *(len(i.rows) for i in instances)])
+    times = np.bincount(entries.endpoint)
+    laid: list[tuple[list[int], Ints]] = []  # of each job its endpoints, and the rows where its steps end
+    since = np.full(len(times), np.iinfo(np.int64).max)  # of each endpoint's job the first step
     for members in jobs(instances):
         ends = of.get(members[0])
         if ends is None:
-            ends = max((own_rows(entries, end) for end in members), key=len)
+            ends = own_rows(entries, max(members, key=lambda end: times[end]))
         ends = ends[entries.leave_ns[ends] != NEVER][-MOST - 1 :]
         if len(ends):
             number = entries.collective[ends]
             ends = ends[rows_before[number[-1]] - rows_before[number] <= WIDEST]
-        if len(ends) < 2:
-            continue
-        since = int(entries.leave_ns[ends[0]])
-        paths = Paths(exchanges, instances, entries, before, pipelines, known.beside, since)
+        if len(ends) >= 2:
+            laid.append((members, ends))
+            since[members] = entries.leave_ns[ends[0]]
+    if not laid:
+        return []
+    first = entries.offsets[:-1]
+    wanted = np.maximum.reduceat(np.maximum(entries.leave_ns, entries.enter_ns), first)
+    wanted = wanted >= since[entries.endpoint[first]]
+    paths = Paths(exchanges, instances, entries, previous_row(entries), pipelines, known.beside, wanted)
+    shared = {
+        n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks or i.processes is not None
+    }
+    joins, found = _Joins(instances, entries), []
+    for members, ends in laid:
         walks = [paths.walk(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         account = Account(int(known.group[entries.collective[ends[-1]]]), len(walks), members)
         account.lengths_ns, account.ends_ns = np.diff(entries.leave_ns[ends]), entries.leave_ns[ends[1:]]
-        _sum_up(account, walks, exchanges, instances, entries, known)
+        _sum_up(account, walks, _Usual(walks, exchanges, entries, known), joins, shared, entries, known)
         found.append(account)
     return found
 
@@ -132,17 +145,13 @@ def account_for(
 def _sum_up(
     account: Account,
     walks: Sequence[Sequence[Segment]],
-    exchanges: Rows,
-    instances: Sequence[Instance],
+    usual: _Usual,
+    joins: _Joins,
+    shared: set[int],
     entries: Entries,
     known: Known,
 ) -> None:
     """Fill in the parts of the typical steps, and what each step would be shorter by."""
-    usual = _Usual(walks, exchanges, entries, known)
-    shared = {
-        n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks or i.processes is not None
-    }
-    joins = _Joins(instances, entries)
     sums = [_parts(walk, usual, shared, entries, known) for walk in walks]
     saved = [joins.saved(walk, known.sooner_ns) for walk in walks]
     lengths = account.lengths_ns
@@ -165,46 +174,47 @@ def _sum_up(
 
 
 class _Usual:
-    """What is usual of segments: the median of their like, of messages on the same link.
+    """What is usual of segments: the median of their like, of messages on the same link, and their scatter.
 
-    Messages that the network held up are compared with those of the same size on other links, too.
+    Messages that the network held up are compared with those of the same size on other links, too. Where
+    messages take any time (hosts that share a processor), what is beyond the median alone is half of all
+    that their scatter makes.
     """
 
     def __init__(
         self, walks: Sequence[Sequence[Segment]], exchanges: Rows, entries: Entries, known: Known
     ) -> None:
-        self.kind = known.kind[entries.collective].tolist()
-        self.held = _held_up(exchanges, known.links)
-        columns = (exchanges[name].tolist() for name in ("bytes", "src", "dst"))
-        self.messages = list(zip(*columns, strict=True))
+        self.kind, self.collective = known.kind.data, entries.collective.data
+        passed = sorted({each.exchange for walk in walks for each in walk if each.exchange >= 0})
+        self.held = dict(zip(passed, known.held_up[passed].tolist(), strict=True))
+        columns = (exchanges[name][passed].tolist() for name in ("bytes", "src", "dst"))
+        self.messages = dict(zip(passed, zip(*columns, strict=True), strict=True))
         seen: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         for segment in (segment for walk in walks for segment in walk if segment.row >= 0):
             for key in self._like(segment):
                 seen[key].append(segment.length_ns)
-        self.median = {
-            key: float(np.median(lengths)) for key, lengths in seen.items() if len(lengths) >= FEWEST
+        self.told = {
+            key: np.percentile(lengths, (25, 50)) for key, lengths in seen.items() if len(lengths) >= FEWEST
         }
 
     def _like(self, segment: Segment) -> list[tuple[int, ...]]:
         what, _, row, exchange = segment
+        kind = self.kind[self.collective[row]]
         if exchange < 0:
-            return [(what, self.kind[row])]
+            return [(what, kind)]
         nbytes, src, dst = self.messages[exchange]
-        alike = (what, self.kind[row], nbytes)
+        alike = (what, kind, nbytes)
         return [alike] if self.held[exchange] else [(*alike, src, dst), alike]
 
-    def beyond_ns(self, segment: Segment) -> int:
-        """By how much a segment is longer than usual; of what has no like, nothing is known to be."""
-        medians = (self.median[key] for key in self._like(segment) if key in self.median)
-        return max(segment.length_ns - round(next(medians, segment.length_ns)), 0)
-
-
-def _held_up(exchanges: Rows, links: Links) -> list[bool]:
-    """Messages of which packets were sent again or marked, and those over slow links."""
-    found = troubled(exchanges)
-    for src, dst in zip(links.src[links.slow].tolist(), links.dst[links.slow].tolist(), strict=True):
-        found |= (exchanges["src"] == src) & (exchanges["dst"] == dst)
-    return list(found.tolist())
+    def beyond_ns(self, segment: Segment, sigmas: float = 0.0) -> int:
+        """By how much a segment is longer than usual, and so many standard deviations of that (by its quicker
+        side); of what has no like, nothing is known to be."""
+        quartiles = next((self.told[key] for key in self._like(segment) if key in self.told), None)
+        if quartiles is None:
+            return 0
+        quarter, middle = quartiles
+        usual = middle + sigmas * (middle - quarter) / QUARTER_IN_SIGMAS
+        return max(segment.length_ns - round(float(usual)), 0)
 
 
 def _parts(
@@ -222,7 +232,6 @@ def _parts(
             parts["unexplained", -1] += length
             continue
         endpoint, number = int(entries.endpoint[row]), int(entries.collective[row])
-        beyond = usual.beyond_ns(segment)
         mine, why = ("work", endpoint), ""
         if what == What.WORK:
             why = _why_longer(row, entries, known)
@@ -236,9 +245,11 @@ def _parts(
         else:
             mine = ("library", -1)
             if what == What.FIRST:  # so long it had its input, and did not send: it was not there
+                beyond = usual.beyond_ns(segment)
                 parts["work", endpoint] += beyond
                 length -= beyond
         if why:
+            beyond = usual.beyond_ns(segment, SIGMAS if why == "unexplained" else 0.0)
             parts[why, -1] += beyond
             length -= beyond
         parts[mine] += length

@@ -8,6 +8,7 @@ are there is what speaks for a cache."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -97,23 +98,37 @@ class Fed(NamedTuple):
 
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
     """All bulk transfers, in order of their start."""
+    tied: dict[int, Ints] = {}
+    fine: list[Ints] = []  # pieces of all ways, those of one way in a slice
+    whole: list[tuple[slice, list[Ints] | None]] = []  # ... and what is one of them, None: notices have told
+    sent = notices_ns(exchanges)
+    for rows in page_ways(exchanges, instances):
+        notices = sent(rows)
+        pieces = list(cut_pieces(exchanges, rows, notices))
+        merged = None
+        if not len(notices):
+            dst = int(exchanges["dst"][rows[0]])
+            if dst not in tied:
+                tied[dst] = _tied(instances, entries, dst)
+            merged = list(_merged(exchanges, pieces, entries, tied[dst]))
+        whole.append((slice(len(fine), len(fine) + len(pieces)), merged))
+        fine += pieces
+    made = _made(exchanges, fine)
     found: list[Bulk] = []
     parts: dict[Way, list[Bulk]] = {}
-    for rows in page_ways(exchanges, instances):
-        notices = notices_ns(exchanges, rows)
-        pieces = list(cut_pieces(exchanges, rows, notices))
-        fine = [each for piece in pieces for each in _made(exchanges, piece)]
-        if not len(notices):
-            if fine:
-                parts[_way(fine[0])] = fine
-            pieces = list(_merged(exchanges, pieces, entries, instances))
-        found += (each for piece in pieces for each in _made(exchanges, piece))
+    for at, merged in whole:
+        mine = [each for each in made[at] if each is not None]
+        if merged is not None and mine:
+            parts[_way(mine[0])] = mine
+        if merged is not None and len(merged) < at.stop - at.start:
+            mine = [each for each in _made(exchanges, merged) if each is not None]
+        found += mine
     if not found:
         return found
     found = _awaited(found, instances, entries)
-    whole = _by_siblings(exchanges, _by_waits(found, parts))
-    if whole is not found:
-        found = _awaited(whole, instances, entries)
+    together = _by_siblings(exchanges, _by_waits(found, parts))
+    if together is not found:
+        found = _awaited(together, instances, entries)
     found = _named(_slow(found))
     return sorted(found, key=lambda each: (each.start_ns, each.src, each.dst))
 
@@ -126,22 +141,22 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
         if each.waited and each.last:
             fed[each.row] = each.end_ns
             held[each.row] = each.path is not None
-        if each.slow:
+        if each.slow and len(fed):
             mine = entries.endpoint == each.src
             carrying |= mine & (entries.enter_ns >= each.start_ns) & (entries.enter_ns <= each.end_ns)
     return Fed(fed, held, carrying)
 
 
-def _merged(
-    exchanges: Rows, pieces: Sequence[Ints], entries: Entries, instances: Sequence[Instance]
-) -> Iterator[Ints]:
+def _merged(exchanges: Rows, pieces: Sequence[Ints], entries: Entries, tied: Ints) -> Iterator[Ints]:
     """``pieces`` of one way; those between which the receiver, who takes part in collectives, entered none
-    are one: a cache that is moved layer by layer, while the receiver waits for the whole."""
-    tied = _tied(instances, entries, int(exchanges["dst"][pieces[0][0]]))
+    (``tied``) are one: a cache that is moved layer by layer, while the receiver waits for all of it."""
+    if not len(tied):
+        yield from pieces
+        return
     enter, left = entries.enter_ns[tied], entries.leave_ns[tied]
     together: list[Ints] = []
     for piece in pieces:
-        if together and len(enter):
+        if together:
             until = end_ns(exchanges, together[-1]).max()
             place = int(np.searchsorted(enter, until))
             idle = not place or left[place - 1] <= until
@@ -154,31 +169,64 @@ def _merged(
     yield np.concatenate(together)
 
 
-def _made(exchanges: Rows, rows: Ints) -> Iterator[Bulk]:
-    if len(rows) < FEWEST:
-        return
-    rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
-    begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
-    until = np.maximum.accumulate(end)
-    idle = np.maximum(begin[1:] - until[:-1], 0).sum()
-    sizes, counts = np.unique(exchanges["bytes"][rows], return_counts=True)
-    most = int(np.argmax(counts))
+def _made(exchanges: Rows, pieces: Sequence[Ints]) -> list[Bulk | None]:
+    """What each of ``pieces`` is, all laid out at once; None of one page."""
+    chosen = [number for number, piece in enumerate(pieces) if len(piece) >= FEWEST]
+    made: list[Bulk | None] = [None] * len(pieces)
+    if not chosen:
+        return made
+    counts = np.array([len(pieces[number]) for number in chosen])
+    first, last = np.cumsum(counts) - counts, np.cumsum(counts) - 1
+    rows, piece = np.concatenate([pieces[n] for n in chosen]), np.repeat(np.arange(len(counts)), counts)
+    begin = begin_ns(exchanges, rows)
+    order = np.lexsort((begin, piece))
+    rows, begin = rows[order], begin[order]
+    until = _so_far(end_ns(exchanges, rows), piece)
+    pause = np.maximum(np.r_[0, begin[1:] - until[:-1]], 0)
+    pause[first] = 0
+    size = exchanges["bytes"][rows]
     cut = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
-    yield Bulk(
-        src=int(exchanges["src"][rows[0]]),
-        dst=int(exchanges["dst"][rows[0]]),
-        read=bool(exchanges["wire"][rows[0]] == Wire.ROCE_READ),
-        rows=rows,
-        start_ns=int(begin[0]),
-        end_ns=int(until[-1]),
-        bytes=int(exchanges["bytes"][rows].sum()),
-        page_bytes=int(sizes[most]) if 2 * counts[most] >= len(rows) else None,
-        busy_ns=int(until[-1]) - int(begin[0]) - int(idle),  # stamps may be centuries apart
-        retransmitted=int(exchanges["retransmitted"][rows].sum()),
-        ecn_marked=int(exchanges["ecn_marked"][rows].sum()),
-        complete=not bool((exchanges["flags"][rows] & cut).any()),
-        message=int(exchanges["data"][rows[-1]]),
-    )
+    total, retransmitted, marked, partial = (
+        np.add.reduceat(values, first, dtype=np.uint64).tolist()
+        for values in (
+            size, exchanges["retransmitted"][rows], exchanges["ecn_marked"][rows],
+            exchanges["flags"][rows] & cut != 0,
+        )
+    )  # fmt: skip
+    ends = [exchanges[name][rows[first]].tolist() for name in ("src", "dst")]
+    read = (exchanges["wire"][rows[first]] == Wire.ROCE_READ).tolist()
+    times = begin[first].tolist(), until[last].tolist(), np.add.reduceat(pause, first).tolist()
+    message = exchanges["data"][rows[last]].tolist()
+    columns = zip(chosen, *ends, read, np.split(rows, first[1:]), *times, total, _usual(size, piece),
+                  retransmitted, marked, partial, message, strict=True)  # fmt: skip
+    for number, src, dst, by_read, these, start, stop, idle, nbytes, page, resent, ecn, gaps, data in columns:
+        busy = stop - start - idle  # stamps may be centuries apart
+        made[number] = Bulk(
+            src, dst, by_read, these, start, stop, nbytes, page, busy, resent, ecn, not gaps, data
+        )
+    return made
+
+
+def _so_far(values: Ints, piece: Ints) -> Ints:
+    """The largest of ``values`` so far within each piece."""
+    order = np.argsort(values, kind="stable")
+    place = np.empty(len(values), np.int64)
+    place[order] = np.arange(len(values))
+    return values[order[np.maximum.accumulate(piece * len(values) + place) - piece * len(values)]]
+
+
+def _usual(size: Rows, piece: Ints) -> list[int | None]:
+    """The size that at least half the pages of each piece have; the least of several, None without."""
+    order = np.lexsort((size, piece))
+    size, piece = size[order], piece[order]
+    run = np.flatnonzero(np.r_[True, (np.diff(piece) != 0) | (size[1:] != size[:-1])])
+    times = np.diff(np.r_[run, len(size)])
+    best = np.lexsort((-times, piece[run]))
+    best = best[np.r_[True, np.diff(piece[run[best]]) != 0]]
+    usual = 2 * times[best] >= np.bincount(piece)
+    return [
+        page if told else None for page, told in zip(size[run[best]].tolist(), usual.tolist(), strict=True)
+    ]
 
 
 def _tied(instances: Sequence[Instance], entries: Entries, endpoint: int) -> Ints:
@@ -197,8 +245,11 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
     without one (nineteen in twenty); where it has hardly any of these, if most of the pause was the
     transfer."""
     found: list[Bulk] = []
-    for dst in sorted({each.dst for each in transfers}):
-        mine = [each for each in transfers if each.dst == dst]
+    of: dict[int, list[Bulk]] = {}
+    for each in transfers:
+        of.setdefault(each.dst, []).append(each)
+    for dst in sorted(of):
+        mine = of[dst]
         rows = _tied(instances, entries, dst)
         enter = entries.enter_ns[rows]
         left = np.maximum.accumulate(np.r_[NEVER, entries.leave_ns[rows]])[:-1] if len(rows) else enter
@@ -207,6 +258,9 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
         taken[after] = True
         pause = (enter - left)[(left != NEVER) & ~taken[:-1]]
         usual = TWICE * float(np.percentile(pause, 95)) if len(pause) >= FEWEST_PAUSES else None
+        ends: dict[int, int] = {}  # of the transfers that each entry followed, the last
+        for each, place in zip(mine, after.tolist(), strict=True):
+            ends[place] = max(ends.get(place, NEVER), each.end_ns)
         for each, place in zip(mine, after.tolist(), strict=True):
             if place == len(rows):
                 found.append(each)
@@ -218,13 +272,12 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
                 waited &= waits > usual
             else:
                 waited &= 2 * (each.end_ns - idle) >= int(enter[place]) - idle
-            others = [o.end_ns for o, at in zip(mine, after.tolist(), strict=True) if at == place]
             found.append(
                 each._replace(
                     row=int(rows[place]),
                     idle_ns=idle if waited else NEVER,
                     left_ns=int(left[place]),
-                    last=each.end_ns == max(others),
+                    last=each.end_ns == ends[place],
                 )
             )
     return found
@@ -278,19 +331,23 @@ def _by_siblings(exchanges: Rows, transfers: list[Bulk]) -> list[Bulk]:
     for mine in ways.values():
         these = [each.bytes for each in mine]
         sizes[sum(these)] = max(sizes.get(sum(these), []), these, key=len)
-    found: list[Bulk] = []
-    changed = False
-    for mine in ways.values():
+    cut: dict[Way, list[Ints]] = {}
+    for way, mine in ways.items():
         told = sizes[sum(each.bytes for each in mine)]
         if len(told) >= FEWEST_PAUSES and len(told) > len(mine):
             rows = np.concatenate([each.rows for each in mine])
             rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
             parts = parts_of(exchanges, rows, np.array(told))
             if parts is not None:
-                mine = [each for part in parts for each in _made(exchanges, part)]
-                changed = True
-        found += mine
-    return found if changed else transfers
+                cut[way] = parts
+    if not cut:
+        return transfers
+    made = iter(_made(exchanges, [part for parts in cut.values() for part in parts]))
+    found: list[Bulk] = []
+    for way, mine in ways.items():
+        again = (next(made) for _ in cut.get(way, ()))
+        found += (each for each in again if each is not None) if way in cut else mine
+    return found
 
 
 def _wholes(parts: Sequence[Bulk], size: int) -> list[Bulk]:
@@ -336,13 +393,22 @@ def _slow(transfers: Sequence[Bulk]) -> list[Bulk]:
     paces: dict[tuple[int, int], list[float]] = {}
     for each in transfers:
         paces.setdefault((each.src, each.dst), []).append(each.busy_ns / max(each.bytes, 1))
-    pace = {way: float(np.median(values)) for way, values in paces.items()}
-    found = []
-    for each in transfers:
-        others = [value for way, value in pace.items() if way != (each.src, each.dst)]
-        slow = bool(others) and pace[each.src, each.dst] >= OTHERS * float(np.median(others))
-        found.append(each._replace(slow=slow))
-    return found
+    pace = {way: _middle(sorted(values)) for way, values in paces.items()}
+    ordered = sorted(pace.values())
+    slow = {way for way, own in pace.items() if own >= OTHERS * _middle_of_others(ordered, own)}
+    return [each._replace(slow=(each.src, each.dst) in slow) for each in transfers]
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """The median."""
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _middle_of_others(ordered: Sequence[float], own: float) -> float:
+    """The median of ``ordered`` but for one that is ``own``; infinity where there is no other."""
+    at = bisect_left(ordered, own)
+    low, high = (place + (place >= at) for place in ((len(ordered) - 2) // 2, (len(ordered) - 1) // 2))
+    return (ordered[low] + ordered[high]) / 2 if len(ordered) > 1 else np.inf
 
 
 def _named(transfers: Sequence[Bulk]) -> list[Bulk]:

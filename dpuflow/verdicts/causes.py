@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
+    from dpuflow.verdicts.beside import Beside
     from dpuflow.verdicts.bulk import Fed
     from dpuflow.verdicts.charges import Charges
     from dpuflow.verdicts.overlap import Overlap
@@ -51,20 +52,8 @@ class Causes(NamedTuple):
     ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
 
 
-def causes_of(
-    instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    charges: Charges,
-    slow: NDArray[np.bool_],
-    fed: Fed | None = None,
-    registered: Callable[[], NDArray[np.bool_]] | None = None,
-    awaited: NDArray[np.int64] | None = None,
-    kin: NDArray[np.int64] | None = None,
-    overlap: Overlap | None = None,
-    queued: NDArray[np.int64] | None = None,
-) -> Causes:
-    """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link.
+class Waits(NamedTuple):
+    """What else ranks may have waited for than their peers in the collective before; per row of Entries.
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
     it begins when it is there; or when what else it may have waited for was done (``awaited``, see there).
@@ -73,63 +62,47 @@ def causes_of(
     it also counts how long ago they had entered the one before, and not again what they were late by before.
     ``queued``: so long each first message may have waited in its own node (``queued_ns``), which is no work.
     """
-    last = previous_row(entries)
-    transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
-    staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
-    # Whether a call returns before its last data has left the node depends on the library: a rank is
-    # blamed only if it worked longer by either reckoning.
-    fed_ns = fed.ns if fed else np.full(len(last), NEVER)
-    since_ns = fed_ns if awaited is None else np.maximum(fed_ns, np.where(last >= 0, awaited, NEVER))
-    # Who entered after it had left, nobody knows when, may have worked for any time.
-    open_ended = (relative.bound == AT_LEAST) & ~entries.exact & (entries.rule != Rule.QUEUED)
-    left = last if kin is None else _left(entries, last, kin)
-    since_leave = _excess(entries, left, entries.leave_ns, since_ns, instances, ~open_ended)
-    since_idle = _excess(entries, left, entries.idle_ns, since_ns, instances, ~open_ended)
-    excess = np.minimum(since_leave, since_idle)
-    if overlap is not None:
-        until = np.maximum(since_ns, left_any(entries))
-        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, instances, ~open_ended))
-    if overlap is not None and overlap.rows.any():
-        since_enter = _excess(entries, last, entries.enter_ns, fed_ns, instances, ~open_ended)
-        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
-        excess = overlap.less_carried(excess, entries)
-    excess[staged] = NEVER
-    if queued is not None:
-        excess = np.where(excess > 0, np.maximum(excess - queued, 0), excess)
-    least = _held_peers(entries)
-    excess = _beyond_free(entries, left, excess, least, instances)
-    beside = seen_from_beside(instances, entries)
+
+    fed: Fed | None = None
+    registered: Callable[[], NDArray[np.bool_]] | None = None
+    awaited: NDArray[np.int64] | None = None
+    kin: NDArray[np.int64] | None = None
+    overlap: Overlap | None = None
+    queued: NDArray[np.int64] | None = None
+
+
+def causes_of(
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    charges: Charges,
+    slow: NDArray[np.bool_],
+    waits: Waits | None = None,
+) -> Causes:
+    """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link."""
+    waits = waits or Waits()
+    longer = _worked_longer(instances, entries, relative, waits)
+    last, fed, beside = longer.last, waits.fed, seen_from_beside(instances, entries)
     # How much longer it worked is not seen of such a rank, only how much later it entered.
-    excess = np.where(beside.rows & ~staged & (last >= 0), beside.lead_ns, excess)
+    excess = np.where(beside.rows & ~longer.staged & (last >= 0), beside.lead_ns, longer.excess_ns)
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
-    troubled |= queued > 0 if queued is not None else False
+    troubled |= waits.queued > 0 if waits.queued is not None else False
     known = excess != NEVER
-    with np.errstate(invalid="ignore"):
-        beyond_links = np.where(known, excess - beside.held_ns, -np.inf)
-    proved = (beyond_links > 0) & (2 * beyond_links >= relative.lateness_ns)
     most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
     # Most of it must be its own doing; of a rank that the network gave trouble more than noise explains, too.
     working = known & most & (beyond | ~troubled)
-    working |= (last < 0) & (fed_ns == NEVER)  # nothing was there to wait for
+    working |= (last < 0) & (fed is None or fed.ns == NEVER)  # nothing was there to wait for
     if fed:
         working &= ~fed.carrying
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
-    held = known & ~working & (troubled | ~beyond) & (since_leave > charges.noise_ns)
-    since_gone = since_idle
-    if any(i.nodes for i in instances):  # what the rest of its node still had to do was not its own data
-        gone = np.maximum(entries.leave_ns, entries.gone_ns)
-        since_gone = _excess(entries, left, gone, since_ns, instances, ~open_ended, alike=True)
-    held &= 2 * (since_leave - since_gone) >= relative.lateness_ns
+    held = known & ~working & (troubled | ~beyond) & (longer.since_leave_ns > charges.noise_ns)
+    held &= 2 * (longer.since_leave_ns - longer.since_gone_ns) >= relative.lateness_ns
     granted_late = _granted_late(entries, last, excess, working, instances)
-    if registered is not None and granted_late.any():
-        granted_late &= ~registered()
+    if waits.registered is not None and granted_late.any():
+        granted_late &= ~waits.registered()
     own = np.where(granted_late, HOST, COMPUTE)
+    own = np.where(_unproved(entries, relative, last, excess, troubled, beside), UNKNOWN, own)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
-    proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
-    proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
-    # A call may not return before the network has taken all of its data, to be seen at the other end.
-    draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
-    own = np.where(beside.partly & ~proved & (beside.rows | troubled | draining), UNKNOWN, own)
     others = np.where(beside.rows, UNKNOWN, others)
     if fed:
         others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
@@ -137,7 +110,78 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly, least)
+    return Causes(causes, excess, beside.partly, longer.least)
+
+
+class _Longer(NamedTuple):
+    """Per row by how much longer than its peers a rank worked, ns; NEVER where not known."""
+
+    last: NDArray[np.int64]  # the row of the collective that it had entered before, -1: none
+    staged: NDArray[np.bool_]  # that was a point-to-point transfer
+    excess_ns: NDArray[np.int64]  # by the kindest reckoning
+    since_leave_ns: NDArray[np.int64]  # since it had left that
+    since_gone_ns: NDArray[np.int64]  # since its own last data had gone
+    least: NDArray[np.bool_]  # as of Causes
+
+
+def _worked_longer(
+    instances: Sequence[Instance], entries: Entries, relative: Relative, waits: Waits
+) -> _Longer:
+    """How much longer each rank worked before it entered.
+
+    Whether a call returns before its last data has left the node depends on the library: a rank worked longer
+    only if it did by either reckoning.
+    """
+    last = previous_row(entries)
+    transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
+    staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
+    fed_ns = waits.fed.ns if waits.fed else np.full(len(last), NEVER)
+    since_ns = fed_ns
+    if waits.awaited is not None:
+        since_ns = np.maximum(fed_ns, np.where(last >= 0, waits.awaited, NEVER))
+    # Who entered after it had left, nobody knows when, may have worked for any time.
+    dated = (relative.bound != AT_LEAST) | entries.exact | (entries.rule == Rule.QUEUED)
+    left = last if waits.kin is None else _left(entries, last, waits.kin)
+    earliest = _earliest(entries, left, instances)
+    since_leave = _excess(entries, left, entries.leave_ns, since_ns, dated, earliest)
+    since_idle = _excess(entries, left, entries.idle_ns, since_ns, dated, earliest)
+    excess, overlap = np.minimum(since_leave, since_idle), waits.overlap
+    if overlap is not None:
+        until = np.maximum(since_ns, left_any(entries))
+        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, dated, earliest))
+    if overlap is not None and overlap.rows.any():
+        before = _earliest(entries, last, instances)
+        since_enter = _excess(entries, last, entries.enter_ns, fed_ns, dated, before)
+        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
+        excess = overlap.less_carried(excess, entries)
+    excess[staged] = NEVER
+    if waits.queued is not None:
+        excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
+    least, since_gone = _held_peers(entries), since_idle
+    if any(i.nodes for i in instances):  # what the rest of its node still had to do was not its own data
+        gone = np.maximum(entries.leave_ns, entries.gone_ns)
+        since_gone = _excess(entries, left, gone, since_ns, dated, _earliest(entries, left, []))
+    excess = _beyond_free(entries, left, excess, least, instances)
+    return _Longer(last, staged, excess, since_leave, since_gone, least)
+
+
+def _unproved(
+    entries: Entries,
+    relative: Relative,
+    last: NDArray[np.int64],
+    excess: NDArray[np.int64],
+    troubled: NDArray[np.bool_],
+    beside: Beside,
+) -> NDArray[np.bool_]:
+    """Rows of collectives seen in part, of ranks that links which nobody saw may have kept instead."""
+    with np.errstate(invalid="ignore"):
+        beyond_links = np.where(excess != NEVER, excess - beside.held_ns, -np.inf)
+    proved = (beyond_links > 0) & (2 * beyond_links >= relative.lateness_ns)
+    proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
+    proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
+    # A call may not return before the network has taken all of its data, to be seen at the other end.
+    draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
+    return np.asarray(beside.partly & ~proved & (beside.rows | troubled | draining), np.bool_)
 
 
 def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -254,28 +298,24 @@ def _excess(
     last: NDArray[np.int64],
     left_ns: NDArray[np.int64],
     fed_ns: NDArray[np.int64],
-    instances: Sequence[Instance],
     dated: NDArray[np.bool_],
-    alike: bool = False,
+    earliest: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
     From leaving the one before, or from when data that it had waited for was there. Of a rank that may have
-    waited before its first message it is not known how long it worked: where any other's entry is exact, only
-    those count (NCCL, and where all wait for a root; elsewhere hosts may have been busy with what others sent
-    them). ``alike``: GPUs that share a node are compared as if each had left at ``left_ns``.
+    waited before its first message it is not known how long it worked, and who waited for the rank itself
+    seems to have worked longer still: where others' entries are exact, only those count. ``earliest`` is
+    since when it may have worked, where that is not one moment (``_earliest``).
     """
     since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
     # Of a rank that nothing was seen of only a lower bound of its entry is known.
     known = dated & (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
-    credited = np.bincount(entries.collective[entries.granted_ns != NEVER], minlength=len(entries.offsets))
-    from_root = np.array([i.op in (Op.BROADCAST, Op.SCATTER) for i in instances], bool)
-    sure = known & entries.exact & ((credited[entries.collective] > 0) | from_root[entries.collective])
+    sure = known & entries.exact
     several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
     sure &= several
     # Who may have left sooner may have worked since then: that is what peers compare with.
-    earliest = _earliest(entries, last, [] if alike else instances)
     most = np.where(known & (earliest != NEVER), entries.enter_ns - np.maximum(earliest, fed_ns), own)
     most = np.maximum(own, most)
     excess = np.where(sure, against_others(entries, most, sure), against_others(entries, most, known))

@@ -33,6 +33,7 @@ class Charges(NamedTuple):
     late: NDArray[np.bool_]
     last: NDArray[np.bool_]
     wait_ns: NDArray[np.int64]
+    cost_ns: NDArray[np.float64]  # what that is of each peer's time: the share of a job that a verdict weighs
     noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
     error_ns: NDArray[np.int64]  # half-width of a 95 % interval of the row's lateness
     offset_ns: NDArray[np.float64]  # entry less the median of the other ranks' entries
@@ -71,7 +72,8 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     good = (when[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
     wait[top[good]] = lead[good] * (seen[whole][good] - 1)
-    return Charges(late, last, wait, noise, error, offset)
+    cost = wait / np.maximum(count - 1, 1)[entries.collective]
+    return Charges(late, last, wait, cost, noise, error, offset)
 
 
 def _noise(

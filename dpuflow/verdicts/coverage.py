@@ -1,18 +1,23 @@
-"""What each verdict rests on: how many of a rank's times were told, and what lateness could have hidden.
+"""What each verdict rests on: how many of a rank's times were told, what could have hidden, how sure it is.
 
 In: entries, lateness, what ranks answer for, and the bytes that no collective was made of. Out: per endpoint
 how many times were told exactly, bounded and not at all, and the smallest lateness a step that would have
-been named with 95 % probability. A verdict stands only where at least half of the times were told.
+been named with 95 % probability; verdicts with how often verdicts like these are right. A verdict stands
+only where at least half of the times were told.
 
 A time that is exact shows any lateness beyond the scatter of its group's work and its own error. One that is
 bounded from above shows what is beyond the bound, for had the rank come later, it would be larger. One that
 is not told shows nothing, nor does a collective that nobody recognised, of which the bytes alone are known.
+
+Confidence has a factor for each thing that can make a verdict wrong: what was read of the collectives, times
+that are bounded only, errors of the clocks, incidents beside an on-time verdict, packets that the capture
+lost. The levels are those measured on twins of captures with known truth (docs/accuracy.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, erfc, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +25,8 @@ import numpy as np
 from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
-from dpuflow.verdicts.habits import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE
+from dpuflow.verdicts.charges import INTERVAL_IN_SIGMAS
+from dpuflow.verdicts.habits import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
-    from dpuflow.schema.tables import Joined, Rows
+    from dpuflow.schema.tables import CaptureInfo, Joined, Rows
     from dpuflow.verdicts.bulk import Bulk
     from dpuflow.verdicts.judgement import Judgement
     from dpuflow.verdicts.own import Own
@@ -111,7 +117,7 @@ def _hidden_ns(
     bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
     shown = known & ((bound == EXACT) | (bound == AT_LEAST))
     number = max(int(shown.sum()), 1)
-    scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number)) + entries.clock_ns[rows]
+    scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number)) + entries.margins.clock_ns[rows]
     most = np.where(bound == AT_MOST, relative.lateness_ns[rows], HIDDEN)
     return np.asarray(np.where(shown, scatter, most), np.float64)
 
@@ -189,3 +195,82 @@ def _mostly_told(
     says = (amount > 0) | (bound == EXACT) | (bound == AT_LEAST)
     says |= (bound == AT_MOST) & (relative.lateness_ns[rows] < usual)
     return bool(says.sum() >= HALF * (told.exact + told.bounded + told.untold))
+
+
+MOST: Final = 0.99
+"""No verdict is surer: one in a hundred is what chance may do (``habits.CHANCE``)."""
+EVEN: Final = 0.5
+"""Where half of the times show lateness that matters, or incidents cost just what is worth a verdict."""
+SHOWN: Final = 0.75
+"""From this share of times on nothing that matters was ever hidden by the others."""
+BOUNDED: Final = 2 / 3
+"""So often were ranks guilty whose lateness is known by lower bounds only: these show where it is large."""
+STAGES: Final = 0.9
+"""A stage that differs from its peers may do so by design."""
+
+
+def with_confidence(
+    judgements: Sequence[Judgement],
+    told: Mapping[int, Coverage],
+    instances: Sequence[Instance],
+    entries: Entries,
+    relative: Relative,
+    own: Own,
+    captures: Sequence[CaptureInfo],
+    worked_ns: int,
+    staged: frozenset[int] = frozenset(),
+) -> list[Judgement]:
+    """Judgements with their confidence; None where nothing is claimed, or only that messages came late.
+
+    ``staged``: endpoints that were compared with other stages of their pipelines.
+    """
+    reading = np.array([each.confidence for each in instances], np.float64)[entries.collective]
+    kept = kept_share(captures)
+    in_turn = any(each.steadiness == "rotating" for each in judgements)
+    out = []
+    for each in judgements:
+        rows = np.flatnonzero(entries.endpoint == each.endpoint)
+        sure = None
+        if each.verdict == "on_time":
+            amount = own.amount_ns[rows]
+            # One or two incidents are nobody's habit; beside others late in turn they may be its turn.
+            cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
+            cost = cost_ns / max(MATERIAL_SHARE * worked_ns, 1.0)
+            sure = STAGES if each.endpoint in staged else _clear(told.get(each.endpoint), cost)
+        elif each.late and each.cause != "unknown":
+            late = rows[own.amount_ns[rows] > 0]
+            late = late if len(late) else np.array(sorted(each.usual_ns), np.int64)
+            sure = STAGES if not len(late) else _guilty(late, reading, relative, each)
+        out.append(replace(each, confidence=None if sure is None else round(kept * sure, 3)))
+    return out
+
+
+def kept_share(captures: Sequence[CaptureInfo]) -> float:
+    """Of the packets that the captures should hold, the share that they say they do."""
+    packets, lost = sum(c.packets for c in captures), sum(c.lost_packets or 0 for c in captures)
+    return packets / (packets + lost) if packets else 1.0
+
+
+def _clear(told: Coverage | None, cost: float) -> float:
+    """Of who is called on time; ``cost``: of its incidents, in shares of what is worth a verdict."""
+    if told is None:
+        return STAGES
+    seen = max(1 - 2 * max(SHOWN - told.shown, 0.0), EVEN)
+    # What costs half of what makes a verdict is nobody's habit; what costs as much may well be.
+    return MOST * min(seen, max(1.5 - cost, EVEN))
+
+
+def _guilty(
+    late: NDArray[np.int64], reading: NDArray[np.float64], relative: Relative, judgement: Judgement
+) -> float:
+    """Of who is called late in these rows."""
+    exact = relative.bound[late] == EXACT
+    bounded = 0.0 if judgement.verdict == "late" else 1 - float(exact.mean())
+    known = relative.lateness_ns[late] != NEVER
+    errors = relative.error_ns[late][known & exact]
+    errors = errors[errors > 0]
+    clocks = 1.0
+    if len(errors):
+        usual = float(np.median(relative.lateness_ns[late][known]))
+        clocks = 0.5 * erfc(-INTERVAL_IN_SIGMAS * usual / float(np.median(errors)) / sqrt(2))
+    return MOST * float(reading[late].mean()) * (1 - bounded * (1 - BOUNDED)) * clocks

@@ -12,6 +12,8 @@ import numpy as np
 from dpuflow.arrays.ordering import percentile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 LATE_SHARE = 2 / 3
@@ -28,6 +30,10 @@ what is critical."""
 SIGMAS = 3.0
 """How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
 Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""
+RARELY = 0.1
+"""Who is late in this share of its units or more is late now and then; less often, by incidents."""
+CHANCE_OF_ONE = 0.05
+"""What chance may do to one interval, as to all that are given: 95 % hold."""
 FEWEST_GAPS = 5
 """Distances between late units that can be told to be even."""
 CHANCE = 0.01
@@ -52,9 +58,45 @@ def habit_ns(amount_ns: NDArray[np.int64]) -> int:
     return int(np.minimum(amount_ns, third).sum())
 
 
+def beside_habits(amounts_ns: Iterable[NDArray[np.int64]], span_ns: int) -> NDArray[np.int64]:
+    """The units of all ranks but those whose own lateness is a habit by itself, in one row.
+
+    Beside one that is late again and again, single incidents of others are nobody's habit.
+    """
+    alone = [each for each in amounts_ns if not is_habit(each, span_ns)]
+    return np.concatenate([*alone, np.zeros(0, np.int64)])
+
+
+def in_rhythm(late: NDArray[np.bool_]) -> bool:
+    """Whether late units come at an even distance, one more or one less now and then.
+
+    Of independent events few lie as far apart as the middle pair: the distances are geometric. Not where they
+    come in every unit.
+    """
+    gaps = np.diff(np.flatnonzero(late))
+    middle = float(np.median(gaps)) if len(gaps) >= FEWEST_GAPS else 0.0
+    return middle >= 2 and float((np.abs(gaps - middle) <= middle / 4).mean()) >= USUAL_SHARE
+
+
 def is_material(amount_ns: int, span_ns: int) -> bool:
     """Whether lateness of ``amount_ns`` in all costs a job of ``span_ns`` enough to speak of."""
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
+
+
+def is_seldom(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether what a rank costs is incidents, no habit that was seen too shortly.
+
+    Of the worst units, without which the others cost nothing to speak of, there are so few that a rank that
+    is late in ``RARELY`` of all would hardly (once in twenty times) have shown no more.
+    """
+    worst, total = np.cumsum(-np.sort(-amount_ns)), len(amount_ns)
+    left = np.concatenate([worst[-1:], worst[-1:] - worst])
+    hits = next(k for k, ns in enumerate([*left.tolist(), 0]) if not is_material(ns, span_ns))
+    if not hits or hits >= RARELY * total:
+        return not hits
+    k = np.arange(hits)
+    terms = np.cumsum(np.log((total - k) / (k + 1)) + np.log(RARELY / (1 - RARELY)))
+    return float(np.exp(total * np.log(1 - RARELY) + np.r_[0.0, terms]).sum()) < CHANCE_OF_ONE
 
 
 def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> int:
@@ -66,21 +108,6 @@ def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> i
     if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
     return max(round(float(np.median(later_ns))), 0)
-
-
-def in_rhythm(late: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The units at which late ones would come if they always did at the distance at which most of them do.
-
-    Of independent events few lie as far apart as the middle pair: the distances are geometric. One more or
-    one less now and then does not matter. None where they come at no even distance, or in every unit.
-    """
-    hits = np.flatnonzero(late)
-    gaps = np.diff(hits)
-    middle = float(np.median(gaps)) if len(gaps) >= FEWEST_GAPS else 0.0
-    if middle < 2 or float((np.abs(gaps - middle) <= middle / 4).mean()) < USUAL_SHARE:
-        return np.zeros(0, np.int64)
-    period = round(middle)
-    return np.arange(int(np.argmax(np.bincount(hits % period))), len(late), period)
 
 
 def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, ranks: int = 1) -> int | None:

@@ -12,17 +12,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries import bound_above, claim, previous_row, relate, short_of_ranks, weigh
+from dpuflow.entries import (
+    among_dated,
+    bound_above,
+    claim,
+    previous_row,
+    relate,
+    short_of_ranks,
+    stalls,
+    weigh,
+)
 from dpuflow.identity.endpoints import uncaptured
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.accounts import Known, account_for
 from dpuflow.verdicts.awaited import group_before, left_before, unread_until
 from dpuflow.verdicts.beside import busy_elsewhere, never_captured
 from dpuflow.verdicts.bulk import fed_rows, find_bulk
-from dpuflow.verdicts.causes import causes_of
+from dpuflow.verdicts.causes import Waits, causes_of
 from dpuflow.verdicts.charges import charge
-from dpuflow.verdicts.confidence import with_confidence
-from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares
+from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares, with_confidence
 from dpuflow.verdicts.edges import measure_edges
 from dpuflow.verdicts.judgement import add_stages, doubt, judge, sooner_ns
 from dpuflow.verdicts.kinds import find_tokens, group_kinds
@@ -31,13 +39,11 @@ from dpuflow.verdicts.overlap import find_overlap
 from dpuflow.verdicts.own import own_lateness, tied_rows, with_replicas
 from dpuflow.verdicts.pauses import Work, find_work
 from dpuflow.verdicts.pipelines import find_pipelines
-from dpuflow.verdicts.registered import registered_rows, taken_before, taken_until
+from dpuflow.verdicts.receivers import registered_rows, slow_receivers, taken_before, taken_until
 from dpuflow.verdicts.replicas import compare_replicas
 from dpuflow.verdicts.stages import compare_stages
-from dpuflow.verdicts.stalls import without_stalls
 from dpuflow.verdicts.steps import find_steps
-from dpuflow.verdicts.troubles import waiting_rows
-from dpuflow.verdicts.turnaround import find_queues, queued_ns
+from dpuflow.verdicts.troubles import excused_ns, find_queues, held_up, queued_ns
 from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
@@ -59,9 +65,10 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.links import Links
     from dpuflow.verdicts.own import Own
     from dpuflow.verdicts.pipelines import Pipeline
+    from dpuflow.verdicts.receivers import SlowReceiver
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
-    from dpuflow.verdicts.turnaround import Queue
+    from dpuflow.verdicts.troubles import Queue
 
 
 class Inferred(NamedTuple):
@@ -90,6 +97,7 @@ class Inferred(NamedTuple):
     edges: list[Measured]
     bulk: list[Bulk]
     work: Work  # how long the job took without stalls, and these
+    receivers: list[SlowReceiver]
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -97,56 +105,47 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     groups, group_of = _groups(instances)
     entries = weigh(entries, exchanges, joined, instances, group_of)
     short = short_of_ranks(entries, instances)
-    relative = relate(entries, short)
+    relative = among_dated(entries, relate(entries, short))
     dated = replace(entries, enter_ns=relative.enter_ns)
     charges = charge(dated, relative, group_of)
     links = measure_links(exchanges, instances)
     bulk = find_bulk(exchanges, instances, entries)
-    fed = fed_rows(bulk, entries) if bulk else None
-    slow = slow_rows(links, entries)
     kin = group_before(dated, group_of)
     taken = taken_until(exchanges, instances, entries)
     steps, step = find_steps(instances, entries, group_of)
     queues = find_queues(exchanges, joined.columns["sent_ns"], instances, entries)
     queued = queued_ns(queues, entries)
-    overlap = find_overlap(instances, dated, previous_row(dated), group_of, step)
-    causes = causes_of(
-        instances,
-        dated,
-        relative,
-        charges,
-        slow,
-        fed,
+    unread = unread_until(exchanges, instances, entries)
+    waits = Waits(
+        fed_rows(bulk, entries) if bulk else None,
         partial(registered_rows, exchanges, joined.transfers, instances, entries),
-        np.maximum(
-            np.maximum(unread_until(exchanges, instances, entries), left_before(dated, kin)),
-            taken_before(instances, dated, taken),
-        ),
+        np.maximum(np.maximum(unread, left_before(dated, kin)), taken_before(instances, dated, taken)),
         kin,
-        overlap,
+        find_overlap(instances, dated, previous_row(dated), group_of, step),
         queued,
     )
-    waiting = waiting_rows(exchanges, instances, entries, causes, slow, group_of)
+    causes = causes_of(instances, dated, relative, charges, slow_rows(links, entries), waits)
+    held = held_up(exchanges, links)
+    excused = excused_ns(exchanges, instances, dated, held)
     pipelines = find_pipelines(instances, entries, step, taken)
     replicas = compare_replicas(instances, entries, pipelines)
-    own = own_lateness(instances, dated, relative, causes, group_of)
+    own = own_lateness(instances, dated, relative, causes, group_of, excused)
     own, causes = with_replicas(own, causes, replicas)
-    own = without_stalls(own, instances, entries, group_of, waiting)
 
     work = find_work(entries, step)
-    stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns)]
-    judgements = judge(instances, dated, relative, charges, causes, own, group_of, step, work.ns, waiting)
+    stalled = stalls(entries, exchanges, instances, group_of[entries.collective])
+    stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns, stalled)]
+    judgements = judge(instances, dated, relative, charges, causes, own, group_of, step, work.ns, stalled)
     judgements = doubt(judgements, busy_elsewhere(instances), never_captured(instances) | uncaptured(joined))
     claimed = claim(entries, relative, short)
     bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
-    unread = unread_shares(joined, exchanges, instances, bulk)
-    tied = tied_rows(instances, entries)
-    told = coverage_of(instances, entries, bounded.relative, own, tied, step, unread, work.ns, queued)
-    judgements = doubt_untold(judgements, told, own, entries, bounded.relative)
+    tied, shares = tied_rows(instances, entries), unread_shares(joined, exchanges, instances, bulk)
+    seen = among_dated(entries, bounded.relative)
+    told = coverage_of(instances, entries, seen, own, tied, step, shares, work.ns, queued)
+    judgements = doubt_untold(judgements, told, own, entries, seen)
     # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
     compared = frozenset(entries.endpoint[replicas.rows].tolist())
     judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
-    seen = bounded.relative
     staged = frozenset(stage.endpoint for stage in stages if stage.verdict == "on_time") - compared
     judgements = with_confidence(
         judgements, told, instances, entries, seen, own, joined.captures, work.ns, staged
@@ -157,8 +156,9 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
 
     sooner = sooner_ns(judgements, stages, own)
     kind = kinds_of(instances, group_of)
+    beside = waits.overlap.rows if waits.overlap is not None else np.zeros(len(step), bool)
     transfers = np.array([i.op == Op.SEND_RECV for i in instances], bool)
-    known = Known(causes, links, transfers, overlap.rows, sooner, kind, group_of)
+    known = Known(causes, held, transfers, beside, sooner, kind, group_of)
     tokens = [find_tokens(each, step, instances, entries) for each in steps]
     decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
     return Inferred(
@@ -185,6 +185,7 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         edges=measure_edges(joined, exchanges, instances, entries),
         bulk=bulk,
         work=work,
+        receivers=slow_receivers(exchanges, instances, dated, taken, work.ns),
     )
 
 

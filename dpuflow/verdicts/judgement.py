@@ -17,15 +17,15 @@ from dpuflow.entries import AT_LEAST, EXACT
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
 from dpuflow.verdicts.habits import (
-    FEWEST,
     LATE_SHARE,
-    MATERIAL_SHARE,
     in_rhythm,
     is_habit,
     is_material,
+    is_seldom,
 )
 from dpuflow.verdicts.own import Own, tied_rows
 from dpuflow.verdicts.standing import standing_of
+from dpuflow.verdicts.steps import jobs
 from dpuflow.verdicts.units import (
     Units,
     World,
@@ -35,6 +35,7 @@ from dpuflow.verdicts.units import (
     turns_of,
     units_by,
     usual_rows,
+    without_chance,
     world_of,
 )
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries, Relative
+    from dpuflow.entries import Entries, Relative, Tail
     from dpuflow.matching import Instance
     from dpuflow.verdicts.charges import Charges
     from dpuflow.verdicts.stages import Stage
@@ -96,7 +97,7 @@ class Judgement:
     detectable_ns: int | None = None
     own_share: float = 0.0
     amount: Amount = field(default_factory=Amount)
-    # How often verdicts that rest on as much are right (``confidence``); None: nothing is claimed.
+    # How often verdicts that rest on as much are right (``coverage``); None: nothing is claimed.
     confidence: float | None = None
 
     @property
@@ -121,19 +122,16 @@ def judge(
     group: NDArray[np.int64],
     step: NDArray[np.int64],
     worked_ns: int,
-    waiting: NDArray[np.bool_] | None = None,
+    stalls: Tail | None = None,
 ) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective.
 
     ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
     group, ``step`` is each row's step (-1: in none), as of ``find_steps``; ``worked_ns`` how long the job
-    took without stalls (``find_work``); ``waiting`` marks rows of groups that wait for the network
-    (``troubles``).
+    took without stalls (``find_work``).
     """
     row_tied = tied_rows(instances, entries)
     usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    peers = np.diff(entries.offsets)[entries.collective] - 1
-    blame = np.where(charges.last, np.minimum(charges.wait_ns, own.amount_ns * peers), 0)
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     whole = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
     endpoints = np.unique(entries.endpoint[row_tied]).tolist()
@@ -141,17 +139,19 @@ def judge(
     counted = usable | (row_tied & own.unproved)
     counted[own.compared] = True
     compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
-    units, step = units_by(compared, kinds_of(instances, group), entries, own, blame, step, worked_ns)
-    # While the network is in trouble, single incidents may well be its doing.
-    trouble = (causes.cause[row_tied] == CAUSES.index("network")).any()
-    trouble |= waiting is not None and bool((waiting & row_tied).any())
+    units, step = units_by(compared, kinds_of(instances, group), entries, own, step, worked_ns)
+    job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
+    jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
+    turn = np.where(step >= 0, step * len(job) + jobs_of, -1 - entries.collective)
+    units = without_chance(units, turn, stalls)
     standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
-    world = world_of(units, standing, whole, worked_ns, int(blame.sum()), bool(trouble))
-    turn = np.where(step >= 0, step, -1 - entries.collective)
+    world = world_of(units, standing, turn, whole, worked_ns)
     world.turns = turns_of(units, own, turn, worked_ns)
     often = {e for e, u in units.items() if e in world.turns or comes_again(u, world)}
-    # Of several each bears its part of the cost. Whose lateness the others hardly waited for is none of them.
-    often = {e for e in often if is_material(int(charges.wait_ns[rows[e]].sum()) * len(often), world.span_ns)}
+    # Whose lateness the others hardly waited for is none of them; who takes turns costs what all turns do.
+    cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e in often}
+    turns_ns = sum(cost_ns[e] for e in world.turns)
+    often = {e for e in often if is_material(turns_ns if e in world.turns else cost_ns[e], world.span_ns)}
     world.turns &= often
     world.often = frozenset(often)
     return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
@@ -186,14 +186,13 @@ def _judge_one(
     # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
     lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
     charged = int(charges.wait_ns[rows].sum())
-    mine = units.amount_ns > 0
     # Who is always a little later than its peers yet never the last costs nobody anything.
-    costs = charged >= MATERIAL_SHARE * world.span_ns
+    costs = is_material(round(charges.cost_ns[rows].sum()), world.span_ns)
     usual = usual_rows(units, own, world, costs)
     verdict, steadiness, since = "on_time", None, None
     # One rank's incidents alone are none; the same among several ranks go round.
     late_ranks = len(world.often)
-    habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.amount_ns, world.whole_ns))
+    habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.sure_ns, world.whole_ns))
     habit |= endpoint in world.turns
     if habit or is_material(sum(usual.values()), world.span_ns):
         verdict, steadiness = "intermittent", ("rotating" if late_ranks > 1 else "transient")
@@ -202,18 +201,17 @@ def _judge_one(
         begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
         # Late once in every so many units, evenly; among several that take turns none is the one.
         most = 1 / 2 if late_ranks <= 1 else LATE_SHARE
-        again = endpoint not in world.turns and int(units.blame_ns.sum()) > most * world.blame_ns
+        again = endpoint not in world.turns and int(units.amount_ns.sum()) > most * world.amount_ns
         if is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns) or (
-            again and len(in_rhythm(mine))
+            again and in_rhythm(units.amount_ns > 0)
         ):
             verdict, steadiness, since = "late", "persistent", begin
         elif not charged:
             verdict, steadiness = "on_time", None  # nobody ever waited for it alone
     if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
         verdict = "unknown"
-    few = len(units.amount_ns) < FEWEST and is_material(int(units.amount_ns.sum()), world.whole_ns)
-    if verdict == "on_time" and few:
-        verdict = "unknown"  # late of its own doing, yet too seldom seen to call that a habit
+    if verdict == "on_time" and not is_seldom(units.amount_ns, world.whole_ns):
+        verdict = "unknown"  # late of its own doing, and seen too shortly to call that a habit or none
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(

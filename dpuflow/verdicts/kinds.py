@@ -9,7 +9,7 @@ arrangements look alike the kind is None.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -58,20 +58,22 @@ def group_kinds(
             kinds[number] = kind
     for number in _replicas(groups, group_of, instances, pipelines):
         kinds[number] = kinds[number] or "dp"
-    for each in steps:
-        for number, members in enumerate(groups):
-            exchanged = use[number][Op.ALL_TO_ALL]
-            if kinds[number] is None and set(members) <= set(each.endpoints):
-                # Dispatch and combine, and something else beside them: not a benchmark of one operation.
-                twice = exchanged >= REPEATS and exchanged >= 2 * (len(each.ends) - 1)
-                rest = sum(sum(u.values()) - u[Op.ALL_TO_ALL] - u[Op.BARRIER] for u in use)
-                if twice and rest >= REPEATS and each.period > 1:
-                    kinds[number] = "ep"
-    for each in decoding:
-        for number, members in enumerate(groups):
-            if sorted(members) == each.endpoints and kinds[number] is None:
-                kinds[number] = "tp"
+    tokens = [each.endpoints for each in decoding]
+    for number, members in enumerate(groups):
+        if kinds[number] is None and any(_of_experts(number, members, use, each) for each in steps):
+            kinds[number] = "ep"
+        elif kinds[number] is None and sorted(members) in tokens:
+            kinds[number] = "tp"
     return kinds
+
+
+def _of_experts(number: int, members: Sequence[int], use: Sequence[Counter[Op]], steps: Steps) -> bool:
+    """Whether a group dispatches and combines in each step, and something else goes on beside that: it is no
+    benchmark of one operation."""
+    exchanged = use[number][Op.ALL_TO_ALL]
+    twice = exchanged >= REPEATS and exchanged >= 2 * (len(steps.ends) - 1)
+    rest = sum(sum(u.values()) - u[Op.ALL_TO_ALL] - u[Op.BARRIER] for u in use)
+    return twice and rest >= REPEATS and steps.period > 1 and set(members) <= set(steps.endpoints)
 
 
 def _nested(
@@ -91,15 +93,18 @@ def _nested(
         else:
             families.append([number])
     found: dict[int, Kind] = {}
-    for one in families:
-        for other in families:
-            covered = {e for n in one for e in groups[n]} == {e for n in other for e in groups[n]}
-            crossing = all(len(set(groups[a]) & set(groups[b])) <= 1 for a in one for b in other)
-            often = np.median([reducing[n] for n in one]) >= OFTEN * np.median([reducing[n] for n in other])
-            if one is not other and len(one) > 1 and covered and crossing and often:
-                found.update(dict.fromkeys(one, "tp"))
-                found.update(dict.fromkeys(other, "dp"))
+    for one, other in permutations(families, 2):
+        often = np.median([reducing[n] for n in one]) >= OFTEN * np.median([reducing[n] for n in other])
+        if len(one) > 1 and often and _crossing([groups[n] for n in one], [groups[n] for n in other]):
+            found.update(dict.fromkeys(one, "tp"))
+            found.update(dict.fromkeys(other, "dp"))
     return found
+
+
+def _crossing(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> bool:
+    """Whether both divide the same endpoints, each group of one meeting each of the other in one at most."""
+    same = set().union(*one) == set().union(*other)
+    return same and all(len(set(a) & set(b)) <= 1 for a in one for b in other)
 
 
 def _replicas(

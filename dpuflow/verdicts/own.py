@@ -1,4 +1,7 @@
-"""Causes of lateness in, what each rank answers for itself out: it worked longer than its peers."""
+"""Causes of lateness in, what each rank answers for itself out: it worked longer than its peers.
+
+Less what the network may have kept it for.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +69,13 @@ def own_lateness(
     relative: Relative,
     causes: Causes,
     group: NDArray[np.int64],
+    excused_ns: NDArray[np.int64] | None = None,
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
 
-    The noise is that of the work itself. Entries scatter by what peers of other groups handed on, too,
-    and would hide a rank that is late once a step.
+    Less what the network may have kept it for (``excused_ns``, see ``troubles``). The noise is that of the
+    work itself. Entries scatter by what peers of other groups handed on, too, and would hide a rank that is
+    late once a step.
     """
     known = tied_rows(instances, entries) & np.isin(relative.bound, (EXACT, AT_LEAST))
     known &= causes.excess_ns != NEVER
@@ -84,6 +89,9 @@ def own_lateness(
         & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
     )
     mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
+    if excused_ns is not None:
+        amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
+        mine &= (excused_ns == 0) | (amount > beyond)
     # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
     # were these not counted, single incidents would make a habit.
     waited = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER))

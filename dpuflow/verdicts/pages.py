@@ -14,7 +14,7 @@ import numpy as np
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -169,25 +169,40 @@ def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> list[Ints] | None:
 
     In the order in which they were sent, or were posted to queue pairs that take turns.
     """
+    ends = np.cumsum(sizes)
+    for by_turns in (False, True):
+        ordered = rows[_turns(exchanges, rows)] if by_turns else rows
+        sums = np.cumsum(exchanges["bytes"][ordered].astype(np.int64))
+        at = np.minimum(np.searchsorted(sums, ends), len(sums) - 1)
+        if (sums[at] == ends).all() and ends[-1] == sums[-1]:
+            return np.split(ordered, at[:-1] + 1)
+    return None
+
+
+def _turns(exchanges: Rows, rows: Ints) -> Ints:
+    """What sorts ``rows`` by how many came before on their queue pair, then by which pair came first."""
     connection = exchanges["connection"][rows].astype(np.int64)
     by_pair = np.lexsort((exchanges["order"][rows], connection))
     first = np.flatnonzero(np.r_[True, np.diff(connection[by_pair]) != 0])
     turn = np.empty(len(rows), np.int64)
     turn[by_pair] = np.arange(len(rows)) - np.repeat(first, np.diff(np.r_[first, len(rows)]))
     _, first, pair = np.unique(connection, return_index=True, return_inverse=True)
-    ends = np.cumsum(sizes)
-    for order in (np.arange(len(rows)), np.lexsort((first[pair], turn))):
-        sums = np.cumsum(exchanges["bytes"][rows[order]].astype(np.int64))
-        at = np.minimum(np.searchsorted(sums, ends), len(sums) - 1)
-        if (sums[at] == ends).all() and ends[-1] == sums[-1]:
-            return np.split(rows[order], at[:-1] + 1)
-    return None
+    return np.lexsort((first[pair], turn))
 
 
-def notices_ns(exchanges: Rows, rows: Ints) -> Ints:
-    """When SENDs left on the connections of ``rows``, in order."""
-    lines = np.unique(exchanges["connection"][rows])
+def notices_ns(exchanges: Rows) -> Callable[[Ints], Ints]:
+    """What tells when SENDs left on the connections of some rows, in order of time."""
     sends = np.isin(exchanges["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
-    mine = np.flatnonzero(sends & np.isin(exchanges["connection"], lines))
-    times = exchanges["data_ns"][mine]
-    return np.sort(times[times != NEVER])
+    mine = np.flatnonzero(sends & (exchanges["data_ns"] != NEVER))
+    connection, times = exchanges["connection"][mine], exchanges["data_ns"][mine]
+    order = np.argsort(connection, kind="stable")
+    connection, times = connection[order], times[order]
+
+    def told(rows: Ints) -> Ints:
+        if not len(times):
+            return times
+        lines = np.unique(exchanges["connection"][rows])
+        begin, end = (np.searchsorted(connection, lines, side) for side in ("left", "right"))
+        return np.sort(np.concatenate([times[a:b] for a, b in zip(begin, end, strict=True)]))
+
+    return told

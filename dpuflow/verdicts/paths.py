@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Latest
 from dpuflow.entries import places_of
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.pipelines import AT_ONCE
+from dpuflow.verdicts.receivers import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +62,7 @@ class Segment(NamedTuple):
 
 
 class Paths:
-    """Walks back along what each act had waited for; laid out once for collectives since ``since_ns``."""
+    """Walks back along what each act had waited for; laid out once, for the ``wanted`` collectives."""
 
     def __init__(
         self,
@@ -71,12 +72,11 @@ class Paths:
         before: Ints,
         pipelines: Sequence[Pipeline],
         beside: NDArray[np.bool_],
-        since_ns: int,
+        wanted: NDArray[np.bool_],
     ) -> None:
         """``before`` as of ``previous_row``, ``beside`` marks ranks that go on beside their collectives."""
         self.entries = entries
-        late = np.maximum.reduceat(np.maximum(entries.leave_ns, entries.enter_ns), entries.offsets[:-1])
-        number = np.flatnonzero(late >= since_ns)
+        number = np.flatnonzero(wanted)
         parts = [np.asarray(instances[n].rows, np.int64) for n in number.tolist()]
         told = np.concatenate([np.zeros(0, np.int64), *parts])
         of = np.repeat(number, [len(part) for part in parts])
@@ -86,47 +86,49 @@ class Paths:
         seen = (data != NEVER) & (there != NEVER) & (src >= 0) & (dst >= 0)
         at = np.flatnonzero(seen)
         src, dst = src[at], dst[at]
-        self.number = told[at].tolist()
+        self.number = told[at].data
         grant, granted = (rows[name][at] for name in ("grant_ns", "grant_arrived_ns"))
         data, there = data[at], np.maximum(there[at], data[at])
         end = np.clip(rows["data_end_ns"][at], data, there)
         first = np.full(len(entries.endpoint), -1)
         order = np.argsort(-data, kind="stable")
         first[src[order]] = order  # of several the first one, which is assigned last
-        self.first = first.tolist()
-        into, out = (dst, there), (src, end)
+        # Of each array a walk reads a few places, as Python's numbers.
+        self.first = first.data
+        asked = (
+            (np.arange(len(entries.endpoint)), entries.leave_ns),
+            (src, data - 1),  # not the message itself
+            (dst, grant),
+        )
+        into, out = (
+            [latest.by(*each) for each in asked] for latest in (Latest(dst, there), Latest(src, end))
+        )
         self.at_leave, self.at_send, self.at_grant = (
-            list(zip(*(_latest(*events, row, when).tolist() for events in (into, out)), strict=True))
-            for row, when in (
-                (np.arange(len(entries.endpoint)), entries.leave_ns),
-                (src, data - 1),  # not the message itself
-                (dst, np.where(grant == NEVER, NEVER, grant)),
-            )
+            (came.data, sent.data) for came, sent in zip(into, out, strict=True)
         )
-        self.data, self.there, self.end, self.src, self.dst = (
-            each.tolist() for each in (data, there, end, src, dst)
+        self.data, self.there, self.end, self.src, self.dst, self.grant, self.granted = (
+            np.ascontiguousarray(each).data for each in (data, there, end, src, dst, grant, granted)
         )
-        self.grant, self.granted = grant.tolist(), granted.tolist()
-        self.enter, self.leave = entries.enter_ns.tolist(), entries.leave_ns.tolist()
-        self.exact, self.beside = entries.exact.tolist(), beside.tolist()
+        self.enter, self.leave = entries.enter_ns.data, entries.leave_ns.data
+        self.exact, self.beside = entries.exact.data, beside.data
         apart = np.array([i.op == Op.SEND_RECV for i in instances], bool)
         sender = np.zeros(len(entries.endpoint), bool)
         sender[entries.offsets[:-1][apart]] = True
         done = np.where(sender, entries.enter_ns, entries.leave_ns)
-        self.done = done.tolist()
+        self.done = done.data
         # Who gives a credit for a transfer had finished something else before.
         alone = apart[entries.collective[dst]] & (grant != NEVER)
         at = np.where(alone, grant, NEVER)
-        self.gave = _latest(entries.endpoint, done, entries.endpoint[dst], at).tolist()
-        self.apart, self.sender = apart[entries.collective].tolist(), sender.tolist()
-        self.before = before.tolist()
+        self.gave = Latest(entries.endpoint, done).by(entries.endpoint[dst], at).data
+        self.apart, self.sender = apart[entries.collective].data, sender.data
+        self.before = before.copy().data
         for row, after in _fed(pipelines):
             self.before[row] = after
 
     def walk(self, first: int, last: int) -> list[Segment]:
         """From leaving row ``first`` to leaving row ``last``, the end first; lengths add up to that."""
         self.begin, self.now, self.found = self.leave[first], self.leave[last], list[Segment]()
-        hop: Hop = last, self.at_leave[last], What.HANDED
+        hop: Hop = last, _pair(self.at_leave, last), What.HANDED
         hops = 0
         while self.now > self.begin and hop[0] >= 0 and hops < HOPS:
             row, events, what = hop
@@ -165,7 +167,7 @@ class Paths:
         row, moved = self.src[exchange], self.data[exchange]
         self._to(self.end[exchange], What.MOVED, row, self.number[exchange])
         self._to(moved, What.SENT, row, self.number[exchange])
-        came, sent = self.at_send[exchange]
+        came, sent = _pair(self.at_send, exchange)
         since = max(self.there[came] if came >= 0 else NEVER, self.end[sent] if sent >= 0 else NEVER)
         if since == NEVER and self.before[row] >= 0:
             since = self.done[self.before[row]]
@@ -174,9 +176,10 @@ class Paths:
             self._to(granted, What.HANDED, row)
             self._to(self.grant[exchange], What.MOVED, row, self.number[exchange])
             to = self.dst[exchange]
-            if self.apart[row] and self.at_grant[exchange] == (-1, -1):
+            granting = _pair(self.at_grant, exchange)
+            if self.apart[row] and granting == NONE:
                 return to, (self.gave[exchange], -1), What.WORK
-            return to, self.at_grant[exchange], What.CREDIT
+            return to, granting, What.CREDIT
         return row, (came, sent), What.HANDED
 
     def _entered(self, row: int, before: int) -> Hop:
@@ -196,7 +199,7 @@ class Paths:
             sent = self.first[before]
             known = sent >= 0 and self.data[sent] <= self.now
             return self._sent(sent) if known else (before, NONE, What.HANDED)
-        return before, self.at_leave[before], What.HANDED
+        return before, _pair(self.at_leave, before), What.HANDED
 
 
 def _fed(pipelines: Sequence[Pipeline]) -> Iterator[tuple[int, int]]:
@@ -206,15 +209,5 @@ def _fed(pipelines: Sequence[Pipeline]) -> Iterator[tuple[int, int]]:
         yield from zip(work.rows[told].tolist(), work.after[told].tolist(), strict=True)
 
 
-def _latest(row: Ints, when: Ints, asked: Ints, until: Ints) -> Ints:
-    """For each ``asked`` which event of that row was the latest no later than ``until``; -1: none."""
-    count = len(row)
-    rows, times = np.concatenate([row, asked]), np.concatenate([when, until])
-    order = np.lexsort((np.arange(len(rows)) >= count, times, rows))
-    event = np.where((order < count) & (times[order] != NEVER), np.arange(len(order)), -1)
-    last = np.maximum.accumulate(event) if len(event) else event
-    found = np.where(last >= 0, order[np.maximum(last, 0)], -1)
-    found = np.where((found >= 0) & (rows[found] == rows[order]) & (times[order] != NEVER), found, -1)
-    out = np.empty(len(order), np.int64)
-    out[order] = found
-    return out[count:]
+def _pair(events: tuple[memoryview[int], memoryview[int]], at: int) -> tuple[int, int]:
+    return events[0][at], events[1][at]

@@ -11,17 +11,18 @@ Schedules: GPipe (Huang et al., 2019) sends all microbatches forward, then all b
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.registered import worked_since
+from dpuflow.verdicts.receivers import AT_ONCE, worked_since
 from dpuflow.verdicts.steps import REPEATS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
 
 FORWARD, BACKWARD = 0, 1
-AT_ONCE: Final = 0.1
-"""Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
 QUEUED: Final = 8
 """Inputs that lie before a stage, at most: its predecessor runs so far ahead."""
 Schedule = Literal["gpipe", "1f1b", "forward"]
@@ -170,49 +169,69 @@ def _pipeline(
         # For each way: what the stage sends on, and what that follows from.
         out = (forward[place] if place < len(forward) else None, backward[place - 1] if place else None)
         into = (forward[place - 1] if place else None, backward[place] if place < len(backward) else None)
-        books = [book for book in out if book is not None]
-        acts, acted = (
-            np.concatenate([np.zeros(0, np.int64), *each])
-            for each in ([book.sent_ns for book in books], [book.rows for book in books])
+        work.append(
+            [_work(way, out, into, schedule, partial(busy.between, stage)) for way in (FORWARD, BACKWARD)]
         )
-        order = np.argsort(acts, kind="stable")
-        acts, acted = acts[order], acted[order]
-        row: list[Work | None] = []
-        for way in (FORWARD, BACKWARD):
-            book, source = out[way], into[way]
-            if book is None:
-                row.append(None)
-                continue
-            before = np.searchsorted(acts, book.sent_ns, "left") - 1
-            since, after = (np.where(before >= 0, each[before], NEVER) for each in (acts, acted))
-            number = book.unit
-            known = np.ones(len(number), bool)
-            if source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
-                source = into[1 - way]
-            elif source is None and schedule == "gpipe":  # one after the other, the first after a pause
-                known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
-            elif source is None:
-                known[:] = schedule is not None
-            if source is not None:
-                arrived, of = _inputs(source, book.sent_ns, since)
-                after = np.where(arrived > since, source.by_arrival[np.maximum(of, 0)] + 1, after)
-                since = np.maximum(since, arrived)
-                known = arrived != NEVER
-                taken = np.where(known, source.taken_ns[np.maximum(of, 0)], NEVER) if known.any() else arrived
-                since = worked_since(since, taken, book.sent_ns, known)
-                if into[way] is None:
-                    known &= (of >= 0) & (source.unit_of_arrival[of] == number)
-            known &= since != NEVER
-            held = _held(book, since)
-            within = busy.between(stage, since, book.sent_ns)
-            if source is None:  # nor what follows a collective: a step's first
-                known &= within == 0
-            own = np.maximum(book.sent_ns - since - within, 0)
-            told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
-            after = np.where(known & (within == 0), after, -1)
-            row.append(Work(book.rows, told, most, number, after))
-        work.append(row)
     return Pipeline(chain, schedule, _microbatches(forward[0] or backward[0]), work)
+
+
+def _work(
+    way: int,
+    out: tuple[_Edge | None, _Edge | None],
+    into: tuple[_Edge | None, _Edge | None],
+    schedule: Schedule | None,
+    busy: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]],
+) -> Work | None:
+    """What a stage did for each of its sends one way; ``busy`` from one time to another in collectives."""
+    book, source = out[way], into[way]
+    if book is None:
+        return None
+    since, after = _last_act(book, [each for each in out if each is not None])
+    number = book.unit
+    known = np.ones(len(number), bool)
+    if source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
+        source = into[1 - way]
+    elif source is None and schedule == "gpipe":  # one after the other, the first after a pause
+        known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
+    elif source is None:
+        known[:] = schedule is not None
+    if source is not None:
+        since, after, known = _since_input(book, source, since, after, into[way] is None)
+    known &= since != NEVER
+    held = _held(book, since)
+    within = busy(since, book.sent_ns)
+    if source is None:  # nor what follows a collective: a step's first
+        known &= within == 0
+    own = np.maximum(book.sent_ns - since - within, 0)
+    told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
+    return Work(book.rows, told, most, number, np.where(known & (within == 0), after, -1))
+
+
+def _last_act(book: _Edge, books: Sequence[_Edge]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When the stage had last sent on any of ``books`` before each send of ``book``, and what; else NEVER."""
+    acts, acted = (np.concatenate(each) for each in ([b.sent_ns for b in books], [b.rows for b in books]))
+    order = np.argsort(acts, kind="stable")
+    before = np.searchsorted(acts[order], book.sent_ns, "left") - 1
+    since, after = (np.where(before >= 0, each[order][before], NEVER) for each in (acts, acted))
+    return since, after
+
+
+def _since_input(
+    book: _Edge, source: _Edge, since: NDArray[np.int64], after: NDArray[np.int64], at_end: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """The same where a send follows from an input of ``source``, if that came later; and where that is known.
+
+    ``at_end``: of an end of the pipeline, whose input is what comes back within the same step.
+    """
+    arrived, of = _inputs(source, book.sent_ns, since)
+    after = np.where(arrived > since, source.by_arrival[np.maximum(of, 0)] + 1, after)
+    since = np.maximum(since, arrived)
+    known = arrived != NEVER
+    taken = np.where(known, source.taken_ns[np.maximum(of, 0)], NEVER) if known.any() else arrived
+    since = worked_since(since, taken, book.sent_ns, known)
+    if at_end:
+        known &= (of >= 0) & (source.unit_of_arrival[of] == book.unit)
+    return since, after, known
 
 
 def _lead(end: int, inner: int, edges: dict[tuple[int, int], _Edge]) -> float:

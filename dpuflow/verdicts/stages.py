@@ -17,18 +17,23 @@ from dpuflow.verdicts.habits import (
     MATERIAL_SHARE,
     QUARTER_IN_SIGMAS,
     SIGMAS,
+    beside_habits,
     is_habit,
     is_material,
+    is_seldom,
     onset_of,
     usual_excess,
 )
-from dpuflow.verdicts.pipelines import AT_ONCE, BACKWARD, FORWARD
+from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
+from dpuflow.verdicts.receivers import AT_ONCE
+from dpuflow.verdicts.standing import incidents_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries
+    from dpuflow.entries import Entries, Tail
     from dpuflow.verdicts.pipelines import Pipeline, Work
+    from dpuflow.verdicts.standing import Incidents
 
 UNEQUAL = 0.1
 """How much longer than its peers a stage may work by design, in shares of their work."""
@@ -55,8 +60,13 @@ class Stage:
     sooner_ns: dict[int, int] = field(default_factory=dict)
 
 
-def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[Stage]:
-    """Each stage's verdict, in order; ``unknown`` where none of the others can be compared with it."""
+def compare_stages(
+    pipeline: Pipeline, entries: Entries, span_ns: int, stalls: Tail | None = None
+) -> list[Stage]:
+    """Each stage's verdict, in order; ``unknown`` where none of the others can be compared with it.
+
+    ``stalls``: how long hand-overs stall.
+    """
     found = [Stage(endpoint) for endpoint in pipeline.stages]
     units = _units(pipeline)
     own, excess = np.zeros((2, len(found), len(units)))
@@ -107,12 +117,14 @@ def compare_stages(pipeline: Pipeline, entries: Entries, span_ns: int) -> list[S
             _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place]),
             once_more[known[place]].astype(np.int64),
         )
+    numbers = {place: np.flatnonzero(known[place]) for place in amounts}
+    found_ns = incidents_of(numbers, amounts, 2 * sends, stalls)
     # Stages that are late in turn are so by habit together.
-    often = bool(judged) and is_habit(np.concatenate([amounts[place] for place in judged]), span_ns)
+    often = is_habit(beside_habits((each.sure_ns for each in found_ns.values()), span_ns), span_ns)
     for place in judged:
         least_ns = max(sigma, designs[place])
         excess_ns = sends * excess[place][known[place]]
-        _judge(found[place], excess_ns, amounts[place], sigma, least_ns, often, span_ns)
+        _judge(found[place], excess_ns, found_ns[place], sigma, least_ns, often, span_ns)
         onset = found[place].onset
         found[place].since_ns = int(begin_ns[known[place]][onset]) if onset is not None else None
         if found[place].verdict == "late":
@@ -249,7 +261,7 @@ def _amounts(
 def _judge(
     stage: Stage,
     excess_ns: NDArray[np.float64],
-    amount_ns: NDArray[np.int64],
+    incidents: Incidents,
     sigma_ns: float,
     least_ns: float,
     often: bool,
@@ -271,11 +283,14 @@ def _judge(
     onset = onset_of(whole_ns, sigma_ns)
     rise = 0 if onset is None else round(float(np.median(whole_ns[onset:]) - np.median(whole_ns[:onset])))
     begun = onset is not None and is_material(rise * (len(whole_ns) - onset), span_ns)
-    habit = is_habit(amount_ns, span_ns) or (often and is_material(int(amount_ns.sum()), span_ns))
+    sure_ns = incidents.sure_ns
+    habit = is_habit(sure_ns, span_ns) or (often and is_material(int(sure_ns.sum()), span_ns))
     if not habit and not begun and not is_material(usual * len(excess_ns), span_ns):
+        if not is_seldom(incidents.open_ns, span_ns):
+            stage.verdict = "unknown"
         return
     stage.verdict, stage.steadiness = "intermittent", "transient"
-    if usual or begun or (amount_ns > 0).mean() >= LATE_SHARE:
+    if usual or begun or (sure_ns > 0).mean() >= LATE_SHARE:
         stage.verdict, stage.steadiness, stage.onset = "late", "persistent", onset
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -23,17 +23,20 @@ from dpuflow.verdicts.habits import (
     onset_of,
     usual_excess,
 )
-from dpuflow.verdicts.rounds import going_round
+from dpuflow.verdicts.standing import going_round, incidents_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries
+    from dpuflow.entries import Entries, Tail
     from dpuflow.matching import Instance
     from dpuflow.verdicts.own import Own
     from dpuflow.verdicts.standing import Standing
+
+
+NOTHING: Final = np.zeros(0, np.int64)
 
 
 class Units(NamedTuple):
@@ -42,7 +45,7 @@ class Units(NamedTuple):
     rows: NDArray[np.int64]  # of Entries, in order of time
     place: NDArray[np.int64]  # of each row in its unit
     amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
-    blame_ns: NDArray[np.int64]  # of each unit: waits charged for that, rank-nanoseconds
+    sure_ns: NDArray[np.int64]  # ... that is no chance (``without_chance``)
     enter_ns: NDArray[np.int64]  # of each row
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
@@ -51,14 +54,13 @@ def _units_of(
     rows: NDArray[np.int64],
     entries: Entries,
     own: Own,
-    blame: NDArray[np.int64],
     step: NDArray[np.int64],
     kind: NDArray[np.int64],
 ) -> Units:
     """One endpoint's units, given its ``rows``, summed by step.
 
-    ``kind`` as of ``kinds_of``, ``blame`` what was charged for each row, rank-nanoseconds. Where most belong
-    to steps, what lies outside (start-up, the end) is no habit.
+    ``kind`` as of ``kinds_of``. Where most belong to steps, what lies outside (start-up, the end) is no
+    habit.
     """
     rows = rows[own.excess_ns[rows] != NEVER]
     rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
@@ -69,18 +71,29 @@ def _units_of(
     else:
         starts = np.arange(len(rows))
     if not len(rows):
-        none = np.zeros(0, np.int64)
-        return Units(rows, none, none, none, none, none)
+        return Units(rows, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
     amount = np.add.reduceat(own.amount_ns[rows], starts)
     return Units(
         rows,
         np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
         np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
-        np.add.reduceat(blame[rows], starts),
+        amount,
         entries.enter_ns[rows],
         kind[entries.collective[rows]],
     )
+
+
+def without_chance(
+    units: Mapping[int, Units], of: NDArray[np.int64], stalls: Tail | None
+) -> dict[int, Units]:
+    """The same less what chance and stalls explain (``incidents_of``); ``of`` is each row's unit."""
+    rows = [u.rows for u in units.values()]
+    number = {e: of[u.rows[u.place == 0]] for e, u in units.items()}
+    amount = {e: u.amount_ns for e, u in units.items()}
+    acts = sum(map(len, rows)) / max(sum(map(len, amount.values())), 1)
+    found = incidents_of(number, amount, acts, stalls)
+    return {e: u._replace(amount_ns=found[e].open_ns, sure_ns=found[e].sure_ns) for e, u in units.items()}
 
 
 def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -95,19 +108,18 @@ def units_by(
     kind: NDArray[np.int64],
     entries: Entries,
     own: Own,
-    blame: NDArray[np.int64],
     step: NDArray[np.int64],
     worked_ns: int,
 ) -> tuple[dict[int, Units], NDArray[np.int64]]:
     """The units of each endpoint, given its ``rows``, and the step of each row of Entries that they go by.
 
-    ``kind`` as of ``kinds_of``, ``blame`` what was charged for each row, rank-nanoseconds.
+    ``kind`` as of ``kinds_of``.
     """
-    units = {e: _units_of(mine, entries, own, blame, step, kind) for e, mine in rows.items()}
+    units = {e: _units_of(mine, entries, own, step, kind) for e, mine in rows.items()}
     if len(np.unique(kind)) == 1 and (step >= 0).any():
         # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
         alone = np.full(len(step), -1)
-        singly = {e: _units_of(mine, entries, own, blame, alone, kind) for e, mine in rows.items()}
+        singly = {e: _units_of(mine, entries, own, alone, kind) for e, mine in rows.items()}
         turning = turns_of(singly, own, entries.collective, worked_ns)
         # What is told by its turns alone may be one rank, late once in steps of as many collectives as ranks.
         if sum(int((singly[e].amount_ns > 0).sum()) >= FEWEST for e in turning) > 1:
@@ -119,12 +131,11 @@ def units_by(
 class World:
     """What a single endpoint is compared with."""
 
-    whole_ns: int  # first entry to last leave
+    whole_ns: int  # that incidents are weighed against: first entry to last leave
     span_ns: int  # ... stalls apart
-    blame_ns: int  # waits charged to ranks for their own lateness
     standing: Standing  # of all ranks among their peers
     tests: int  # ranks compared, at each place of their steps
-    share: int = 1  # of so many ranks each bears its part of what counts
+    amount_ns: int  # by which all of them were late of their own doing
     often: frozenset[int] = frozenset()  # endpoints that were late of their own doing as a habit, at a cost
     turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
@@ -132,28 +143,30 @@ class World:
 
 
 def world_of(
-    units: Mapping[int, Units],
-    standing: Standing,
-    whole_ns: int,
-    worked_ns: int,
-    blame_ns: int,
-    trouble: bool,
+    units: Mapping[int, Units], standing: Standing, of: NDArray[np.int64], whole_ns: int, worked_ns: int
 ) -> World:
-    """What all ``units`` together are like; while the network is in ``trouble`` no incidents are theirs."""
+    """What all ``units`` together are like; ``of`` is the unit of each row of Entries.
+
+    Beside a rank that is late more often than not, single incidents of others are nobody's habit. Where some
+    of these others are late in most units, incidents are the rule, and weighed like one: without stalls.
+    """
+    none = np.zeros(0, np.int64)
+    others = [u for u in units.values() if 2 * np.count_nonzero(u.amount_ns) <= len(u.amount_ns)]
+    every = np.unique(np.concatenate([none, *(of[u.rows] for u in units.values())]))
+    late = np.unique(np.concatenate([none, *(of[u.rows[u.place == 0]][u.sure_ns > 0] for u in others)]))
+    if 2 * len(late) > len(every):
+        whole_ns = worked_ns
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
-    world = World(whole_ns, worked_ns, blame_ns, standing, tests)
-    if len(units) >= FEWEST and not trouble:  # of two ranks one or two incidents each are none's habit
-        amounts = np.concatenate([u.amount_ns for u in units.values()])
+    world = World(whole_ns, worked_ns, standing, tests, sum(int(u.amount_ns.sum()) for u in units.values()))
+    if len(units) >= FEWEST:  # of two ranks one or two incidents each are none's habit
+        amounts = np.concatenate([none, *(u.sure_ns for u in others)])
         world.among_ranks = is_habit(amounts, whole_ns)
         world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
-    if not any(is_habit(u.amount_ns, whole_ns) for u in units.values()):
-        # What goes round meets all ranks, or by chance most; each of them may cost little.
-        world.share = sharing_ranks([int(u.amount_ns.sum()) for u in units.values()], whole_ns)
     return world
 
 
 def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
-    """The endpoints that take turns in being late (``rounds``); ``of`` is the unit of each row of Entries.
+    """The endpoints that take turns in being late (``standing``); ``of`` is the unit of each row of Entries.
 
     Only of units that are all alike: steps, or collectives of one kind.
     """
@@ -178,28 +191,14 @@ def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_n
     return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
 
 
-def sharing_ranks(amounts_ns: Sequence[int], span_ns: int) -> int:
-    """Of how many ranks each bears its part of what counts, given each one's own lateness; 1 where none.
-
-    All of them, or at least as many as it takes for a habit.
-    """
-    ordered = sorted(amounts_ns, reverse=True)
-    for ranks in range(len(ordered), 0, -1):
-        if ranks < min(FEWEST, len(ordered)):
-            break
-        if is_material(ordered[ranks - 1] * ranks, span_ns):
-            return ranks
-    return 1
-
-
 def comes_again(units: Units, world: World) -> bool:
-    """Whether the rank is late as a habit, or has its share in a habit of the whole group.
+    """Whether the rank is late as a habit, or has its part in a habit of the whole group.
 
-    What goes round may hit each rank once or twice only, and cost a share of what it costs in all.
+    What goes round may hit each rank once or twice only.
     """
-    total = int(np.minimum(units.amount_ns, world.third_ns).sum())
-    return is_habit(units.amount_ns, world.whole_ns) or (
-        world.among_ranks and is_material(total * world.share, world.whole_ns)
+    total = int(np.minimum(units.sure_ns, world.third_ns).sum())
+    return is_habit(units.sure_ns, world.whole_ns) or (
+        world.among_ranks and is_material(total, world.whole_ns)
     )
 
 

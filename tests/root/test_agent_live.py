@@ -165,7 +165,7 @@ def test_a_link_that_goes_and_comes_back(pair: Pair, nccl: list[Path], tmp_path:
         assert "east" in agent.events("capture_failed")[0]["text"]
         status = agent.status()
         assert status["interfaces"] == {"east": False}
-        assert "nothing is captured" in status["degraded"]
+        assert status["degraded"].startswith("not capturing: east")
         run("ip", "-n", pair.a, "link", "add", "west", "mtu", "9000", "type", "veth",
             "peer", "name", "east", "mtu", "9000", "netns", pair.b)  # fmt: skip
         run("ip", "-n", pair.a, "link", "set", "west", "up")
@@ -255,7 +255,7 @@ def test_a_flood_costs_detail_and_detail_comes_back(pair: Pair, nccl: list[Path]
         print(f"{used:.1%} of a core used in the flood, 5 % allowed")
         agent.wait(lambda: agent.events("restored"))
         assert "messages only" in agent.events("degraded")[0]["text"]
-        assert "one in 2 pairs of hosts only" in agent.events("degraded")[1]["text"]
+        assert "of the pairs of hosts only" in agent.events("degraded")[1]["text"]
         status = agent.status()
         assert status["losses"]["ring_full"] > 0
         assert (status["degraded"], status["fidelity"]) == (None, "packets")
@@ -292,4 +292,4 @@ def test_what_it_cannot_begin_with_is_one_sentence(pair: Pair, tmp_path: Path) -
     done = pair.dpuflow(pair.b, "agent", "--user", "root", "--config", str(tmp_path / "a.yaml"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "nosuch: there is no such interface" in done.stderr
+    assert "nosuch: no such interface" in done.stderr

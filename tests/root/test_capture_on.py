@@ -108,7 +108,7 @@ def test_both_nodes_have_what_went_between_them(nodes: list[str], tmp_path: Path
     process.send_signal(signal.SIGINT)
     out, rest = process.communicate(timeout=120)
     assert process.returncode == 0, said + rest
-    assert all(f"{name}: clock as here" in said for name in nodes)
+    assert all(f"{name}: clock agrees with" in said for name in nodes)
     files = [tmp_path / "job" / f"{name}.pcapng.zst" for name in nodes]
     assert out.split() == ["dpuflow", "analyze", *map(str, files)]
     counts = [count(file) for file in files]

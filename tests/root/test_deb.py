@@ -6,8 +6,10 @@ It changes the system, so it runs only where DPUFLOW_DEB names the package (``ma
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -56,8 +58,8 @@ def test_the_command_finds_the_late_rank(installed: None) -> None:
 
 def test_doctor_finds_the_programs(installed: None) -> None:
     said = run("dpuflow", "doctor").stdout
-    assert "libbpf.so.1 is there" in said
-    assert "the eBPF programs are there" in said
+    assert "libbpf.so.1 found" in said
+    assert "the eBPF programs load" in said
 
 
 def service() -> configparser.SectionProxy:
@@ -131,3 +133,20 @@ def test_the_service_starts_as_its_unit_would_and_answers(installed: None, tmp_p
         notify.close()
         place.unlink()
         run("ip", "netns", "delete", name)
+
+
+def test_what_it_brings_of_others_is_listed(installed: None) -> None:
+    """A CycloneDX list of every Python library inside, each with the version that is there."""
+    listed = json.loads(Path("/usr/share/doc/dpuflow/sbom.cdx.json").read_text())
+    assert listed["bomFormat"] == "CycloneDX"
+    named = {canonical(each["name"]): each["version"] for each in listed["components"]}
+    there = {
+        canonical(each.metadata["Name"]): each.version
+        for each in importlib.metadata.distributions(path=["/usr/lib/dpuflow"])
+    }
+    assert there
+    assert there.items() <= named.items()
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -55,7 +55,7 @@ def test_packet_sockets_need_one_capability(programs: None) -> None:
 def test_without_programs_or_with_those_of_another_version(programs: None, tmp_path: Path) -> None:
     here = {"DPUFLOW_BPF": str(tmp_path)}
     missing = dpuflow("capture", "-i", "lo", **here)
-    assert "make it with `make bpf`" in missing.stderr
+    assert "build it with `make bpf`" in missing.stderr
     (tmp_path / "packets.bpf.o").write_bytes(b"\x7fELF")
     broken = dpuflow("capture", "-i", "lo", **here)
     assert broken.returncode == 1
@@ -66,7 +66,7 @@ def test_without_programs_or_with_those_of_another_version(programs: None, tmp_p
     number = layout_number().to_bytes(4, "little")
     (tmp_path / "packets.bpf.o").write_bytes(object_path().read_bytes().replace(number, b"1234"))
     old = dpuflow("capture", "-i", "lo", **here)
-    assert "made for another version of dpuflow" in old.stderr
+    assert "built for another version of dpuflow" in old.stderr
 
 
 def test_a_filter_left_behind_is_told_and_removed(pair: Pair) -> None:
@@ -79,7 +79,9 @@ def test_a_filter_left_behind_is_told_and_removed(pair: Pair) -> None:
     )
     assert pair.call(pair.b, sys.executable, "-c", code).returncode == 0
     told = pair.dpuflow(pair.b, "doctor")
-    assert "NO  leftovers    filters of dpuflow at east: dpuflow doctor --clean removes them" in told.stdout
+    assert (
+        "NO  leftovers    stale dpuflow filters on east: dpuflow doctor --clean removes them" in told.stdout
+    )
     assert pair.dpuflow(pair.b, "doctor", "--clean").stdout == "removed from east\n"
     assert pair.dpuflow(pair.b, "doctor", "--clean").stdout == "nothing was left behind\n"
 

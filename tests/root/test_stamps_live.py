@@ -167,10 +167,10 @@ def test_what_a_nic_lacks_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
         return LiveCapture(LiveOptions(("east",), timestamps=timestamps)).close
 
     with inside(pair.b):
-        with pytest.raises(MissingError, match="east: its NIC has no clock that the kernel knows"):
+        with pytest.raises(MissingError, match="east: the NIC has no PTP hardware clock"):
             capture("hardware")
         monkeypatch.setattr(phc, "clock_of", lambda name: 0)
-        with pytest.raises(MissingError, match="hwstamp_ctl -i east -r 1 does"):
+        with pytest.raises(MissingError, match="hwstamp_ctl -i east -r 1"):
             capture("hardware")
         capture("auto")()
         capture("kernel")()

@@ -26,11 +26,11 @@ _TIMEOUT_S: Final = 20
 _HINTS: Final = (
     ("not on same switch HW", "the copies' receiver must belong to the same card and port"),
     ("both uplink", "copies cannot go from one uplink to the other"),
-    ("Exclusivity flag on", "something else has a filter of that priority there"),
+    ("Exclusivity flag on", "another filter has that priority already"),
     ("qdisc kind is unknown", "this kernel has no clsact"),
     ("Failed to load TC action module", "this kernel lacks that tc action"),
-    ("TC classifier not found", "this kernel lacks that tc classifier: take tc-software"),
-    ("Operation not permitted", "that needs root, or CAP_NET_ADMIN"),
+    ("TC classifier not found", "this kernel lacks that tc classifier: use tc-software"),
+    ("Operation not permitted", "needs root or CAP_NET_ADMIN"),
 )
 """Words of the kernel's, and what they mean here."""
 
@@ -80,14 +80,14 @@ def run(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except FileNotFoundError:
-        raise MissingError(f"there is no command {command[0]}, which this way of mirroring needs") from None
+        raise MissingError(f"command not found: {command[0]}, which this kind of mirror needs") from None
     except subprocess.TimeoutExpired:
         raise DpuflowError(f"{shlex.join(command)}: no answer in {_TIMEOUT_S} s") from None
 
 
 def explain(command: tuple[str, ...], said: str) -> DpuflowError:
     """What a command that failed has said, in one sentence."""
-    text = " ".join(said.split()) or "it failed without a word"
+    text = " ".join(said.split()) or "it failed without a message"
     hint = next((f": {meaning}" for word, meaning in _HINTS if word in said), "")
     return DpuflowError(f"{shlex.join(command)}: {text}{hint}")
 
@@ -161,7 +161,7 @@ class CommandMirror:
             fresh.write_text(json.dumps(saved), encoding="utf-8")
             fresh.replace(self._file)
         except OSError as error:
-            raise DpuflowError(f"{fresh}: {error.strerror}; nothing is mirrored without it") from None
+            raise DpuflowError(f"{fresh}: {error.strerror}; mirroring needs it") from None
 
     def _undo(self) -> None:
         self.warnings += undo(self._taken)

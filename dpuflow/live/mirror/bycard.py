@@ -21,7 +21,7 @@ class DocaMirror:
     def __init__(self, plan: MirrorPlan) -> None:
         """Raises OptionError for what cannot be."""
         if not plan.to:
-            raise OptionError("--to is needed for this way of mirroring")
+            raise OptionError("--to is required for this kind of mirror")
         self._to = representor(plan.to)
         self._options = LiveOptions(
             (plan.source,), protocols=plan.protocols, doca=DocaOptions(peer=plan.peer or "hpf")

@@ -24,7 +24,7 @@ class OvsMirror:
         """Raises OptionError, MissingError, DpuflowError."""
         need(plan, "source", "to")
         if plan.peer:
-            raise OptionError("--peer goes with tc and sample: OVS knows where packets go")
+            raise OptionError("--peer applies to tc and sample only: OVS knows the path")
         bridge = plan.bridge or _bridge_of(plan.source)
         name = f"dpuflow-{os.getpid()}"
         make = (

@@ -54,5 +54,5 @@ PROVIDERS: Final[dict[str, Callable[[MirrorPlan], Mirror]]] = {
 def provider(name: str, plan: MirrorPlan) -> Mirror:
     """The way of that name, with nothing done yet. Raises OptionError, MissingError."""
     if name not in PROVIDERS:
-        raise OptionError(f"{name!r} is no way of mirroring: {', '.join(PROVIDERS)}")
+        raise OptionError(f"{name!r} is not a kind of mirror: {', '.join(PROVIDERS)}")
     return PROVIDERS[name](plan)

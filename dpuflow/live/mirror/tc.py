@@ -75,7 +75,7 @@ def receiver(plan: MirrorPlan) -> list[Step]:
 def need(plan: MirrorPlan, *names: str) -> None:
     for name in names:
         if not getattr(plan, name):
-            raise OptionError(f"--{'from' if name == 'source' else name} is needed for this way of mirroring")
+            raise OptionError(f"--{'from' if name == 'source' else name} is required for this kind of mirror")
     devices = [device for device in (plan.source, plan.peer, plan.to) if device]
     if len(set(devices)) < len(devices):
         raise OptionError("--from, --peer and --to must be different interfaces")
@@ -104,7 +104,7 @@ class TcSample:
         """Both directions between ``source`` and ``peer``. Raises OptionError."""
         need(plan, "source", "peer")
         if plan.rate < 1:
-            raise OptionError(f"--rate {plan.rate}: one of 1 at least is sampled")
+            raise OptionError(f"--rate {plan.rate}: must be at least 1")
         steps = [_clsact(plan.source), _clsact(plan.peer)]
         cut = ("trunc", str(plan.truncate)) if plan.truncate else ()
         sample = ("action", "sample", "rate", str(plan.rate), "group", str(plan.group), *cut)
@@ -123,7 +123,7 @@ class TcSoftware:
         """What comes in at ``source`` and what goes out. Raises OptionError."""
         need(plan, "source", "to")
         if plan.peer:
-            raise OptionError("--peer goes with tc and sample: in software packets go on by themselves")
+            raise OptionError("--peer applies to tc and sample only")
         steps = [*receiver(plan), _clsact(plan.source)]
         # Further filters are asked as if this one were not there.
         copy = f"action mirred egress mirror dev {plan.to} continue"

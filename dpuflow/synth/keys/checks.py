@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpuflow.synth.keys.faults import CrossTraffic, Flap, Late, Pause
-from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, PrefillDecode
+from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, PrefillDecode, Service
 
 if TYPE_CHECKING:
     from dpuflow.synth.scenario import Scenario
@@ -50,6 +50,8 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
         return "job.sharded", "sharded training is data parallel alone: leave tp and pp at 1"
     if scenario.clients.node >= cluster.nodes:
         return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
+    if isinstance(job, Service) and not scenario.clients.hosts:
+        return "clients.hosts", "a service without clients has nothing to do"
     if isinstance(job, PrefillDecode):
         prefill = job.prefill or scenario.ranks // 2
         if prefill >= scenario.ranks:

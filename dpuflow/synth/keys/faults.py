@@ -51,12 +51,42 @@ class SlowReceiver(Fault):
 
 
 @dataclass(kw_only=True)
+class SlowGpu(Fault):
+    """All that a GPU computes takes longer: one that is throttled, or work that grew."""
+
+    rank: int | None = setting(None, "which rank; all of them if none is named", low=0)
+    factor: float = setting(MISSING, "so many times as long", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+
+
+@dataclass(kw_only=True)
+class SlowInput(Fault):
+    """A service's ranks begin a prompt late: copies to the device, tokenising, scheduling."""
+
+    us: float = setting(MISSING, "how much later, us", low=0)
+    from_us: float = setting(0.0, "of prompts from then on, us from the start", low=0)
+
+
+@dataclass(kw_only=True)
+class Nvlink(Fault):
+    """The GPUs of a node hand on to each other slowly."""
+
+    node: int = setting(MISSING, "which node", low=0)
+    gbyte_s: float = setting(MISSING, "how fast, GB/s", low=0.001)
+
+
+@dataclass(kw_only=True)
 class Loss(Fault):
     """The network loses frames."""
 
     src: int | None = setting(None, "only those from this node", low=0)
     dst: int | None = setting(None, "only those to this node", low=0)
     share: float = setting(MISSING, "share of the frames", low=0, high=0.2)
+    traffic: str = setting(
+        "all",
+        "whose: everyone's, between the nodes, from clients, or to them",
+        choices=("all", "fabric", "from_clients", "to_clients"),
+    )
 
 
 @dataclass(kw_only=True)
@@ -81,7 +111,7 @@ class Flap(Fault):
 
 @dataclass(kw_only=True)
 class Pause(Fault):
-    """A node's NIC stops the switch (PFC): frames queue; beyond half a buffer the switch stops their senders.
+    """A node's NIC stops the switch (PFC): frames queue; beyond half a buffer its senders stop.
 
     They can then send to nobody else either: head-of-line blocking.
     """
@@ -113,6 +143,9 @@ Fault.KINDS = {
     "gpu_late": GpuLate,
     "slow_host": SlowHost,
     "slow_receiver": SlowReceiver,
+    "slow_gpu": SlowGpu,
+    "slow_input": SlowInput,
+    "nvlink": Nvlink,
     "loss": Loss,
     "slow_link": SlowLink,
     "flap": Flap,

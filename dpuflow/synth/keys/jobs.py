@@ -151,7 +151,34 @@ class Experts(Job):
     jitter_us: float = setting(2.0, "random part of each: standard deviation, us", low=0)
 
 
+@dataclass(kw_only=True)
+class Service(Job):
+    """An inference service: prompts of `clients` drive prefill and decode, step by step."""
+
+    tp: int | None = setting(
+        None, "ranks that share a model (default: all); more are further replicas", low=2
+    )
+    batching: str = setting(
+        "continuous",
+        "when a prompt may join: after any step, or when all answers of the batch are done",
+        choices=("continuous", "static"),
+    )
+    max_batch: int = setting(8, "answers at the same time, of a replica", low=1)
+    balance: str = setting(
+        "even", "which replica a session asks: each in turn, or mostly the first", choices=("even", "skewed")
+    )
+    layers: int = setting(4, "of the model: two all_reduces each", low=1)
+    bytes: int = setting(8192, "of each all_reduce, for each answer of the batch", low=1)
+    prefill_bytes: int = setting(262144, "of each all_reduce of a prefill", low=1)
+    layer_us: float = setting(100.0, "compute of one layer of one step, us", low=0)
+    prefill_us: float = setting(400.0, "compute of one layer of a prefill, us", low=0)
+    egress_us: float = setting(5.0, "what the front end takes for each token, one after the other, us", low=0)
+    egress_jitter_us: float = setting(0.0, "its random part: mean of an exponential, us", low=0)
+    jitter_us: float = setting(1.0, "random part of each compute phase: standard deviation, us", low=0)
+
+
 Job.KINDS = {
+    "service": Service,
     "loop": Loop,
     "decode": Decode,
     "training": Training,

@@ -15,6 +15,8 @@ class Clients:
     sessions: int = setting(2, "connections of each", low=1, high=100)
     node: int = setting(0, "whose first NIC the front end answers on", low=0)
     requests: int = setting(5, "of each session", low=1)
+    until_us: float = setting(0.0, "of a service: no session asks from then until resume_us; 0: never", low=0)
+    resume_us: float = setting(0.0, "when sessions ask again, us", low=0)
     together: bool = setting(False, "all sessions ask at the same time: ingress bursts")
     think_us: float = setting(5000.0, "pause before a request, us; random unless together", low=0)
     prompt_bytes: int = setting(16 * 1024, "of a prompt on average; half as many to one and a half", low=2)

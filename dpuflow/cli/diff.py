@@ -1,0 +1,48 @@
+"""``dpuflow diff``: two saved results, what changed and how sure that is."""
+
+from __future__ import annotations
+
+import click
+
+EPILOG = """\b
+Examples:
+  Did the driver update help?
+    dpuflow diff before.json after.json
+  In a script: status 3 where steps are surely more than 2 % slower
+    dpuflow diff before.json after.json --fail-on 2
+
+Results are what "dpuflow analyze --json" writes. Exit status: 0 whatever changed;
+1 a file is at fault; 2 wrong usage; 3 --fail-on was met."""
+
+FAILED = 3
+
+
+@click.command(epilog=EPILOG)
+@click.argument("before", metavar="BEFORE.json")
+@click.argument("after", metavar="AFTER.json")
+@click.option("--json", "json_file", metavar="FILE", help="Write all of it as JSON; - is standard output.")
+@click.option(
+    "--fail-on",
+    type=click.FloatRange(min=0),
+    metavar="PERCENT",
+    help="End with status 3 where the lower end of the interval of a step's time is worse by more than that.",
+)
+def diff(before: str, after: str, json_file: str | None, fail_on: float | None) -> None:
+    """Compare two results: step time, lateness of each rank, collectives and findings, with 95 % intervals.
+
+    Ranks are matched by number, else by label, address or place.
+    """
+    import dpuflow
+    from dpuflow.cli.targets import check_target
+    from dpuflow.differences import compare
+    from dpuflow.reports.diff import diff_lines, write_diff_json
+
+    check_target(json_file, "--json", [before, after])
+    found = compare(dpuflow.load(before), dpuflow.load(after))
+    if json_file is not None:
+        write_diff_json(found, json_file)
+    if json_file != "-":
+        click.echo("\n".join(diff_lines(found)))
+    steps = [each.share(each.low_ns) for each in found.changes if each.kind == "step"]
+    if fail_on is not None and any(share is not None and share > fail_on / 100 for share in steps):
+        raise click.exceptions.Exit(FAILED)

@@ -1,0 +1,74 @@
+"""``dpuflow top``: who is late now, on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dpuflow.reports.top.sources import Source
+
+EPILOG = """\b
+Examples:
+  The agent of this machine:
+    dpuflow top
+  Another one's:
+    dpuflow top https://dpu-17:9477 --token-file token
+  An interface, with an agent of its own for as long as one looks:
+    dpuflow top eth2
+  An agent's history, or captures, looked at again when files change:
+    dpuflow top /var/lib/dpuflow
+  For a screen reader, a log or a pipe:
+    dpuflow top --plain
+
+Keys: q ends, s sorts, / filters, p pauses, arrows choose a rank and Enter opens
+it, c copies the Wireshark filter of the gravest finding to the terminal's
+clipboard (OSC 52). A bar of full blocks is measured, of light ones a bound."""
+
+AGENT = "http://127.0.0.1:9477"
+
+
+@click.command(epilog=EPILOG)
+@click.argument("where", metavar="[INTERFACE | URL | FOLDER | RESULT.json]", default=AGENT)
+@click.option(
+    "--plain", is_flag=True, help="A line each time instead of a screen; where there is no terminal."
+)
+@click.option("--every", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
+              help="Look this often.")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --plain: end after N lines.")
+@click.option("--token-file", metavar="FILE", help="The token of an agent that asks for one.")
+def top(where: str, plain: bool, every: float, count: int | None, token_file: str | None) -> None:
+    """Show who is late now: ranks, who waits for whom, findings, what was lost, how the agent fares.
+
+    An agent that goes away is told, and asked again until it is back. NO_COLOR is honoured.
+    """
+    from dpuflow.reports.top import sources, terminal
+
+    token = None
+    if token_file is not None:
+        with open(token_file, encoding="utf-8") as file:
+            token = file.read().strip()
+
+    def show(source: Source) -> None:
+        dumb = os.environ.get("TERM", "dumb") == "dumb" or not (sys.stdout.isatty() and sys.stdin.isatty())
+        if plain or dumb:
+            terminal.plain(source, every, count)
+        else:
+            terminal.full(source, every, not os.environ.get("NO_COLOR"))
+
+    if "://" in where:
+        show(sources.Agent(where, token))
+    elif os.path.exists(where):
+        show(sources.files(where))
+    else:
+        from dpuflow.agent.interfaces import present
+        from dpuflow.errors import OptionError
+        from dpuflow.reports.top.beside import agent_on
+
+        if not present(where):
+            raise OptionError(f"{where}: no such interface, folder or file, and no URL")
+        with agent_on(where) as url:
+            show(sources.Agent(url))

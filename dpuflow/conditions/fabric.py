@@ -1,0 +1,204 @@
+"""Rows: ranks and the network between them, and the captures themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dpuflow.conditions.row import BESIDE, CAPTURE, EAST_WEST, Condition
+
+_OF_RANKS = "rank-seconds, of the time of all ranks"
+_PORT = "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
+
+ROWS: Final = (
+    Condition(
+        "straggler",
+        EAST_WEST,
+        "A rank enters collectives late of its own doing, and its peers wait.",
+        "The noise of its group's entries, or its peers' work in the same steps"
+        " (docs/inference/verdicts.md).",
+        f"What a step would be shorter by, else what peers waited: {_OF_RANKS}.",
+        "Compare the rank's work with its peers' first: layers, shard and batch sizes, input lengths, tokens"
+        " routed to its experts; then its host: data loading, garbage collection, checkpoints, other jobs;"
+        " then"
+        " power and clock limits. Move the rank to another GPU: lateness that stays with the rank is its"
+        " work,"
+        " lateness that stays with the GPU is the machine. Where ranks are late in turn, nothing is wrong"
+        " with"
+        " any one of them.",
+        ("a larger shard, stage or batch", "a busy host", "a GPU that is throttled"),
+        ("operations",),
+        explains=("pipeline_bubble", "p2p_throttling"),
+    ),
+    Condition(
+        "pipeline_bubble",
+        EAST_WEST,
+        "Stages of a pipeline stand idle for longer than their schedule asks for.",
+        "The schedule's own bubble, by stages and microbatches.",
+        f"The idle time beyond that: {_OF_RANKS}.",
+        "Balance the stages (layers, embedding and head), or use more microbatches a step.",
+        ("one stage with more work", "transfers between stages that nothing hides"),
+        ("pipelines",),
+    ),
+    Condition(
+        "load_skew",
+        EAST_WEST,
+        "One member receives more than its share in the operations whose sizes are free (all_to_all).",
+        "The mean of its share over operations, with 99.9 % confidence over all members.",
+        "What the extra bytes take at the link's usual pace, of the captured time.",
+        "Look at the router's balance (auxiliary loss, capacity factor) and at where hot experts are placed.",
+        ("a data set that favours some experts",),
+        ("all_to_alls",),
+        explains=("straggler", "congestion", "slow_link"),
+    ),
+    Condition(
+        "congestion",
+        EAST_WEST,
+        "Switches marked packets (ECN), receivers asked senders to slow down (CNP), or messages to one"
+        " receiver stood on the way while those to others did not: a queue, or a port that is paused.",
+        "Marked messages against unmarked ones of the same pair and size, with 95 % confidence; what is held"
+        " on the way, against three times the middle one of the other receivers'.",
+        "What marked messages took longer, or were held on the way: of the captured time, as far as steps"
+        " have time that no work hides; of an incast what the port carried meanwhile is taken off.",
+        "Look at the switch port towards the receiver named last, whose queue marks; spread the load.",
+        (
+            "incast",
+            "other traffic on that port",
+            "a receiver that pauses it (PFC)",
+            "a marking threshold set too low",
+        ),
+        (),
+        explains=("credit_starvation",),
+    ),
+    Condition(
+        "head_of_line",
+        EAST_WEST,
+        "Messages to several receivers stand still at one NIC at the same time, though they may be sent.",
+        "Nothing begins or ends for three times as long as all that is under way would take at the NIC's"
+        " pace.",
+        "The standstills, of the captured time.",
+        "Look for who pauses the switch (PFC counters of the ports): one slow receiver stops all that its"
+        " senders send. Consider other priorities, or ECN that sets in earlier.",
+        ("a NIC that stalls on its own bus", "a shaper of the sending host"),
+        ("roce",),
+        explains=("congestion",),
+    ),
+    Condition(
+        "packet_loss",
+        EAST_WEST,
+        "Packets are sent again that the receiver lacked, or whose acknowledgment was lost; what it had"
+        " already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left out.",
+        "More than one in ten thousand of a flow's packets, and messages that were held up.",
+        "The time that messages were held up, of the captured time; critical only if ranks waited as long.",
+        "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
+        " whether the priority is lossless all the way (PFC, ECN).",
+        ("a port or cable that corrupts frames", "a queue that overflows", "reordering"),
+        (),
+        explains=("kv_transfer_bottleneck",),
+    ),
+    Condition(
+        "credit_starvation",
+        EAST_WEST,
+        "The sender had data and the receiver did not take it: receiver-not-ready NAKs, TCP windows of zero,"
+        " or NCCL's clear-to-send entries that come when the data waits already.",
+        "Any refusal; of late credits, the receiver's against its peers'.",
+        f"What operations waited for credits on their critical path: {_OF_RANKS}.",
+        "Look at the receiver's host, not at the sender or the link: is its process running and reading, are"
+        " its"
+        " buffers and receive queues large enough, is its memory bandwidth or PCIe busy.",
+        ("a receiver that was late itself", "receive buffers set too small", "a busy host"),
+        (),
+    ),
+    Condition(
+        "kv_transfer_bottleneck",
+        EAST_WEST,
+        "Endpoints stand idle while pages come, and go on when these are there (disaggregated inference).",
+        "At least three such waits, and a hundredth of the time.",
+        "The waits, of the receivers' time.",
+        "Where most of the wait lay before the first page, look at the sender: it still computed, or handed"
+        " the"
+        " cache on late (of a READ also at the receiver, which may have asked late). Between pages: at who"
+        " posts"
+        " them, the sender of a WRITE, the reader of a READ. With pages under way: at the path, if lossy,"
+        " marked"
+        " or slow; else move caches layer by layer, over more links, or make them smaller. After the last"
+        " page:"
+        " at how the receiver learns that they are there.",
+        ("memory or PCIe of either host", "a transfer engine with too few pages under way"),
+        ("transfers",),
+    ),
+    Condition(
+        "early_stop_skew",
+        EAST_WEST,
+        "One of several alike replicas stops its operations while the others go on.",
+        "Silence of twice the longest pause that it ever made, with the capture still on.",
+        f"The silence: {_OF_RANKS}.",
+        "Look at how requests are given to replicas, and whether that one still gets any.",
+        ("a replica that was drained on purpose", "sequences that end early"),
+        ("replicas",),
+        explains=("decode_early_stop",),
+    ),
+    Condition(
+        "slow_link",
+        BESIDE,
+        "Data takes three times as long as between other endpoints, or leaves its node late.",
+        "Messages of the same operation and size on the other links.",
+        "What messages took longer: of the captured time, as far as steps have time that no work hides.",
+        f"{_PORT}, at both ends, and other jobs on the path.",
+        ("a busy receiver host that cannot take data faster", "traffic of another job"),
+        (),
+        explains=(
+            "congestion",
+            "head_of_line",
+            "packet_loss",
+            "kv_transfer_bottleneck",
+            "slow_link",
+            "credit_starvation",
+        ),
+    ),
+    Condition(
+        "hang",
+        BESIDE,
+        "Some ranks never entered the last operation, though captures go on for longer than the group ever"
+        " took"
+        " between two.",
+        "Twice the longest time from one operation of the group to the next.",
+        "All of the time since then: critical.",
+        "Take stacks of the processes named first: they are stopped, wait for something else, or run another"
+        " operation than their peers; those that wait show the same stack.",
+        ("ranks that disagree on which operation comes next",),
+        ("operations",),
+        explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
+    ),
+    Condition(
+        "desync",
+        BESIDE,
+        "Ranks of one group carry out another operation than their peers, or the same one with other sizes,"
+        " and"
+        " neither is ever finished.",
+        "What the group did alike before.",
+        "All of the time since then: critical.",
+        "Compare what these processes call, in which order and with which sizes: a branch that only some"
+        " ranks"
+        " take, an uneven last batch, parameters that differ.",
+        ("ranks that disagree on which operation comes next",),
+        ("operations",),
+        explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
+    ),
+    Condition(
+        "capture_loss",
+        CAPTURE,
+        "The capture itself misses packets.",
+        "Any; a warning above one in ten thousand.",
+        "None of the job's time.",
+        "Keep fewer bytes of each packet (128), use a larger buffer, or capture messages instead of packets.",
+        ("traffic that took another interface of the same node",),
+    ),
+    Condition(
+        "clock_untied",
+        CAPTURE,
+        "Nothing ties a capture's clock to the others', and its messages are left out.",
+        "Any.",
+        "None of the job's time.",
+        "Capture traffic between such a node and another that is captured too (docs/troubleshooting.md).",
+    ),
+)

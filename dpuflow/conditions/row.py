@@ -1,0 +1,51 @@
+"""The row of a condition: what it needs, rests on and costs, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+DIRECT: Final = "direct"
+SHADOW: Final = "shadow"
+NONE: Final = "none"
+RUNBOOK: Final = "docs/runbook.md"
+NO_DETECTOR: Final = "no detector yet"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition.
+
+    ``shows``: what in the packets shows it; ``needs``: without which it is not judged (``needs.NEEDS``);
+    ``threshold``: what the statistic is held to; ``cost``: what its severity follows from; ``explains``:
+    conditions at the same endpoints that it is the cause of; ``observability``: direct, shadow (``why`` says
+    what casts the same one), or none (``why`` says why). ``told_as``: another condition with the same shadow,
+    as which it is told: without that one it is not there either. ``judged`` is False where nothing judges it.
+    """
+
+    name: str
+    family: str
+    shows: str
+    threshold: str
+    cost: str
+    advice: str
+    alternatives: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
+    observability: str = DIRECT
+    why: str = ""
+    judged: bool = True
+    told_as: str = ""
+
+    @property
+    def runbook(self) -> str:
+        """Where the runbook speaks of it."""
+        return f"{RUNBOOK}#{self.name}"
+
+
+NORTH_SOUTH: Final = "North-south: clients and front ends"
+PCIE: Final = "PCIe observer: what a node's own bus and host do"
+EAST_WEST: Final = "East-west: ranks and the network between them"
+BESIDE: Final = "Beside the study"
+CAPTURE: Final = "The capture itself"
+FAMILIES: Final = (NORTH_SOUTH, PCIE, EAST_WEST, BESIDE, CAPTURE)

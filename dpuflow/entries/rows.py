@@ -1,0 +1,218 @@
+"""What dating entries hands on: the rows of ENTRY, a rank of a collective each, and what is kept beside them.
+
+Declared field by field, as in ``schema``. Times are integer nanoseconds on the clock of the reference;
+``NEVER``: nothing tells it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.entries.rules import EXACT_RULES, UNTOLD_RULES, Rule
+from dpuflow.schema.rows import NEVER, NONE32, make_record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dpuflow.schema.rows import Record
+
+    Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
+
+FAR: Final = int(np.iinfo(np.int64).max)
+"""After all times."""
+Times = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
+"""Rows of Entries, and ns."""
+
+ENTRY: Final = make_record(
+    "entry",
+    "When one rank entered and left one collective, and what that rests on.",
+    ("collective", "i8", "row", "number of the collective"),
+    ("endpoint", "i8", "row", "the rank's endpoint"),
+    ("enter_ns", "i8", "ns", "first act, which dates the entry; NEVER where nobody saw one"),
+    ("leave_ns", "i8", "ns", "all it needed was there; without input: all was sent (NCCL: can have been)"),
+    ("idle_ns", "i8", "ns", "besides, its last data had left the node, or was acknowledged if sent again"),
+    ("gone_ns", "i8", "ns", "the same of its own last data alone; NEVER where it sent none"),
+    ("acked_ns", "i8", "ns", "all its data had been acknowledged, as far as that was seen"),
+    ("since_ns", "i8", "ns", "it entered no earlier than this"),
+    ("credit_ns", "i8", "ns", "from the credit of its first message to that message"),
+    ("granted_ns", "i8", "ns", "its first credit for data that is not offered"),
+    ("reaction_ns", "i8", "ns", "median time from an input to the send that had waited for it"),
+    ("stalled_ns", "i8", "ns", "in mid-operation: the longest it sat on an input, far beyond what is usual"),
+    ("rule", "i8", "", "Rule: what the entry rests on"),
+    ("act", "i8", "row", "TRANSFER row of the act, NONE32 for none"),
+    ("after", "i8", "row", "TRANSFER row of what the act may have waited for"),
+    ("since_act", "i8", "row", "TRANSFER row that shows since_ns"),
+    ("last", "i8", "row", "TRANSFER row that brought its last data"),
+    ("retransmitted", "i8", "packets", "packets sent again on exchanges to or from the rank"),
+    ("whole", "?", "", "the captures hold the collective from its beginning to its end"),
+    ("fed", "?", "", "the rank received data"),
+    ("buffered", "?", "", "what it sent needed nothing of its peers: it may have left at once"),
+)
+
+SIGN: Final = make_record(
+    "sign",
+    "What a rank's messages show about its first act, for the stages that date entries.",
+    ("unmoved_ns", "i8", "ns", "from the last thing that reached the rank to its first act"),
+    ("moved_ns", "i8", "ns", "the same at the most, where it is not known which of several it was"),
+    ("resumed_ns", "i8", "ns", "data had stopped coming and went on before its first act"),
+    ("free_ns", "i8", "ns", "its first send, where the algorithm needs no input for it"),
+    ("posted_ns", "i8", "ns", "its last credit before its first act"),
+    ("grant", "i8", "row", "TRANSFER row of the credit of ENTRY.credit_ns"),
+)
+
+MARGIN: Final = make_record(
+    "margin",
+    "How far an entry may be off, and who else may have been the last.",
+    ("clock", "i8", "", "number of the capture that stamped the act"),
+    ("clock_ns", "i8", "ns", "how far its clock may be off the reference"),
+    ("lag_ns", "i8", "ns", "it may have entered so much before its first act, having found its input there"),
+    ("held_ns", "i8", "ns", "how long receiving may have held up the first act"),
+    ("way_ns", "i8", "ns", "how long the act may have been on its way to where it was stamped"),
+    ("usual_way_ns", "i8", "ns", "how long it usually is"),
+    ("room_ns", "i8", "ns", "so much before its first act it may have entered at the worst (tails)"),
+    ("tail_ns", "i8", "ns", "what a hand-over takes at the worst (tails)"),
+    ("spread_ns", "i8", "ns", "how far hand-overs of the group differ, 95 %"),
+    ("wide_ns", "i8", "ns", "the same with stalls that only reactions show"),
+    ("slow_ns", "i8", "ns", "its hosts' slow reactions, 95 %"),
+    ("lead_ns", "i8", "ns", "at least so much later than a peer, by calls before (queues)"),
+    ("likely_ns", "i8", "ns", "when it, or one that it waits for, is likely to have entered"),
+    ("by_ns", "i8", "ns", "nothing dates it, but it had entered by then"),
+    ("by_act", "i8", "row", "TRANSFER row of the message that shows by_ns"),
+)
+
+
+@dataclass
+class Signs:
+    """The columns of SIGN."""
+
+    unmoved_ns: Ints
+    moved_ns: Ints
+    resumed_ns: Ints
+    free_ns: Ints
+    posted_ns: Ints
+    grant: Ints
+
+
+@dataclass
+class Margins:
+    """The columns of MARGIN. Spans are 0 where nothing tells."""
+
+    clock: Ints
+    clock_ns: Ints
+    lag_ns: Ints
+    held_ns: Ints
+    way_ns: Ints
+    usual_way_ns: Ints
+    room_ns: Ints
+    tail_ns: Ints
+    spread_ns: Ints
+    wide_ns: Ints
+    slow_ns: Ints
+    lead_ns: Ints
+    likely_ns: Ints
+    by_ns: Ints
+    by_act: Ints
+
+
+class Reactions(NamedTuple):
+    """How long hosts took in mid-operation, one element each time: rows of Entries and ns, or ns alone."""
+
+    waited: Times  # from an input to the send that had waited for it
+    granted_data_ns: Ints  # from a grant to the data that had waited for it
+    next_send_ns: Ints  # ... and from send to send (``handled_ns``)
+    taken: Times  # from an input to granting its slot again (NCCL)
+    between: Times  # ... from an operation's last input, at the most (``passing.consumed``)
+    ended: Times  # ... and from the last one of its rank
+
+
+@dataclass
+class Entries:
+    """The columns of ENTRY, in order of collectives, with what the stages that date entries need besides.
+
+    ``offsets[i]:offsets[i + 1]`` are the rows of collective i. ``early_ns``: by collective, a tenth of its
+    sends came so much before what they should need.
+    """
+
+    collective: Ints
+    endpoint: Ints
+    enter_ns: Ints
+    leave_ns: Ints
+    idle_ns: Ints
+    gone_ns: Ints
+    acked_ns: Ints
+    since_ns: Ints
+    credit_ns: Ints
+    granted_ns: Ints
+    reaction_ns: Ints
+    stalled_ns: Ints
+    rule: Ints
+    act: Ints
+    after: Ints
+    since_act: Ints
+    last: Ints
+    retransmitted: Ints
+    whole: Bools
+    fed: Bools
+    buffered: Bools
+    offsets: Ints
+    early_ns: Ints
+    signs: Signs
+    margins: Margins
+    reactions: Reactions
+
+    @property
+    def exact(self) -> NDArray[np.bool_]:
+        """Rows whose entry is exact."""
+        return np.isin(self.rule, EXACT_RULES)
+
+    @property
+    def told(self) -> NDArray[np.bool_]:
+        """Rows whose entry is exact or a bound."""
+        return np.isin(self.rule, UNTOLD_RULES, invert=True)
+
+    def marked(self, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:
+        """With another rule for exact entries among ``rows``, and what they may have waited for."""
+        rows = rows & self.exact
+        return replace(
+            self, rule=np.where(rows, int(rule), self.rule), after=np.where(rows, after, self.after)
+        )
+
+
+_UNKNOWN: Final = {"ns": NEVER, "row": NONE32}
+_SPANS: Final = (
+    "stalled_ns",
+    "clock_ns",
+    "lag_ns",
+    "held_ns",
+    "way_ns",
+    "usual_way_ns",
+    "room_ns",
+    "tail_ns",
+)
+
+
+def _blank(record: Record, rows: int) -> dict[str, Any]:
+    """Its columns with nothing known."""
+    columns = record.columns(rows)
+    for field in record.fields:
+        if field.unit in _UNKNOWN and field.name not in _SPANS:
+            columns[field.name].fill(_UNKNOWN[field.unit])
+    return columns
+
+
+def blank(collective: Ints, endpoint: Ints, offsets: Ints) -> Entries:
+    """Rows of which nothing is known yet."""
+    rows, none = len(collective), np.zeros(0, np.int64)
+    columns = {**_blank(ENTRY, rows), "collective": collective, "endpoint": endpoint, "offsets": offsets}
+    times = (none, none)
+    return Entries(
+        **columns,
+        early_ns=np.zeros(len(offsets) - 1, np.int64),
+        signs=Signs(**_blank(SIGN, rows)),
+        margins=Margins(**_blank(MARGIN, rows)),
+        reactions=Reactions(times, none, none, times, times, times),
+    )

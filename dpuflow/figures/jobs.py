@@ -1,0 +1,87 @@
+"""Accounts, steps and tokens in, what a job's steps pay for communication and its tokens for prompts out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.results import Decode, Tax
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.results import Analysis
+    from dpuflow.verdicts.kinds import Tokens
+    from dpuflow.verdicts.steps import Steps
+
+
+def list_tax(result: Analysis) -> Iterator[Tax]:
+    """One row a job that has an account: communication that steps wait for, and that work hides."""
+    for account in result.accounts:
+        members = set(result.groups[account.group].endpoints)
+        groups = {group.id for group in result.groups if not members.isdisjoint(group.endpoints)}
+        spans = sorted(
+            (each.start_ns, each.end_ns)
+            for each in result.collectives
+            if each.complete and each.group in groups
+        )
+        begin, end = spans[0][0] if spans else 0, max((last for _, last in spans), default=0)
+        steps = max((end - begin) / max(account.step_ns, 1), 1.0)
+        under_way = covered_ns(spans) / steps
+        waited = sum(account.waited.values())
+        exposed = min(account.exposed_ns, account.step_ns)
+        left = account.step_ns - exposed
+        yield Tax(
+            group=account.group,
+            steps=account.steps,
+            step_ns=account.step_ns,
+            exposed_ns=exposed,
+            overlapped_ns=round(max(min(under_way, account.step_ns) - exposed - waited, 0)),
+            waiting_ns=waited,
+            network_ns=account.parts.network + account.parts.credit,
+            unexplained_ns=account.parts.unexplained,
+            gain_at_most=account.step_ns / left if left > 0 else None,
+        )
+
+
+def covered_ns(spans: Sequence[tuple[int, int]]) -> int:
+    """What spans, in order of their begin, cover together."""
+    total, until = 0, -(1 << 63)
+    for begin, end in spans:
+        total += max(end - max(begin, until), 0)
+        until = max(until, end)
+    return total
+
+
+def list_decode(
+    steps: Sequence[Steps],
+    tokens: Sequence[Tokens | None],
+    instances: Sequence[Instance],
+    entries: Entries,
+) -> Iterator[Decode]:
+    """One row a job whose steps are tokens."""
+    for each, told in zip(steps, tokens, strict=True):
+        if told is None:
+            continue
+        ends = entries.leave_ns[each.ends]
+        took = np.diff(ends)
+        decode, prefill = (numbers[numbers > 0] - 1 for numbers in (told.decode, told.prefill))
+        if not len(decode):
+            continue
+        gaps = np.diff(ends[told.decode])
+        sizes = {instances[n].size for n in entries.collective[each.ends[told.decode]].tolist()}
+        yield Decode(
+            endpoints=each.endpoints,
+            tokens=len(told.decode),
+            prefills=len(told.prefill),
+            layers=each.period // 2,
+            hidden_bytes=sizes.pop() if len(sizes) == 1 else None,
+            step_ns=round(float(np.median(took[decode]))),
+            gap_ns=round(float(np.median(gaps))) if len(gaps) else None,
+            gap_p99_ns=round(float(np.percentile(gaps, 99))) if len(gaps) else None,
+            tokens_per_s=round(1e9 / float(np.median(gaps)), 3) if len(gaps) and np.median(gaps) else None,
+            prefill_ns_per_token=round(float(took[prefill].sum()) / len(told.decode)),
+        )

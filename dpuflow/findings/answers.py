@@ -1,0 +1,249 @@
+"""Requests in, findings about how answers leave out: backlog, jitter, batches that drain, ports that are"
+" full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
+from dpuflow.findings.clients import FEWEST, SURELY
+from dpuflow.quantities import duration, name_of, percent
+from dpuflow.schema.rows import NEVER, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.results import Finding
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+BY_CHANCE: Final = 1e-3
+"""Tokens that follow steps are told from others by Rayleigh's test, at this level."""
+FULL: Final = 0.9
+"""Of the most that a port carries in a millisecond: full."""
+MS: Final = 1_000_000
+FEWEST_OF_A_STEP: Final = 2
+"""Operations: a layer has two."""
+APART: Final = 4
+"""A prefill's operations are so many times as large as those of any batch that decodes."""
+
+
+class Answer(NamedTuple):
+    """One answer whose tokens follow decode steps: by how much each came later behind its step than the first
+    one did, the steps' lengths, and the gaps between its tokens, ns."""
+
+    server: int
+    lag_ns: Floats
+    step_ns: Floats
+    gap_ns: Floats
+
+
+def answers_of(case: Case) -> list[Answer]:
+    """Answers with enough tokens, one a step. Raises NotJudgedError where tokens do not follow steps."""
+    ends = _decode_ends(case)
+    requests = case.requests
+    usual = float(np.median(np.diff(ends))) if len(ends) > FEWEST else 0.0
+    gap = float(np.nanmedian(requests.gap_ns)) if np.isfinite(requests.gap_ns).any() else 0.0
+    if not usual or not _tied(case, ends, usual):
+        raise NotJudgedError("the tokens on the wire do not follow the decode steps that were captured")
+    if gap < usual / 2:
+        raise NotJudgedError("more tokens leave than decode steps end: they are not one a step")
+    found = []
+    for number in np.flatnonzero(requests.whole & (requests.tokens > FEWEST + 1)).tolist():
+        # The first one comes from the prefill.
+        times = requests.token_ns[requests.offsets[number] + 1 : requests.offsets[number + 1]]
+        first = int(np.searchsorted(ends, times[0], side="right")) - 1
+        own = ends[first : first + len(times)]
+        if first < 0 or len(own) < len(times):
+            continue
+        lag = (times - times[0]) - (own - own[0])
+        found.append(
+            Answer(
+                int(requests.server[number]), lag.astype(float), np.diff(own).astype(float), np.diff(times)
+            )
+        )
+    if len(found) < FEWEST:
+        raise NotJudgedError("too few answers lie within the decode steps that were captured")
+    return found
+
+
+def _decode_ends(case: Case) -> Ints:
+    """When the decode steps of the largest group ended.
+
+    With continuous batching no two steps need have the same sizes; but all operations of one step have. So
+    runs of one size are as long as a step, or several; sizes far above the others' are prefills'.
+    """
+    inferred = case.inferred
+    alone = [n for n, each in enumerate(case.instances) if each.size and each.op == Op.ALL_REDUCE]
+    if not alone:
+        return np.zeros(0, np.int64)
+    group = inferred.group_of[alone]
+    alone = np.array(alone)[group == np.bincount(group).argmax()]
+    sizes = np.array([case.instances[n].size for n in alone.tolist()])
+    ends = np.maximum.reduceat(inferred.entries.leave_ns, inferred.entries.offsets[:-1])[alone]
+    order = np.argsort(ends, kind="stable")
+    sizes, ends = sizes[order], ends[order]
+    starts = np.flatnonzero(np.r_[True, sizes[1:] != sizes[:-1]])
+    runs = np.diff(np.r_[starts, len(sizes)])
+    period = int(np.gcd.reduce(runs[1:-1])) if len(runs) > 2 + FEWEST else 0
+    if period < FEWEST_OF_A_STEP:
+        return np.zeros(0, np.int64)
+    place = np.arange(len(sizes)) - np.repeat(starts, runs)
+    # The first run may have begun before the capture: it is whole at its end.
+    place += np.where(np.arange(len(sizes)) < runs[0], -runs[0] % period, 0)
+    last = place % period == period - 1
+    return np.asarray(ends[last & (sizes <= _largest_decode(np.unique(sizes)))], np.int64)
+
+
+def _largest_decode(sizes: Ints) -> int:
+    """The size below the widest step between sizes, where that is wide; else the largest."""
+    wider = sizes[1:] / sizes[:-1]
+    at = int(wider.argmax()) if len(wider) else 0
+    return int(sizes[at] if len(wider) and wider[at] >= APART else sizes[-1])
+
+
+def _tied(case: Case, ends: Ints, usual: float) -> bool:
+    """Whether tokens come at the same time after a step, where few answers are under way at once."""
+    requests = case.requests
+    times = np.sort(requests.token_ns)
+    first, last = np.sort(requests.first_ns), np.sort(requests.last_ns)
+    opened = np.searchsorted(first, times, side="right") - np.searchsorted(last, times, side="right")
+    times = times[opened <= np.percentile(opened, 25)] if len(times) else times
+    place = np.searchsorted(ends, times, side="right") - 1
+    kept = (place >= 0) & (place < len(ends) - 1)
+    phase = 2j * np.pi * (times[kept] - ends[place[kept]]) / usual
+    if len(phase) < 4 * FEWEST:
+        return False
+    return bool(abs(np.exp(phase).sum()) ** 2 / len(phase) > -np.log(BY_CHANCE))
+
+
+def find_slow_answers(case: Case) -> Iterator[Finding]:
+    """One finding a front end whose tokens fall behind the steps, or come unevenly."""
+    every = answers_of(case)
+    for server in sorted({each.server for each in every}):
+        mine = [each for each in every if each.server == server]
+        open_ns = max(sum(float(each.gap_ns.sum()) for each in mine), 1.0)
+        name = name_of(case.result.endpoints[server])
+        times = (int(case.requests.first_ns.min()), int(case.requests.last_ns.max()))
+        uneven = sum(float(np.maximum(np.diff(each.lag_ns), 0).sum()) for each in mine) / 2
+        share = min(uneven / open_ns, 1.0)
+        if share < SMALL_SHARE:
+            continue
+        if _lasting(mine):
+            behind = [each.lag_ns - each.lag_ns.min() for each in mine]
+            longest = max(float(each.max()) for each in behind)
+            lost = sum(float(each.mean()) for each in behind)
+            yield make_finding(
+                "egress_backlog",
+                [server],
+                times,
+                Cost(round(lost), min(lost / open_ns, 1.0)),
+                0.85,
+                f"Answers of {name} fall behind the steps that they come from, for many tokens on end: by"
+                f" {duration(round(longest))} at most ({percent(min(lost / open_ns, 1.0))} of their time).",
+            )
+            continue
+        spread = np.concatenate([np.abs(each.lag_ns - np.median(each.lag_ns)) for each in mine])
+        tail = float(np.percentile(spread, 90))
+        yield make_finding(
+            "egress_jitter",
+            [server],
+            times,
+            Cost(round(uneven), share),
+            0.8,
+            f"Tokens of {name} come unevenly behind their steps: one in ten is"
+            f" {duration(round(tail))} off ({percent(share)} of their time).",
+        )
+
+
+def _lasting(answers: list[Answer]) -> bool:
+    """Whether tokens behind one that is late are late, too, beyond chance: a queue, and no jitter."""
+    mine = [each.lag_ns - each.lag_ns.mean() for each in answers]
+    both = sum(float((each[1:] * each[:-1]).sum()) for each in mine)
+    count = sum(len(each) for each in mine)
+    return both > SURELY / float(np.sqrt(count)) * sum(float((each * each).sum()) for each in mine)
+
+
+def find_drained_batches(case: Case) -> Iterator[Finding]:
+    """One finding for each front end that fills a batch again only when all of its answers are done."""
+    requests = case.requests
+    for server in np.unique(requests.connections.server).tolist():
+        chosen = np.flatnonzero(requests.whole & (requests.server == server))
+        chosen = chosen[np.argsort(requests.first_ns[chosen], kind="stable")]
+        first, last = requests.first_ns[chosen], requests.last_ns[chosen]
+        asked = requests.asked_ns[chosen]
+        batches = _batches(first, last)
+        if len(batches) <= FEWEST or np.mean([len(each) for each in batches]) < 2:
+            continue
+        empty, places, together = 0, 0, True
+        for each in batches:
+            end = int(last[each].max())
+            together &= int(first[each].max()) < int(last[each].min())
+            waits = asked[(asked < end) & (first >= end)]
+            since = int(waits.min()) if len(waits) else end
+            empty += int(np.maximum(end - np.maximum(last[each], since), 0).sum())
+            places += len(each) * (end - int(first[each].min()))
+        share = empty / max(places, 1)
+        if together and share >= SMALL_SHARE:
+            yield make_finding(
+                "early_completion",
+                [server],
+                (int(first.min()), int(last.max())),
+                Cost(empty, share),
+                0.85,
+                f"{name_of(case.result.endpoints[server])} answers in {len(batches)} batches that end apart,"
+                f" and"
+                f" takes no new prompt before the last answer of one is done: {percent(share)} of the places"
+                " stood empty while prompts waited.",
+            )
+
+
+def _batches(first: Ints, last: Ints) -> list[Ints]:
+    """Answers that overlap, in order of their first token: rows."""
+    if not len(first):
+        return []
+    fresh = np.r_[True, first[1:] >= np.maximum.accumulate(last)[:-1]]
+    return np.split(np.arange(len(first)), np.flatnonzero(fresh)[1:])
+
+
+def find_saturation(case: Case) -> Iterator[Finding]:
+    """One finding for each front end whose answers are acknowledged later while its port is full."""
+    requests, columns = case.requests, case.joined.columns
+    for server in np.unique(requests.connections.server).tolist():
+        rows = case.sent[server]
+        places = np.flatnonzero(
+            (requests.server == server)[np.repeat(np.arange(len(requests)), requests.tokens)]
+        )
+        late, times = requests.late_ns[places], requests.token_ns[places]
+        known = late != NEVER
+        late, times = late[known].astype(float), times[known]
+        if len(times) < 2 * FEWEST or not len(rows):
+            continue
+        bins = ((columns["sent_ns"][rows] - case.joined.start_ns) // MS).astype(np.int64)
+        carried = np.bincount(np.maximum(bins, 0), columns["bytes"][rows].astype(float))
+        ceiling = float(np.percentile(carried[carried > 0], 99))
+        full = carried >= FULL * ceiling
+        at = full[np.minimum((times - case.joined.start_ns) // MS, len(full) - 1)]
+        if min(at.sum(), (~at).sum()) < 4 * FEWEST:
+            continue
+        longer = float(late[at].mean() - late[~at].mean())
+        error = np.sqrt(late[at].var() / at.sum() + late[~at].var() / (~at).sum())
+        share = longer * int(at.sum()) / max(requests.open_ns, 1)
+        if longer > SURELY * error and share >= SMALL_SHARE:
+            yield make_finding(
+                "saturation",
+                [server],
+                (int(times[at].min()), int(times[at].max())),
+                Cost(round(longer * int(at.sum())), min(share, 1.0)),
+                0.75,
+                f"{name_of(case.result.endpoints[server])} sends {8 * ceiling / 1e6:.1f} Gbit/s in"
+                f" {int(full.sum())}"
+                f" milliseconds, no more in any, and answers are acknowledged {duration(round(longer))}"
+                f" later then.",
+            )

@@ -1,0 +1,165 @@
+"""What detectors read, and the finding they make of it: its severity follows from its cost alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.conditions import TABLE
+from dpuflow.findings.evidence import ByEnd
+from dpuflow.findings.repeats import find_repeats
+from dpuflow.join.common import number_connections
+from dpuflow.requests import find_requests
+from dpuflow.results import Finding
+from dpuflow.verdicts.habits import CRITICAL_SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.repeats import Repeats
+    from dpuflow.matching import Instance
+    from dpuflow.requests import Requests
+    from dpuflow.results import Analysis, Severity
+    from dpuflow.schema.tables import CaptureTables, Joined, Rows
+    from dpuflow.verdicts import Inferred
+
+SMALL_SHARE: Final = 0.01
+"""What took less than a hundredth of the time it affected is told as information."""
+
+
+class NotJudgedError(Exception):
+    """A detector cannot judge this case: the message says why."""
+
+
+@dataclass
+class Case:
+    """All that was read and inferred; ``result`` has all but findings."""
+
+    captures: Sequence[CaptureTables]
+    joined: Joined
+    exchanges: Rows
+    instances: Sequence[Instance]
+    inferred: Inferred
+    result: Analysis
+
+    @cached_property
+    def received(self) -> ByEnd:
+        """Rows of TRANSFER by receiver."""
+        return ByEnd(self.joined, "dst")
+
+    @cached_property
+    def sent(self) -> ByEnd:
+        """Rows of TRANSFER by sender."""
+        return ByEnd(self.joined, "src")
+
+    @cached_property
+    def requests(self) -> Requests:
+        """What clients asked."""
+        return find_requests(self.joined, self.exchanges, self.instances)
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        """What was sent again, and what of that was lost."""
+        return find_repeats(self.captures, self.joined)
+
+    @cached_property
+    def held_by_losses(self) -> NDArray[np.int64]:
+        """From when to when messages between ranks were held up because packets were lost; two rows."""
+        from dpuflow.findings.losses import held_by_losses
+
+        flows = self.joined.flows
+        senders = np.unique(flows["src"][(self.repeats.lost > 0) & ~self.of_clients]).tolist()
+        held = [held_by_losses(self, sender) for sender in senders]
+        return np.concatenate(held, axis=1) if held else np.zeros((2, 0), np.int64)
+
+    @cached_property
+    def lost_ns(self) -> int:
+        """For how long any message was."""
+        return together_ns(self.held_by_losses)
+
+    @cached_property
+    def of_clients(self) -> NDArray[np.bool_]:
+        """Of each flow whether it is one way of a client's connection."""
+        numbers = number_connections(self.joined.flows)
+        found: NDArray[np.bool_] = np.isin(numbers, self.requests.connections.number)
+        return found
+
+    @property
+    def span_ns(self) -> int:
+        """What the captures span."""
+        return max(self.joined.end_ns - self.joined.start_ns, 1)
+
+    @cached_property
+    def exposed_share(self) -> float:
+        """Of the job's steps the time in which no rank on the path worked: more than that no network takes.
+
+        Where no account was made nothing bounds it.
+        """
+        steps = sum(account.step_ns for account in self.inferred.accounts)
+        exposed = sum(account.exposed_ns + account.unexplained for account in self.inferred.accounts)
+        return exposed / steps if steps else 1.0
+
+    @cached_property
+    def network_share(self) -> float:
+        """Of the job's steps what ranks waited because of the network."""
+        steps = sum(account.step_ns for account in self.inferred.accounts)
+        return sum(account.network for account in self.inferred.accounts) / max(steps, 1)
+
+
+def severity_of(share: float) -> Severity:
+    """By what a condition took of the time that it affected."""
+    return "critical" if share >= CRITICAL_SHARE else "warning" if share >= SMALL_SHARE else "info"
+
+
+@dataclass
+class Cost:
+    """What a condition took; ``ns`` None where that is not told."""
+
+    ns: int | None
+    share: float
+
+
+def together_ns(held: NDArray[np.int64]) -> int:
+    """The length of stretches (from, to) together; what they cover at the same time counts once."""
+    if not held.shape[1]:
+        return 0
+    begin, end = held[:, np.argsort(held[0], kind="stable")]
+    before = np.maximum.accumulate(np.concatenate([begin[:1], end[:-1]]))
+    return int(np.maximum(end - np.maximum(begin, before), 0).sum())
+
+
+def make_finding(
+    condition: str,
+    endpoints: Sequence[int],
+    times: tuple[int | None, int | None],
+    cost: Cost,
+    confidence: float,
+    summary: str,
+    **changes: object,
+) -> Finding:
+    """A finding with its condition's runbook, advice and alternatives, where ``changes`` says nothing"
+    " else."""
+    row = TABLE[condition]
+    found = Finding(
+        id=0,
+        condition=condition,
+        runbook=row.runbook,
+        endpoints=list(endpoints),
+        start_ns=times[0],
+        end_ns=times[1],
+        severity=severity_of(cost.share),
+        confidence=confidence,
+        summary=summary,
+        advice=row.advice,
+        alternatives=list(row.alternatives),
+        cost_ns=cost.ns,
+        cost_share=cost.share if cost.ns is not None else None,
+    )
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found

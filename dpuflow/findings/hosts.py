@@ -1,0 +1,182 @@
+"""Operations, requests and READs in, findings about what a node's own bus and host do out: all are shadows.
+
+What changes is told against the same thing before, what differs against the other nodes at the same time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
+from dpuflow.findings.clients import FEWEST, SURELY, TWICE, idle_stretches
+from dpuflow.findings.evidence import message_evidence
+from dpuflow.quantities import duration, name_of, percent
+from dpuflow.schema.rows import NEVER, NONE32, Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.results import Finding
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+TIMES = 3
+"""So many times as late as the other nodes: as of links (``verdicts.links``)."""
+
+
+def since_larger(values: NDArray[np.generic]) -> int | None:
+    """From which one on all are more than twice any before, three at least on either side; None if never."""
+    each = values.astype(np.float64)
+    if len(each) < TWICE * FEWEST:
+        return None
+    before = np.maximum.accumulate(each)[FEWEST - 1 : -FEWEST]
+    after = np.minimum.accumulate(each[::-1])[::-1][FEWEST : len(each) - FEWEST + 1]
+    rise = np.flatnonzero(after > TWICE * before)
+    return int(rise[0]) + FEWEST if len(rise) else None
+
+
+def find_starved_inputs(case: Case) -> Iterator[Finding]:
+    """One finding where the first operation after a prompt, for which the ranks stood ready, comes later than
+    it used to, for good."""
+    asked = np.sort(case.requests.asked_ns[case.requests.asked_ns != NEVER])
+    idle = idle_stretches(case)
+    first = np.searchsorted(asked, idle[:, 0])
+    waited = np.flatnonzero(first < np.searchsorted(asked, idle[:, 1]))
+    if len(waited) < TWICE * FEWEST:
+        raise NotJudgedError("too few prompts came while the ranks stood still")
+    delay = idle[waited, 1] - asked[first[waited]]
+    since = since_larger(delay)
+    if since is None:
+        return
+    usual = int(np.median(delay[:since]))
+    lost = int((delay[since:] - usual).sum())
+    share = lost / case.span_ns
+    if share < SMALL_SHARE:
+        return
+    ranks = sorted({end for group in case.inferred.groups for end in group})
+    servers = np.unique(case.requests.connections.server).tolist()
+    yield make_finding(
+        "input_starvation",
+        [*servers, *(end for end in ranks if end not in servers)],
+        (int(idle[waited[since], 0]), case.joined.end_ns),
+        Cost(lost * len(ranks), share),
+        0.6,
+        f"From a prompt to the first operation after it the ranks, which stood still, take"
+        f" {duration(int(np.median(delay[since:])))}, before that {duration(usual)}: {percent(share)} of the"
+        " time is that.",
+    )
+
+
+def find_late_launches(case: Case) -> Iterator[Finding]:
+    """One finding for each job in whose steps all ranks pause together longer than they used to, for good."""
+    if len(case.requests):
+        raise NotJudgedError("ranks of a service also pause for want of prompts")
+    idle = idle_stretches(case)
+    passed = np.r_[0, np.cumsum(np.diff(idle, axis=1))]
+    for steps in case.inferred.steps:
+        ends = np.sort(case.inferred.entries.leave_ns[steps.ends])
+        ends = ends[ends != NEVER]
+        # Idle time up to a moment: that of all stretches before, and of the one that it is in.
+        at = np.searchsorted(idle[:, 0], ends, side="right")
+        inside = np.where(at > 0, np.maximum(idle[np.maximum(at - 1, 0), 1] - ends, 0), 0) if len(idle) else 0
+        pauses = np.diff(passed[at] - inside)
+        since = since_larger(pauses)
+        if since is None:
+            continue
+        usual = int(np.median(pauses[:since]))
+        lost = int((pauses[since:] - usual).sum())
+        share = lost / max(int(ends[-1] - ends[0]), 1)
+        if share < SMALL_SHARE:
+            continue
+        yield make_finding(
+            "launch_latency",
+            list(steps.endpoints),
+            (int(ends[since]), int(ends[-1])),
+            Cost(lost * len(steps.endpoints), share),
+            0.5,
+            f"All {len(steps.endpoints)} ranks pause together for"
+            f" {duration(int(np.median(pauses[since:])))} a step since step {since + 1}, before that for"
+            f" {duration(usual)}: {percent(share)} of the time is that.",
+        )
+
+
+def find_throttled_nodes(case: Case) -> Iterator[Finding]:
+    """One finding for each job one of whose nodes passes on what it takes in more slowly than all others."""
+    ends = case.result.endpoints
+    for account in case.inferred.accounts:
+        within: dict[int, int] = {}
+        for end, ns in account.in_node.items():
+            node = ends[end].node
+            place = end if node is None else node
+            within[place] = within.get(place, 0) + ns
+        if len(within) <= TWICE:
+            continue
+        most = max(within, key=within.__getitem__)
+        others = [ns for node, ns in within.items() if node != most]
+        usual = float(np.median(others))
+        share = (within[most] - usual) / max(account.step_ns, 1)
+        if within[most] <= TWICE * max(usual, max(others) / TWICE) or share < SMALL_SHARE:
+            continue
+        yield make_finding(
+            "p2p_throttling",
+            [end for end in account.in_node if most in (end, ends[end].node)],
+            (case.joined.start_ns, case.joined.end_ns),
+            Cost(round(share * case.span_ns * len(account.endpoints)), share),
+            0.5,
+            f"What the node of {name_of(ends[most])} takes in leaves it {duration(within[most])} later, all"
+            f" together in a step, that of the other nodes {duration(round(usual))}: {percent(share)} of it.",
+        )
+
+
+def find_slow_reads(case: Case) -> Iterator[Finding]:
+    """One finding for each node that answers READs later than the other nodes do.
+
+    An answer that may have queued behind what else the node was sending tells nothing of its bus.
+    """
+    of: dict[int, list[tuple[int, int]]] = {}
+    for each in case.inferred.bulk:
+        rows = case.exchanges[each.rows]
+        known = (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
+        known &= (rows["seen"] & Seen.AT_SENDER) != 0
+        if each.read and not each.retransmitted and known.any():
+            first = rows[known][rows["grant_arrived_ns"][known].argmin()]
+            if _sends(case, each.src, int(first["grant_arrived_ns"]), int(first["data_ns"])):
+                continue
+            of.setdefault(each.src, []).append(
+                (int(first["data_ns"] - first["grant_arrived_ns"]), int(first["data"]))
+            )
+    told = {end: np.array(each) for end, each in of.items() if len(each) >= FEWEST}
+    if len(told) < TWICE:
+        raise NotJudgedError("READs to fewer than two nodes that are captured themselves")
+    for end, mine in told.items():
+        others = np.concatenate([each[:, 0] for other, each in told.items() if other != end])
+        usual, late = float(np.median(others)), mine[:, 0].astype(np.float64)
+        error = float(np.hypot(late.std() / np.sqrt(len(late)), others.std() / np.sqrt(len(others))))
+        lost = float(np.maximum(late - usual, 0).sum())
+        share = lost / max(sum(each.busy_ns for each in case.inferred.bulk if each.src == end), 1)
+        if float(np.median(late)) <= TIMES * usual or late.mean() - usual <= SURELY * error:
+            continue
+        shown = mine[np.argsort(-late)[:FEWEST], 1]
+        yield make_finding(
+            "pcie_saturation",
+            [end],
+            (case.joined.start_ns, case.joined.end_ns),
+            Cost(round(lost), min(share, 1.0)),
+            0.6,
+            f"{name_of(case.result.endpoints[end])} answers the first READ of a transfer after"
+            f" {duration(round(float(np.median(late))))}, the other nodes after {duration(round(usual))}.",
+            evidence=message_evidence(case.captures, case.joined, shown[shown != NONE32].tolist()),
+        )
+
+
+def _sends(case: Case, endpoint: int, since_ns: int, until_ns: int) -> bool:
+    """Whether messages that the endpoint had begun before ``until_ns`` were leaving after ``since_ns``."""
+    part = case.joined.transfers[case.sent[endpoint]]
+    begun = (part["sent_ns"] != NEVER) & (part["sent_ns"] < until_ns)
+    return bool((begun & (part["sent_end_ns"] > since_ns)).any())

@@ -1,0 +1,154 @@
+"""Flows and messages in, findings about lost packets out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding, together_ns
+from dpuflow.findings.evidence import message_evidence, most
+from dpuflow.quantities import name_of
+from dpuflow.schema.rows import Seen
+from dpuflow.verdicts.habits import CRITICAL_SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.results import Finding
+    from dpuflow.schema.tables import Rows
+
+LOSS_SHARE = 1e-4
+"""Retransmissions below one packet in ten thousand are everyday noise."""
+FEWEST = 3
+"""Fewer packets sent again, or not granted, are told as information."""
+
+
+def too_often(case: Case) -> NDArray[np.bool_]:
+    """Flows that lose more packets than is usual."""
+    packets = case.joined.flows["packets"].astype(np.float64)
+    return np.asarray(case.repeats.lost > np.maximum(1, LOSS_SHARE * packets))
+
+
+def find_losses(case: Case) -> Iterator[Finding]:
+    """One finding for each place where packets are lost, as severe as the time that it cost.
+
+    The place is the endpoint that most of what came again was from or to. Clients' connections are another
+    matter (``clients``).
+    """
+    from dpuflow.kernels.links import AGAIN
+
+    flows, sent, repeats = case.joined.flows, case.sent, case.repeats
+    for place, numbers in _lossy_places(flows, repeats.lost, too_often(case) & ~case.of_clients):
+        senders = sorted({int(flows["src"][n]) for n in numbers}, key=lambda end: end != place)
+        lost, again, packets = (
+            int(column[numbers].sum()) for column in (repeats.lost, flows["retransmitted"], flows["packets"])
+        )
+        held, shown = [], []
+        for sender in senders:
+            columns = _of_losses(case, sender)
+            held.append(held_up(columns))
+            shown.append((sent[sender], columns[AGAIN].copy()))
+        held_ns = together_ns(np.concatenate(held, axis=1))
+        if not held_ns:
+            continue
+        share = held_ns / case.span_ns
+        told = Cost(held_ns, share)
+        # Messages that nobody waited for cost the job nothing: both must be large.
+        much = min(share, case.network_share) >= CRITICAL_SHARE
+        others = {int(flows[name][n]) for n in numbers for name in ("src", "dst")} - {place}
+        ways = "from" if len(senders) == 1 else "from and to"
+        yield make_finding(
+            "packet_loss",
+            [place, *sorted(others)],
+            (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
+            told,
+            0.5 if lost < FEWEST else 0.9,
+            f"{lost} of {packets} packets {ways} {name_of(case.result.endpoints[place])} were retransmitted"
+            f" ({100 * lost / max(packets, 1):.2f} %): they or their acknowledgments were lost"
+            f" or late{_besides(again - lost)}. Messages were held up by it for {held_ns / 1e6:.1f} ms"
+            f" ({100 * share:.1f} % of the time).",
+            severity="info" if share < SMALL_SHARE else "critical" if much else "warning",
+            alternatives=[
+                "a switch port or cable that corrupts frames",
+                "a queue that overflows",
+                "reordering",
+                "a receiver's host that was too slow to acknowledge",
+            ],
+            evidence=message_evidence(
+                case.captures, case.joined, most(*map(np.concatenate, zip(*shown, strict=True)))
+            ),
+        )
+
+
+def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
+    """As from ``ByEnd``, of what was sent again that of which something was lost."""
+    from dpuflow.kernels.links import AGAIN, UNDER_WAY
+
+    rows, columns = case.sent[sender], case.sent.columns(sender)
+    columns[AGAIN] = case.repeats.without(rows, columns[AGAIN])
+    again = np.flatnonzero(columns[AGAIN])
+    part = case.joined.transfers[rows[again]]
+    # What came only after a timeout left in time: it was under way until it was there, or acknowledged.
+    there = np.where((part["seen"] & Seen.AT_RECEIVER) != 0, part["arrived_end_ns"], part["acked_ns"])
+    columns[UNDER_WAY, again] = np.maximum(columns[UNDER_WAY, again], there - part["sent_ns"])
+    return columns
+
+
+def held_by_losses(case: Case, sender: int) -> NDArray[np.int64]:
+    """From when to when a sender's messages were held up by losses; two rows."""
+    return held_up(_of_losses(case, sender))
+
+
+def _besides(needless: int) -> str:
+    """Of what the receiver had already."""
+    if not needless:
+        return ""
+    return f", and {needless} {'was' if needless == 1 else 'were'} sent again needlessly"
+
+
+def _lossy_places(
+    flows: Rows, lost: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> Iterator[tuple[int, list[int]]]:
+    """(endpoint, its flows that repeat too much), worst first: each flow once.
+
+    What loses packets near an endpoint loses those that it sends, those sent to it, and their ACKs: several
+    senders repeat packets for one fault.
+    """
+    left = np.flatnonzero(chosen).tolist()
+    while left:
+        again = {n: int(lost[n]) for n in left}
+        passed: dict[int, int] = {}
+        sends: dict[int, int] = {}
+        for n in left:
+            src, dst = int(flows["src"][n]), int(flows["dst"][n])
+            for end in (src, dst):
+                passed[end] = passed.get(end, 0) + again[n]
+            sends[src] = sends.get(src, 0) + again[n]
+        # Of two ends of the same flows the one that sends what is repeated.
+        place = max(passed, key=lambda end: (passed[end], sends.get(end, 0), -end))
+        mine = [n for n in left if place in (int(flows["src"][n]), int(flows["dst"][n]))]
+        yield place, mine
+        left = [n for n in left if n not in mine]
+
+
+def held_up(columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From when to when messages sent again, of a sender's, were under way longer than the others; two rows.
+
+    ``columns`` as from ``ByEnd``. A message is held to the usual pace of the same sender's other messages;
+    where it has none, to the quickest.
+    """
+    from dpuflow.kernels.links import AGAIN, CARRIED, FROM, UNDER_WAY
+
+    start, took, carried = columns[FROM], columns[UNDER_WAY], columns[CARRIED]
+    again = columns[AGAIN] > 0
+    if not again.any():
+        return np.zeros((2, 0), np.int64)
+    pace = took / np.maximum(carried, 1)
+    usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
+    took = took[again]
+    end = start[again] + took
+    return np.stack([end - np.maximum(took - usual * carried[again], 0).astype(np.int64), end])

@@ -1,0 +1,171 @@
+"""Congestion marks in, findings with what they cost out: marked messages against unmarked ones of their"
+" like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.findings.case import Cost, make_finding, together_ns
+from dpuflow.findings.evidence import message_evidence, worst
+from dpuflow.findings.ports import carried_ns, held_on_the_way
+from dpuflow.findings.slow import among
+from dpuflow.quantities import duration, listed, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.findings.ports import Held
+    from dpuflow.results import Finding
+
+    Ints = NDArray[np.int64]
+
+FEWEST: Final = 3
+"""Unmarked messages that it takes to say what is usual of their like."""
+SURELY: Final = 1.645
+"""Standard errors: with 95 % confidence, one side."""
+
+
+INCAST: Final = " Several senders came at the same time: incast."
+
+
+class _Lost(NamedTuple):
+    """Time that marked messages lost: of all together; the stretches, from and to; whether that is sure."""
+
+    ns: float
+    held: NDArray[np.int64]
+    known: bool
+
+
+def find_congestion(case: Case) -> Iterator[Finding]:
+    """One finding for each receiver towards which packets were marked, senders were told to slow down, or
+    messages were held on their way."""
+    flows = case.joined.flows
+    marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
+    held_at = held_on_the_way(case)
+    for receiver in sorted({*flows["dst"][marked].tolist(), *held_at}):
+        held = held_at.get(receiver)
+        numbers = np.flatnonzero((flows["dst"] == receiver) & (marked if held is None else True))
+        senders = sorted({int(src) for src in flows["src"][numbers]})
+        rows = case.received[receiver]
+        rows = rows[among(case.joined.columns["src"][rows], senders)]
+        marks = case.joined.columns["ecn_marked"][rows]
+        lost = _lost(case, rows, marks > 0)
+        held_ns = 0 if held is None else held.ns
+        cause, why = _cause(case, rows, marks > 0)
+        took_ns = together_ns(lost.held) - (carried_ns(case, rows, lost.held) if why == INCAST else 0)
+        share = min(max(took_ns, held_ns, 0) / case.span_ns, case.exposed_share)
+        cost = Cost(max(round(lost.ns), held_ns), share) if lost.known or held else Cost(None, 0.0)
+        names = [name_of(case.result.endpoints[sender]) for sender in senders]
+        path = f"from {listed(names, len(names))} to {name_of(case.result.endpoints[receiver])}"
+        packets = int(flows["packets"][numbers].sum())
+        said = f"Of {packets} packets {path} none carries a congestion mark."
+        if marked[numbers].any():
+            said = (
+                f"{int(flows['ecn_marked'][numbers].sum())} of {packets} packets {path} carry a congestion"
+                f" mark; {int(flows['cnp'][numbers].sum())} congestion notifications were seen. {_took(lost)}"
+            )
+        yield make_finding(
+            "congestion",
+            [*senders, receiver],
+            (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
+            cost,
+            0.9,
+            f"{said}{why if held is None else _stood(held)}",
+            alternatives=[*cause, "a marking threshold set too low"] if marked[numbers].any() else cause,
+            evidence=message_evidence(case.captures, case.joined, _shown(rows, marks, held)),
+        )
+
+
+def _shown(rows: Ints, marks: NDArray[np.integer], held: Held | None) -> list[int]:
+    if (marks > 0).any() or held is None:
+        return worst(rows[marks > 0], marks[marks > 0]) or worst(rows, marks)
+    return worst(held.rows, held.late_ns)
+
+
+def _stood(held: Held) -> str:
+    return (
+        f" Messages to it were held on the way for up to {duration(int(held.late_ns.max()))},"
+        f" {duration(held.ns)} in all, those to others were not: its port was paused (PFC), or full of other"
+        " traffic, or is slow."
+    )
+
+
+def _took(lost: _Lost) -> str:
+    if not lost.known:
+        return "What that cost is not told: no message of their like went unmarked."
+    if not lost.ns:
+        return "Marked messages took no longer than unmarked ones of their size."
+    took = duration(round(lost.ns))
+    return f"Marked messages took {took} longer, all together, than unmarked ones of their size."
+
+
+def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
+    """What marked messages took longer than unmarked ones of the same sender and size."""
+    none = _Lost(0.0, np.zeros((2, 0), np.int64), not len(rows) or not marked.any())
+    if none.known or marked.all():
+        return none
+    columns = case.joined.columns
+    mine = case.joined.transfers[rows]
+    took = (mine["arrived_end_ns"] - mine["sent_ns"]).astype(np.float64)
+    src, size = columns["src"][rows].astype(np.int64), mine["bytes"].astype(np.int64)
+    _, kind = np.unique(src << 40 | np.minimum(size, (1 << 40) - 1), return_inverse=True)
+    total, variance, compared = 0.0, 0.0, 0
+    held = [none.held]
+    for each in np.unique(kind[marked]).tolist():
+        with_marks, without = took[marked & (kind == each)], took[~marked & (kind == each)]
+        if len(without) < FEWEST:
+            continue
+        compared += len(with_marks)
+        count = len(with_marks)
+        longer = with_marks - without.mean()
+        total += longer.sum()
+        variance += count**2 * without.var() / len(without) + count * with_marks.var()
+        end = mine["arrived_end_ns"][marked & (kind == each)]
+        held.append(np.stack([end - np.maximum(longer, 0).astype(np.int64), end]))
+    if not compared:
+        return none
+    sure = total > SURELY * np.sqrt(variance)
+    return _Lost(total if sure else 0.0, np.concatenate(held, axis=1) if sure else none.held, True)
+
+
+def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[str], str]:
+    """What may have filled the queue, and a sentence on what did where that shows."""
+    several = _at_once(case, rows)
+    if not marked.any():
+        return ("incast", "other traffic on that port"), ""
+    if 2 * int((several & marked).sum()) > int(marked.sum()):
+        return ("other traffic on that port",), INCAST
+    return (
+        ("incast", "a slow port"),
+        " No two of these senders came at the same time: other traffic, or a port that is slow, fills the"
+        " queue.",
+    )
+
+
+def _at_once(case: Case, rows: Ints) -> NDArray[np.bool_]:
+    """Messages to one receiver during which another sender's was under way."""
+    mine = case.joined.transfers[rows]
+    src, begin, end = mine["src"].astype(np.int64), mine["sent_ns"], mine["arrived_end_ns"]
+    found = np.zeros(len(rows), bool)
+    order = np.argsort(begin, kind="stable")
+    # Of what began before a message the latest end, and the latest of another sender than that one.
+    last, last_src, other = np.int64(-1 << 62), np.int64(-1), np.int64(-1 << 62)
+    latest: dict[int, tuple[int, int]] = {}
+    for n in order.tolist():
+        before = other if last_src == src[n] else last
+        found[n] = before > begin[n]
+        if found[n] and last_src != src[n] and last_src in latest:
+            found[latest[int(last_src)][1]] = True
+        if end[n] >= last:
+            if last_src != src[n]:
+                other = last
+            last, last_src = end[n], src[n]
+        elif src[n] != last_src:
+            other = max(other, end[n])
+        latest[int(src[n])] = (int(end[n]), n)
+    return found

@@ -1,0 +1,191 @@
+"""Judgements of ranks in, findings about those that are late of their own doing out.
+
+Advice never blames hardware for lateness alone: packets show when a rank was late, not what it was doing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.findings.case import Cost, make_finding
+from dpuflow.findings.evidence import SHOWN, message_evidence
+from dpuflow.quantities import duration, late_by, late_in, listed, name_of, rank_seconds
+from dpuflow.schema.rows import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.results import Analysis, Evidence, Finding, Lateness
+    from dpuflow.schema.tables import CaptureTables, Joined
+    from dpuflow.verdicts import Inferred
+    from dpuflow.verdicts.stages import Stage
+
+
+def find_stragglers(case: Case) -> Iterator[Finding]:
+    """One finding a late rank; those that are late in turn share one, for so do their causes."""
+    joined, inferred, result = case.joined, case.inferred, case.result
+    # Whoever a node without a capture may have been kept by, lateness alone is no finding against it.
+    late = [
+        r
+        for r in result.lateness
+        if r.verdict in ("late", "intermittent") and r.cause not in ("network", "unknown")
+    ]
+    late.sort(key=lambda row: -(row.caused_wait_ns or 0))
+    turns = [row for row in late if row.steadiness == "rotating"]
+    for together in [[row] for row in late if row.steadiness != "rotating"] + ([turns] if turns else []):
+        rows = np.concatenate([_late_rows(inferred, row) for row in together])
+        steadiness = together[0].steadiness or "transient"
+        since = together[0].since_ns if len(together) == 1 else None
+        ends = {row.endpoint for row in together}
+        saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
+        begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
+        # Of some bounded lateness the path does not say what it cost; what peers waited does.
+        taken = min(sum(saved) or _share(inferred, rows, begin), 1.0)
+        waited = sum(row.caused_wait_ns or 0 for row in together)
+        begins = since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns)
+        ends_ns = max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns
+        yield make_finding(
+            "straggler",
+            [row.endpoint for row in together],
+            (begins, ends_ns),
+            Cost(waited or round(taken * case.span_ns * (len(result.lateness) - 1)), taken),
+            min(row.confidence or 0.0 for row in together),
+            _summary(together, inferred, result),
+            advice=_ADVICE[steadiness],
+            alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
+            evidence=_evidence(case.captures, joined, inferred, rows),
+        )
+
+
+def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
+    seen = times_ns[times_ns != NEVER]
+    return int(seen.min()) if len(seen) else otherwise
+
+
+def _late_rows(inferred: Inferred, row: Lateness) -> NDArray[np.int64]:
+    """Rows of Entries in which the rank was late of its own doing; else in which it was late; else all."""
+    mine = inferred.entries.endpoint == row.endpoint
+    for stage in inferred.stages:
+        if stage.endpoint == row.endpoint and stage.sooner_ns:
+            return np.array(sorted(stage.sooner_ns), np.int64)
+    whole = mine & (inferred.entries.enter_ns != NEVER) & inferred.entries.whole
+    for chosen in (whole & (inferred.own.amount_ns > 0), whole & inferred.charges.late):
+        if chosen.any():
+            return np.flatnonzero(chosen)
+    return np.flatnonzero(whole)
+
+
+def _began(inferred: Inferred, rows: NDArray[np.int64], row: Lateness) -> int | None:
+    """From when on a rank is steadily late: what lies before, start-up and warm-up, dilutes no share."""
+    if row.steadiness != "persistent":
+        return None
+    seen = inferred.entries.enter_ns[rows]
+    first = _first(seen, 0)
+    return max(row.since_ns, first) if row.since_ns is not None else first
+
+
+def _share(inferred: Inferred, rows: NDArray[np.int64], begin_ns: int | None = None) -> float:
+    """Of their peers' time, from ``begin_ns`` on if given, the share that they waited for these entries."""
+    entries = inferred.entries
+    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    if not len(rows) or not seen.any():
+        return 0.0
+    begin = int(entries.enter_ns[seen].min()) if begin_ns is None else begin_ns
+    span = int(entries.leave_ns[seen].max()) - begin
+    rows = rows[entries.enter_ns[rows] >= begin]
+    return min(float(inferred.charges.cost_ns[rows].sum()) / max(span, 1), 1.0)
+
+
+def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis) -> str:
+    if len(together) > 1:
+        return late_in_turn(together, result)
+    (row,) = together
+    names = [unit_name(result, row)]
+    for stage in inferred.stages:
+        if stage.endpoint == row.endpoint and stage.sooner_ns:
+            return (
+                f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
+                f" longer than {_peers(result, stage)}, and the stages after it wait."
+            )
+    by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
+    return (
+        f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
+        f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
+    )
+
+
+def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
+    """The sentence on several that are late in turn."""
+    names = [unit_name(result, row) for row in rows]
+    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    times = ", ".join(map(late_in, rows))
+    return (
+        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives); their"
+        f" peers waited {waited} for them."
+    )
+
+
+def unit_name(result: Analysis, row: Lateness) -> str:
+    """What a row speaks of: an endpoint, or one that nobody knows of a node's GPUs."""
+    if row.node is not None:
+        return f"a GPU of node {result.endpoints[row.node].address}"
+    return name_of(result.endpoints[row.endpoint])
+
+
+def _peers(result: Analysis, stage: Stage) -> str:
+    if len(stage.peers) > 2:
+        return f"the {len(stage.peers)} others that can be compared"
+    return " and ".join(name_of(result.endpoints[peer]) for peer in stage.peers)
+
+
+_ADVICE = {
+    "persistent": (
+        "Compare this rank's work with its peers' before its hardware: shard and batch sizes, data"
+        " loading, power and thermal limits; then move the rank to another GPU and see whether the"
+        " lateness stays or moves with it."
+    ),
+    "rotating": (
+        "The lateness moves from rank to rank: look for what every rank does in turn (garbage"
+        " collection, checkpointing, evaluation, uneven input lengths) rather than for a bad GPU."
+    ),
+    "transient": (
+        "Look at what else ran on this rank's host at the times of the late collectives (data loading,"
+        " checkpoints, other jobs) before suspecting the GPU."
+    ),
+}
+_ALTERNATIVES = {
+    "persistent": ["longer input on this rank", "a slower or throttled GPU or host"],
+    "rotating": ["garbage collection", "uneven input lengths", "checkpointing in turn"],
+    "transient": ["input stalls", "garbage collection on this rank", "scheduling noise on the host"],
+}
+_KINDS = {
+    "pp": "a stage with more or heavier layers than the others (stage imbalance)",
+    "tp": "an uneven shard of the tensor parallel group",
+    "dp": "a larger or longer batch on this replica",
+    "ep": "experts on this rank that more tokens are routed to",
+}
+
+
+def _by_kind(row: Lateness, result: Analysis) -> list[str]:
+    """What would explain it in the groups that the rank belongs to."""
+    kinds = {group.kind for group in result.groups if row.endpoint in group.endpoints and group.kind}
+    if row.steadiness == "rotating":
+        return []
+    return [_KINDS[kind] for kind in ("pp", "tp", "dp", "ep") if kind in kinds] or (
+        ["an uneven shard or stage"] if row.steadiness == "persistent" else []
+    )
+
+
+def _evidence(
+    captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, rows: NDArray[np.int64]
+) -> list[Evidence]:
+    """The messages by which the rank entered where it was latest, in order of time."""
+    rows = rows[inferred.entries.act[rows] < len(joined.transfers)]
+    amount = np.maximum(inferred.own.amount_ns[rows], 0)
+    most = np.sort(rows[np.argsort(-amount, kind="stable")[:SHOWN]])
+    return message_evidence(captures, joined, inferred.entries.act[most].tolist())

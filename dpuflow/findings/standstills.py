@@ -1,0 +1,140 @@
+"""Messages in, findings about NICs and receivers that stand still out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
+from dpuflow.findings.clients import FEWEST, SURELY, TWICE
+from dpuflow.findings.credit import starved
+from dpuflow.findings.evidence import message_evidence
+from dpuflow.quantities import duration, listed, name_of, percent
+from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.results import Finding
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+TIMES = 3
+"""So many times what all that is under way would take: a NIC that stands still."""
+
+
+def find_standstills(case: Case) -> Iterator[Finding]:
+    """One finding for each NIC from which messages to several receivers stand still at the same time."""
+    for sender in np.unique(case.joined.flows["src"]).tolist():
+        rows = case.sent[sender]
+        part = case.joined.transfers[rows]
+        mine = (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM) & (part["packets"] > 1)
+        mine &= (part["retransmitted"] == 0) & ((part["seen"] & Seen.AT_SENDER) != 0)
+        rows, part = rows[mine], part[mine]
+        if len(rows) < FEWEST:
+            continue
+        stalls = standstills(part["sent_ns"], part["sent_end_ns"], part["bytes"].astype(float))
+        kept, ends = [], set()
+        for begin, end in stalls.tolist():
+            under_way = part["dst"][(part["sent_ns"] <= begin) & (part["sent_end_ns"] >= end)]
+            if len(set(under_way.tolist())) > 1:
+                kept.append((begin, end))
+                ends |= set(under_way.tolist())
+        lost = sum(end - begin for begin, end in kept)
+        share = min(lost / case.span_ns, case.exposed_share)
+        if len(kept) < FEWEST or share < SMALL_SHARE:
+            continue
+        names = [name_of(case.result.endpoints[end]) for end in sorted(ends)]
+        during = rows[(part["sent_ns"] <= kept[0][0]) & (part["sent_end_ns"] >= kept[0][1])]
+        yield make_finding(
+            "head_of_line",
+            [sender, *sorted(ends)],
+            (kept[0][0], kept[-1][1]),
+            Cost(lost, share),
+            0.8,
+            f"Messages from {name_of(case.result.endpoints[sender])} to {listed(names, 4)} stood still at"
+            f" the same"
+            f" time, {len(kept)} times, {duration(lost)} in all ({percent(share)} of the time), though they"
+            f" had been"
+            " begun: what stops one receiver's traffic stops the others'.",
+            evidence=message_evidence(case.captures, case.joined, during[:FEWEST].tolist()),
+        )
+
+
+def standstills(begin_ns: Ints, end_ns: Ints, size: NDArray[np.float64]) -> Ints:
+    """From when to when nothing begins or ends at a sender for longer than all under way would take; two
+    columns. Its pace is that of the quickest tenth of its messages."""
+    pace = float(np.percentile((end_ns - begin_ns) / np.maximum(size, 1), 10))
+    times = np.concatenate([begin_ns, end_ns])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    under_way = np.cumsum(np.concatenate([np.ones(len(begin_ns)), -np.ones(len(end_ns))])[order])
+    left = np.cumsum(np.concatenate([size, -size])[order])
+    gap = np.diff(times)
+    # What came last may be one of the packets of a message: no shorter than the usual one's time.
+    still = (under_way[:-1] > 1) & (gap > TIMES * pace * left[:-1])
+    at = np.flatnonzero(still)
+    return np.stack([times[at], times[at + 1]], axis=1)
+
+
+def find_late_credits(case: Case) -> Iterator[Finding]:
+    """One finding for the receiver whose credits come late, where operations waited for credits.
+
+    What waits for its credit leaves as soon as that is there; which receiver's senders do so more often than
+    the others' tells whose credits are late.
+    """
+    steps = sum(account.step_ns for account in case.inferred.accounts)
+    share = sum(account.credit for account in case.inferred.accounts) / max(steps, 1)
+    # What waits while messages are sent again waits for those, whoever's credit comes late for it.
+    share = min(share, 1 - case.lost_ns / case.span_ns)
+    if share < SMALL_SHARE:
+        return
+    rows = case.exchanges
+    known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
+    # A credit that was held on its way was not granted late.
+    way = rows["grant_arrived_ns"] - rows["grant_ns"]
+    known &= (rows["grant_ns"] != NEVER) & (way <= TWICE * np.median(way[known]) if known.any() else known)
+    rows = rows[known]
+    soon = _at_once(rows)
+    receivers = np.unique(rows["dst"])
+    share_of = (np.bincount(rows["dst"], soon) / np.maximum(np.bincount(rows["dst"]), 1))[receivers]
+    if len(receivers) < 2:
+        return
+    most = int(share_of.argmax())
+    mine, others = rows["dst"] == receivers[most], rows["dst"] != receivers[most]
+    both = float(soon.mean())
+    error = float(np.sqrt(both * (1 - both) * (1 / mine.sum() + 1 / others.sum())))
+    if not share_of[most] - soon[others].mean() > (SURELY + np.sqrt(2 * np.log(len(receivers)))) * error:
+        return
+    receiver = int(receivers[most])
+    if receiver in {each.endpoint for each in case.inferred.receivers}:
+        return  # told already, with how long its inputs lay there
+    senders = sorted(set(rows["src"][mine & soon].tolist()))
+    names = [name_of(case.result.endpoints[end]) for end in senders]
+    yield starved(
+        case,
+        [receiver, *senders],
+        f"{percent(float(share_of[most]))} of what {listed(names, 4)} sent to"
+        f" {name_of(case.result.endpoints[receiver])} left as soon as its credit was there, of the other"
+        f" receivers'"
+        f" {percent(float(soon[others].mean()))}: its credits come late. Steps wait for credits"
+        f" {percent(share)} of"
+        " their time.",
+        message_evidence(case.captures, case.joined, rows["grant"][mine & soon][:FEWEST].tolist()),
+        0.75,
+        Cost(round(share * case.span_ns), share),
+    )
+
+
+def _at_once(rows: Rows) -> NDArray[np.bool_]:
+    """Data that left as soon after its credit as the quickest tenth of all, twice that at the most."""
+    after = (rows["data_ns"] - rows["grant_arrived_ns"]).astype(float)
+    soon = after[after > 0]
+    if not len(soon):
+        return np.zeros(len(rows), bool)
+    return np.asarray((after > 0) & (after <= 2 * np.percentile(soon, 10)))

@@ -1,0 +1,236 @@
+"""``--parquet``: the result as tables, one file a list, for DuckDB, pandas and whatever reads Parquet.
+
+In: an ``Analysis``. Out: ``DIR/lateness.parquet`` and so on, or one job of a data set that grows,
+``DIR/lateness/day=2026-11-21/job=.../lateness.parquet``. Columns are the keys of docs/analysis.md, made from
+the dataclasses of ``results``; ``entries`` holds the ``ranks`` of all collectives. Nothing is lost:
+``read_tables`` gives the same result again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timezone
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from dpuflow import __version__
+from dpuflow.errors import FormatError, MissingError
+from dpuflow.loading import analysis_of, hints_of, plain_type
+from dpuflow.reports.output import naming
+from dpuflow.results import Analysis, RankEntry
+from dpuflow.schema import tables
+from dpuflow.schema.rows import ANALYSIS_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from dpuflow.results import Rows
+
+ENTRIES: Final = "entries"
+_LEFT_OUT: Final[dict[type, set[str]]] = {tables.CaptureInfo: {"disordered", "comments", "machine"}}
+"""Attributes that the result format does not have."""
+_KEYS: Final = {"sampled": "sampled_one_of"}
+_UNITS: Final = {"_ns": "ns", "bytes": "bytes", "_share": "share of one", "_ppb": "1e-9", "_per_s": "1/s"}
+_ROWS: Final = 1 << 20
+"""Rows of a row group."""
+
+
+def check_installed(what: str = "--parquet") -> None:
+    """Raise MissingError where pyarrow is not there."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise MissingError(
+            f"{what} needs pyarrow: run pip install '.[reports]' in the dpuflow checkout"
+        ) from None
+
+
+def write_parquet(result: Analysis, folder: str, append: bool = False) -> None:
+    """Write all tables below ``folder``; ``append``: as one job of a data set.
+
+    The same job again takes its own place. Tables appear when all are written. Raises MissingError, OSError.
+    """
+    check_installed()
+    import pyarrow.parquet as pq
+
+    part = _part(result) if append else None
+    with naming(folder):
+        os.makedirs(folder, exist_ok=True)
+        partial = tempfile.mkdtemp(dir=folder, prefix=".partial.")
+        try:
+            for name, table in tables_of(result):
+                pq.write_table(
+                    table, f"{partial}/{name}.parquet", compression="zstd", compression_level=9,
+                    row_group_size=_ROWS, **_encodings(table),
+                )  # fmt: skip
+            for file in sorted(Path(partial).iterdir()):
+                target = Path(folder, file.stem, part) if part is not None else Path(folder)
+                target.mkdir(parents=True, exist_ok=True)
+                os.replace(file, target / file.name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _encodings(table: pa.Table) -> dict[str, Any]:
+    """Numbers as differences from the one before, as times of a list are close; texts by dictionary."""
+    numbers: list[str] = []
+    texts: list[str] = []
+    for each in table.schema:
+        (numbers if str(each.type) == "int64" else texts).append(each.name)
+    return {"use_dictionary": texts, "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED")}
+
+
+def _part(result: Analysis) -> str:
+    """Where a job lies in a data set: by its day, its start and who took part."""
+    begin = datetime.fromtimestamp((result.start_ns or 0) // 10**9, timezone.utc)
+    who = " ".join([str(result.start_ns), *(end.address for end in result.endpoints)])
+    short = sha256(who.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"day={begin:%Y-%m-%d}/job={begin:%Y%m%dT%H%M%S}-{short}"
+
+
+def tables_of(result: Analysis) -> Iterable[tuple[str, pa.Table]]:
+    """Every list of the result as a table, by its name."""
+    whole = {"dpuflow.start_ns": str(result.start_ns), "dpuflow.end_ns": str(result.end_ns)}
+    for name in [*_kinds(), ENTRIES]:
+        yield name, table_of(getattr(result, name), whole)
+
+
+def table_of(rows: Rows[Any], whole: dict[str, str] | None = None) -> pa.Table:
+    """One list of a result as a table. Raises MissingError."""
+    check_installed("to_arrow")
+    import pyarrow as pa
+
+    whole = {"dpuflow.schema": ANALYSIS_ID, "dpuflow.version": __version__, **(whole or {})}
+    kind = RankEntry if rows.name == ENTRIES else _kinds()[rows.name]
+    if kind is str:
+        return pa.table({rows.name: pa.array(rows, pa.string())}).replace_schema_metadata(whole)
+    numbers = {"collective": [call.id for call in rows.of for _ in call.ranks]} if kind is RankEntry else {}
+    return _table(kind, rows, whole, numbers)
+
+
+@cache
+def _kinds() -> dict[str, type]:
+    """What the lists of a result hold, by name."""
+    hints = get_type_hints(Analysis, {**vars(tables), **_names()})
+    return {each.name: get_args(hints[each.name])[0] for each in fields(Analysis)
+            if get_origin(hints[each.name]) is list}  # fmt: skip
+
+
+def _names() -> dict[str, Any]:
+    from dpuflow import results
+
+    return vars(results)
+
+
+def _columns(kind: type) -> list[tuple[str, str, Any]]:
+    """(attribute, key, type) of what a table of ``kind`` has; what has a table of its own is left out."""
+    left_out = _LEFT_OUT.get(kind, set())
+    return [
+        (each.name, _KEYS.get(each.name, each.name.rstrip("_")), hints_of(kind)[each.name])
+        for each in fields(kind)
+        if each.name not in left_out and hints_of(kind)[each.name] != list[RankEntry]
+    ]
+
+
+def _table(kind: type, rows: list[Any], whole: dict[str, str], more: dict[str, list[int]]) -> pa.Table:
+    import pyarrow as pa
+
+    names, columns = [], []
+    for key, numbers in more.items():
+        names.append(pa.field(key, pa.int64()))
+        columns.append(pa.array(numbers, pa.int64()))
+    for attribute, key, hint in _columns(kind):
+        arrow, plain = arrow_type(hint), _plainer(hint)
+        values = [getattr(row, attribute) for row in rows]
+        if key == "endpoint" and any(name == "node" for name, _, _ in _columns(kind)):
+            values = [None if row.node is not None else row.endpoint for row in rows]
+        if plain is not None:
+            values = [None if value is None else plain(value) for value in values]
+        names.append(pa.field(key, arrow, metadata=_meaning(key, hint)))
+        columns.append(pa.array(values, arrow))
+    meaning = " ".join((kind.__doc__ or "").split())
+    return pa.table(columns, schema=pa.schema(names, metadata={**whole, "meaning": meaning}))
+
+
+def _meaning(key: str, hint: Any) -> dict[str, str]:
+    """Unit and tokens of a column, as the result's own declarations have them."""
+    unit = next((unit for suffix, unit in _UNITS.items() if key.endswith(suffix)), None)
+    said = {} if unit is None else {"unit": unit}
+    kind = plain_type(hint)
+    if get_origin(kind) is Literal:
+        said["tokens"] = " ".join(get_args(kind))
+    return said
+
+
+def arrow_type(hint: Any) -> pa.DataType:
+    """The Arrow type of a Python one."""
+    import pyarrow as pa
+
+    kind = plain_type(hint)
+    if is_dataclass(kind):
+        return pa.struct([(key, arrow_type(inner)) for _, key, inner in _columns(kind)])  # type: ignore[arg-type]
+    if get_origin(kind) in (list, tuple):
+        return pa.list_(arrow_type(get_args(kind)[0]))
+    if get_origin(kind) is dict:
+        return pa.map_(pa.string(), arrow_type(get_args(kind)[1]))
+    simple: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    return simple.get(kind, pa.string())
+
+
+def _plainer(hint: Any) -> Callable[[Any], Any] | None:
+    """What makes of a value what Arrow takes; None where it is that already."""
+    kind = plain_type(hint)
+    if is_dataclass(kind):
+        parts = [(attribute, key, _plainer(inner)) for attribute, key, inner in _columns(kind)]  # type: ignore[arg-type]
+
+        def plain(row: Any) -> dict[str, Any]:
+            return {key: _or_none(getattr(row, attribute), make) for attribute, key, make in parts}
+
+        return plain
+    if get_origin(kind) is dict:
+        return lambda value: list(value.items())
+    if get_origin(kind) is list:
+        inner = _plainer(get_args(kind)[0])
+        return None if inner is None else lambda values: [inner(value) for value in values]
+    return None
+
+
+def _or_none(value: Any, make: Callable[[Any], Any] | None) -> Any:
+    return value if value is None or make is None else make(value)
+
+
+def read_tables(folder: str) -> Analysis:
+    """The result whose tables lie in ``folder``. Raises FormatError, MissingError, OSError."""
+    check_installed()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    value: dict[str, Any] = {}
+    entries: list[dict[str, Any]] = []
+    for file in sorted(Path(folder).glob("*.parquet")):
+        try:
+            table = pq.read_table(file)
+        except pa.ArrowInvalid as error:
+            raise FormatError(str(file), f"not a Parquet file: {error}") from None
+        rows = table.to_pylist(maps_as_pydicts="strict")
+        said = {key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()}
+        value["schema"] = said.get("dpuflow.schema")
+        for key in ("start_ns", "end_ns"):
+            told = said.get(f"dpuflow.{key}", "None")
+            value[key] = None if told == "None" else int(told)
+        if file.stem == ENTRIES:
+            entries = rows
+        else:
+            value[file.stem] = [row[file.stem] for row in rows] if file.stem == "limits" else rows
+    for call in value.get("collectives", []):
+        call["ranks"] = []
+    for row in entries:
+        value["collectives"][row["collective"]]["ranks"].append(row)
+    return analysis_of(value, folder)

@@ -1,0 +1,68 @@
+"""What is wrong in a scenario, by the names that findings have: for truth.json alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpuflow.synth.scenario import (
+    CrossTraffic,
+    Flap,
+    GpuLate,
+    Loss,
+    Nvlink,
+    Pause,
+    Service,
+    SlowGpu,
+    SlowHost,
+    SlowInput,
+    SlowLink,
+    SlowReceiver,
+)
+
+if TYPE_CHECKING:
+    from dpuflow.synth.scenario import Fault, Scenario
+
+_OF_LOSSES = {"from_clients": "ingress_loss", "to_clients": "egress_loss"}
+
+
+def conditions(scenario: Scenario) -> list[dict[str, Any]]:
+    """One row a condition that was put in; ``ranks`` at fault, empty where it is no rank's."""
+    found = [_of_fault(scenario, fault) for fault in scenario.faults]
+    job, clients = scenario.job, scenario.clients
+    if isinstance(job, Service):
+        if clients.until_us:
+            found.append({"condition": "ingress_starvation", "ranks": list(range(scenario.ranks))})
+        if job.balance == "skewed":
+            found.append({"condition": "session_skew", "ranks": [0]})
+        if job.batching == "static":
+            found.append({"condition": "early_completion", "ranks": [0]})
+    return [row for row in found if row["condition"]]
+
+
+def _of_fault(scenario: Scenario, fault: Fault) -> dict[str, Any]:
+    per_node = scenario.cluster.gpus_per_node
+
+    def of_node(node: int | None) -> list[int]:
+        return [] if node is None else list(range(node * per_node, (node + 1) * per_node))
+
+    if isinstance(fault, (GpuLate, SlowHost)):
+        return {"condition": "straggler", "ranks": [] if fault.rank is None else [fault.rank]}
+    if isinstance(fault, SlowGpu):
+        all_of_them = fault.rank is None
+        name = "launch_latency" if all_of_them else "straggler"  # work of all that grew casts that shadow
+        return {"condition": name, "ranks": list(range(scenario.ranks)) if all_of_them else [fault.rank]}
+    if isinstance(fault, SlowInput):
+        return {"condition": "input_starvation", "ranks": list(range(scenario.ranks))}
+    if isinstance(fault, Nvlink):
+        return {"condition": "p2p_throttling", "ranks": of_node(fault.node)}
+    if isinstance(fault, SlowReceiver):
+        return {"condition": "credit_starvation", "ranks": [fault.rank]}
+    if isinstance(fault, Loss):
+        kind = _OF_LOSSES.get(fault.traffic, "packet_loss")
+        return {"condition": kind, "ranks": of_node(fault.src if fault.src is not None else fault.dst)}
+    if isinstance(fault, SlowLink):
+        return {"condition": "slow_link", "ranks": of_node(fault.node)}
+    if isinstance(fault, (Flap, Pause, CrossTraffic)):
+        names = {Flap: "packet_loss", Pause: "head_of_line", CrossTraffic: "congestion"}
+        return {"condition": names[type(fault)], "ranks": of_node(fault.node)}
+    return {"condition": "", "ranks": []}

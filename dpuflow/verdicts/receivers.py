@@ -1,0 +1,214 @@
+"""When ranks had taken what they received: GPUs that are slow to, and buffers that say nothing of a host.
+
+In: exchanges, entries. Out: which rows granted for buffers that the application had registered, when ranks
+had taken what came, and whose GPUs take long. A clear-to-send entry for NCCL's own buffers is posted by the
+host, ahead of the kernel; one for registered buffers only when the receiver's kernel has started (net.cc,
+regBufferReady): it says nothing of the host. NCCL's own buffers have eight slots (NCCL_STEPS, device.h) whose
+addresses come again and again; data in registered buffers walks these.
+
+Data is there, and its receiver's GPU copies it out of the slots; no credit for the next operation before it
+has (proxy.cc). A slow one keeps its senders waiting for credits, or is itself late to what comes next. It
+computes no longer than its peers, and the links are as quick as others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from dpuflow.entries import against_others, places_of, previous_row
+from dpuflow.entries.reached import SLOTS
+from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
+from dpuflow.verdicts.habits import is_material, usual_excess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+
+class SlowReceiver(NamedTuple):
+    """Times in ns: how long its inputs lay there in the median operation, the other receivers', and what that
+    cost in all; ``operations`` of which that is told."""
+
+    endpoint: int
+    taking_ns: int
+    others_ns: int
+    cost_ns: int
+    operations: int
+
+
+def slow_receivers(
+    exchanges: Rows, instances: Sequence[Instance], entries: Entries, taken_ns: Ints, worked_ns: int
+) -> list[SlowReceiver]:
+    """Ranks that usually take longer than the others, at a cost; ``taken_ns`` as of ``taken_until``."""
+    known = (taken_ns != NEVER) & (entries.leave_ns != NEVER)
+    lag = np.where(known, taken_ns - np.where(known, entries.leave_ns, 0), 0)
+    rows_of = {e: np.flatnonzero(known & (entries.endpoint == e)) for e in np.unique(entries.endpoint[known])}
+    usual = {endpoint: float(np.median(lag[rows])) for endpoint, rows in rows_of.items()}
+    if len(usual) < 2:
+        return []
+    late = _late_after(entries, taken_ns, known)
+    waited = _waited(exchanges, instances, entries, np.unique(entries.collective[known]))
+    found = []
+    for endpoint, rows in rows_of.items():
+        others = float(np.median([ns for end, ns in usual.items() if end != endpoint]))
+        excess = (lag[rows] - others).round().astype(np.int64)
+        cost = np.minimum(np.maximum(excess, 0), np.maximum(late[rows], waited[rows]))
+        by = usual_excess(excess, cost)
+        if by and is_material(by * len(rows), worked_ns):
+            found.append(
+                SlowReceiver(int(endpoint), round(usual[endpoint]), round(others), int(cost.sum()), len(rows))
+            )
+    return found
+
+
+def _late_after(entries: Entries, taken_ns: Ints, known: NDArray[np.bool_]) -> Ints:
+    """Per row by how much its rank came after the others to the collective that it entered next."""
+    behind = against_others(entries, entries.enter_ns, entries.enter_ns != NEVER)
+    last = previous_row(entries)
+    after = np.flatnonzero((last >= 0) & known[last] & np.isfinite(behind))
+    after = after[entries.enter_ns[after] >= taken_ns[last[after]]]
+    out = np.zeros(len(last), np.int64)
+    out[last[after]] = np.maximum(behind[after], 0).round().astype(np.int64)
+    return out
+
+
+def _waited(exchanges: Rows, instances: Sequence[Instance], entries: Entries, numbers: Ints) -> Ints:
+    """Per row of these collectives for how long messages to its rank waited for credit in mid-operation: on
+    one connection, that on which they waited longest."""
+    out = np.zeros(len(entries.endpoint), np.int64)
+    told = np.concatenate([instances[n].rows for n in numbers.tolist()])
+    of = np.repeat(numbers, [len(instances[n].rows) for n in numbers.tolist()])
+    rows = exchanges[told]
+    known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
+    rows, of = rows[known], of[known]
+    way = 2 * rows["connection"].astype(np.int64) + (rows["src"] > rows["dst"])
+    order = np.lexsort((rows["order"], way, of))
+    rows, of, way = rows[order], of[order], way[order]
+    same = (np.diff(way) == 0) & (np.diff(of) == 0)
+    left, sent, credit = rows["data_end_ns"][:-1], rows["data_ns"][1:], rows["grant_arrived_ns"][1:]
+    # What leaves soon after its credit, of the time since the one before had left, had waited for that.
+    same &= (credit > left) & (sent - credit < AT_ONCE * (sent - left))
+    at = np.flatnonzero(same)
+    if not len(at):
+        return out
+    place = places_of(of[at + 1], rows["dst"][at + 1], entries)
+    keys, line = np.unique(np.stack([place, way[at + 1]]), axis=1, return_inverse=True)
+    total = np.bincount(line.reshape(-1), (credit - left)[at]).astype(np.int64)
+    np.maximum.at(out, keys[0][keys[0] >= 0], total[keys[0] >= 0])
+    return out
+
+
+AT_ONCE: Final = 0.1
+"""Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
+MOST: Final = 0.5
+"""Of a connection's messages: so many at least come where the eighth before them came, in slots."""
+
+
+def registered_rows(
+    exchanges: Rows, transfers: Rows, instances: Sequence[Instance], entries: Entries
+) -> NDArray[np.bool_]:
+    """Rows of ranks that take part in a collective by what they granted for registered buffers."""
+    found = np.zeros(len(entries.endpoint), bool)
+    way = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
+    walking = _walking(exchanges, transfers, way)
+    if not walking.any():
+        return found
+    mine = walking[way]
+    for number, instance in enumerate(instances):
+        rows = instance.rows[mine[instance.rows]]
+        if len(rows):
+            at = slice(*entries.offsets[number : number + 2].tolist())
+            found[at] = np.isin(entries.endpoint[at], exchanges["dst"][rows])
+    return found
+
+
+def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
+    """Per row of Entries when its rank had taken what point-to-point connections brought; NEVER if not told.
+
+    A connection takes up its next operation when the GPU has taken all of the one before (proxy.cc,
+    ProxyAppend): no later than the next entry is posted. A slow GPU does so long after the data is there.
+    """
+    found = np.full(len(entries.endpoint), NEVER)
+    one_to_one = [n for n, i in enumerate(instances) if i.op in (Op.SEND_RECV, Op.ALL_TO_ALL)]
+    if not one_to_one:
+        return found
+    of = np.full(len(exchanges), -1)
+    for number in one_to_one:
+        of[instances[number].rows] = number
+    rows = np.flatnonzero((of >= 0) & (exchanges["wire"] == Wire.ROCE_WRITE_IMM))
+    way = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
+    rows = rows[np.lexsort((exchanges["order"][rows], way[rows]))]
+    last, after = rows[:-1], rows[1:]
+    ends = (way[last] == way[after]) & (of[last] != of[after])
+    last, granted = last[ends], exchanges["grant_ns"][after[ends]]
+    known = (granted != NEVER) & (granted >= exchanges["arrived_end_ns"][last])
+    last, granted = last[known], granted[known]
+    places = {
+        (int(entries.collective[row]), int(entries.endpoint[row])): row
+        for row in np.flatnonzero(np.isin(entries.collective, one_to_one)).tolist()
+    }
+    dst = exchanges["dst"][last].tolist()
+    at = np.array([places.get(key, -1) for key in zip(of[last].tolist(), dst, strict=True)], np.int64)
+    np.maximum.at(found, at[at >= 0], granted[at >= 0])
+    return found
+
+
+def taken_before(
+    instances: Sequence[Instance], entries: Entries, taken: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Per row when its rank had ``taken`` (``taken_until``) all of the call before, and only then went on to
+    work; NEVER where its host may have been what it waited for.
+    """
+    last = previous_row(entries)
+    calls = np.array([i.op == Op.ALL_TO_ALL for i in instances], bool)
+    known = (last >= 0) & (entries.enter_ns != NEVER) & (taken[last] != NEVER)
+    known &= calls[entries.collective[last]] if len(instances) else known
+    out = np.full(len(last), NEVER)
+    if known.any():
+        since = entries.leave_ns[last]
+        later = worked_since(since, taken[last], entries.enter_ns, known)
+        out[known] = np.where(later > since, later, NEVER)[known]
+    return out
+
+
+def worked_since(
+    since: NDArray[np.int64], taken: NDArray[np.int64], until: NDArray[np.int64], known: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """From when on ranks worked until they acted: they could ``since``, and had ``taken`` their inputs then.
+
+    A GPU that is slow to take what came works from then on, as long as usual. One that acts soon after may
+    have waited for its host, which posts entries, too.
+    """
+    if not known.any():
+        return since
+    usual = np.median((until - since)[known])
+    later = known & (taken > since) & (2 * (until - taken) >= usual)
+    return np.asarray(np.where(later, taken, since), np.int64)
+
+
+def _walking(exchanges: Rows, transfers: Rows, way: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """By way of a connection: whether its data goes to more than eight places, not in turn."""
+    wire = exchanges["wire"]
+    paid = (wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.ROCE_WRITE)
+    rows = np.flatnonzero(paid & (exchanges["grant"] != NONE32) & (exchanges["data"] != NONE32))
+    count = int(way.max(initial=-1)) + 1
+    if len(rows) <= SLOTS:
+        return np.zeros(count, bool)
+    rows = rows[np.lexsort((exchanges["order"][rows], way[rows]))]
+    of, address = way[rows], transfers["va"][exchanges["data"][rows]]
+    pairs = of[SLOTS:] == of[:-SLOTS]
+    again = pairs & (address[SLOTS:] == address[:-SLOTS])
+    compared = np.bincount(of[SLOTS:], pairs, count)
+    walking = (compared > 0) & (np.bincount(of[SLOTS:], again, count) < MOST * compared)
+    for each in np.flatnonzero(walking).tolist():
+        walking[each] = len(np.unique(address[of == each])) > SLOTS
+    return np.asarray(walking, np.bool_)

@@ -1,0 +1,74 @@
+"""The agent's ceilings in a flood of many pairs of hosts: CPU, memory, and what its history holds of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from network import Pair
+from test_agent_live import Agent, cpu_of, running
+
+from dpuflow.store.columns import load_tables
+
+HERE = Path(__file__).resolve().parent
+PAIRS, RATE, SECONDS, SETTLED_S = 256, 60_000, 75, 25
+
+
+def peak_mib(agent: Agent) -> int:
+    """The most resident memory that the process has had."""
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) >> 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("cpu", "memory"), [(10, 300), (80, 256)], ids=["short of CPU", "short of memory"])
+def test_in_a_flood_the_agent_settles_at_its_limits(
+    pair: Pair, tmp_path: Path, cpu: int, memory: int
+) -> None:
+    """The figures are printed; asserted is what no busy machine can change: ceilings kept, pairs whole."""
+    config = f"limits: {{cpu: {cpu}%, memory: {memory}MiB}}\nwindows: {{span: 10s, longest: 10s}}\n"
+    shares = []
+    with running(pair, tmp_path, config) as agent:
+        flood = pair.start(
+            pair.a, "python3", str(HERE / "flood.py"), "west", str(PAIRS), str(RATE), str(SECONDS), stdout=-1
+        )
+        start_s = time.monotonic()
+        while flood.poll() is None:
+            before_s, at_s = cpu_of(agent), time.monotonic()
+            time.sleep(5)
+            now_s = time.monotonic()
+            shares.append((now_s - start_s, (cpu_of(agent) - before_s) / (now_s - at_s)))
+        assert flood.stdout is not None
+        sent = json.loads(flood.stdout.read())
+        peak = peak_mib(agent)
+        degraded = [event["text"] for event in agent.events("degraded")]
+        settled_ns = time.time_ns() - round((SECONDS - SETTLED_S) * 1e9)
+        time.sleep(3)
+        status = agent.status()
+    steady = [share for at_s, share in shares if SETTLED_S < at_s < SECONDS]
+    print(f"sent {sent}; CPU by 5 s: {[f'{share:.1%}' for _, share in shares]}; peak {peak} MiB")
+    print(f"counters {status['losses']}; {degraded}")
+    assert peak <= memory
+    assert sum(steady) / len(steady) <= cpu / 100
+    whole = told = 0
+    files = sorted(agent.history.glob("*.dpuflow"))
+    tables = [load_tables(str(path)) for path in files]
+    seen: dict[int, list[np.ndarray]] = {}
+    for each in tables:
+        rows = each.messages[each.messages["first_ns"] > settled_ns]
+        address = each.endpoints["addr_lo"][each.flows["src"][rows["flow"]]]
+        for key in np.unique(address).tolist():
+            seen.setdefault(key, []).append(rows["seq"][address == key])
+    for parts in seen.values():
+        seq = np.sort(np.concatenate(parts))
+        told += len(seq)
+        whole += int((np.diff(seq) == 4).sum()) + 1
+    print(f"history: {len(files)} files, {len(seen)} of {PAIRS} pairs, {told} messages, {told - whole} gaps")
+    assert len(seen) > 0.02 * PAIRS
+    assert told - whole <= 0.01 * told
+    sampled = status["losses"]["sampled_out"] > 0
+    assert sampled == any("sampled_out" in each.info.skipped for each in tables)

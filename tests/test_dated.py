@@ -1,0 +1,52 @@
+"""Ranks that nothing dates beside ranks that are late: real captures; incidents beside a habit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpuflow.analysis import analyze
+from dpuflow.schema.tables import Vantage
+from dpuflow.verdicts.standing import standing_of
+from dpuflow.verdicts.units import Units, comes_again, world_of
+
+TRACES = Path(__file__).resolve().parent.parent / "traces"
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "late"),
+    [
+        ("mpi-barrier-n7", "172.29.7.15"),
+        ("mpi-allreduce-two-parts-n4", "172.29.7.13"),
+        ("gloo-reduce-n6", "10.77.0.5"),
+    ],
+)
+def test_a_late_rank_beside_ranks_that_waited_for_it(name: str, late: str) -> None:
+    """Of the root (and of who passes results on) only what it sent after its inputs is seen; a reduction of
+    no known algorithm is whole, as all of them have its messages."""
+    files = sorted((TRACES / name).glob("node*.pcap.gz"))
+    result = analyze([Vantage(file.name.partition(".")[0], (str(file),)) for file in files])
+    said = {
+        result.endpoints[row.endpoint].address: row for row in result.lateness if row.endpoint is not None
+    }
+    assert (said[late].verdict, said[late].cause, said[late].steadiness) == ("late", "compute", "persistent")
+    assert {row.verdict for address, row in said.items() if address != late} <= {"on_time", "unknown"}
+
+
+def _units(amounts_ns: list[int]) -> Units:
+    rows = np.arange(len(amounts_ns))
+    amounts, none = np.array(amounts_ns, np.int64), np.zeros(len(rows), np.int64)
+    return Units(rows, none, amounts, amounts, rows, none)
+
+
+@pytest.mark.parametrize(("beside", "again"), [([7 * MS] * 30, False), ([0, 7 * MS] * 2 + [0] * 26, True)])
+def test_one_incident_beside_a_habit_is_no_habit(beside: list[int], again: bool) -> None:
+    """Beside a rank that is late every time; beside others that had incidents like its own."""
+    once = [7 * MS] + [0] * 29
+    units = {0: _units(beside), 1: _units(once), 2: _units(once), 3: _units([0] * 30)}
+    nobody = standing_of(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    world = world_of(units, nobody, np.arange(30), 600 * MS, 600 * MS)
+    assert comes_again(units[1], world) is again

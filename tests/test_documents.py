@@ -1,0 +1,57 @@
+"""README and docs: the commands that they show have these options, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from dpuflow.cli.commands import dpuflow
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOWN = re.compile(r"\bdpuflow ([a-z]+)((?: +[^\s`|#&>;]+)+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_shown_have_these_options(page: Path) -> None:
+    context = click.Context(dpuflow)
+    for name, words in SHOWN.findall(page.read_text()):
+        command = dpuflow.get_command(context, name)
+        if command is None:
+            continue  # prose: "dpuflow reads"
+        own = words.split(" -- ")[0].split()
+        if isinstance(command, click.Group):
+            parts = {
+                option
+                for each in command.list_commands(context)
+                for option in options(command, each, context)
+            }
+        else:
+            parts = {option for each in command.params for option in each.opts}
+        used = {word.split("=")[0].rstrip(".,:)'\"") for word in own if re.match(r"--?[A-Za-z]", word)}
+        assert used <= parts | {"--help"}, f"dpuflow {name}{words}"
+
+
+def options(group: click.Group, name: str, context: click.Context) -> list[str]:
+    command = group.get_command(context, name)
+    assert command is not None
+    return [option for each in command.params for option in each.opts]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of each heading the link that code forges make."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link

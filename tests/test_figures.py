@@ -1,0 +1,136 @@
+"""The result's lists of figures: worked examples, and jobs whose truth says what they should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpuflow
+from dpuflow.figures.jobs import covered_ns
+from dpuflow.figures.losses import overlap_ns
+from dpuflow.figures.operations import BUS, ratio_of, word_of
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+GBIT = 1e9
+
+
+def played(folder: Path, *faults: dict[str, Any], **scenario: Any) -> tuple[Analysis, dict[str, Any]]:
+    write_case(parse_scenario(json.dumps(scenario | {"faults": list(faults)}), "test"), str(folder))
+    files = [str(path) for path in sorted(folder.glob("*.pcap.gz"))]
+    return dpuflow.analyze(files), json.loads((folder / "truth.json").read_text())
+
+
+LOOP = {"kind": "loop", "iterations": 20, "ops": [{"op": "all_reduce", "bytes": 4 << 20}]}
+
+
+def test_how_often_a_link_carries_the_buffer() -> None:
+    """Of four ranks, as nccl-tests' PERFORMANCE.md has it."""
+    assert BUS["all_reduce"](4) == 1.5
+    assert BUS["reduce_scatter"](4) == BUS["all_to_all"](4) == 0.75
+    assert BUS["all_gather"](4) == 3  # each rank's share goes to three others
+    assert BUS["broadcast"](4) == BUS["reduce"](4) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.0, 0.2, "transfer_dominated"),
+        (0.6, 0.9, "arrival_skew_dominated"),
+        (0.4, 0.6, "mixed"),
+        (0.2, 0.6, "inconclusive"),
+        (0.4, 0.9, "inconclusive"),
+    ],
+)
+def test_what_dominates(low: float, high: float, word: str) -> None:
+    assert word_of(low, high) == word
+
+
+def test_a_ratio_with_its_error() -> None:
+    whole = np.full(100, 10.0)
+    assert ratio_of(whole / 4, whole) == (0.25, 0)
+    share, error = ratio_of(np.tile([0.0, 5.0], 50), whole)
+    assert share == 0.25
+    assert error == pytest.approx(0.025, rel=0.01)  # 2.5 of 10, over the root of 100
+
+
+def test_what_spans_cover_together_counts_once() -> None:
+    assert covered_ns([(0, 10), (5, 8), (9, 20), (30, 31)]) == 21
+    assert covered_ns([]) == 0
+
+
+def test_of_each_step_what_losses_held() -> None:
+    ends = np.array([0, 100, 200, 300])
+    held = np.array([[150, 20, 30, 190], [160, 50, 40, 210]])
+    assert overlap_ns(ends, held).tolist() == [30, 20, 10]
+    assert overlap_ns(ends, np.zeros((2, 0), np.int64)).tolist() == [0, 0, 0]
+
+
+def test_operations_of_a_sound_job(tmp_path: Path) -> None:
+    result, truth = played(tmp_path, cluster={"nodes": 4}, job=LOOP)
+    (row,) = result.operations
+    took = [max(each["leave_ns"]) - min(each["enter_ns"]) for each in truth["collectives"]]
+    alone = [max(each["leave_ns"]) - max(each["enter_ns"]) for each in truth["collectives"]]
+    assert (row.op, row.algorithm, row.bytes, row.count) == ("all_reduce", "ring", 4 << 20, len(took))
+    # A kernel begins before its first packet and ends after its last.
+    assert row.p50_ns == pytest.approx(np.median(took), rel=0.1)
+    assert row.bus_bits_per_s == pytest.approx(8 * 1.5 * (4 << 20) / np.median(alone) * 1e9, rel=0.1)
+    assert (row.bus_bits_per_s or 0) < 100 * GBIT  # the links' rate
+    (why,) = result.attribution
+    assert (why.verdict, why.count) == ("transfer_dominated", len(took))
+    assert why.low_share <= why.skew_share <= why.high_share
+    assert not result.loss_tax
+    (tax,) = result.tax
+    assert tax.gain_at_most == pytest.approx(tax.step_ns / (tax.step_ns - tax.exposed_ns))
+
+
+def test_operations_of_a_rank_that_is_late(tmp_path: Path) -> None:
+    late = {"kind": "gpu_late", "rank": 1, "us": 5000}
+    result, truth = played(tmp_path, late, cluster={"nodes": 4}, job=LOOP)
+    (why,) = result.attribution
+    assert why.verdict == "arrival_skew_dominated"
+    alone = [max(each["leave_ns"]) - max(each["enter_ns"]) for each in truth["collectives"]]
+    assert why.zero_skew_ns == pytest.approx(np.median(alone), rel=0.1)
+
+
+def test_what_loss_takes_of_the_slowest_steps(tmp_path: Path) -> None:
+    nccl = {"timeout": 10}
+    job = LOOP | {"iterations": 40}
+    loss = {"kind": "loss", "share": 0.0005, "src": 0}
+    result, _ = played(tmp_path / "lossy", loss, cluster={"nodes": 4}, nccl=nccl, job=job)
+    sound, _ = played(tmp_path / "sound", cluster={"nodes": 4}, nccl=nccl, job=job)
+    (tax,), (usual,) = result.loss_tax, sound.steps
+    assert 0 < tax.held_steps <= tax.steps
+    assert tax.p99_without_ns == pytest.approx(usual.p99_ns, rel=0.1)
+    assert tax.tail_share == pytest.approx(1 - usual.p99_ns / tax.p99_ns, abs=0.1)
+
+
+def test_tokens_with_what_prompts_add(tmp_path: Path) -> None:
+    job = {"kind": "decode", "tokens": 20, "layers": 4, "bytes": 65536, "layer_us": 60, "token_us": 200}
+    result, _ = played(tmp_path, cluster={"nodes": 4}, job=job)
+    (row,) = result.decode
+    assert (row.layers, row.hidden_bytes, row.prefills, row.prefill_ns_per_token) == (4, 65536, 0, 0)
+    assert row.tokens in (19, 20)
+    assert row.gap_ns == pytest.approx(row.step_ns, rel=0.01)
+
+
+def test_what_messages_took_between_each_pair(tmp_path: Path) -> None:
+    slow = {"kind": "slow_link", "node": 2, "gbps": 10, "where": "down"}
+    result, _ = played(tmp_path, slow, cluster={"nodes": 4}, job=LOOP)
+    largest = {(row.src, row.dst): row for row in result.network_cost}  # of several sizes the last
+    assert set(largest) == {(0, 1), (1, 2), (2, 3), (3, 0)}
+    quick = largest[0, 1].bits_per_s
+    assert quick is not None
+    assert 0.3 * 100 * GBIT < quick < 100 * GBIT
+    assert (largest[1, 2].bits_per_s or 0) < 10 * GBIT
+
+
+def test_one_node_alone_says_nothing_of_the_way(tmp_path: Path) -> None:
+    write_case(parse_scenario(json.dumps({"cluster": {"nodes": 4}, "job": LOOP}), "test"), str(tmp_path))
+    result = dpuflow.analyze([str(tmp_path / "node0.pcap.gz")])
+    assert result.network_cost == []

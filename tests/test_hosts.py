@@ -1,0 +1,89 @@
+"""What nodes' own buses and hosts do, played and told: each is a shadow, and says what else it may be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpuflow
+from dpuflow.conditions import TABLE
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+
+def played(folder: Path, scenario: dict[str, Any], *faults: dict[str, Any]) -> Analysis:
+    write_case(parse_scenario(json.dumps(scenario | {"faults": list(faults)}), "test"), str(folder))
+    return dpuflow.analyze([str(path) for path in sorted(folder.glob("*.pcap.gz"))])
+
+
+def told(result: Analysis) -> list[str]:
+    return [row.condition for row in result.findings if row.severity != "info"]
+
+
+def state(result: Analysis, condition: str) -> str:
+    return next(row.state for row in result.judged if row.condition == condition)
+
+
+LOOP = {
+    "seed": 3,
+    "cluster": {"nodes": 2},
+    "job": {"kind": "loop", "iterations": 20, "ops": [{"op": "all_reduce", "bytes": 65536}]},
+}
+SERVICE = {
+    "seed": 3,
+    "cluster": {"nodes": 2},
+    "job": {"kind": "service", "layers": 2, "layer_us": 200, "prefill_us": 800, "bytes": 4096},
+    "clients": {"hosts": 3, "sessions": 1, "requests": 8, "tokens": 10, "think_us": 60_000},
+}
+NODES = {
+    "seed": 3,
+    "cluster": {"nodes": 4, "gpus_per_node": 4, "nics_per_node": 2},
+    "job": {"kind": "loop", "iterations": 12, "ops": [{"op": "all_reduce", "bytes": 4 << 20}]},
+}
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_ranks_that_pause_longer_all_together(tmp_path: Path, factor: int) -> None:
+    result = played(tmp_path, LOOP, {"kind": "slow_gpu", "factor": factor, "from_iteration": 10})
+    assert told(result) == (["launch_latency"] if factor > 1 else [])
+    assert state(result, "launch_latency") == ("found" if factor > 1 else "not_found")
+    for finding in result.findings:
+        assert finding.cost_share == pytest.approx(0.46, rel=0.2)  # 4 of 6 ms, of half of the steps
+        assert any("work that grew" in other for other in finding.alternatives)
+
+
+@pytest.mark.parametrize("us", [0, 20_000])
+def test_prompts_that_lie_there_while_ranks_stand_still(tmp_path: Path, us: int) -> None:
+    result = played(tmp_path, SERVICE, {"kind": "slow_input", "us": us, "from_us": 250_000})
+    assert ("input_starvation" in told(result)) == (us > 0)
+    assert state(result, "launch_latency") == "not_judged"  # a service also pauses for want of prompts
+
+
+@pytest.mark.parametrize("gbyte_s", [400.0, 2.0])
+def test_a_node_that_passes_on_slowly(tmp_path: Path, gbyte_s: float) -> None:
+    result = played(tmp_path, NODES, {"kind": "nvlink", "node": 1, "gbyte_s": gbyte_s})
+    assert told(result) == (["p2p_throttling"] if gbyte_s < 100 else [])
+
+
+def test_a_shadow_told_as_another_condition_is_not_there_without_that(tmp_path: Path) -> None:
+    for row in TABLE.values():
+        assert not row.told_as or row.why
+    result = played(tmp_path, SERVICE)
+    if state(result, "egress_backlog") == "not_found":
+        assert state(result, "output_bottleneck") == "not_found"
+    assert state(result, "registration_churn") == "not_judged"
+
+
+def test_an_answer_behind_other_data_and_jitter_within_the_clocks_error_are_nobodys_fault(
+    tmp_path: Path,
+) -> None:
+    """READs of KV caches behind what the node sends; holds of microseconds on clocks no better than that."""
+    job = {"kind": "prefill_decode", "mode": "read"}
+    scenario = {"seed": 1, "cluster": {"nodes": 8}, "job": job}
+    result = played(tmp_path, scenario, {"kind": "gpu_late", "rank": 1, "us": 300})
+    assert set(told(result)) == {"kv_transfer_bottleneck"}
+    assert [row.address for row in result.lateness if row.verdict == "late"] == ["10.0.0.2"]

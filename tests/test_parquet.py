@@ -1,0 +1,155 @@
+"""Tables: nothing is lost on the way through them, and what the docs ask of them is answered."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted_results import T0, job
+from test_html import PAGES
+from test_loading import rich_job, text_of
+
+from dpuflow.cli import run
+from dpuflow.errors import MissingError
+from dpuflow.reports import parquet
+from dpuflow.reports.json import write_json
+from dpuflow.reports.parquet import read_tables, write_parquet
+from dpuflow.results import RankEntry
+
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes the tables: make setup installs it")
+QUERIES = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_hold_the_whole_result(name: str, tmp_path: Path) -> None:
+    result = PAGES[name]()
+    write_parquet(result, str(tmp_path))
+    assert text_of(read_tables(str(tmp_path))) == text_of(result)
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
+NUMBERS = st.none() | st.integers(-(2**62), 2**62)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(whys=st.lists(st.tuples(TEXTS, NUMBERS, NUMBERS), max_size=6), limits=st.lists(TEXTS), label=TEXTS)
+def test_any_text_and_number_comes_back(
+    whys: list[tuple[str, int | None, int | None]], limits: list[str], label: str, tmp_path: Path
+) -> None:
+    result = rich_job()
+    result.limits, result.endpoints[0].label = limits, label
+    result.collectives[3].ranks = [
+        RankEntry(1, enter, None, late, 5, "exact", "none", why, None) for why, enter, late in whys
+    ]
+    result.captures[0].skipped = {label: 3}
+    write_parquet(result, str(tmp_path))
+    assert text_of(read_tables(str(tmp_path))) == text_of(result)
+
+
+def test_columns_say_what_they_are(tmp_path: Path) -> None:
+    write_parquet(rich_job(), str(tmp_path))
+    schema = pq.read_schema(tmp_path / "entries.parquet")
+    assert schema.field("lateness_ns").metadata == {b"unit": b"ns"}
+    assert schema.field("bound").metadata == {b"tokens": b"exact at_most at_least unobservable"}
+    assert schema.metadata[b"dpuflow.schema"] == b"dpuflow.analysis/1"
+    assert b"unobservable" in schema.metadata[b"meaning"]
+    kept = pq.ParquetFile(tmp_path / "entries.parquet").metadata.row_group(0).column(1)
+    assert kept.compression == "ZSTD"
+
+
+def test_tables_are_small(tmp_path: Path) -> None:
+    result = job(late_ms=5, iterations=3000)
+    write_parquet(result, str(tmp_path / "tables"))
+    size = sum(file.stat().st_size for file in (tmp_path / "tables").iterdir())
+    assert size * 20 < len(text_of(result))
+
+
+def test_a_job_has_one_place_in_a_data_set(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_parquet(job(late_ms=5), str(tmp_path), append=True)
+    (part,) = (tmp_path / "lateness").glob("*/*/*")
+    assert part.parts[-3:-1][0] == "day=2026-11-21"
+    assert part.parent.name.startswith("job=20261121T")
+    later = job(late_ms=5)
+    later.start_ns = T0 + 5 * 10**9
+    write_parquet(later, str(tmp_path), append=True)
+    assert len(list((tmp_path / "lateness").glob("*/*/*"))) == 2
+    assert text_of(read_tables_of(tmp_path, "20261121T085603")) == text_of(job(late_ms=5))
+
+
+def read_tables_of(folder: Path, job_name: str) -> parquet.Analysis:
+    flat = folder / "flat"
+    flat.mkdir()
+    for file in folder.glob(f"*/*/job={job_name}*/*.parquet"):
+        (flat / file.name).write_bytes(file.read_bytes())
+    return read_tables(str(flat))
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    write_json(rich_job(), str(file))
+    (tmp_path / "taken").write_text("")
+    assert run(["report", str(file), "--parquet", str(tmp_path / "taken")]) == 1
+    assert capsys.readouterr().err == f"dpuflow: {tmp_path}/taken: File exists\n"
+    result = rich_job()
+    result.flows[0].bytes = 10**30
+    with pytest.raises(OverflowError):
+        write_parquet(result, str(tmp_path / "tables"))
+    assert list((tmp_path / "tables").iterdir()) == []
+
+
+def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingError, match=r"pip install '\.\[reports\]'"):
+        write_parquet(rich_job(), str(tmp_path / "tables"))
+    assert not (tmp_path / "tables").exists()
+
+
+def test_append_is_an_option(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_json(rich_job(), str(file))
+    assert run(["report", str(file), "--parquet", str(tmp_path / "set"), "--append"]) == 0
+    assert run(["report", str(file), "--parquet", str(tmp_path / "tables")]) == 0
+    assert list((tmp_path / "set" / "entries").glob("day=*/job=*/entries.parquet"))
+    assert (tmp_path / "tables" / "entries.parquet").exists()
+    assert json.loads(text_of(read_tables(str(tmp_path / "tables"))))
+
+
+@pytest.fixture(scope="module")
+def data_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four jobs of two days; rank 2 is late in three of them, and one flow of node1 loses packets."""
+    folder = tmp_path_factory.mktemp("jobs")
+    for number, late_ms in enumerate((10.0, 10.0, 6.0, 0.0)):
+        result = job(late_ms=late_ms)
+        assert result.start_ns is not None
+        result.start_ns += number * 13 * 3600 * 10**9
+        for row in result.lateness:
+            row.address = result.endpoints[row.endpoint].address
+        for each in result.flows:
+            each.retransmitted *= 10
+        write_parquet(result, str(folder), append=True)
+    return folder
+
+
+def queries() -> list[tuple[str, str]]:
+    text = QUERIES.read_text()
+    return re.findall(r"^## (.+?)\n.*?```sql\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_ten_questions_are_asked() -> None:
+    assert len(queries()) >= 10
+
+
+@pytest.mark.parametrize(
+    ("title", "sql"), queries(), ids=lambda text: text[:30] if "\n" not in text else "sql"
+)
+def test_duckdb_answers(title: str, sql: str, data_set: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="duckdb runs docs/queries.md: make setup installs it")
+    rows = duckdb.connect().execute(sql.replace("jobs/", f"{data_set}/")).fetchall()
+    assert rows, title
+    if title.startswith(("Which ranks", "Which node")):
+        assert "10.0.0.3" in rows[0]

@@ -1,0 +1,76 @@
+"""What holds up messages on the way, and what was sent again for nothing: worked examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dpuflow
+from dpuflow.findings.ports import held_ns
+from dpuflow.results import Finding
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+LOOP = """
+name: ports
+cluster: {nodes: 4}
+job:
+  kind: loop
+  iterations: 15
+  ops: [{op: all_reduce, bytes: 1MiB}]
+"""
+
+
+def found(folder: Path, text: str) -> dict[str, Finding]:
+    write_case(parse_scenario(text, "ports"), str(folder))
+    result = dpuflow.analyze([str(path) for path in sorted(folder.glob("*.pcap.gz"))])
+    return {each.condition: each for each in result.findings if each.severity != "info"}
+
+
+def test_what_is_held_is_beyond_the_quickest_quarter_of_its_pair() -> None:
+    took = np.array([10] * 8 + [10, 510] + [7, 7])
+    pair = np.array([1] * 10 + [2] * 2)
+    late, known = held_ns(took, pair)
+    assert late.tolist() == [0] * 9 + [500, 0, 0]
+    assert known.tolist() == [True] * 10 + [False] * 2  # of two messages nothing is usual
+
+
+def test_a_port_that_stands_still_is_told_without_any_mark(tmp_path: Path) -> None:
+    pauses = "faults: [{kind: pause, node: 2, at_us: 1000, us: 900, every_us: 2500, times: 40}]"
+    told = found(tmp_path, LOOP + pauses)
+    assert list(told) == ["congestion"]
+    assert told["congestion"].endpoints[-1] == 2
+    assert "were held on the way" in told["congestion"].summary
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_what_a_starved_host_repeats_needlessly_is_no_loss(tmp_path: Path, share: float) -> None:
+    assert found(tmp_path, LOOP + f"machine: {{repeat_share: {share}}}") == {}
+
+
+def test_a_lost_packet_is_counted_once_however_many_are_sent_again(tmp_path: Path) -> None:
+    told = found(tmp_path, LOOP + "faults: [{kind: loss, share: 0.005, src: 1}]")["packet_loss"]
+    assert told.endpoints[0] == 1
+    lost, packets = (int(word) for word in told.summary.split()[:3:2])
+    assert lost / packets == pytest.approx(0.005, rel=0.4)
+    assert "were sent again needlessly" in told.summary
+
+
+def test_a_port_that_others_fill_is_no_slow_link(tmp_path: Path) -> None:
+    """One incident: the marks, the messages that take long, and the credits that wait behind them."""
+    full = (
+        "faults: [{kind: cross_traffic, node: 2, gbps: 95, at_us: 1000, us: 3000, every_us: 6000, times: 30}]"
+    )
+    told = found(tmp_path, LOOP.replace("1MiB", "8MiB") + full)
+    assert list(told) == ["congestion"]
+    assert told["congestion"].endpoints[-1] == 2
+
+
+def test_a_slow_link_is_no_others_traffic(tmp_path: Path) -> None:
+    """It marks as well; but nothing on it is ever quick."""
+    slow = "faults: [{kind: slow_link, node: 2, gbps: 10, where: down}]"
+    told = found(tmp_path, LOOP.replace("1MiB", "8MiB") + slow)
+    assert list(told) == ["slow_link"]
+    assert 2 in told["slow_link"].endpoints

@@ -1,0 +1,172 @@
+"""What jobs record themselves: real files are read, and laid beside what the packets show."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpuflow
+from dpuflow.errors import FormatError
+from dpuflow.recorded import compare, read_recorded, say_agreement
+from dpuflow.recorded.calls import Call, op_of
+from dpuflow.recorded.compare import best_shift
+from dpuflow.results import Analysis
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+
+SHARED = os.environ.get("DPUFLOW_SHARED", str(Path(__file__).resolve().parents[2] / "shared"))
+KINETO = Path(SHARED) / "captures" / "public" / "torch-kineto-nccl"
+SCENARIO = {
+    "cluster": {"nodes": 4},
+    "nccl": {"setup": True},  # the set-up tells who has which rank
+    "job": {
+        "kind": "loop",
+        "iterations": 6,
+        "ops": [{"op": "all_reduce", "bytes": 1 << 20}, {"op": "all_gather", "bytes": 65536}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("recorded")
+    write_case(parse_scenario(json.dumps(SCENARIO), "test"), str(folder))
+    result = dpuflow.analyze([str(path) for path in sorted(folder.glob("*.pcap.gz"))])
+    return result, json.loads((folder / "truth.json").read_text())["collectives"]
+
+
+def trace(calls: list[dict[str, Any]], rank: int, ahead_ns: int = 0) -> dict[str, Any]:
+    """What Kineto would have of these calls, on a clock of its own."""
+    words = {"all_reduce": "allreduce", "all_gather": "allgather"}
+    events = [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_X",
+            "ts": (each["enter_ns"][rank] + ahead_ns) / 1e3,
+            "dur": (each["leave_ns"][rank] - each["enter_ns"][rank]) / 1e3,
+            "args": {
+                "Collective name": words[each["op"]],
+                "dtype": "Float",
+                "In msg nelems": each["bytes"] // 4,
+                "Out msg nelems": each["bytes"],
+            },
+        }
+        for each in calls
+    ]
+    return {"distributedInfo": {"rank": rank}, "traceEvents": events}
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_trace_of_the_same_job_agrees_whenever_it_began(
+    tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]], first: int
+) -> None:
+    result, truth = job
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(trace(truth[first:], 2, ahead_ns=-7_000_000_000)))
+    (recorded,) = read_recorded(str(file))
+    told = compare(result, recorded)
+    assert (told.rank, told.both, told.ops) == (2, len(truth) - first, len(truth) - first)
+    assert (told.sizes, told.only_file, told.places) == (told.told_sizes, 0, 1 if not first else told.places)
+    assert told.apart_ns is not None
+    assert told.apart_ns < 100_000
+
+
+def test_a_flight_recorder_that_saw_another_operation(
+    tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]]
+) -> None:
+    result, truth = job
+    entries = [
+        {
+            "profiling_name": f"nccl:{each['op']}",
+            "input_sizes": [[each["bytes"] // 2]],
+            "input_dtypes": ["BFloat16"],
+            "time_created_ns": each["enter_ns"][1],
+        }
+        for each in truth
+    ]
+    entries[5]["profiling_name"] = "nccl:broadcast"
+    file = tmp_path / "nccl_trace_rank_1"
+    file.write_bytes(pickle.dumps({"version": "2.4", "entries": entries}, protocol=2))
+    (recorded,) = read_recorded(str(file))
+    told = compare(result, recorded)
+    assert (told.rank, told.both, told.ops) == (1, len(truth), len(truth) - 1)
+    assert told.apart_ns is None  # ends were not recorded: nothing ties its clock
+
+
+def test_a_log_of_nccl(tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]]) -> None:
+    result, truth = job
+    words = {"all_reduce": "AllReduce", "all_gather": "AllGather"}
+    lines = ["node3:42:42 [0] NCCL INFO ncclCommInitRank comm 0xabc rank 3 nranks 4 cudaDev 0 - Init START"]
+    lines += [
+        f"node3:42:97 [0] NCCL INFO {words[each['op']]}: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count"
+        f" {each['bytes'] // 2} datatype 9 op 0 root 0 comm 0xabc [nranks=4] stream 0x5"
+        for n, each in enumerate(truth)
+    ]
+    file = tmp_path / "nccl.log"
+    file.write_text("\n".join(lines))
+    (recorded,) = read_recorded(str(file))
+    told = compare(result, recorded)
+    assert (told.rank, told.ops, told.sizes) == (3, len(truth), len(truth))
+    said: list[str] = []
+    say_agreement(result, [str(file)], said.append)
+    assert f"the operation agrees in {len(truth)}" in said[0]
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="needs the shared captures")
+@pytest.mark.parametrize(
+    ("name", "rank", "calls"),
+    [("nccl_data", 0, 21), ("world16_rank0", 0, 80), ("world2_rank1_df_index_resolver", 1, None)],
+)
+def test_real_traces_are_read(name: str, rank: int, calls: int | None) -> None:
+    (recorded,) = read_recorded(str(KINETO / f"{name}.json.gz"))
+    assert recorded.rank == rank
+    assert calls is None or len(recorded.calls) == calls
+    assert all(call.begin_ns is not None and call.end_ns is not None for call in recorded.calls)
+    if name == "nccl_data":
+        assert ("all_reduce", 4 * 6637568) in [(call.op, call.bytes) for call in recorded.calls]
+
+
+def test_the_words_for_operations() -> None:
+    told = {
+        "nccl:_reduce_scatter_base": "reduce_scatter",
+        "AllGather": "all_gather",
+        "nccl:recv 0<-1": "send_recv",
+    }
+    assert {name: op_of(name) for name in told} == told
+    assert op_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)") == "all_reduce"
+    assert op_of("aten::add") is None
+
+
+def test_in_a_job_that_repeats_itself_places_are_counted() -> None:
+    seen = [Call("all_reduce", 64)] * 10
+    assert best_shift(["all_reduce"] * 4, [64] * 4, seen) == (0, 7)
+    assert best_shift(["all_reduce"] * 2, [64] * 2, seen) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "neither a trace"),
+        (b'{"traceEvents": [', "not whole"),
+        (b'{"traceEvents": []}', "no collective operation"),
+        (b'{"entries": 5}', "not whole"),
+        (b'{"other": 1}', "neither a trace"),
+        (pickle.dumps(Path("x")), "no dump of that kind has"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:20], "not whole"),
+    ],
+    ids=["empty", "cut", "no_operation", "wrong_type", "other", "pickle", "cut_gzip"],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, data: bytes, said: str) -> None:
+    file = tmp_path / "bad"
+    file.write_bytes(data)
+    with pytest.raises(FormatError, match=said) as error:
+        read_recorded(str(file))
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
