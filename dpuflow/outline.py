@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpuflow.results import WhatIf
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.bulk import Bulk
-    from dpuflow.verdicts.kinds import Tokens
+    from dpuflow.verdicts.parallelism import Tokens
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps

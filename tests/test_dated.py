@@ -9,7 +9,7 @@ import pytest
 
 from dpuflow.analysis import analyze
 from dpuflow.schema.tables import Vantage
-from dpuflow.verdicts.standing import standing_of
+from dpuflow.verdicts.significance import standing_of
 from dpuflow.verdicts.units import Units, comes_again, world_of
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dpuflow
-from dpuflow.figures.jobs import covered_ns
-from dpuflow.figures.losses import overlap_ns
+from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.figures.operations import BUS, ratio_of, word_of
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
@@ -59,16 +61,21 @@ def test_a_ratio_with_its_error() -> None:
     assert error == pytest.approx(0.025, rel=0.01)  # 2.5 of 10, over the root of 100
 
 
-def test_what_spans_cover_together_counts_once() -> None:
-    assert covered_ns([(0, 10), (5, 8), (9, 20), (30, 31)]) == 21
-    assert covered_ns([]) == 0
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=6)
 
 
-def test_of_each_step_what_losses_held() -> None:
-    ends = np.array([0, 100, 200, 300])
-    held = np.array([[150, 20, 30, 190], [160, 50, 40, 210]])
-    assert overlap_ns(ends, held).tolist() == [30, 20, 10]
-    assert overlap_ns(ends, np.zeros((2, 0), np.int64)).tolist() == [0, 0, 0]
+@given(SPANS, st.lists(st.integers(-3, 45), min_size=2, max_size=6).map(sorted))
+def test_what_stretches_cover_together_counts_once(spans: list[tuple[int, int]], times: list[int]) -> None:
+    stretches = np.array([(begin, begin + took) for begin, took in spans], np.int64).reshape(-1, 2).T
+    covered = {at for begin, end in stretches.T.tolist() for at in range(begin, end)}
+
+    def within(since: int, until: int) -> int:
+        return len(covered.intersection(range(since, until)))
+
+    assert covered_ns(stretches) == len(covered)
+    assert covered_ns(stretches, times[0], times[-1]) == within(times[0], times[-1])
+    between = covered_between(np.array(times), stretches)
+    assert between.tolist() == [within(*pair) for pair in itertools.pairwise(times)]
 
 
 def test_operations_of_a_sound_job(tmp_path: Path) -> None:

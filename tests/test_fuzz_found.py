@@ -20,7 +20,7 @@ from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import rows as schema
 from dpuflow.schema.rows import Direction, Op, Wire
-from dpuflow.verdicts import beside, pipelines
+from dpuflow.verdicts import partial_capture, pipelines
 
 SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
 
@@ -131,8 +131,8 @@ def test_times_centuries_apart_are_no_crash():
     )
     instance = SimpleNamespace(near=frozenset({0}), op=Op.BARRIER, size=0, order=[0, 1])
     far = np.array([False, True])
-    (inside,) = beside._inside_ns([instance], entries, far, ~far)
-    assert inside == beside.LONGEST_NS
+    (inside,) = partial_capture._inside_ns([instance], entries, far, ~far)
+    assert inside == partial_capture.LONGEST_NS
 
 
 def test_a_stage_without_any_input_seen_is_no_crash():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.awaited import left_any
+from dpuflow.verdicts.other_waits import left_any
 from dpuflow.verdicts.overlap import Overlap, find_overlap
 
 RANKS, STEPS, US = 4, 20, 1000

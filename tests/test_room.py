@@ -10,9 +10,9 @@ import pytest
 
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, claim, relate
 from dpuflow.entries.handover import usual_reactions
+from dpuflow.entries.reactions import begun
 from dpuflow.entries.rows import blank
 from dpuflow.entries.tails import room, tail_ns
-from dpuflow.entries.waiting import begun
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:

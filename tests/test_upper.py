@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from collective_worlds import Played, World, algorithm_of, run_job
-from test_behind import CLAIMS, DOUBLING, MS, RING, named, one_node, seen_by
+from test_later_steps import CLAIMS, DOUBLING, MS, RING, named, one_node, seen_by
 
 import dpuflow
 from dpuflow import Vantage
 from dpuflow.agent.board import Window
 from dpuflow.agent.rolling import counted_of
-from dpuflow.entries import behind
+from dpuflow.entries import later_steps
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Job, build_collectives
 from dpuflow.reports.text import text_lines
@@ -137,9 +137,9 @@ def test_clear_to_send_is_no_sign_of_an_entry() -> None:
     exchanges = build_exchanges(seen_by(world, 0))
     (instance, *_) = build_collectives(Job(exchanges, np.arange(3), frozenset({0})))
     assert (exchanges["grant_ns"] != NEVER).all()
-    asked = behind.read_seen(exchanges, instance, 0)
+    asked = later_steps.read_seen(exchanges, instance, 0)
     exchanges["wire"] = Wire.ROCE_WRITE_IMM
-    ahead = behind.read_seen(exchanges, instance, 0)
+    ahead = later_steps.read_seen(exchanges, instance, 0)
     assert asked is not None
     assert ahead is not None
     assert {name[0] for name in asked.times} == {"send", "grant"}

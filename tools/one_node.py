@@ -27,7 +27,7 @@ import numpy as np
 
 import dpuflow
 import dpuflow.matching
-from dpuflow.entries.behind import acts_seen
+from dpuflow.entries.later_steps import acts_seen
 from dpuflow.reports.json import json_lines
 from dpuflow.schema.rows import NEVER, Wire
 from dpuflow.scoring.score import match_collectives, score_case

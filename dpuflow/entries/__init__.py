@@ -1,15 +1,15 @@
 """Collectives in; enter, leave and lateness of every rank out, with the bound and error the packets justify.
 
 ``needs`` lays the algorithm's dependencies over the messages, ``acts`` dates each rank's entry by its first
-act, ``leaving`` says when it was done, ``handover`` measures how fast hosts react, ``doubts`` weighs what an
+act, ``leaving`` says when it was done, ``handover`` measures how fast hosts react, ``dating`` weighs what an
 act may have waited for, ``relative`` turns entries into lateness, ``upper`` says who else may have been the
 last, ``tails`` how long hand-overs take at the worst.
 """
 
 from dpuflow.entries.acts import gpus_within
-from dpuflow.entries.doubts import weigh
+from dpuflow.entries.dating import weigh
 from dpuflow.entries.entering import build_entries
-from dpuflow.entries.likely import Bounded, bound_above
+from dpuflow.entries.last_candidates import Bounded, bound_above
 from dpuflow.entries.relative import (
     AT_LEAST,
     AT_MOST,

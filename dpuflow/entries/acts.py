@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.entries.inputs import last_event, reached_before, reached_by_first, resumed_before
 from dpuflow.entries.needs import started_ns
 from dpuflow.entries.places import by_process
-from dpuflow.entries.reached import last_event, reached_before, reached_by_first, resumed_before
 from dpuflow.entries.rows import FAR, Signs
 from dpuflow.entries.rules import FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns

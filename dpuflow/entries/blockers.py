@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile
-from dpuflow.entries.reached import lines_of
+from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import EXACT_RULES, FAR_BEYOND, FEWEST, QUICK, Rule
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.handover import Usual
     from dpuflow.entries.queues import Queued
+    from dpuflow.entries.reactions import Credited
     from dpuflow.entries.rows import Entries
-    from dpuflow.entries.waiting import Credited
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 

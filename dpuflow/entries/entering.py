@@ -1,6 +1,6 @@
 """Collectives in, enter and leave of every rank out: first acts, leaves, and how fast hosts go on in between.
 
-What else a first act may have waited for is weighed in ``doubts``.
+What else a first act may have waited for is weighed in ``dating``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from dpuflow.entries.acts import first_acts
 from dpuflow.entries.handover import handled_ns, typical, waited_sends
+from dpuflow.entries.inputs import consumed
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
 from dpuflow.entries.places import build_places
-from dpuflow.entries.reached import consumed
 from dpuflow.entries.rows import Reactions, blank
 from dpuflow.entries.rules import Rule
 from dpuflow.schema.rows import NEVER, MessageFlag, Wire

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked, classes, lower_medians, order_within, percentiles
-from dpuflow.entries.reached import lines_of
+from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import against_others
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import FEWEST

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import order_within
-from dpuflow.entries.reached import SLOTS, lines_of, messages_ahead
+from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import FAR_BEYOND, Rule

@@ -187,7 +187,7 @@ def claim(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> Rel
     """``relative`` as it is claimed to readers: lower bounds leave room for the worst hand-over.
 
     A proxy thread that sleeps before it sends its rank's first message leaves the same packets as a rank that
-    enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``own``).
+    enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``excess``).
     """
     roomy = relate(entries, short, entries.margins.room_ns)
     claimed = (roomy.bound == AT_LEAST) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile
-from dpuflow.entries.reached import SLOTS, lines_of, messages_ahead
+from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.relative import places_of
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import FAR_BEYOND, FEWEST, QUICK, SLOW, Rule

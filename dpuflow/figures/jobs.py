@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.stretches import covered_ns
 from dpuflow.results import Decode, Tax
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.results import Analysis
-    from dpuflow.verdicts.kinds import Tokens
+    from dpuflow.verdicts.parallelism import Tokens
     from dpuflow.verdicts.steps import Steps
 
 
@@ -23,14 +24,20 @@ def list_tax(result: Analysis) -> Iterator[Tax]:
     for account in result.accounts:
         members = set(result.groups[account.group].endpoints)
         groups = {group.id for group in result.groups if not members.isdisjoint(group.endpoints)}
-        spans = sorted(
-            (each.start_ns, each.end_ns)
-            for each in result.collectives
-            if each.complete and each.group in groups
+        ran = (
+            np.array(
+                [
+                    (each.start_ns, each.end_ns)
+                    for each in result.collectives
+                    if each.complete and each.group in groups
+                ],
+                np.int64,
+            )
+            .reshape(-1, 2)
+            .T
         )
-        begin, end = spans[0][0] if spans else 0, max((last for _, last in spans), default=0)
-        steps = max((end - begin) / max(account.step_ns, 1), 1.0)
-        under_way = covered_ns(spans) / steps
+        took = ran[1].max() - ran[0].min() if ran.size else 0
+        under_way = covered_ns(ran) / max(took / max(account.step_ns, 1), 1.0)
         waited = sum(account.waited.values())
         exposed = min(account.exposed_ns, account.step_ns)
         left = account.step_ns - exposed
@@ -45,15 +52,6 @@ def list_tax(result: Analysis) -> Iterator[Tax]:
             unexplained_ns=account.parts.unexplained,
             gain_at_most=account.step_ns / left if left > 0 else None,
         )
-
-
-def covered_ns(spans: Sequence[tuple[int, int]]) -> int:
-    """What spans, in order of their begin, cover together."""
-    total, until = 0, -(1 << 63)
-    for begin, end in spans:
-        total += max(end - max(begin, until), 0)
-        until = max(until, end)
-    return total
 
 
 def list_decode(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.stretches import covered_between
 from dpuflow.results import LossTax
 from dpuflow.schema.rows import NEVER
 
@@ -29,7 +30,7 @@ def list_loss_tax(steps: Sequence[Steps], entries: Entries, held: Ints) -> Itera
         ends = np.sort(entries.leave_ns[each.ends])
         ends = ends[ends != NEVER]
         took = np.diff(ends)
-        lost = overlap_ns(ends, held)
+        lost = covered_between(ends, held)
         if len(took) < FEWEST or not lost.any():
             continue
         # No step gets shorter than those without loss usually are.
@@ -45,20 +46,3 @@ def list_loss_tax(steps: Sequence[Steps], entries: Entries, held: Ints) -> Itera
             tail_share=1 - less / p99 if p99 > 0 else 0.0,
             step_share=float(1 - without.sum() / max(took.sum(), 1)),
         )
-
-
-def overlap_ns(ends: Ints, held: Ints) -> Ints:
-    """Of each span between two ``ends`` how much the stretches (from, to) cover, together."""
-    if not held.shape[1]:
-        return np.zeros(max(len(ends) - 1, 0), np.int64)
-    begin, end = held[:, np.argsort(held[0], kind="stable")]
-    end = np.maximum.accumulate(end)
-    begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])  # what is covered already counts once
-    passed = np.r_[0, np.cumsum(np.maximum(end - begin, 0))]
-    at = np.searchsorted(begin, ends, side="right")
-    last = np.maximum(at - 1, 0)
-    beyond = (
-        np.where(at > 0, np.maximum(end[last] - ends, 0), 0) if len(end) else np.zeros(len(ends), np.int64)
-    )
-    covered: Ints = np.diff(passed[at] - beyond)
-    return covered

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.stretches import covered_ns
 from dpuflow.conditions import TABLE
 from dpuflow.findings.evidence import ByEnd
 from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
-from dpuflow.verdicts.habits import CRITICAL_SHARE
+from dpuflow.verdicts.persistence import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ class Case:
     @cached_property
     def lost_ns(self) -> int:
         """For how long any message was."""
-        return together_ns(self.held_by_losses)
+        return covered_ns(self.held_by_losses)
 
     @cached_property
     def of_clients(self) -> NDArray[np.bool_]:
@@ -122,15 +123,6 @@ class Cost:
 
     ns: int | None
     share: float
-
-
-def together_ns(held: NDArray[np.int64]) -> int:
-    """The length of stretches (from, to) together; what they cover at the same time counts once."""
-    if not held.shape[1]:
-        return 0
-    begin, end = held[:, np.argsort(held[0], kind="stable")]
-    before = np.maximum.accumulate(np.concatenate([begin[:1], end[:-1]]))
-    return int(np.maximum(end - np.maximum(begin, before), 0).sum())
 
 
 def make_finding(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.findings.case import Cost, make_finding, together_ns
+from dpuflow.arrays.stretches import covered_ns
+from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence, most
 from dpuflow.findings.losses import FEWEST, held_up
 from dpuflow.quantities import duration, listed, name_of
@@ -28,7 +29,7 @@ def find_starvation(case: Case) -> Iterator[Finding]:
         senders = sorted({int(dst) for dst in flows["dst"][numbers]})
         columns = case.received.columns(receiver)
         theirs = np.isin(columns[SENDER], senders)
-        held_ns = together_ns(held_up(columns[:, theirs]))
+        held_ns = covered_ns(held_up(columns[:, theirs]))
         refused = int(flows["rnr"][numbers].sum())
         names = [name_of(case.result.endpoints[sender]) for sender in senders]
         yield starved(

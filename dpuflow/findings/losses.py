@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding, together_ns
+from dpuflow.arrays.stretches import covered_ns
+from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, most
 from dpuflow.quantities import name_of
 from dpuflow.schema.rows import Seen
-from dpuflow.verdicts.habits import CRITICAL_SHARE
+from dpuflow.verdicts.persistence import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ def find_losses(case: Case) -> Iterator[Finding]:
             columns = _of_losses(case, sender)
             held.append(held_up(columns))
             shown.append((sent[sender], columns[AGAIN].copy()))
-        held_ns = together_ns(np.concatenate(held, axis=1))
+        held_ns = covered_ns(np.concatenate(held, axis=1))
         if not held_ns:
             continue
         share = held_ns / case.span_ns

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.findings.case import Cost, make_finding, together_ns
+from dpuflow.arrays.stretches import covered_ns
+from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, worst
 from dpuflow.findings.ports import carried_ns, held_on_the_way
 from dpuflow.findings.slow import among
@@ -57,7 +58,7 @@ def find_congestion(case: Case) -> Iterator[Finding]:
         lost = _lost(case, rows, marks > 0)
         held_ns = 0 if held is None else held.ns
         cause, why = _cause(case, rows, marks > 0)
-        took_ns = together_ns(lost.held) - (carried_ns(case, rows, lost.held) if why == INCAST else 0)
+        took_ns = covered_ns(lost.held) - (carried_ns(case, rows, lost.held) if why == INCAST else 0)
         share = min(max(took_ns, held_ns, 0) / case.span_ns, case.exposed_share)
         cost = Cost(max(round(lost.ns), held_ns), share) if lost.known or held else Cost(None, 0.0)
         names = [name_of(case.result.endpoints[sender]) for sender in senders]

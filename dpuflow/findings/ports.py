@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.figures.losses import overlap_ns
-from dpuflow.findings.case import SMALL_SHARE, together_ns
+from dpuflow.arrays.stretches import covered_between, covered_ns
+from dpuflow.findings.case import SMALL_SHARE
 from dpuflow.schema.rows import Seen, Wire
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _held(case: Case, receiver: int) -> Held | None:
         return None
     stretches = np.stack([end - late, end])
     return Held(
-        rows, late, max(together_ns(stretches) - carried_ns(case, case.received[receiver], stretches), 0)
+        rows, late, max(covered_ns(stretches) - carried_ns(case, case.received[receiver], stretches), 0)
     )
 
 
@@ -95,5 +95,5 @@ def carried_ns(case: Case, rows: Ints, held: Ints) -> int:
     took = (part["arrived_end_ns"] - part["arrived_ns"])[long]
     pace = float(np.percentile(took / np.maximum(part["bytes"][long], 1), 10))
     part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
-    covered = overlap_ns(np.r_[case.joined.start_ns, part["arrived_end_ns"]], held) > 0
+    covered = covered_between(np.r_[case.joined.start_ns, part["arrived_end_ns"]], held) > 0
     return round(pace * float(part["bytes"][covered].sum()))

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.findings.case import Cost, make_finding, together_ns
+from dpuflow.arrays.stretches import covered_ns
+from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence, worst
 from dpuflow.findings.losses import FEWEST, too_often
 from dpuflow.quantities import listed, name_of
-from dpuflow.verdicts.habits import CRITICAL_SHARE
+from dpuflow.verdicts.persistence import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,7 +110,7 @@ def _cost(case: Case, slow: _Slow) -> Cost:
     size = moved["bytes"].astype(np.float64)
     longer = np.maximum(slow.took - _usual_pace(case), 0) * size
     end = np.maximum(moved["sent_end_ns"], moved["arrived_end_ns"])
-    held_ns = together_ns(np.stack([end - longer.astype(np.int64), end]))
+    held_ns = covered_ns(np.stack([end - longer.astype(np.int64), end]))
     share = min(held_ns / case.span_ns, case.exposed_share)
     return Cost(round(share * case.span_ns), share)
 

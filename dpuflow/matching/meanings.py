@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.matching.boundaries import Cuts
     from dpuflow.matching.lanes import Layout
     from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.pipes import Pipe
-    from dpuflow.matching.quiet import Cuts
 
     Ints = NDArray[np.int64]
 

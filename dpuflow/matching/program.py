@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.crowded import between_nodes
 from dpuflow.matching.levels import RARE
 from dpuflow.matching.model import Instance
 from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, whole_size
+from dpuflow.matching.shared_addresses import between_nodes
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schedules.graph import dependencies, edge_sizes, kept
 from dpuflow.schema.rows import NEVER, Op
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.crowded import Processes
     from dpuflow.matching.model import Job
+    from dpuflow.matching.shared_addresses import Processes
     from dpuflow.schedules.algorithms import Algorithm
 
 Edge = tuple[int, int]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.matching.crowded import Processes, shares_addresses
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
 from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance, placed
 from dpuflow.matching.program import in_program_order, read_processes
 from dpuflow.matching.recognise import whole_size
 from dpuflow.matching.scoring import Scorer
+from dpuflow.matching.shared_addresses import Processes, shares_addresses
 from dpuflow.matching.streams import HOLE, edge_streams, has_numbers, numbered_streams
 from dpuflow.schedules.graph import schedule
 from dpuflow.schema.rows import MessageFlag, Op

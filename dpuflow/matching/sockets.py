@@ -1,12 +1,12 @@
 """NCCL over TCP: messages of its sockets in, collectives out, and what is left over.
 
-A message's size stands before it (``framing``); the sizes are those of NCCL's chunks and slices as over
-RoCE, so ``layouts`` tells what an operation's messages make together. There are no clear-to-send entries, so
-where operations begin is told by pauses. Pauses within an operation may be as long as those before one (all
-wait for a rank that is late), so no length of a pause is a boundary by itself: for one least length after the
-other the cuts with such pauses (``quiet``) are tried. Of these as many are left out as it takes for the parts
-to make up operations that are possible (``meanings``); what explains most counts, and of equals where first
-messages paused longest against later ones.
+A message's size stands before it (``framing``); the sizes are those of NCCL's chunks and slices as over RoCE,
+so ``layouts`` tells what an operation's messages make together. There are no clear-to-send entries, so where
+operations begin is told by pauses. Pauses within an operation may be as long as those before one (all wait
+for a rank that is late), so no length of a pause is a boundary by itself: for one least length after the
+other the cuts with such pauses (``boundaries``) are tried. Of these as many are left out as it takes for the
+parts to make up operations that are possible (``meanings``); what explains most counts, and of equals where
+first messages paused longest against later ones.
 
 Where only some nodes were captured, what the pauses of the others were is not known: there the messages of
 every connection repeat, and of the numbers of repetitions whose parts make up operations the one counts in
@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.credited import joined
-from dpuflow.matching.levels import MOST, TWICE
-from dpuflow.matching.meanings import MOST_KINDS, Meanings, Part
-from dpuflow.matching.model import placed
-from dpuflow.matching.pipes import Pipe, connections_of
-from dpuflow.matching.quiet import (
+from dpuflow.matching.boundaries import (
     Cuts,
     alike_long,
     chain_cuts,
@@ -36,6 +31,11 @@ from dpuflow.matching.quiet import (
     reactions,
     times_of,
 )
+from dpuflow.matching.credited import joined
+from dpuflow.matching.levels import MOST, TWICE
+from dpuflow.matching.meanings import MOST_KINDS, Meanings, Part
+from dpuflow.matching.model import placed
+from dpuflow.matching.pipes import Pipe, connections_of
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.wire.nccl import NCCL_STEPS
 

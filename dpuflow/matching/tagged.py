@@ -15,9 +15,9 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.framing import MPI_NONBLOCKING
-from dpuflow.matching.crowded import Processes, shares_addresses
 from dpuflow.matching.model import Instance, placed
 from dpuflow.matching.recognise import VARIED, Match, matches, whole_size
+from dpuflow.matching.shared_addresses import Processes, shares_addresses
 from dpuflow.schedules.algorithms import GLOO, NONBLOCKING
 from dpuflow.schema.rows import NEVER, Op, Wire
 

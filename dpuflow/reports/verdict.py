@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from dpuflow.quantities import count, duration, entry_times, late_by, late_in, listed, percent, rank_seconds
 from dpuflow.reports.layout import Paint, wrap
 from dpuflow.reports.sampled import sampled_one_of
-from dpuflow.verdicts.habits import CRITICAL_SHARE, is_material
 from dpuflow.verdicts.pauses import worked_ns
+from dpuflow.verdicts.persistence import CRITICAL_SHARE, is_material
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

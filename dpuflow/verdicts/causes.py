@@ -5,7 +5,7 @@ lies between. A rank whose own time is no longer than its peers' was late becaus
 inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
 it has a link that is slow (``links``), the network made it late. Where it had all it needed, but its own
 data could not leave, its receiver did. Of a rank without a capture of its own it is not seen when it left:
-it is blamed only where no link can have held it so long (``beside``).
+it is blamed only where no link can have held it so long (``partial_capture``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.awaited import left_any
-from dpuflow.verdicts.beside import seen_from_beside
+from dpuflow.verdicts.other_waits import left_any
+from dpuflow.verdicts.partial_capture import seen_from_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
-    from dpuflow.verdicts.beside import Beside
     from dpuflow.verdicts.bulk import Fed
-    from dpuflow.verdicts.charges import Charges
+    from dpuflow.verdicts.costs import Charges
     from dpuflow.verdicts.overlap import Overlap
+    from dpuflow.verdicts.partial_capture import Beside
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
 CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
@@ -56,11 +56,12 @@ class Waits(NamedTuple):
     """What else ranks may have waited for than their peers in the collective before; per row of Entries.
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
-    it begins when it is there; or when what else it may have waited for was done (``awaited``, see there).
-    ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is the row of
-    the same group's collective before. ``overlap`` says whose work goes on beside their collectives: of these
-    it also counts how long ago they had entered the one before, and not again what they were late by before.
-    ``queued``: so long each first message may have waited in its own node (``queued_ns``), which is no work.
+    it begins when it is there; or when what else it may have waited for was done (``other_waits``, see
+    there). ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is
+    the row of the same group's collective before. ``overlap`` says whose work goes on beside their
+    collectives: of these it also counts how long ago they had entered the one before, and not again what they
+    were late by before. ``queued``: so long each first message may have waited in its own node
+    (``queued_ns``), which is no work.
     """
 
     fed: Fed | None = None

@@ -25,8 +25,8 @@ import numpy as np
 from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
-from dpuflow.verdicts.charges import INTERVAL_IN_SIGMAS
-from dpuflow.verdicts.habits import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
+from dpuflow.verdicts.costs import INTERVAL_IN_SIGMAS
+from dpuflow.verdicts.persistence import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import CaptureInfo, Joined, Rows
     from dpuflow.verdicts.bulk import Bulk
+    from dpuflow.verdicts.excess import Own
     from dpuflow.verdicts.judgement import Judgement
-    from dpuflow.verdicts.own import Own
 
 HALF: Final = 0.5
 """Share of a rank's times that must be told for a verdict: fewer may be chosen by the lateness itself."""
@@ -198,7 +198,7 @@ def _mostly_told(
 
 
 MOST: Final = 0.99
-"""No verdict is surer: one in a hundred is what chance may do (``habits.CHANCE``)."""
+"""No verdict is surer: one in a hundred is what chance may do (``persistence.CHANCE``)."""
 EVEN: Final = 0.5
 """Where half of the times show lateness that matters, or incidents cost just what is worth a verdict."""
 SHOWN: Final = 0.75

@@ -25,25 +25,25 @@ from dpuflow.entries import (
 from dpuflow.identity.endpoints import uncaptured
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.accounts import Known, account_for
-from dpuflow.verdicts.awaited import group_before, left_before, unread_until
-from dpuflow.verdicts.beside import busy_elsewhere, never_captured
 from dpuflow.verdicts.bulk import fed_rows, find_bulk
 from dpuflow.verdicts.causes import Waits, causes_of
-from dpuflow.verdicts.charges import charge
+from dpuflow.verdicts.costs import charge
 from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares, with_confidence
 from dpuflow.verdicts.edges import measure_edges
+from dpuflow.verdicts.excess import own_lateness, tied_rows, with_replicas
 from dpuflow.verdicts.judgement import add_stages, doubt, judge, sooner_ns
-from dpuflow.verdicts.kinds import find_tokens, group_kinds
 from dpuflow.verdicts.links import measure_links, slow_rows
+from dpuflow.verdicts.network_delay import excused_ns, find_queues, held_up, queued_ns
+from dpuflow.verdicts.other_waits import group_before, left_before, unread_until
 from dpuflow.verdicts.overlap import find_overlap
-from dpuflow.verdicts.own import own_lateness, tied_rows, with_replicas
+from dpuflow.verdicts.parallelism import find_tokens, group_kinds
+from dpuflow.verdicts.partial_capture import busy_elsewhere, never_captured
 from dpuflow.verdicts.pauses import Work, find_work
 from dpuflow.verdicts.pipelines import find_pipelines
 from dpuflow.verdicts.receivers import registered_rows, slow_receivers, taken_before, taken_until
 from dpuflow.verdicts.replicas import compare_replicas
 from dpuflow.verdicts.stages import compare_stages
 from dpuflow.verdicts.steps import find_steps
-from dpuflow.verdicts.troubles import excused_ns, find_queues, held_up, queued_ns
 from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.accounts import Account
     from dpuflow.verdicts.bulk import Bulk
     from dpuflow.verdicts.causes import Causes
-    from dpuflow.verdicts.charges import Charges
+    from dpuflow.verdicts.costs import Charges
     from dpuflow.verdicts.coverage import Coverage
     from dpuflow.verdicts.edges import Measured
+    from dpuflow.verdicts.excess import Own
     from dpuflow.verdicts.judgement import Judgement
-    from dpuflow.verdicts.kinds import Kind, Tokens
     from dpuflow.verdicts.links import Links
-    from dpuflow.verdicts.own import Own
+    from dpuflow.verdicts.network_delay import Queue
+    from dpuflow.verdicts.parallelism import Kind, Tokens
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.receivers import SlowReceiver
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
-    from dpuflow.verdicts.troubles import Queue
 
 
 class Inferred(NamedTuple):

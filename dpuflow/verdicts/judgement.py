@@ -16,15 +16,15 @@ from dpuflow.arrays.ordering import percentile
 from dpuflow.entries import AT_LEAST, EXACT
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
-from dpuflow.verdicts.habits import (
+from dpuflow.verdicts.excess import Own, tied_rows
+from dpuflow.verdicts.persistence import (
     LATE_SHARE,
     in_rhythm,
     is_habit,
     is_material,
     is_seldom,
 )
-from dpuflow.verdicts.own import Own, tied_rows
-from dpuflow.verdicts.standing import standing_of
+from dpuflow.verdicts.significance import standing_of
 from dpuflow.verdicts.steps import jobs
 from dpuflow.verdicts.units import (
     Units,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Relative, Tail
     from dpuflow.matching import Instance
-    from dpuflow.verdicts.charges import Charges
+    from dpuflow.verdicts.costs import Charges
     from dpuflow.verdicts.stages import Stage
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
@@ -237,10 +237,10 @@ def _judge_one(
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:
     """Judgements, where nothing is said against ranks that what nobody saw may have kept.
 
-    ``elsewhere``: ranks that others than those captured may have kept (``beside``). ``far``: ranks without a
-    capture of their own. They may have waited for messages on links that nobody saw: late they are by what
-    their peers saw of them, never by their own doing, and beside a captured rank that is to blame they may
-    have waited for that one.
+    ``elsewhere``: ranks that others than those captured may have kept (``partial_capture``). ``far``: ranks
+    without a capture of their own. They may have waited for messages on links that nobody saw: late they are
+    by what their peers saw of them, never by their own doing, and beside a captured rank that is to blame
+    they may have waited for that one.
     """
     blamed = any(each.late and each.cause in _OWN and each.endpoint not in far for each in judgements)
     out = []

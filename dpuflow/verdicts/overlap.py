@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import LATE_SHARE
+from dpuflow.verdicts.persistence import LATE_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

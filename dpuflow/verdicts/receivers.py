@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.entries import against_others, places_of, previous_row
-from dpuflow.entries.reached import SLOTS
+from dpuflow.entries.inputs import SLOTS
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
-from dpuflow.verdicts.habits import is_material, usual_excess
+from dpuflow.verdicts.persistence import is_material, usual_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.habits import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

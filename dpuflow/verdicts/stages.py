@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import (
+from dpuflow.verdicts.persistence import (
     LATE_SHARE,
     MATERIAL_SHARE,
     QUARTER_IN_SIGMAS,
@@ -26,14 +26,14 @@ from dpuflow.verdicts.habits import (
 )
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.receivers import AT_ONCE
-from dpuflow.verdicts.standing import incidents_of
+from dpuflow.verdicts.significance import incidents_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries import Entries, Tail
     from dpuflow.verdicts.pipelines import Pipeline, Work
-    from dpuflow.verdicts.standing import Incidents
+    from dpuflow.verdicts.significance import Incidents
 
 UNEQUAL = 0.1
 """How much longer than its peers a stage may work by design, in shares of their work."""

@@ -1,6 +1,6 @@
 """What judging compares: each endpoint's sequence of steps, or of collectives where it has no steps.
 
-In: rows of Entries with what each rank answers for itself (``own``). Out: its units in order, and where in
+In: rows of Entries with what each rank answers for itself (``excess``). Out: its units in order, and where in
 them it is late as a rule, again and again, in turn with others, or from a time on.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import (
+from dpuflow.verdicts.persistence import (
     CHANCE,
     FEWEST,
     LATE_SHARE,
@@ -23,7 +23,7 @@ from dpuflow.verdicts.habits import (
     onset_of,
     usual_excess,
 )
-from dpuflow.verdicts.standing import going_round, incidents_of
+from dpuflow.verdicts.significance import going_round, incidents_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Tail
     from dpuflow.matching import Instance
-    from dpuflow.verdicts.own import Own
-    from dpuflow.verdicts.standing import Standing
+    from dpuflow.verdicts.excess import Own
+    from dpuflow.verdicts.significance import Standing
 
 
 NOTHING: Final = np.zeros(0, np.int64)
@@ -166,7 +166,8 @@ def world_of(
 
 
 def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
-    """The endpoints that take turns in being late (``standing``); ``of`` is the unit of each row of Entries.
+    """The endpoints that take turns in being late (``significance``); ``of`` is the unit of each row of
+    Entries.
 
     Only of units that are all alike: steps, or collectives of one kind.
     """

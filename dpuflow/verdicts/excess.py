@@ -13,8 +13,8 @@ import numpy as np
 from dpuflow.entries import AT_LEAST, EXACT, Rule
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, NONE, UNKNOWN, Causes
-from dpuflow.verdicts.charges import sigmas_of
-from dpuflow.verdicts.habits import SIGMAS
+from dpuflow.verdicts.costs import sigmas_of
+from dpuflow.verdicts.persistence import SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +73,9 @@ def own_lateness(
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
 
-    Less what the network may have kept it for (``excused_ns``, see ``troubles``). The noise is that of the
-    work itself. Entries scatter by what peers of other groups handed on, too, and would hide a rank that is
-    late once a step.
+    Less what the network may have kept it for (``excused_ns``, see ``network_delay``). The noise is that of
+    the work itself. Entries scatter by what peers of other groups handed on, too, and would hide a rank that
+    is late once a step.
     """
     known = tied_rows(instances, entries) & np.isin(relative.bound, (EXACT, AT_LEAST))
     known &= causes.excess_ns != NEVER

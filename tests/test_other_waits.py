@@ -11,6 +11,7 @@ import pytest
 
 import dpuflow
 from dpuflow.analysis import analyze_tables, read_captures
+from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import Entries, build_entries
 from dpuflow.reports.json import json_lines
 from dpuflow.schema.rows import EXCHANGE, NEVER, Wire
@@ -26,9 +27,9 @@ from dpuflow.synth.scenario import (
     SlowLink,
     Training,
 )
-from dpuflow.verdicts.awaited import group_before, left_before, unread_until
 from dpuflow.verdicts.inferred import infer
-from dpuflow.verdicts.troubles import excused_ns, held_spans, union_ns
+from dpuflow.verdicts.network_delay import excused_ns, held_stretches
+from dpuflow.verdicts.other_waits import group_before, left_before, unread_until
 
 MS = 1_000_000
 
@@ -126,15 +127,14 @@ def test_only_repetitions_that_hold_something_up_are_trouble() -> None:
     def alone(*rows: dict[str, int]) -> int:
         every = table(*usual, *rows)
         again = every["retransmitted"] > 0
-        begin, end, _ = held_spans(every, np.arange(len(every)), again)
-        return union_ns(begin, end, 0, 300 * MS)
+        held, _ = held_stretches(every, np.arange(len(every)), again)
+        return covered_ns(held, 0, 300 * MS)
 
     assert alone() == 0
     assert alone(vain) == 0
     assert alone(held, vain) == 4 * MS
     beside = exchange(2, 1, 101 * MS, 105 * MS, retransmitted=1)
     assert alone(held, beside) == 4 * MS  # the same time, once
-    assert union_ns(np.array([0, 2, 1]), np.array([2, 9, 3]), 1, 5) == 4
 
 
 def test_loss_excuses_those_that_it_kept_no_others(shared: Path) -> None:

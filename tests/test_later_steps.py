@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, analysed, run_job
 
-from dpuflow.entries.behind import Act, acts_seen
+from dpuflow.entries.later_steps import Act, acts_seen
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.results import Analysis

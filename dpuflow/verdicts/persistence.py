@@ -103,7 +103,8 @@ def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> i
     """By how much a rank is late as a rule because it works longer, ns a time; 0 where it does not.
 
     ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. Whether
-    that is more than noise or chance is asked apart: of places among peers (``standing``), or of its size.
+    that is more than noise or chance is asked apart: of places among peers (``significance``), or of its
+    size.
     """
     if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.behind import seen_acts
+from dpuflow.entries.later_steps import seen_acts
 from dpuflow.entries.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative, cautious
 from dpuflow.entries.rules import FEWEST, Rule
 from dpuflow.schedules.graph import dependencies, depths
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.behind import Edge, Seen
+    from dpuflow.entries.later_steps import Edge, Seen
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
 
@@ -49,7 +49,7 @@ class Pace(NamedTuple):
 def likely_entries(entries: Entries, groups: Sequence[Sequence[Seen]]) -> Entries:
     """Entries with ``likely_ns`` of the ranks heard of; ``by_ns`` and ``by_act`` of those that nothing dates.
 
-    ``groups`` as of ``behind.read_alike``.
+    ``groups`` as of ``later_steps.read_alike``.
     """
     likely, by, by_act = (
         entries.margins.likely_ns.copy(),

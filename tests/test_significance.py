@@ -10,9 +10,9 @@ from collective_worlds import World, run_job
 from test_judgement import MS, RING, judged, stages
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import CHANCE
 from dpuflow.verdicts.judgement import Judgement
-from dpuflow.verdicts.standing import going_round, incidents_of, standing_of
+from dpuflow.verdicts.persistence import CHANCE
+from dpuflow.verdicts.significance import going_round, incidents_of, standing_of
 
 
 def naive_place(collective: np.ndarray, excess: np.ndarray, row: int) -> tuple[float, int]:

@@ -20,8 +20,8 @@ from dpuflow.schema.rows import Op
 from dpuflow.schema.tables import Vantage
 from dpuflow.scoring.score import score_case
 from dpuflow.scoring.truth import read_case
-from dpuflow.verdicts.beside import _unseen, busy_elsewhere
 from dpuflow.verdicts.judgement import Judgement, doubt
+from dpuflow.verdicts.partial_capture import _unseen, busy_elsewhere
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 

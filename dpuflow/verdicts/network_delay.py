@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import places_of, previous_row
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import is_material
 from dpuflow.verdicts.links import FEWEST, SLOW_FACTOR
+from dpuflow.verdicts.persistence import is_material
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def excused_ns(
     out = np.zeros(len(entries.endpoint), np.int64)
     if not instances or not held_up.any():
         return out
-    begin, end, rows = held_spans(exchanges, np.concatenate([i.rows for i in instances]), held_up)
+    held, rows = held_stretches(exchanges, np.concatenate([i.rows for i in instances]), held_up)
     src, dst = exchanges["src"][rows], exchanges["dst"][rows]
     last = previous_row(entries)
     since = np.where(last >= 0, entries.leave_ns[last], NEVER)
@@ -54,7 +55,7 @@ def excused_ns(
         endpoint = entries.endpoint[mine[0]]
         path = (src == endpoint) | (dst == endpoint)
         for row in mine[entries.enter_ns[mine] != NEVER].tolist() if path.any() else []:
-            out[row] = union_ns(begin[path], end[path], since[row], entries.enter_ns[row])
+            out[row] = covered_ns(held[:, path], since[row], entries.enter_ns[row])
     return out
 
 
@@ -66,32 +67,22 @@ def held_up(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
     return found
 
 
-def held_spans(
+def held_stretches(
     exchanges: Rows, at: NDArray[np.int64], held_up: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """When messages that were ``held_up``, of those in rows ``at``, were under way beyond the usual time for
-    a byte of these: from, until, and their rows."""
+    a byte of these: stretches from and until, and their rows."""
     known = (exchanges["data_ns"][at] != NEVER) & (exchanges["arrived_end_ns"][at] != NEVER)
     at = at[known & (exchanges["packets"][at] > 0)]
     sizes, end = exchanges["bytes"][at].astype(np.float64), exchanges["arrived_end_ns"][at]
     took, again = end - exchanges["data_ns"][at], held_up[at]
     if not again.any():
-        return end[:0], end[:0], at[:0]
+        return np.zeros((2, 0), np.int64), at[:0]
     pace = took / np.maximum(sizes, 1)
     usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
     beyond = np.maximum(took - usual * sizes, 0).astype(np.int64)
     again &= beyond > 0
-    return (end - beyond)[again], end[again], at[again]
-
-
-def union_ns(begin: NDArray[np.int64], end: NDArray[np.int64], since: int, until: int) -> int:
-    """How much of the time from ``since`` until ``until`` the spans cover; what several cover counts once."""
-    within = (end > since) & (begin < until)
-    begin, end = np.maximum(begin[within], since), np.minimum(end[within], until)
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
-    covered = np.maximum.accumulate(np.concatenate([begin[:1], end[:-1]]))
-    return int(np.maximum(end - np.maximum(begin, covered), 0).sum())
+    return np.stack([end - beyond, end])[:, again], at[again]
 
 
 class Queue(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, percentiles
 from dpuflow.entries import AT_LEAST, EXACT, Rule, against_others
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

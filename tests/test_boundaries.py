@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from lane_views import view
 
+from dpuflow.matching.boundaries import Times, chain_cuts, counted_cuts, cuts_of
 from dpuflow.matching.branches import trees
 from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.pipes import Pipe
-from dpuflow.matching.quiet import Times, chain_cuts, counted_cuts, cuts_of
 
 NONE = np.zeros(0, np.int64)
 

@@ -1,7 +1,7 @@
 """Entries by first acts in; what dates each entry for good, and its error, out.
 
 A rule says what kind of act dates an entry (``entries``). Here each act is weighed against what the capture
-shows of its host and its group: how fast they react (``waiting``), and all that it may have waited for
+shows of its host and its group: how fast they react (``reactions``), and all that it may have waited for
 (``blockers``); then ranks that nothing dated yet are, by what others show of them; then errors follow.
 """
 
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked, classes, percentile
-from dpuflow.entries.behind import date_behind, read_alike
 from dpuflow.entries.blockers import Scene, find_blockers, packet_times, solve
 from dpuflow.entries.handover import receiving_ns, spreads, usual_reactions, wide_spreads
-from dpuflow.entries.likely import likely_entries
+from dpuflow.entries.inputs import lines_of
+from dpuflow.entries.last_candidates import likely_entries
+from dpuflow.entries.later_steps import date_behind, read_alike
 from dpuflow.entries.queues import queued_rows
-from dpuflow.entries.reached import lines_of
+from dpuflow.entries.reactions import begun, credited, own_answers, released
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import BEYOND, BY_GPUS, FAR_BEYOND, FEWEST, QUICK, Rule
 from dpuflow.entries.slots import date_by_slots, late_to_inputs
 from dpuflow.entries.tails import handed_to_threads, room, served_alike, tails, worst_ns
-from dpuflow.entries.waiting import begun, credited, own_answers, released
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """Each rank's place among its peers, and what chance does: who stands high, and who takes turns in it.
 
-In: how much longer than its peers each rank worked (``own``). Out: its standing in each collective, and for
-any of its collectives the chance that a rank that is like all others stands as high; and the ranks that took
-turns, each working longer whenever as many units (steps, else collectives) had gone by as there are ranks.
-Nothing is assumed of how long work takes or scatters: of ranks that are alike each place is as likely as any
-(Friedman, 1937), and single turns may be within the noise.
+In: how much longer than its peers each rank worked (``excess``). Out: its standing in each collective, and
+for any of its collectives the chance that a rank that is like all others stands as high; and the ranks that
+took turns, each working longer whenever as many units (steps, else collectives) had gone by as there are
+ranks. Nothing is assumed of how long work takes or scatters: of ranks that are alike each place is as likely
+as any (Friedman, 1937), and single turns may be within the noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from dpuflow.arrays.ordering import percentile
 from dpuflow.entries import BEYOND
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.habits import CHANCE, FEWEST, USUAL_SHARE, is_material
+from dpuflow.verdicts.persistence import CHANCE, FEWEST, USUAL_SHARE, is_material
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,8 +119,8 @@ def _standing_out(unit: NDArray[np.int64], rank: NDArray[np.int64], amount_ns: N
     """The ranks whose incidents are more, or larger, than chance deals out to one of them.
 
     Of ranks that are alike each has any of a unit's amounts as likely as any other, whatever their
-    distribution. No amount counts for more than the rank's third largest (``habits.habit_ns``). The one that
-    stands out most is set aside, and the others are asked again; all share the level ``CHANCE``.
+    distribution. No amount counts for more than the rank's third largest (``persistence.habit_ns``). The one
+    that stands out most is set aside, and the others are asked again; all share the level ``CHANCE``.
     """
     found: set[int] = set()
     left, ranks = np.ones(len(rank), bool), len(np.unique(rank))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from collective_worlds import World, algorithm_of, captured, run_job
-from test_behind import MS, RING, one_node, seen_by
+from test_later_steps import MS, RING, one_node, seen_by
 from test_upper import check_bounds, pointed, row_of
 
 from dpuflow.entries import build_entries

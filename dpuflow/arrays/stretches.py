@@ -1,0 +1,35 @@
+"""Stretches of time, int64 (2, n) from when to when: what they cover, where they overlap but once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+def covered_between(times: Ints, stretches: Ints) -> Ints:
+    """Of each span between one of ``times`` (ascending) and the next how much ``stretches`` cover; n - 1."""
+    begin, end = stretches[:, np.argsort(stretches[0], kind="stable")]
+    # Until when all is covered, when a stretch begins and after it.
+    until = np.maximum.accumulate(np.r_[begin[:1], end])
+    lengths = np.maximum(until[1:] - np.maximum(begin, until[:-1]), 0)
+    before = np.r_[0, np.cumsum(lengths)]
+    begun = np.searchsorted(begin, times, side="right")
+    # What of those begun lies beyond a time is one piece: it lasts until the latest of them ends.
+    beyond = np.maximum(until[begun] - times, 0) if len(begin) else np.zeros(len(times), np.int64)
+    covered: Ints = np.diff(before[begun] - beyond)
+    return covered
+
+
+def covered_ns(stretches: Ints, since: int | None = None, until: int | None = None) -> int:
+    """How much of the time from ``since`` until ``until`` stretches cover; of all time without these."""
+    if not stretches.shape[1]:
+        return 0
+    since = int(stretches[0].min()) if since is None else since
+    until = int(stretches[1].max()) if until is None else until
+    return int(covered_between(np.array([since, max(since, until)]), stretches).sum())
