@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that a change is judged by what it changed; `make fuzz` and
+# HYPOTHESIS_PROFILE=default draw new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Programs that tests start themselves, from packages that were unpacked, not installed (tools/setup.sh).
