@@ -57,7 +57,7 @@ test-pythons: ## run the tests with the lowest and the highest Python here (ARGS
 	sh tools/pythons.sh -m "not long" $(ARGS)
 
 fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column files, kernels, the DOCA adapter's ring
-	HYPOTHESIS_PROFILE=default $(PYTHON) tools/fuzz.py --minutes $(MINUTES) $(ARGS)
+	$(PYTHON) tools/fuzz.py --minutes $(MINUTES) $(ARGS)
 	mkdir -p build/fuzz
 	cc -O1 -Wall -Wextra -Werror -o build/fuzz/kernels tools/fuzz_kernels.c -ldl
 	build/fuzz/kernels "$$($(PYTHON) -m dpuflow.kernels._build)" $$(($(MINUTES) * 6))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, so that a change is judged by what it changed; `make fuzz` and
-# HYPOTHESIS_PROFILE=default draw new ones.
+# The same examples in every run, so that a change is judged by what it changed;
+# HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.schema.rows import NEVER
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -15,13 +17,13 @@ if TYPE_CHECKING:
 def covered_between(times: Ints, stretches: Ints) -> Ints:
     """Of each span between one of ``times`` (ascending) and the next how much ``stretches`` cover; n - 1."""
     begin, end = stretches[:, np.argsort(stretches[0], kind="stable")]
-    # Until when all is covered, when a stretch begins and after it.
-    until = np.maximum.accumulate(np.r_[begin[:1], end])
-    lengths = np.maximum(until[1:] - np.maximum(begin, until[:-1]), 0)
+    # Until when time is covered without a gap: when a stretch begins (before any: never), and after it.
+    until = np.maximum.accumulate(np.r_[NEVER, end])
+    lengths = np.maximum(end - np.maximum(begin, until[:-1]), 0)
     before = np.r_[0, np.cumsum(lengths)]
     begun = np.searchsorted(begin, times, side="right")
     # What of those begun lies beyond a time is one piece: it lasts until the latest of them ends.
-    beyond = np.maximum(until[begun] - times, 0) if len(begin) else np.zeros(len(times), np.int64)
+    beyond = np.maximum(until[begun], times) - times
     covered: Ints = np.diff(before[begun] - beyond)
     return covered
 
