@@ -16,6 +16,7 @@ from dpuflow.results import Lateness
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.causes import causes_of
 from dpuflow.verdicts.costs import Charges, charge, scatter_of
+from dpuflow.verdicts.evidence import Evidence
 from dpuflow.verdicts.excess import own_lateness
 from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
@@ -50,7 +51,7 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
         find_work(entries, step).ns,
         stalls(entries, exchanges, instances, of[entries.collective]),
     )
-    found = judge(instances, entries, relative, charges, causes, own, of, step, worked_ns, stalled)
+    found = judge(Evidence(instances, entries, relative, charges, causes, own, of, step, worked_ns, stalled))
     return instances, entries, charges, found
 
 
@@ -279,7 +280,7 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
     causes = causes_of(instances, entries, relative, charges, np.zeros(len(entries.rule), bool))
     step = np.full(len(entries.rule), -1)
     own = own_lateness(instances, entries, relative, causes, group)
-    assert judge(instances, entries, relative, charges, causes, own, group, step, 0) == []
+    assert judge(Evidence(instances, entries, relative, charges, causes, own, group, step, 0)) == []
 
 
 def test_a_rank_never_seen_is_unknown() -> None:

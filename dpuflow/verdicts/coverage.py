@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries, Relative
+    from dpuflow.entries import Relative
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import CaptureInfo, Joined, Rows
     from dpuflow.verdicts.bulk import Bulk
-    from dpuflow.verdicts.excess import Own
+    from dpuflow.verdicts.evidence import Evidence
     from dpuflow.verdicts.judgement import Judgement
 
 HALF: Final = 0.5
@@ -68,23 +68,15 @@ class Coverage(NamedTuple):
 
 
 def coverage_of(
-    instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    own: Own,
-    tied: NDArray[np.bool_],
-    step: NDArray[np.int64],
-    unread: Mapping[int, float],
-    worked_ns: int,
-    queued: NDArray[np.int64],
+    evidence: Evidence, tied: NDArray[np.bool_], unread: Mapping[int, float], queued: NDArray[np.int64]
 ) -> dict[int, Coverage]:
     """For each endpoint of ``tied`` rows what was told of it.
 
-    ``step`` as of ``find_steps``, ``unread`` as of ``unread_shares``, ``worked_ns`` how long the job took
-    without stalls (``find_work``), ``queued`` for how long first messages may have waited in their node
+    ``unread`` as of ``unread_shares``, ``queued`` for how long first messages may have waited in their node
     (``queued_ns``): what hides there is no less than that.
     """
-    found = {}
+    instances, entries, relative = evidence.instances, evidence.entries, evidence.relative
+    step, worked_ns, found = evidence.step, evidence.worked_ns, {}
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
     hides = [i.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
     several = np.array(hides, bool)[entries.collective]
@@ -99,7 +91,7 @@ def coverage_of(
         total = round(len(rows) / max(1 - unread.get(endpoint, 0.0), SMALLEST))
         inside = step[rows][step[rows] >= 0]
         steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
-        hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, entries, relative, own) + queued[rows])
+        hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, evidence) + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
         untold, step_ns = total - exact - bounded, round(worked_ns / max(steps, 1))
         shown = int((hidden <= CRITICAL_SHARE * step_ns).sum()) / max(total, 1)
@@ -107,17 +99,17 @@ def coverage_of(
     return found
 
 
-def _hidden_ns(
-    rows: NDArray[np.int64], entries: Entries, relative: Relative, own: Own
-) -> NDArray[np.float64]:
+def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence) -> NDArray[np.float64]:
     """The largest lateness of one endpoint's ``rows`` that would not show in each; HIDDEN where any would.
 
     What is random in an entry's error is part of the scatter, and evens out; what clocks err by does not.
     """
+    relative, own = evidence.relative, evidence.own
     bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
     shown = known & ((bound == EXACT) | (bound == AT_LEAST))
     number = max(int(shown.sum()), 1)
-    scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number)) + entries.margins.clock_ns[rows]
+    scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number))
+    scatter += evidence.entries.margins.clock_ns[rows]
     most = np.where(bound == AT_MOST, relative.lateness_ns[rows], HIDDEN)
     return np.asarray(np.where(shown, scatter, most), np.float64)
 
@@ -160,11 +152,7 @@ def unread_shares(
 
 
 def doubt_untold(
-    judgements: Sequence[Judgement],
-    told: Mapping[int, Coverage],
-    own: Own,
-    entries: Entries,
-    relative: Relative,
+    judgements: Sequence[Judgement], told: Mapping[int, Coverage], evidence: Evidence
 ) -> list[Judgement]:
     """Judgements, unknown where what was told does not carry them.
 
@@ -176,19 +164,16 @@ def doubt_untold(
     for each in judgements:
         seen = told.get(each.endpoint)
         each = replace(each, detectable_ns=seen.detectable_ns if seen else None)
-        sure = seen is not None and (
-            _mostly_told(each, seen, own, entries, relative) if each.late else seen.clears
-        )
+        sure = seen is not None and (_mostly_told(each, seen, evidence) if each.late else seen.clears)
         out.append(each if sure else each.unknown())
     return out
 
 
-def _mostly_told(
-    judgement: Judgement, told: Coverage, own: Own, entries: Entries, relative: Relative
-) -> bool:
+def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bool:
     """Whether at least half of a late rank's times say whether it was as late as that."""
-    rows = np.flatnonzero(entries.endpoint == judgement.endpoint)
-    amount = own.amount_ns[rows]
+    relative = evidence.relative
+    rows = np.flatnonzero(evidence.entries.endpoint == judgement.endpoint)
+    amount = evidence.own.amount_ns[rows]
     usual = float(np.median(amount[amount > 0])) if (amount > 0).any() else 0.0
     usual = max([usual, *judgement.usual_ns.values()])
     bound = relative.bound[rows]
@@ -212,19 +197,16 @@ STAGES: Final = 0.9
 def with_confidence(
     judgements: Sequence[Judgement],
     told: Mapping[int, Coverage],
-    instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    own: Own,
+    evidence: Evidence,
     captures: Sequence[CaptureInfo],
-    worked_ns: int,
     staged: frozenset[int] = frozenset(),
 ) -> list[Judgement]:
     """Judgements with their confidence; None where nothing is claimed, or only that messages came late.
 
     ``staged``: endpoints that were compared with other stages of their pipelines.
     """
-    reading = np.array([each.confidence for each in instances], np.float64)[entries.collective]
+    entries, own = evidence.entries, evidence.own
+    reading = np.array([each.confidence for each in evidence.instances], np.float64)[entries.collective]
     kept = kept_share(captures)
     in_turn = any(each.steadiness == "rotating" for each in judgements)
     out = []
@@ -235,12 +217,12 @@ def with_confidence(
             amount = own.amount_ns[rows]
             # One or two incidents are nobody's habit; beside others late in turn they may be its turn.
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
-            cost = cost_ns / max(MATERIAL_SHARE * worked_ns, 1.0)
+            cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
             sure = STAGES if each.endpoint in staged else _clear(told.get(each.endpoint), cost)
         elif each.late and each.cause != "unknown":
             late = rows[own.amount_ns[rows] > 0]
             late = late if len(late) else np.array(sorted(each.usual_ns), np.int64)
-            sure = STAGES if not len(late) else _guilty(late, reading, relative, each)
+            sure = STAGES if not len(late) else _guilty(late, reading, evidence.relative, each)
         out.append(replace(each, confidence=None if sure is None else round(kept * sure, 3)))
     return out
 

@@ -30,6 +30,7 @@ from dpuflow.verdicts.causes import Waits, causes_of
 from dpuflow.verdicts.costs import charge
 from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares, with_confidence
 from dpuflow.verdicts.edges import measure_edges
+from dpuflow.verdicts.evidence import Evidence
 from dpuflow.verdicts.excess import own_lateness, tied_rows, with_replicas
 from dpuflow.verdicts.judgement import add_stages, doubt, judge, sooner_ns
 from dpuflow.verdicts.links import measure_links, slow_rows
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.judgement import Judgement
     from dpuflow.verdicts.links import Links
     from dpuflow.verdicts.network_delay import Queue
+    from dpuflow.verdicts.overlap import Overlap
     from dpuflow.verdicts.parallelism import Kind, Tokens
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.receivers import SlowReceiver
@@ -100,93 +102,187 @@ class Inferred(NamedTuple):
     receivers: list[SlowReceiver]
 
 
+class Read(NamedTuple):
+    """Messages, the collectives that they make, and when the ranks of these came."""
+
+    joined: Joined
+    exchanges: Rows
+    instances: Sequence[Instance]
+    entries: Entries
+    dated: Entries  # the same without those that nothing dates
+    short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
+    relative: Relative  # among entries that are dated
+    groups: list[list[int]]  # endpoints of each, in order of its first collective
+    group_of: NDArray[np.int64]  # per collective
+    steps: list[Steps]
+    step: NDArray[np.int64]  # of each row of Entries; -1: in none
+
+
+class Traffic(NamedTuple):
+    """What messages tell of the network, and of what goes on beside the collectives."""
+
+    links: Links
+    held_up: NDArray[np.bool_]  # of each exchange (``network_delay``)
+    queues: dict[int, Queue]
+    queued: NDArray[np.int64]  # per row of Entries (``queued_ns``)
+    bulk: list[Bulk]
+    taken: NDArray[np.int64]  # per row (``taken_until``)
+    overlap: Overlap | None
+
+
+class Compared(NamedTuple):
+    """Ranks of pipelines, each beside the other stages and beside its replicas."""
+
+    pipelines: list[Pipeline]
+    stages: list[Stage]
+    replicated: frozenset[int]  # endpoints that were judged against replicas of their stage
+
+
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
     """Run the stages. ``instances``: collectives over ``exchanges``; ``entries``: when their ranks came."""
+    read = _read(joined, exchanges, instances, entries)
+    traffic = _traffic(read)
+    work = find_work(read.entries, read.step)
+    evidence, compared = _evidence(read, traffic, work.ns)
+    bounded, told, judgements = _judgements(read, traffic, evidence, compared)
+    tokens = [find_tokens(each, read.step, instances, read.entries) for each in read.steps]
+    decoding = [each for each, found in zip(read.steps, tokens, strict=True) if found is not None]
+    return Inferred(
+        entries=read.entries,
+        short=read.short,
+        relative=read.relative,
+        bounded=bounded,
+        charges=evidence.charges,
+        causes=evidence.causes,
+        own=evidence.own,
+        links=traffic.links,
+        queues=traffic.queues,
+        groups=read.groups,
+        kinds=group_kinds(read.groups, read.group_of, instances, read.steps, compared.pipelines, decoding),
+        group_of=read.group_of,
+        steps=read.steps,
+        accounts=_accounts(read, traffic, evidence, compared, judgements),
+        tokens=tokens,
+        pipelines=compared.pipelines,
+        stages=compared.stages,
+        compared=compared.replicated,
+        judgements=judgements,
+        told=told,
+        edges=measure_edges(joined, exchanges, instances, read.entries),
+        bulk=traffic.bulk,
+        work=work,
+        receivers=slow_receivers(exchanges, instances, read.dated, traffic.taken, work.ns),
+    )
+
+
+def _read(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Read:
+    """Entries weighed, against the earliest of their collective, by group and by step."""
     groups, group_of = _groups(instances)
     entries = weigh(entries, exchanges, joined, instances, group_of)
     short = short_of_ranks(entries, instances)
     relative = among_dated(entries, relate(entries, short))
     dated = replace(entries, enter_ns=relative.enter_ns)
-    charges = charge(dated, relative, group_of)
-    links = measure_links(exchanges, instances)
-    bulk = find_bulk(exchanges, instances, entries)
-    kin = group_before(dated, group_of)
-    taken = taken_until(exchanges, instances, entries)
     steps, step = find_steps(instances, entries, group_of)
-    queues = find_queues(exchanges, joined.columns["sent_ns"], instances, entries)
-    queued = queued_ns(queues, entries)
+    return Read(joined, exchanges, instances, entries, dated, short, relative, groups, group_of, steps, step)
+
+
+def _traffic(read: Read) -> Traffic:
+    """Links, queues and transfers beside the collectives."""
+    exchanges, instances, entries = read.exchanges, read.instances, read.entries
+    links = measure_links(exchanges, instances)
+    queues = find_queues(exchanges, read.joined.columns["sent_ns"], instances, entries)
+    before = previous_row(read.dated)
+    return Traffic(
+        links,
+        held_up(exchanges, links),
+        queues,
+        queued_ns(queues, entries),
+        find_bulk(exchanges, instances, entries),
+        taken_until(exchanges, instances, entries),
+        find_overlap(instances, read.dated, before, read.group_of, read.step),
+    )
+
+
+def _waits(read: Read, traffic: Traffic) -> Waits:
+    """What ranks may have waited for besides their peers."""
+    exchanges, instances, entries, dated = read.exchanges, read.instances, read.entries, read.dated
+    kin = group_before(dated, read.group_of)
     unread = unread_until(exchanges, instances, entries)
-    waits = Waits(
-        fed_rows(bulk, entries) if bulk else None,
-        partial(registered_rows, exchanges, joined.transfers, instances, entries),
-        np.maximum(np.maximum(unread, left_before(dated, kin)), taken_before(instances, dated, taken)),
+    left = np.maximum(left_before(dated, kin), taken_before(instances, dated, traffic.taken))
+    return Waits(
+        fed_rows(traffic.bulk, entries) if traffic.bulk else None,
+        partial(registered_rows, exchanges, read.joined.transfers, instances, entries),
+        np.maximum(unread, left),
         kin,
-        find_overlap(instances, dated, previous_row(dated), group_of, step),
-        queued,
+        traffic.overlap,
+        traffic.queued,
     )
-    causes = causes_of(instances, dated, relative, charges, slow_rows(links, entries), waits)
-    held = held_up(exchanges, links)
-    excused = excused_ns(exchanges, instances, dated, held)
-    pipelines = find_pipelines(instances, entries, step, taken)
-    replicas = compare_replicas(instances, entries, pipelines)
+
+
+def _evidence(read: Read, traffic: Traffic, worked_ns: int) -> tuple[Evidence, Compared]:
+    """What each rank answers for, and how stages of pipelines compare."""
+    exchanges, instances, entries, dated = read.exchanges, read.instances, read.entries, read.dated
+    relative, group_of = read.relative, read.group_of
+    charges = charge(dated, relative, group_of)
+    slow = slow_rows(traffic.links, entries)
+    causes = causes_of(instances, dated, relative, charges, slow, _waits(read, traffic))
+    excused = excused_ns(exchanges, instances, dated, traffic.held_up)
     own = own_lateness(instances, dated, relative, causes, group_of, excused)
+    pipelines = find_pipelines(instances, entries, read.step, traffic.taken)
+    replicas = compare_replicas(instances, entries, pipelines)
     own, causes = with_replicas(own, causes, replicas)
-
-    work = find_work(entries, step)
     stalled = stalls(entries, exchanges, instances, group_of[entries.collective])
-    stages = [stage for each in pipelines for stage in compare_stages(each, entries, work.ns, stalled)]
-    judgements = judge(instances, dated, relative, charges, causes, own, group_of, step, work.ns, stalled)
-    judgements = doubt(judgements, busy_elsewhere(instances), never_captured(instances) | uncaptured(joined))
-    claimed = claim(entries, relative, short)
-    bounded = bound_above(entries, claimed, instances, short, charges.noise_ns)
-    tied, shares = tied_rows(instances, entries), unread_shares(joined, exchanges, instances, bulk)
-    seen = among_dated(entries, bounded.relative)
-    told = coverage_of(instances, entries, seen, own, tied, step, shares, work.ns, queued)
-    judgements = doubt_untold(judgements, told, own, entries, seen)
-    # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
-    compared = frozenset(entries.endpoint[replicas.rows].tolist())
-    judgements = add_stages(judgements, [stage for stage in stages if stage.endpoint not in compared])
-    staged = frozenset(stage.endpoint for stage in stages if stage.verdict == "on_time") - compared
-    judgements = with_confidence(
-        judgements, told, instances, entries, seen, own, joined.captures, work.ns, staged
+    stages = [stage for each in pipelines for stage in compare_stages(each, entries, worked_ns, stalled)]
+    replicated = frozenset(entries.endpoint[replicas.rows].tolist())
+    evidence = Evidence(
+        instances, dated, relative, charges, causes, own, group_of, read.step, worked_ns, stalled
     )
-    verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
-    for stage in stages:
-        stage.verdict = verdicts[stage.endpoint] if stage.endpoint in compared else stage.verdict
+    return evidence, Compared(pipelines, stages, replicated)
 
-    sooner = sooner_ns(judgements, stages, own)
-    kind = kinds_of(instances, group_of)
-    beside = waits.overlap.rows if waits.overlap is not None else np.zeros(len(step), bool)
-    transfers = np.array([i.op == Op.SEND_RECV for i in instances], bool)
-    known = Known(causes, held, transfers, beside, sooner, kind, group_of)
-    tokens = [find_tokens(each, step, instances, entries) for each in steps]
-    decoding = [each for each, told in zip(steps, tokens, strict=True) if told is not None]
-    return Inferred(
-        entries=entries,
-        short=short,
-        relative=relative,
-        bounded=bounded,
-        charges=charges,
-        causes=causes,
-        own=own,
-        links=links,
-        queues=queues,
-        groups=groups,
-        kinds=group_kinds(groups, group_of, instances, steps, pipelines, decoding),
-        group_of=group_of,
-        steps=steps,
-        accounts=account_for(exchanges, instances, dated, steps, pipelines, known),
-        tokens=tokens,
-        pipelines=pipelines,
-        stages=stages,
-        compared=compared,
-        judgements=judgements,
-        told=told,
-        edges=measure_edges(joined, exchanges, instances, entries),
-        bulk=bulk,
-        work=work,
-        receivers=slow_receivers(exchanges, instances, dated, taken, work.ns),
+
+def _judgements(
+    read: Read, traffic: Traffic, evidence: Evidence, compared: Compared
+) -> tuple[Bounded, dict[int, Coverage], list[Judgement]]:
+    """Verdicts, weighed by what was seen; and bounds of lateness and coverage, which they are weighed by.
+
+    Stages get the verdicts of those endpoints that were compared with their replicas.
+    """
+    joined, instances, entries = read.joined, read.instances, read.entries
+    far = never_captured(instances) | uncaptured(joined)
+    judgements = doubt(judge(evidence), busy_elsewhere(instances), far)
+    claimed = claim(entries, read.relative, read.short)
+    bounded = bound_above(entries, claimed, instances, read.short, evidence.charges.noise_ns)
+    seen = evidence._replace(entries=entries, relative=among_dated(entries, bounded.relative))
+    shares = unread_shares(joined, read.exchanges, instances, traffic.bulk)
+    told = coverage_of(seen, tied_rows(instances, entries), shares, traffic.queued)
+    judgements = doubt_untold(judgements, told, seen)
+    # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
+    apart = [stage for stage in compared.stages if stage.endpoint not in compared.replicated]
+    judgements = add_stages(judgements, apart)
+    staged = frozenset(stage.endpoint for stage in apart if stage.verdict == "on_time")
+    judgements = with_confidence(judgements, told, seen, joined.captures, staged)
+    verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
+    for stage in compared.stages:
+        if stage.endpoint in compared.replicated:
+            stage.verdict = verdicts[stage.endpoint]
+    return bounded, told, judgements
+
+
+def _accounts(
+    read: Read, traffic: Traffic, evidence: Evidence, compared: Compared, judgements: Sequence[Judgement]
+) -> list[Account]:
+    """Where the time of each job's steps went."""
+    overlap = traffic.overlap
+    known = Known(
+        evidence.causes,
+        traffic.held_up,
+        np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
+        np.zeros(len(read.step), bool) if overlap is None else overlap.rows,
+        sooner_ns(judgements, compared.stages, evidence.own),
+        kinds_of(read.instances, read.group_of),
+        read.group_of,
     )
+    return account_for(read.exchanges, read.instances, read.dated, read.steps, compared.pipelines, known)
 
 
 def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], NDArray[np.int64]]:

@@ -8,15 +8,15 @@ noise, never against a fixed time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import percentile
 from dpuflow.entries import AT_LEAST, EXACT
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN, Causes
-from dpuflow.verdicts.excess import Own, tied_rows
+from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN
+from dpuflow.verdicts.excess import tied_rows
 from dpuflow.verdicts.persistence import (
     LATE_SHARE,
     in_rhythm,
@@ -40,16 +40,18 @@ from dpuflow.verdicts.units import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries, Relative, Tail
-    from dpuflow.matching import Instance
-    from dpuflow.verdicts.costs import Charges
+    from dpuflow.entries import Entries
+    from dpuflow.verdicts.evidence import Evidence
+    from dpuflow.verdicts.excess import Own
     from dpuflow.verdicts.stages import Stage
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
+LATE: Final = ("late", "intermittent")
+"""Verdicts that blame: late as a rule, and now and then."""
 
 
 class Amount(NamedTuple):
@@ -103,7 +105,7 @@ class Judgement:
     @property
     def late(self) -> bool:
         """Whether it is said to be late, always or now and then."""
-        return self.verdict in ("late", "intermittent")
+        return self.verdict in LATE
 
     def unknown(self) -> Judgement:
         """The same where what was seen carries no verdict."""
@@ -112,41 +114,20 @@ class Judgement:
         )
 
 
-def judge(
-    instances: Sequence[Instance],
-    entries: Entries,
-    relative: Relative,
-    charges: Charges,
-    causes: Causes,
-    own: Own,
-    group: NDArray[np.int64],
-    step: NDArray[np.int64],
-    worked_ns: int,
-    stalls: Tail | None = None,
-) -> list[Judgement]:
-    """One judgement for each endpoint that took part in a collective.
-
-    ``causes`` as of ``causes_of``, ``own`` as of ``own_lateness``; ``group`` numbers each collective's
-    group, ``step`` is each row's step (-1: in none), as of ``find_steps``; ``worked_ns`` how long the job
-    took without stalls (``find_work``).
-    """
-    row_tied = tied_rows(instances, entries)
-    usable = row_tied & np.isin(relative.bound, (EXACT, AT_LEAST))
-    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
-    whole = int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
-    endpoints = np.unique(entries.endpoint[row_tied]).tolist()
+def judge(evidence: Evidence) -> list[Judgement]:
+    """One judgement for each endpoint that took part in a collective."""
+    entries, own, charges = evidence.entries, evidence.own, evidence.charges
+    tied = tied_rows(evidence.instances, entries)
+    usable = tied & np.isin(evidence.relative.bound, (EXACT, AT_LEAST))
+    endpoints = np.unique(entries.endpoint[tied]).tolist()
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
-    counted = usable | (row_tied & own.unproved)
+    counted = usable | (tied & own.unproved)
     counted[own.compared] = True
     compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
-    units, step = units_by(compared, kinds_of(instances, group), entries, own, step, worked_ns)
-    job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
-    jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
-    turn = np.where(step >= 0, step * len(job) + jobs_of, -1 - entries.collective)
-    units = without_chance(units, turn, stalls)
+    units, turn = _units(evidence, compared)
     standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
-    world = world_of(units, standing, turn, whole, worked_ns)
-    world.turns = turns_of(units, own, turn, worked_ns)
+    world = world_of(units, standing, turn, _span_ns(entries), evidence.worked_ns)
+    world.turns = turns_of(units, own, turn, evidence.worked_ns)
     often = {e for e, u in units.items() if e in world.turns or comes_again(u, world)}
     # Whose lateness the others hardly waited for is none of them; who takes turns costs what all turns do.
     cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e in often}
@@ -154,7 +135,27 @@ def judge(
     often = {e for e in often if is_material(turns_ns if e in world.turns else cost_ns[e], world.span_ns)}
     world.turns &= often
     world.often = frozenset(often)
-    return [_judge_one(e, rows[e], units[e], own, relative, charges, causes, world) for e in endpoints]
+    return [_judge_one(e, rows[e], units[e], evidence, world) for e in endpoints]
+
+
+def _units(
+    evidence: Evidence, rows: Mapping[int, NDArray[np.int64]]
+) -> tuple[dict[int, Units], NDArray[np.int64]]:
+    """Each endpoint's units, of its ``rows``, less what chance explains; and of each row of Entries its unit,
+    numbered over the endpoints of a job."""
+    instances, entries = evidence.instances, evidence.entries
+    kind = kinds_of(instances, evidence.group)
+    units, step = units_by(rows, kind, entries, evidence.own, evidence.step, evidence.worked_ns)
+    job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
+    jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
+    turn = np.where(step >= 0, step * len(job) + jobs_of, -1 - entries.collective)
+    return without_chance(units, turn, evidence.stalls), turn
+
+
+def _span_ns(entries: Entries) -> int:
+    """From the first entry to the last leave."""
+    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
+    return int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
 
 
 def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
@@ -172,66 +173,79 @@ def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
 
 
 def _judge_one(
-    endpoint: int,
-    rows: NDArray[np.int64],
-    units: Units,
-    own: Own,
-    relative: Relative,
-    charges: Charges,
-    causes: Causes,
-    world: World,
+    endpoint: int, rows: NDArray[np.int64], units: Units, evidence: Evidence, world: World
 ) -> Judgement:
+    """The judgement of one endpoint, by its ``rows`` that tell how late it was."""
     if not len(rows):
         return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
+    relative, charges, causes, own = evidence.relative, evidence.charges, evidence.causes, evidence.own
     # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
     lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
-    charged = int(charges.wait_ns[rows].sum())
-    # Who is always a little later than its peers yet never the last costs nobody anything.
-    costs = is_material(round(charges.cost_ns[rows].sum()), world.span_ns)
-    usual = usual_rows(units, own, world, costs)
-    verdict, steadiness, since = "on_time", None, None
-    # One rank's incidents alone are none; the same among several ranks go round.
-    late_ranks = len(world.often)
-    habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.sure_ns, world.whole_ns))
-    habit |= endpoint in world.turns
-    if habit or is_material(sum(usual.values()), world.span_ns):
-        verdict, steadiness = "intermittent", ("rotating" if late_ranks > 1 else "transient")
-        onset = onset_row(units, own, max(late_ranks, 1))
-        begin = int(units.enter_ns[onset]) if onset is not None else None
-        begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
-        # Late once in every so many units, evenly; among several that take turns none is the one.
-        most = 1 / 2 if late_ranks <= 1 else LATE_SHARE
-        again = endpoint not in world.turns and int(units.amount_ns.sum()) > most * world.amount_ns
-        if is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns) or (
-            again and in_rhythm(units.amount_ns > 0)
-        ):
-            verdict, steadiness, since = "late", "persistent", begin
-        elif not charged:
-            verdict, steadiness = "on_time", None  # nobody ever waited for it alone
+    said = _persistence_of(endpoint, rows, units, evidence, world)
     if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
-        verdict = "unknown"
-    if verdict == "on_time" and not is_seldom(units.amount_ns, world.whole_ns):
-        verdict = "unknown"  # late of its own doing, and seen too shortly to call that a habit or none
+        said = said._replace(verdict="unknown")
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(
         endpoint,
-        len(rows),
-        float(late.mean()),
-        float(charges.last[rows].mean()),
-        int(np.median(lateness)),
-        int(percentile(lateness, 99)),
-        charged,
-        verdict,
-        CAUSES[_main_cause(told, verdict in ("late", "intermittent"), bool(causes.partly[rows].any()))],
-        steadiness,
-        since,
-        usual,
+        collectives=len(rows),
+        late_share=float(late.mean()),
+        last_share=float(charges.last[rows].mean()),
+        median_ns=int(np.median(lateness)),
+        p99_ns=int(percentile(lateness, 99)),
+        caused_wait_ns=int(charges.wait_ns[rows].sum()),
+        verdict=said.verdict,
+        cause=CAUSES[_main_cause(told, said.verdict in LATE, bool(causes.partly[rows].any()))],
+        steadiness=said.steadiness,
+        since_ns=said.since_ns,
+        usual_ns=said.usual_ns,
         own_share=float((own.amount_ns[rows] > 0).mean()),
         amount=amount_of(
             lateness[late], relative.bound[rows[late]] == AT_LEAST, relative.error_ns[rows[late]]
         ),
     )
+
+
+class _Said(NamedTuple):
+    """How steadily an endpoint is late; ``usual_ns`` as in Judgement."""
+
+    verdict: str
+    steadiness: str | None
+    since_ns: int | None
+    usual_ns: dict[int, int]
+
+
+def _persistence_of(
+    endpoint: int, rows: NDArray[np.int64], units: Units, evidence: Evidence, world: World
+) -> _Said:
+    """Whether an endpoint is late as a rule, again and again, in turn, or not."""
+    charges, own = evidence.charges, evidence.own
+    # Who is always a little later than its peers yet never the last costs nobody anything.
+    costs = is_material(round(charges.cost_ns[rows].sum()), world.span_ns)
+    usual = usual_rows(units, own, world, costs)
+    # One rank's incidents alone are none; the same among several ranks go round.
+    late_ranks = len(world.often)
+    habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.sure_ns, world.whole_ns))
+    if not (habit or endpoint in world.turns or is_material(sum(usual.values()), world.span_ns)):
+        return _Said(_on_time_or_unknown(units, world), None, None, usual)
+    onset = onset_row(units, own, max(late_ranks, 1))
+    begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
+    # Late once in every so many units, evenly; among several that take turns none is the one.
+    most = 1 / 2 if late_ranks <= 1 else LATE_SHARE
+    again = endpoint not in world.turns and int(units.amount_ns.sum()) > most * world.amount_ns
+    if is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns) or (
+        again and in_rhythm(units.amount_ns > 0)
+    ):
+        since = int(units.enter_ns[onset]) if onset is not None else None
+        return _Said("late", "persistent", since, usual)
+    if not charges.wait_ns[rows].any():  # nobody ever waited for it alone
+        return _Said(_on_time_or_unknown(units, world), None, None, usual)
+    return _Said("intermittent", "rotating" if late_ranks > 1 else "transient", None, usual)
+
+
+def _on_time_or_unknown(units: Units, world: World) -> str:
+    """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none."""
+    return "on_time" if is_seldom(units.amount_ns, world.whole_ns) else "unknown"
 
 
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:
@@ -260,7 +274,7 @@ def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list
     """
     found = {judgement.endpoint: judgement for judgement in judgements}
     for stage in stages:
-        late = stage.verdict in ("late", "intermittent")
+        late = stage.verdict in LATE
         said = found.get(stage.endpoint)
         if said is None:
             said = Judgement(stage.endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
