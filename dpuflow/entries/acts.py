@@ -87,70 +87,57 @@ def first_acts(places: Places) -> Acts:
     )
 
 
+class _Earliest(NamedTuple):
+    """Of each row of Places when it first sent, was ready for an unasked message, answered an offer, and when
+    its first input was there (FAR: never seen); ``_at`` is by which exchange."""
+
+    send_ns: Ints
+    send_at: Ints
+    ready_ns: Ints
+    ready_at: Ints
+    answer_ns: Ints
+    answer_at: Ints
+    input_ns: Ints
+
+    @property
+    def enter_ns(self) -> Ints:
+        """The earliest act of all."""
+        return np.minimum(np.minimum(self.send_ns, self.ready_ns), self.answer_ns)
+
+    def chosen(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Rows whose first act is a send, an answer, or that it was ready."""
+        enter = self.enter_ns
+        seen = enter != FAR
+        by_send = seen & (self.send_ns == enter)
+        return by_send, seen & ~by_send & (self.answer_ns == enter), seen & (self.ready_ns == enter)
+
+
 def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     """``free``: ranks whose first message needs no input."""
-    picked, total = places.picked, len(places)
-
-    offered = started_ns(picked)
-    unasked = (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
-    granted = picked["grant_ns"]
-    # What an MPI library's receiver allows answers an offer; NCCL's credits do not.
-    answers = (picked["op"] != Op.UNKNOWN) & ~unasked & (picked["wire"] != Wire.ROCE_WRITE_IMM)
-    send_ns, send_at = places.earliest_of_all(places.sender, offered)
-    ready_ns, ready_at = places.earliest(places.receiver, np.where(unasked, granted, NEVER))
-    answer_ns, answer_at = places.earliest(places.receiver, np.where(answers, granted, NEVER))
-    input_ns, _ = places.earliest(places.receiver, there_ns(picked))
+    picked = places.picked
     within = last_within(places)
-    send_ns[within.rows], send_at[within.rows] = picked["data_ns"][within.at], within.at
-
-    enter = np.minimum(np.minimum(send_ns, ready_ns), answer_ns)
+    first = _earliest(places, within)
+    enter, (by_send, by_answer, _) = first.enter_ns, first.chosen()
     seen = enter != FAR
-    by_send = seen & (send_ns == enter)
-    by_answer = seen & ~by_send & (answer_ns == enter)
-    by_ready = seen & (ready_ns == enter)
-    # An input that was never seen may have come before.
-    before_input = (send_ns <= input_ns) & (input_ns != FAR)
-    unfree = np.where(before_input, int(Rule.NOTHING_BEFORE), int(Rule.AFTER_INPUT))
-    rule = np.full(total, int(Rule.UNSEEN), np.int64)
-    rule[by_send] = np.where(free, int(Rule.FREE_STEP), unfree)[by_send]
-    lag = np.zeros(total, np.int64)
-    since = np.full(total, NEVER)
+    rule = _rules(first, within, free)
+    lag, since = np.zeros(len(places), np.int64), np.full(len(places), NEVER)
     lag[within.rows], since[within.rows] = within.lag_ns, within.since_ns
-    shown = np.where(within.exact, int(Rule.WITHIN), int(Rule.CREDIT))
-    rule[within.rows] = np.where(within.inner & by_send[within.rows], shown, rule[within.rows])
-    rule[by_answer] = Rule.ANSWER
-    rule[by_ready] = Rule.READY
+    credit, granted_ns, posted = _credits(places, first)
 
-    first = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
-    act = np.full(total, NONE32, np.int64)
-    act[by_send] = first[send_at[by_send]]
-    act[by_answer] = picked["grant"][answer_at[by_answer]]
-    act[by_ready] = picked["grant"][ready_at[by_ready]]
-
-    # Where data is not offered first, the grant is a credit that the first message may have waited for.
-    unoffered = picked["offer_ns"] == NEVER
-    credit = np.full(total, NEVER)
-    credit[by_send] = np.where(unoffered, picked["grant_arrived_ns"], NEVER)[send_at[by_send]]
-    grant = np.full(total, NONE32, np.int64)
-    grant[by_send] = picked["grant"][send_at[by_send]]
-    credits = np.where(unoffered & ~unasked, granted, NEVER)
-    granted_ns, _ = places.earliest(places.receiver, credits)
-    posted = np.full(total, NEVER)
-    ahead = (credits != NEVER) & (credits < enter[places.receiver])
-    np.maximum.at(posted, places.receiver[ahead], credits[ahead])
-
-    waiting_at = np.where(rule == Rule.AFTER_INPUT, send_at, -1)
-    answered_at = np.where(by_answer, answer_at, -1)
+    waiting_at = np.where(rule == Rule.AFTER_INPUT, first.send_at, -1)
+    answered_at = np.where(by_answer, first.answer_at, -1)
     reached, after = reached_before(places.needs, places.receiver, enter, answered_at, waiting_at)
     alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
     last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
     reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
     begun = reached_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
+    granted, grant = credit != NEVER, np.full(len(places), NONE32, np.int64)
+    grant[granted] = picked["grant"][first.send_at[granted]]
     return Acts(
         enter_ns=entered,
         rule=rule,
-        act=act,
+        act=_act_rows(picked, first),
         after=after,
         credit_ns=np.where(credit != NEVER, enter - credit, NEVER),
         granted_ns=np.where(granted_ns != FAR, granted_ns, NEVER),
@@ -158,15 +145,79 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
             unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
             moved_ns=np.where(seen & (begun != NEVER), enter - begun, NEVER),
             resumed_ns=resumed_before(places.needs, places.receiver, entered, waiting_at >= 0),
-            free_ns=np.where(free & (send_ns != FAR), send_ns, NEVER),
+            free_ns=np.where(free & (first.send_ns != FAR), first.send_ns, NEVER),
             posted_ns=np.where(seen, posted, NEVER),
-            grant=np.where(credit != NEVER, grant, NONE32),
+            grant=grant,
         ),
         lag_ns=lag,
         since_ns=since,
-        sent=send_ns != FAR,
-        send_at=np.where(by_send, send_at, -1),
+        sent=first.send_ns != FAR,
+        send_at=np.where(by_send, first.send_at, -1),
     )
+
+
+def _unasked(picked: Picked) -> NDArray[np.bool_]:
+    """Exchanges whose receivers say that they are ready, whoever sends: Gloo's."""
+    return (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
+
+
+def _earliest(places: Places, within: Within) -> _Earliest:
+    picked, granted = places.picked, places.picked["grant_ns"]
+    unasked = _unasked(picked)
+    # What an MPI library's receiver allows answers an offer; NCCL's credits do not.
+    answers = (picked["op"] != Op.UNKNOWN) & ~unasked & (picked["wire"] != Wire.ROCE_WRITE_IMM)
+    send_ns, send_at = places.earliest_of_all(places.sender, started_ns(picked))
+    send_ns[within.rows], send_at[within.rows] = picked["data_ns"][within.at], within.at
+    return _Earliest(
+        send_ns,
+        send_at,
+        *places.earliest(places.receiver, np.where(unasked, granted, NEVER)),
+        *places.earliest(places.receiver, np.where(answers, granted, NEVER)),
+        places.earliest(places.receiver, there_ns(picked))[0],
+    )
+
+
+def _rules(first: _Earliest, within: Within, free: NDArray[np.bool_]) -> Ints:
+    """What each first act is."""
+    by_send, by_answer, by_ready = first.chosen()
+    # An input that was never seen may have come before.
+    before_input = (first.send_ns <= first.input_ns) & (first.input_ns != FAR)
+    unfree = np.where(before_input, int(Rule.NOTHING_BEFORE), int(Rule.AFTER_INPUT))
+    rule = np.full(len(free), int(Rule.UNSEEN), np.int64)
+    rule[by_send] = np.where(free, int(Rule.FREE_STEP), unfree)[by_send]
+    shown = np.where(within.exact, int(Rule.WITHIN), int(Rule.CREDIT))
+    rule[within.rows] = np.where(within.inner & by_send[within.rows], shown, rule[within.rows])
+    rule[by_answer] = Rule.ANSWER
+    rule[by_ready] = Rule.READY
+    return rule
+
+
+def _act_rows(picked: Picked, first: _Earliest) -> Ints:
+    """The TRANSFER row of each first act; NONE32 for none."""
+    by_send, by_answer, by_ready = first.chosen()
+    sent = np.where(picked["offer_ns"] != NEVER, picked["offer"], picked["data"])
+    act = np.full(len(by_send), NONE32, np.int64)
+    act[by_send] = sent[first.send_at[by_send]]
+    act[by_answer] = picked["grant"][first.answer_at[by_answer]]
+    act[by_ready] = picked["grant"][first.ready_at[by_ready]]
+    return act
+
+
+def _credits(places: Places, first: _Earliest) -> tuple[Ints, Ints, Ints]:
+    """When the credit that the first message may have waited for was there, when the rank gave its first one
+    (FAR: never seen), and the last one before its first act.
+
+    Where data is not offered first, the grant is such a credit.
+    """
+    picked, by_send = places.picked, first.chosen()[0]
+    unoffered = picked["offer_ns"] == NEVER
+    credit, posted = np.full((2, len(by_send)), NEVER)
+    credit[by_send] = np.where(unoffered, picked["grant_arrived_ns"], NEVER)[first.send_at[by_send]]
+    credits = np.where(unoffered & ~_unasked(picked), picked["grant_ns"], NEVER)
+    granted_ns, _ = places.earliest(places.receiver, credits)
+    ahead = (credits != NEVER) & (credits < first.enter_ns[places.receiver])
+    np.maximum.at(posted, places.receiver[ahead], credits[ahead])
+    return credit, granted_ns, posted
 
 
 class Within(NamedTuple):

@@ -12,6 +12,7 @@ they were.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,6 +47,32 @@ class Queued(NamedTuple):
     ]  # so much later than a peer, if their calls follow each other alike; else NEVER
 
 
+class _Calls(NamedTuple):
+    """A rank's calls of one communicator after the other (``pieces``), in order of time; by call."""
+
+    order: NDArray[np.int64]  # rows of Entries
+    pieces: list[slice]
+    lane: NDArray[np.int64]  # of each row of Entries its communicator
+    enter: NDArray[np.int64]
+    done: NDArray[np.int64]  # the rank has all that it needs; who receives nothing is never known to be open
+    idle: NDArray[np.int64]  # ... and its own data has left as well: a worker is free
+
+    def overlap(self) -> bool:
+        """Whether any call began before all those of its rank before it were done."""
+        return any(
+            bool((self.enter[p][1:] < np.maximum.accumulate(self.done[p])[:-1]).any()) for p in self.pieces
+        )
+
+    def workers(self) -> NDArray[np.int64]:
+        """How many calls each communicator carries out at a time, at least."""
+        busy = np.zeros(len(self.order), np.int64)
+        for piece in self.pieces:
+            busy[piece] = _open_before(self.enter[piece], self.done[piece])
+        workers = np.zeros(int(self.lane.max()) + 1, np.int64)
+        np.maximum.at(workers, self.lane[self.order], busy + 1)
+        return workers
+
+
 def queued_rows(
     entries: Entries,
     exchanges: Rows,
@@ -66,63 +93,65 @@ def queued_rows(
         np.full(total, NONE32, np.int64),
         np.full(total, NEVER, np.int64),
     )
-    lane = _lanes(exchanges, instances)[entries.collective]
-    # Open while the rank has not yet received all it needs; who receives nothing is never known to be.
-    done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
+    calls = _calls(entries, _lanes(exchanges, instances)[entries.collective])
+    if not calls.overlap():
+        return out
+    workers = calls.workers()
+    several = [p for p in calls.pieces if workers[calls.lane[calls.order[p.start]]] > 1]
+    calls = calls._replace(pieces=several)
+    full, may, first = _full(calls, workers, usual, tail)
+    # Of calls that most peers had to queue a rank's own has, too.
+    which = entries.collective[calls.order]
+    number = np.bincount(which, minlength=len(instances))
+    full |= may & (2 * np.bincount(which[full], minlength=len(instances)) >= number)[which]
+    turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
+    gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
+    for piece in calls.pieces:
+        rows, enter, number = calls.order[piece], calls.enter[piece], np.arange(piece.stop - piece.start)
+        out.rows[rows] = full[piece]
+        out.behind[rows] = entries.last[calls.order[first[piece]]]
+        last = np.r_[-1, np.maximum.accumulate(np.where(may[piece], -1, number))[:-1]]
+        out.called_ns[rows] = np.where(last >= 0, enter[last], NEVER)
+        out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
+        turn[rows] = np.where(last >= 0, number - last, 0)
+        goes_on = np.r_[False, enter[1:] < calls.done[piece][:-1]] & ~may[piece] & (last == number - 1)
+        gap[rows[goes_on]] = np.diff(enter, prepend=0)[goes_on]
+    _leads(out, entries, calls.lane, turn, gap)
+    return out
+
+
+def _calls(entries: Entries, lane: NDArray[np.int64]) -> _Calls:
+    """The calls of communicators (``lane``, -1: of none)."""
     good = np.flatnonzero((lane >= 0) & (entries.enter_ns != NEVER))
     order = good[np.lexsort((entries.enter_ns[good], entries.endpoint[good], lane[good]))]
-    if not len(order):
-        return out
-    enter, done = entries.enter_ns[order], done[order]
-    # A worker is free once it has all it needs, or once its own data has left as well: that is the later.
+    done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)[order]
+    keys = np.stack([lane[order], entries.endpoint[order]])
+    starts = np.flatnonzero(np.r_[True, (np.diff(keys, axis=1) != 0).any(axis=0)][: len(order)])
+    pieces = [slice(a, b) for a, b in itertools.pairwise([*starts.tolist(), len(order)])]
     idle = np.maximum(entries.idle_ns[order], done)
-    new = np.r_[
-        True,
-        (lane[order][1:] != lane[order][:-1]) | (entries.endpoint[order][1:] != entries.endpoint[order][:-1]),
-    ]
-    starts = np.flatnonzero(new)
-    if not (enter[1:] < np.maximum.accumulate(done)[:-1])[~new[1:]].any():
-        return out  # quickly: nothing overlaps anywhere
-    pieces = [slice(a, b) for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True)]
-    busy = np.zeros(len(order), np.int64)
-    for piece in pieces:
-        busy[piece] = _open_before(enter[piece], done[piece])
-    workers = np.zeros(int(lane.max()) + 1, np.int64)
-    np.maximum.at(workers, lane[order], busy + 1)
+    return _Calls(order, pieces, lane, entries.enter_ns[order], done, idle)
+
+
+def _full(
+    calls: _Calls, workers: NDArray[np.int64], usual: Usual, tail: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
+    """Calls at which all workers were busy, those at which they may have been, and of the calls before each
+    the first one to end (its place among ``calls``)."""
+    order = calls.order
     slack = np.nan_to_num(usual.most_ns[order], nan=0.0) * 2
     # A busy host starts what had queued as late as it reacts at its slowest.
     far = np.maximum(slack, np.nan_to_num(usual.slowest_ns[order], nan=0.0) * FAR_BEYOND)
     far = np.maximum(far, np.nan_to_num(tail[order], nan=0.0))
     full, may = np.zeros((2, len(order)), bool)
-    first = np.zeros(len(order), np.int64)  # in ``order``: the first of those before it to end
-    pieces = [piece for piece in pieces if workers[lane[order[piece.start]]] > 1]
-    for piece in pieces:
-        room = int(workers[lane[order[piece.start]]])
-        full[piece], _ = _was_full(enter[piece], idle[piece], slack[piece], room)
-        may[piece], ended = _was_full(enter[piece], idle[piece], far[piece], room)
+    first = np.zeros(len(order), np.int64)
+    for piece in calls.pieces:
+        room = int(workers[calls.lane[order[piece.start]]])
+        full[piece], _ = _was_full(calls.enter[piece], calls.idle[piece], slack[piece], room)
+        may[piece], ended = _was_full(calls.enter[piece], calls.idle[piece], far[piece], room)
         first[piece] = ended + piece.start
         for place in range(piece.start + 1, piece.stop):
             full[place] |= may[place] and full[place - 1]  # the calls before it queue still
-    # Of calls that most peers had to queue a rank's own has, too.
-    which = entries.collective[order]
-    most = 2 * np.bincount(which[full], minlength=len(instances)) >= np.bincount(
-        which, minlength=len(instances)
-    )
-    full |= may & most[which]
-    turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
-    gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
-    for piece in pieces:
-        rows, number = order[piece], np.arange(piece.stop - piece.start)
-        out.rows[rows] = full[piece]
-        out.behind[rows] = entries.last[order[first[piece]]]
-        last = np.r_[-1, np.maximum.accumulate(np.where(may[piece], -1, number))[:-1]]
-        out.called_ns[rows] = np.where(last >= 0, enter[piece][last], NEVER)
-        out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
-        turn[rows] = np.where(last >= 0, number - last, 0)
-        goes_on = np.r_[False, enter[piece][1:] < done[piece][:-1]] & ~may[piece] & (last == number - 1)
-        gap[rows[goes_on]] = np.diff(enter[piece], prepend=0)[goes_on]
-    _leads(out, entries, lane, turn, gap)
-    return out
+    return full, may, first
 
 
 def _leads(
