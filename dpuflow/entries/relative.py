@@ -84,17 +84,8 @@ def relate(
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
     floor = np.where(missing, NEVER, floor)
-    narrow, clocks = _errors(entries, entries.margins.spread_ns, first)
-    slack = np.maximum(_errors(entries, entries.margins.wide_ns, first)[0], narrow)
-    apart = np.where(first == np.arange(len(first)), 0, entries.margins.lag_ns[first % len(first)])
-    lag = np.hypot(entries.margins.lag_ns, apart)
-    known_error, slack = slack != NEVER, np.maximum(slack, 0)
-    error = np.where(known_error, np.hypot(slack, lag).round().astype(np.int64) + clocks, NEVER)
+    narrow, slack, error = _errors_of_leads(entries, first)
     lead = entries.enter_ns - earliest
-    # A rank without a capture of its own acted before that arrived, never after.
-    error = np.where(
-        error == NEVER, NEVER, error + entries.margins.way_ns + entries.margins.way_ns[first % len(first)]
-    )
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
@@ -124,6 +115,22 @@ def relate(
     gone = bound == UNOBSERVABLE
     enter = np.where(held & (bound == AT_LEAST), shown, entries.enter_ns)
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
+
+
+def _errors_of_leads(
+    entries: Entries, first: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of rows against the ``first`` of their collective: the scatter of hand-overs (NEVER if not known), that
+    with stalls, at least 0, and how far the lead may be off in all."""
+    narrow, clocks = _errors(entries, entries.margins.spread_ns, first)
+    slack = np.maximum(_errors(entries, entries.margins.wide_ns, first)[0], narrow)
+    apart = np.where(first == np.arange(len(first)), 0, entries.margins.lag_ns[first % len(first)])
+    lag = np.hypot(entries.margins.lag_ns, apart)
+    known, slack = slack != NEVER, np.maximum(slack, 0)
+    error = np.hypot(slack, lag).round().astype(np.int64) + clocks
+    # A rank without a capture of its own acted before that arrived, never after.
+    error += entries.margins.way_ns + entries.margins.way_ns[first % len(first)]
+    return narrow, slack, np.where(known, error, NEVER)
 
 
 def among_dated(entries: Entries, relative: Relative) -> Relative:
