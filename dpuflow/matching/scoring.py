@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dpuflow.matching.hypotheses import Hypothesis
     from dpuflow.matching.streams import Columns, Edge, Streams
 
+    Run = tuple[Hypothesis, int]
+    """A hypothesis, and how many collectives from the front on it holds for."""
+
 NO_CONTRAST = 0.75
 """What a hypothesis with one send a rank is worth, which has no inner places to compare: half way
 between chance and certainty, so that a coarser one must show pauses to win."""
@@ -32,6 +35,25 @@ CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
 CERTAIN = 3.3
 """Standard deviations that chance exceeds less than once in a thousand times."""
+
+
+def _explained(run: Run) -> int:
+    """How many messages it explains; what no longer fitted into the sample tells nothing."""
+    hypothesis, count = run
+    return min(count * hypothesis.messages, SAMPLE * 3 // 4)
+
+
+def _furthest(runs: Sequence[Run]) -> list[Run]:
+    """Without those that leave whole edges over that another one explains as well: they have not understood
+    them."""
+    furthest: dict[frozenset[Edge], int] = {}
+    for hypothesis, count in runs:
+        edges = frozenset(hypothesis.edges)
+        furthest[edges] = max(count, furthest.get(edges, 0))
+    beyond = {
+        edges: max((n for other, n in furthest.items() if edges < other), default=0) for edges in furthest
+    }
+    return [(h, n) for h, n in runs if n > beyond[frozenset(h.edges)]]
 
 
 class Scorer:
@@ -49,48 +71,27 @@ class Scorer:
     def best(
         self,
         streams: Streams,
-        runs: Sequence[tuple[Hypothesis, int]],
+        runs: Sequence[Run],
         usual: tuple[int, ...] | None = None,
-    ) -> tuple[Hypothesis, int]:
+    ) -> Run:
         """The hypothesis that explains most; among equals the one whose cuts fall where ranks pause.
 
         ``usual`` is the numbering of ranks known to hold: where anything fits it, nothing else is asked.
         """
         runs = self._understood(streams, runs)
         runs = [run for run in runs if run[0].order == usual] or runs
-
-        def explained(hypothesis: Hypothesis, count: int) -> int:
-            # What no longer fitted into the sample tells nothing.
-            return min(count * hypothesis.messages, SAMPLE * 3 // 4)
-
-        most = max(explained(h, n) for h, n in runs)
-        equal = [(h, n) for h, n in runs if 2 * explained(h, n) > most]
-        # Who leaves whole edges over that another one explains as well has not understood them.
-        furthest: dict[frozenset[Edge], int] = {}
-        for hypothesis, count in equal:
-            edges = frozenset(hypothesis.edges)
-            furthest[edges] = max(count, furthest.get(edges, 0))
-        beyond = {
-            edges: max((n for other, n in furthest.items() if edges < other), default=0) for edges in furthest
-        }
-        equal = [(h, n) for h, n in equal if n > beyond[frozenset(h.edges)]]
+        most = max(_explained(run) for run in runs)
+        equal = _furthest([run for run in runs if 2 * _explained(run) > most])
         equal = [run for run in equal if not self._is_called_again(streams, run, equal)]
-        bare = {run for run in equal if not len(run[0].plan.needs[1])}
-        told = [run for run in equal if run not in bare and self._alternates(streams, *run)]
-        if bare and told:
-            # Were each message a collective of its own, every second pause would not be the longer one.
-            equal = [run for run in equal if run not in bare]
-        elif bare and any(run not in bare and self.is_clear(streams, *run) for run in equal):
-            # No input can contradict what asks for none: where time bears out another, it must do so here.
-            equal = [run for run in equal if run not in bare or self.is_clear(streams, *run)]
+        equal = self._unless_bare(streams, equal)
         if len(equal) == 1:
             return equal[0]
 
-        def worth(run: tuple[Hypothesis, int]) -> tuple[float, int]:
+        def worth(run: Run) -> tuple[float, int]:
             # Of equal ones the finest: it assumes least about what belongs together.
-            return round(self.score(streams, *run) * explained(*run) / most, 2), run[1]
+            return round(self.score(streams, *run) * _explained(run) / most, 2), run[1]
 
-        def waited(run: tuple[Hypothesis, int]) -> tuple[float, int]:
+        def waited(run: Run) -> tuple[float, int]:
             # Of one algorithm with other numbers of ranks the one whose inputs were waited for.
             tight = 0.0 if run[0].near is None else round(self.causality(streams, *run)[1], 1)
             return tight, -len(run[0].order)
@@ -99,8 +100,20 @@ class Scorer:
         alike = [run for run in equal if run[0].algorithm is chosen[0].algorithm]
         return max((run for run in alike if worth(run) == worth(chosen)), key=waited)
 
+    def _unless_bare(self, streams: Streams, runs: Sequence[Run]) -> Sequence[Run]:
+        """Without those in which no send needs an input, where time bears out others."""
+        bare = {run for run in runs if not len(run[0].plan.needs[1])}
+        others = [run for run in runs if run not in bare]
+        if bare and any(self._alternates(streams, *run) for run in others):
+            # Were each message a collective of its own, every second pause would not be the longer one.
+            return others
+        if bare and any(self.is_clear(streams, *run) for run in others):
+            # No input can contradict what asks for none: where time bears out another, it must do so here.
+            return [run for run in runs if run not in bare or self.is_clear(streams, *run)]
+        return runs
+
     def fitting(
-        self, streams: Streams, runs: Sequence[tuple[Hypothesis, int]], most: int
+        self, streams: Streams, runs: Sequence[Run], most: int
     ) -> list[tuple[Hypothesis, int, float]]:
         """What explains all messages for a time: by how many, ``most`` at most, and what time says of it."""
         return [
@@ -108,9 +121,7 @@ class Scorer:
             for h, n in self._understood(streams, runs)
         ]
 
-    def _understood(
-        self, streams: Streams, runs: Sequence[tuple[Hypothesis, int]]
-    ) -> Sequence[tuple[Hypothesis, int]]:
+    def _understood(self, streams: Streams, runs: Sequence[Run]) -> Sequence[Run]:
         """Without those that leave messages out which lie between the ones they explain, if others do not.
 
         Only asked of captures at some ranks: there fewer ranks than there are explain part of the edges.
@@ -141,8 +152,8 @@ class Scorer:
     def _is_called_again(
         self,
         streams: Streams,
-        run: tuple[Hypothesis, int],
-        others: Sequence[tuple[Hypothesis, int]],
+        run: Run,
+        others: Sequence[Run],
     ) -> bool:
         """Whether what looks like many segments of one collective is as many collectives back to back.
 

@@ -45,6 +45,12 @@ class Cell(NamedTuple):
     forward: bool  # data flowed from ends[0] to ends[1]
     backward: bool
 
+    @property
+    def arcs(self) -> list[tuple[int, int]]:
+        """(src, dst) of the ways that data flowed."""
+        ways = (self.ends, self.forward), (self.ends[::-1], self.backward)
+        return [arc for arc, used in ways if used]
+
 
 def tagged_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag."""
@@ -55,28 +61,34 @@ def tagged_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     for cell in cells:
         starts.setdefault(cell.connection, []).append(cell.start_ns)
         by_tag.setdefault((cell.op, cell.tag), []).append(cell)
-    instances: list[Instance] = []
     components = [c for tagged in by_tag.values() for c in _components(tagged, starts)]
-    habits = None if near is None else _habits(exchanges, components, near)
-    mixed = [part for part in components if near is None and _shared(job, part)]
-    if mixed:
-        crowd = np.sort(np.concatenate([cell.rows for part in mixed for cell in part]))
-        processes = Processes(job, crowd)
-        instances = [_of_processes(exchanges, part, processes) for part in mixed]
-        components = [part for part in components if all(part is not other for other in mixed)]
-    for component in components:
-        op = Op(component[0].op)
-        parts = _rings(component) if op in RING_OPS else [component]
-        found = [_instance(job, part, op, habits) for part in parts]
-        rings = all(i.algorithm and i.algorithm.name == "ring" for i in found)
-        # Two ranks' ring is what two exchange in many another algorithm.
-        if len(found) > 1 and (not rings or max(len(i.order) for i in found) == 2):
-            whole = _instance(job, component, op, habits)
-            found = [whole] if whole.complete and (not rings or len(whole.order) > 2) else found
-        instances.extend(found)
-    if near is None:
-        _keep_alike(exchanges, instances)
-    return instances
+    if near is not None:
+        habits = _habits(exchanges, components, near)
+        return [found for part in components for found in _of_component(job, part, habits)]
+    mixed = [_shared(job, part) for part in components]
+    crowd = [cell.rows for part, shared in zip(components, mixed, strict=True) if shared for cell in part]
+    processes = Processes(job, np.sort(np.concatenate(crowd))) if crowd else None
+    apart: list[Instance] = []
+    instances: list[Instance] = []
+    for part, shared in zip(components, mixed, strict=True):
+        if shared and processes is not None:
+            apart.append(_of_processes(exchanges, part, processes))
+        else:
+            instances += _of_component(job, part, None)
+    _keep_alike(exchanges, [*apart, *instances])
+    return [*apart, *instances]
+
+
+def _of_component(job: Job, cells: list[Cell], habits: Habits | None) -> list[Instance]:
+    """The collective of cells that belong together, or those that took turns with equal tags."""
+    op = Op(cells[0].op)
+    found = [_instance(job, part, op, habits) for part in (_rings(cells) if op in RING_OPS else [cells])]
+    rings = all(i.algorithm and i.algorithm.name == "ring" for i in found)
+    # Two ranks' ring is what two exchange in many another algorithm.
+    if len(found) > 1 and (not rings or max(len(i.order) for i in found) == 2):
+        whole = _instance(job, cells, op, habits)
+        return [whole] if whole.complete and (not rings or len(whole.order) > 2) else found
+    return found
 
 
 def nonblocking_rows(exchanges: Rows) -> NDArray[np.int64]:
@@ -185,33 +197,20 @@ def _rings(cells: list[Cell]) -> list[list[Cell]]:
     In a ring every rank sends to one neighbour and receives from one. Two ranks exchange on one
     connection in both directions and need nobody else.
     """
-    out: dict[int, int] = {}
-    into: dict[int, int] = {}
-    for cell in cells:
-        for src, dst, used in ((*cell.ends, cell.forward), (*cell.ends[::-1], cell.backward)):
-            if used:
-                out[src] = out.get(src, 0) + 1
-                into[dst] = into.get(dst, 0) + 1
-    if max(out.values()) <= 1 and max(into.values()) <= 1:
+    arcs = [arc for cell in cells for arc in cell.arcs]
+    if all(max(Counter(ends).values()) <= 1 for ends in zip(*arcs, strict=True)):
         return [cells]
-    parts = [[cell] for cell in cells if cell.forward and cell.backward]
-    single = [cell for cell in cells if not (cell.forward and cell.backward)]
-    unused = set(range(len(single)))
-    while unused:
-        first = min(unused)
-        unused.discard(first)
-        ring = [single[first]]
-        begin, end = ring[0].ends if ring[0].forward else ring[0].ends[::-1]
+    parts = [[cell] for cell in cells if len(cell.arcs) > 1]
+    single = [cell for cell in cells if len(cell.arcs) == 1]
+    while single:
+        ring = [single.pop(0)]
+        begin, end = ring[0].arcs[0]
         while end != begin:  # another ring may go through the same rank
-            follow = [
-                i for i in unused if (single[i].ends[0] if single[i].forward else single[i].ends[1]) == end
-            ]
+            follow = [place for place, cell in enumerate(single) if cell.arcs[0][0] == end]
             if not follow:
                 break
-            best = max(follow, key=lambda i: _overlap(single[i], ring[-1]))
-            unused.discard(best)
-            ring.append(single[best])
-            end = single[best].ends[1] if single[best].forward else single[best].ends[0]
+            ring.append(single.pop(max(follow, key=lambda place: _overlap(single[place], ring[-1]))))
+            end = ring[-1].arcs[0][1]
         parts.append(ring)
     return parts
 
@@ -231,22 +230,22 @@ def _instance(job: Job, cells: list[Cell], op: Op, habits: Habits | None) -> Ins
     found = matches(edges, endpoints, op, job.near, unasked, known)
     if not found:
         return Instance(rows, op, endpoints, complete=False, confidence=0.5)
+    return placed(_told(rows, op, found, picked["bytes"].tolist()), job.near)
+
+
+def _told(rows: NDArray[np.int64], op: Op, found: Sequence[Match], sizes: list[int]) -> Instance:
+    """The collective that the first of ``found`` is; ``sizes`` of its messages."""
     best = found[0]
-    others = list(
-        dict.fromkeys(m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name)
-    )
-    return placed(
-        Instance(
-            rows,
-            best.algorithm.op,
-            list(best.order),
-            best.algorithm,
-            others,
-            best.root if best.algorithm.rooted else None,
-            None if best.size is None else whole_size(best.size, picked["bytes"].tolist()),
-            alike=tuple(dict.fromkeys(m.algorithm.op for m in found if m.algorithm.op != best.algorithm.op)),
-        ),
-        job.near,
+    names = (m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name)
+    return Instance(
+        rows,
+        best.algorithm.op if op == Op.UNKNOWN else op,
+        list(best.order),
+        best.algorithm,
+        list(dict.fromkeys(names)),
+        best.root if best.algorithm.rooted else None,
+        None if best.size is None else whole_size(best.size, sizes),
+        alike=tuple(dict.fromkeys(m.algorithm.op for m in found if m.algorithm.op != best.algorithm.op)),
     )
 
 
@@ -269,12 +268,7 @@ def _of_processes(exchanges: Rows, cells: Sequence[Cell], processes: Processes) 
             found = processes.matches(edges, op, sized=False)
     if not found:
         return processes.instance(Instance(rows, op, [], confidence=0.7))
-    best = found[0]
-    names = [m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name]
-    size = None if best.size is None else whole_size(best.size, exchanges["bytes"][rows].tolist())
-    root = best.root if best.algorithm.rooted else None
-    told = Instance(rows, op, list(best.order), best.algorithm, list(dict.fromkeys(names)), root, size)
-    return processes.instance(told)
+    return processes.instance(_told(rows, op, found, exchanges["bytes"][rows].tolist()))
 
 
 def _edges(picked: Rows) -> dict[tuple[int, int], tuple[int, int]]:
