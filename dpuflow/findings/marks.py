@@ -136,10 +136,9 @@ def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
 
 def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[str], str]:
     """What may have filled the queue, and a sentence on what did where that shows."""
-    several = _at_once(case, rows)
     if not marked.any():
         return ("incast", "other traffic on that port"), ""
-    if 2 * int((several & marked).sum()) > int(marked.sum()):
+    if 2 * int((_at_once(case, rows) & marked).sum()) > int(marked.sum()):
         return ("other traffic on that port",), INCAST
     return (
         ("incast", "a slow port"),
@@ -150,23 +149,15 @@ def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[
 
 def _at_once(case: Case, rows: Ints) -> NDArray[np.bool_]:
     """Messages to one receiver during which another sender's was under way."""
-    mine = case.joined.transfers[rows]
-    src, begin, end = mine["src"].astype(np.int64), mine["sent_ns"], mine["arrived_end_ns"]
-    found = np.zeros(len(rows), bool)
-    order = np.argsort(begin, kind="stable")
-    # Of what began before a message the latest end, and the latest of another sender than that one.
-    last, last_src, other = np.int64(-1 << 62), np.int64(-1), np.int64(-1 << 62)
-    latest: dict[int, tuple[int, int]] = {}
-    for n in order.tolist():
-        before = other if last_src == src[n] else last
-        found[n] = before > begin[n]
-        if found[n] and last_src != src[n] and last_src in latest:
-            found[latest[int(last_src)][1]] = True
-        if end[n] >= last:
-            if last_src != src[n]:
-                other = last
-            last, last_src = end[n], src[n]
-        elif src[n] != last_src:
-            other = max(other, end[n])
-        latest[int(src[n])] = (int(end[n]), n)
-    return found
+    src, begin, end = (case.joined.columns[name][rows] for name in ("src", "sent_ns", "arrived_end_ns"))
+    others = _under_way(begin, end)
+    for sender in np.unique(src).tolist():
+        own = src == sender
+        others[own] -= _under_way(begin[own], end[own])
+    return np.asarray(others > 0)
+
+
+def _under_way(begin: Ints, end: Ints) -> Ints:
+    """How many of these messages are under way at some time of each."""
+    begun = np.searchsorted(np.sort(begin), end, side="left")
+    return np.asarray(begun - np.searchsorted(np.sort(end), begin, side="right"), np.int64)
