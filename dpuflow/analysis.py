@@ -179,7 +179,8 @@ def _read(
     several = {node for node, count in Counter(home).items() if count > 1}
     for instance in instances:
         # The ranks that it does not show may be at other NICs of its nodes, not behind these.
-        instance.apart |= instance.hides_ranks and any(home[end] in several for end in instance.order)
+        if instance.hides_ranks and any(home[end] in several for end in instance.order):
+            instance.view = replace(instance.view, apart=True)
     untold = count_untold(joined.columns, exchanges, instances)
     return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
 

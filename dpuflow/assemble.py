@@ -219,8 +219,8 @@ def _collectives(
                 phases=phases[number],
                 ranks=ranks,
                 op_alternatives=cast("list[OpToken]", [op.token for op in instance.alike]),
-                protocol=cast("Protocol | None", instance.protocol),
-                bytes_between=instance.between,
+                protocol=cast("Protocol | None", instance.slicing.protocol),
+                bytes_between=instance.slicing.between,
             )
         )
     return found, of
@@ -375,28 +375,28 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
 def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     """What is not told of ranks that share nodes."""
     limits = []
-    hidden = [i for i in instances if i.near is None and i.hides_ranks and not gpus_within(i)]
+    hidden = [i for i in instances if i.view.near is None and i.hides_ranks and not gpus_within(i)]
     if hidden:
         limits.append(
             f"{len(hidden)} collective{'s' if len(hidden) > 1 else ''} had more ranks than endpoints (up to"
-            f" {max(i.ranks for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand their"
-            " data on inside their nodes or share an adapter. They may have been later, or the first."
+            f" {max(i.rank_count for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand"
+            " their data on inside their nodes or share an adapter. They may have been later, or the first."
         )
-    handed = sum(i.inside and i.op == Op.SEND_RECV for i in instances)
+    handed = sum(i.view.inside and i.op == Op.SEND_RECV for i in instances)
     if handed:
         limits.append(
             f"{handed} transfer{'s' if handed > 1 else ''} between adapters of one rail may carry data of"
             " any GPU of the sender's node (PXN), and be parts of one all_to_all of all: each sender's entry"
             " is a bound, and nobody is judged by that."
         )
-    together = sum(i.inside and i.op == Op.ALL_TO_ALL for i in instances)
+    together = sum(i.view.inside and i.op == Op.ALL_TO_ALL for i in instances)
     if together:
         limits.append(
             f"{together} all_to_all{'s' if together > 1 else ''} went between nodes on the receivers' rails"
             " (PXN), where all GPUs of a node send together: an entry is a bound, but where a node waited for"
             " one of its GPUs alone. What GPUs of one node send each other shows in no packet."
         )
-    inside = sum(i.inside and i.op not in (Op.SEND_RECV, Op.ALL_TO_ALL) for i in instances)
+    inside = sum(i.view.inside and i.op not in (Op.SEND_RECV, Op.ALL_TO_ALL) for i in instances)
     if inside:
         limits.append(
             f"{inside} collective{'s' if inside > 1 else ''} went through trees or chains over nodes of"

@@ -83,7 +83,7 @@ def list_what_if(inferred: Inferred, instances: Sequence[Instance]) -> Iterator[
 
     Of ranks that no capture saw nobody knows how late they would still be: there nothing is said.
     """
-    unseen = {end for instance in instances if instance.seats for end in instance.order}
+    unseen = {end for instance in instances if instance.placement.seats for end in instance.order}
     for judgement in inferred.judgements:
         if not judgement.late or judgement.endpoint in unseen:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def caused(
     if op is not None:
         instances[0].op = op
     for instance in instances:
-        instance.nodes = nodes
+        instance.placement = replace(instance.placement, nodes=nodes)
     entries = build_entries(exchanges, instances)
     if weigh_entries:
         _, joined = captured(world.transfers(), 8)

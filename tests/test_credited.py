@@ -242,4 +242,6 @@ def test_a_part_of_an_operation_is_none_of_fewer_ranks() -> None:
     ops = [(10_000 * k, 30, 4096) for k in range(6)]
     columns, sets = _sets([ops], [[(0, 1), (1, 0)]], {0: [70, 80]})
     found = Reading(_job(columns, np.arange(2)), sets).instances()
-    assert Counter((i.op, i.size, i.ranks, len(i.rows)) for i in found) == {(Op.ALL_GATHER, 8192, 16, 60): 6}
+    assert Counter((i.op, i.size, i.placement.ranks, len(i.rows)) for i in found) == {
+        (Op.ALL_GATHER, 8192, 16, 60): 6
+    }

@@ -15,6 +15,7 @@ from readings import read_bytes, read_file
 import dpuflow
 from dpuflow.entries import needs, relative
 from dpuflow.matching import Job
+from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.schedules.algorithms import ALGORITHMS
@@ -129,7 +130,7 @@ def test_times_centuries_apart_are_no_crash():
         enter_ns=np.array([-(1 << 63) + 1, -(1 << 63) + 1]),
         leave_ns=np.array([(1 << 63) - 1, 0]),
     )
-    instance = SimpleNamespace(near=frozenset({0}), op=Op.BARRIER, size=0, order=[0, 1])
+    instance = Instance(np.zeros(0, np.int64), Op.BARRIER, [0, 1], size=0, view=InstanceView(frozenset({0})))
     far = np.array([False, True])
     (inside,) = partial_capture._inside_ns([instance], entries, far, ~far)
     assert inside == partial_capture.LONGEST_NS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -230,7 +231,8 @@ def lossy(style: str, algorithm: Algorithm, lose: tuple[int, int, int], late: in
         instance.confidence = 1.0 if np.isin(instance.rows, kept).all() else 0.95
         instance.rows = np.flatnonzero(np.isin(kept, instance.rows))
         if instance.confidence < 1 and lose[2] == 0:
-            instance.blind = frozenset({instance.order.index(lose[0])})
+            blind = frozenset({instance.order.index(lose[0])})
+            instance.view = replace(instance.view, blind=blind)
     assert [i.confidence < 1 for i in instances] == [turn == 4 for turn in range(10)]
     return build_entries(exchanges, instances), world
 

@@ -12,6 +12,7 @@ from collective_worlds import algorithm_of
 
 import dpuflow
 from dpuflow.matching import Instance
+from dpuflow.matching.model import InstanceView, Placement
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
@@ -46,7 +47,14 @@ def test_links_that_the_captured_rank_never_waits_for_tell_nothing(op: Op, name:
 
 
 def instance(ends: list[int], ranks: int) -> Instance:
-    return Instance(np.zeros(0, np.int64), Op.ALL_REDUCE, ends, RING, ranks=ranks, near=frozenset({0}))
+    return Instance(
+        np.zeros(0, np.int64),
+        Op.ALL_REDUCE,
+        ends,
+        RING,
+        view=InstanceView(frozenset({0})),
+        placement=Placement(ranks),
+    )
 
 
 def test_peers_of_another_group_are_busy_elsewhere() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries.inputs import consumed, reached_by_first
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, Slicing
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, looped_ring
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
 
@@ -36,7 +36,7 @@ def stream(count: int, every: int, gap: int, connection: int = 0, first: int = 0
 
 def chain(rows: NDArray[np.void], protocol: str = "simple") -> Instance:
     return Instance(
-        np.arange(len(rows)), Op.BROADCAST, [0, 1], BROADCAST_CHAIN, root=0, size=1, protocol=protocol
+        np.arange(len(rows)), Op.BROADCAST, [0, 1], BROADCAST_CHAIN, root=0, size=1, slicing=Slicing(protocol)
     )
 
 

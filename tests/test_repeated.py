@@ -69,7 +69,7 @@ def test_collectives_of_a_job_with_a_late_rank(n: int, late_ns: dict[int, int]) 
         assert instance.op == Op.UNKNOWN
         assert instance.order == list(range(n))
         assert rows["data_ns"][instance.rows].tolist() == sorted(sent for sent, *_ in bursts)
-        assert instance.free == frozenset(range(n))
+        assert instance.view.free == frozenset(range(n))
 
 
 def test_two_communicators_with_sizes_of_their_own() -> None:

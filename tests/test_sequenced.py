@@ -150,10 +150,10 @@ def test_a_message_nobody_saw_leaves_the_rest_in_place() -> None:
     assert [len(i.rows) for i in found] == [24, 23, 24, 23, 24, 24, 24, 24, 24, 24]
     assert found[1].confidence < 1
     # Of each rank's six messages only the first one dates its entry: 30 and 95 are later ones.
-    assert not any(i.blind for i in found)
+    assert not any(i.view.blind for i in found)
     opening = int(np.flatnonzero(world.transfers()["src"] == 2)[6])  # rank 2's first of the second collective
     found = build_collectives(Job(build_exchanges(np.delete(world.transfers(), opening)), np.arange(4)))
-    assert [i.blind for i in found] == [frozenset()] + [frozenset({2})] + [frozenset()] * 8
+    assert [i.view.blind for i in found] == [frozenset()] + [frozenset({2})] + [frozenset()] * 8
 
 
 EXSCAN, USER = 2**32 - 18, 7

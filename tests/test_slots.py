@@ -16,7 +16,7 @@ from dpuflow.entries.handover import usual_reactions
 from dpuflow.entries.leaving import kept_until_ns
 from dpuflow.entries.slots import date_by_slots
 from dpuflow.ingest import ingest
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
 from dpuflow.synth.case import write_case
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TAKE, EVERY, LATE = 400, 1_000, 50_000
 """From an input's arrival to the grant of its slot; from message to message; how late a receiver is, ns."""
 SLOTS = 8
+
+SENDER = InstanceView(free=frozenset((0,)))
 
 
 def transfers(messages: int, late: dict[int, int], count: int = 20) -> NDArray[np.void]:
@@ -65,8 +67,7 @@ def transfers(messages: int, late: dict[int, int], count: int = 20) -> NDArray[n
 def test_a_slot_given_back_late_dates_the_receiver() -> None:
     rows = transfers(20, {5: LATE, 9: LATE})
     instances = [
-        Instance(np.arange(20 * k, 20 * k + 20), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,)))
-        for k in range(20)
+        Instance(np.arange(20 * k, 20 * k + 20), Op.SEND_RECV, [0, 1], size=1, view=SENDER) for k in range(20)
     ]
     entries = date_by_slots(build_entries(rows, instances), Picked.exchanges(rows), instances)
     relative = relate(entries)
@@ -85,8 +86,7 @@ def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
     rows["grant_arrived_ns"][1::3] = rows["data_ns"][1::3] - 500  # what had waited for its credit
     rows["grant_arrived_ns"][15] = rows["data_ns"][15] - 700
     instances = [
-        Instance(np.arange(3 * k, 3 * k + 3), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,)))
-        for k in range(20)
+        Instance(np.arange(3 * k, 3 * k + 3), Op.SEND_RECV, [0, 1], size=1, view=SENDER) for k in range(20)
     ]
     entries = build_entries(rows, instances)
     columns, group = Picked.exchanges(rows), np.zeros(len(entries.rule), np.int64)
@@ -118,8 +118,7 @@ def test_a_root_that_is_now_and_then_late_shows_itself(late_us: int, rule: Rule,
 def test_transfers_that_may_have_been_launched_as_one_say_nothing_of_each_other() -> None:
     rows = transfers(2, {}, count=2)
     instances = [
-        Instance(np.arange(2 * k, 2 * k + 2), Op.SEND_RECV, [0, 1], size=1, free=frozenset((0,)))
-        for k in range(2)
+        Instance(np.arange(2 * k, 2 * k + 2), Op.SEND_RECV, [0, 1], size=1, view=SENDER) for k in range(2)
     ]
     apart = build_entries(rows, instances)
     assert apart.since_ns[3] == apart.leave_ns[1]
@@ -140,7 +139,7 @@ def test_streams_that_ever_overlap_say_nothing_of_each_other() -> None:
             Op.ALL_REDUCE,
             [0, int(peer[k])],
             size=int(peer[k]),
-            free=frozenset((0, 1)),
+            view=InstanceView(free=frozenset((0, 1))),
         )
         for k in range(4)
     ]

@@ -108,7 +108,7 @@ def test_a_linear_all_to_all_dates_every_peer(guilty: int) -> None:
     played = run_job(world, LINEAR, 4096, list(range(4)), 20, late={guilty: 5 * MS})
     instances, result = one_node(world, 0, 4)
     if guilty:  # late itself in all of them, a rank shows nowhere what it sends unasked
-        assert all(instance.at_once for instance in instances)
+        assert all(instance.view.at_once for instance in instances)
     check_bounds(result, played)
     assert [named(result, number) for number in range(2, 20)] == [guilty] * 18
     assert result.edges == [] or {edge.from_ for edge in result.edges} == {0}
@@ -118,7 +118,7 @@ def test_a_pairwise_all_to_all_is_none_that_sends_all_at_once() -> None:
     world = World()
     run_job(world, PAIRWISE, 4096, list(range(4)), 20, late={2: 5 * MS})
     instances, _ = one_node(world, 0, 4)
-    assert not any(instance.at_once for instance in instances)
+    assert not any(instance.view.at_once for instance in instances)
 
 
 def test_a_leaf_of_a_tree_says_who_or_whose_parent() -> None:

@@ -80,7 +80,7 @@ def test_lanes_of_unlike_lengths_share_one_usual_distance(monkeypatch: pytest.Mo
     monkeypatch.setattr(acts, "gpus_within", lambda instance: 2)
     monkeypatch.setattr(acts, "edge_sizes", lambda algorithm, ranks: {0: [1]})
     monkeypatch.setattr(acts, "_lanes", lambda *args: [lane(0, 3), lane(1, 5)])
-    instance = SimpleNamespace(rows=range(5), algorithm="ring", ranks=4)
+    instance = SimpleNamespace(rows=range(5), algorithm="ring", placement=SimpleNamespace(ranks=4))
     picked = {"data_ns": np.arange(5) * 10}
     places: Any = SimpleNamespace(instances=[instance], picked=picked, sender=np.zeros(5, np.int64))
     assert acts.last_within(places).rows.tolist() == [0, 1]

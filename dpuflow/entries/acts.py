@@ -60,7 +60,7 @@ class Acts(NamedTuple):
 
 def first_acts(places: Places) -> Acts:
     """The first act of each rank; of processes that share an address those of the one that came last."""
-    if all(instance.processes is None for instance in places.instances):
+    if all(instance.placement.processes is None for instance in places.instances):
         free = np.zeros(len(places), bool)
         for number, instance in enumerate(places.instances):
             free[places.offsets[number] + np.array(instance.free_rows(), np.int64)] = True
@@ -244,13 +244,13 @@ class _Lane(NamedTuple):
 def gpus_within(instance: Instance) -> int:
     """How many GPUs each adapter serves where a ring shows each of them; 0 where none does so."""
     ring = instance.algorithm is not None and instance.algorithm.name == "ring"
-    known = instance.near is None and instance.hides_ranks and not instance.inside and not instance.apart
-    n = len(instance.order)
-    if not (ring and known and instance.complete) or n < 2 or instance.ranks % n:
+    view, n = instance.view, len(instance.order)
+    known = view.near is None and instance.hides_ranks and not view.inside and not view.apart
+    if not (ring and known and instance.complete) or n < 2 or instance.placement.ranks % n:
         return 0
-    if len(set(instance.nodes)) < n:  # several adapters a node
+    if len(set(instance.placement.nodes)) < n:  # several adapters a node
         return 0
-    return instance.ranks // n
+    return instance.placement.ranks // n
 
 
 def last_within(places: Places) -> Within:
@@ -260,7 +260,7 @@ def last_within(places: Places) -> Within:
     for number, instance in enumerate(places.instances):
         gpus = gpus_within(instance)
         if gpus and instance.algorithm is not None:
-            steps = max(map(len, edge_sizes(instance.algorithm, instance.ranks).values()))
+            steps = max(map(len, edge_sizes(instance.algorithm, instance.placement.ranks).values()))
             mine = np.arange(base[number], base[number + 1])
             lanes += list(_lanes(places.picked, places.sender, mine, gpus, steps))
     if not lanes:

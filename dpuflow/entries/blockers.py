@@ -175,7 +175,7 @@ def held_senders(scene: Scene) -> Bools:
     wire = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
     rows = np.flatnonzero(wire & (exchanges["grant_arrived_ns"] != NEVER))
     # What a rank without a capture received was not seen: it need not be one that only sends.
-    seen = np.array([i.near is None or end in i.near for i in scene.instances for end in i.order], bool)
+    seen = np.array([i.was_captured(end) for i in scene.instances for end in i.order], bool)
     ahead = ~entries.fed & seen & (entries.credit_ns != NEVER)
     if not len(rows) or not ahead.any():
         return out

@@ -71,7 +71,9 @@ def weigh(
     room_ns[~served & ~handed_to_threads(entries, exchanges, instances)] = 0
     room_ns = np.maximum(room_ns, _late_stamps(joined)[clock] if len(joined.clocks) else 0)
     # One captured rank is compared with what came to it: bounds hold without, and with it most tell nothing.
-    alone = np.array([i.near is not None and len(i.near) == 1 for i in instances], bool)[entries.collective]
+    alone = np.array([i.view.near is not None and len(i.view.near) == 1 for i in instances], bool)[
+        entries.collective
+    ]
     margins = replace(
         entries.margins,
         wide_ns=wide_spreads(entries, served, of_row),
@@ -194,7 +196,7 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     """
     sends, grants = np.zeros((2, len(entries.rule)), bool)
     for number, instance in enumerate(instances):
-        if instance.near is not None or instance.inside:
+        if instance.view.near is not None or instance.view.inside:
             by_send, by_grant = instance.undated_rows()
             sends[entries.offsets[number] + np.array(by_send, np.int64)] = True
             grants[entries.offsets[number] + np.array(by_grant, np.int64)] = True

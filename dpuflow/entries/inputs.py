@@ -259,6 +259,7 @@ def messages_ahead(instance: Instance) -> int:
 
     Of the pairs of an all_to_all a slot a message, as of single transfers: no protocol is told of these.
     """
-    if instance.protocol is None or instance.algorithm is None:
-        return SLOTS if instance.op == Op.ALL_TO_ALL and not instance.nodes else 0
-    return SLOTS // 2 if instance.protocol == "simple" and instance.algorithm.name == "ring" else SLOTS
+    if instance.slicing.protocol is None or instance.algorithm is None:
+        return SLOTS if instance.op == Op.ALL_TO_ALL and not instance.placement.nodes else 0
+    simple = instance.slicing.protocol == "simple"
+    return SLOTS // 2 if simple and instance.algorithm.name == "ring" else SLOTS

@@ -187,7 +187,7 @@ def bound_above(
     behind = (entries.rule == Rule.BEHIND) & (bound == AT_LEAST)
     bound[behind], lateness[behind], error[behind] = UNOBSERVABLE, NEVER, NEVER
     for number in numbers.tolist():
-        near = instances[number].near or frozenset()
+        near = instances[number].view.near or frozenset()
         rows = np.arange(*entries.offsets[number : number + 2])
         exact = dated[rows]
         if not exact.any():
@@ -235,7 +235,7 @@ def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.in
     arrived = np.where(entries.exact, entries.enter_ns - entries.margins.usual_way_ns, NEVER)
     likely = np.where(entries.margins.likely_ns != NEVER, entries.margins.likely_ns, arrived)
     for number, instance in enumerate(instances):
-        if instance.near is not None and _waits_for_none_captured(instance):
+        if instance.view.near is not None and _waits_for_none_captured(instance):
             rows = np.arange(*entries.offsets[number : number + 2])
             rows = rows[(entries.rule[rows] == Rule.PARTLY) & (entries.enter_ns[rows] != NEVER)]
             rows = rows[likely[rows] == NEVER]
@@ -262,7 +262,7 @@ def _floors(entries: Entries, instances: Sequence[Instance]) -> list[int]:
     floors = [NEVER] * len(instances)
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, instance in enumerate(instances):
-        groups.setdefault((tuple(sorted(instance.order)), instance.ranks), []).append(number)
+        groups.setdefault((tuple(sorted(instance.order)), instance.placement.ranks), []).append(number)
     known = np.where(entries.exact, entries.enter_ns, NEVER)
     latest = np.maximum.reduceat(known, entries.offsets[:-1]).tolist()
     queued = set(entries.collective[entries.rule == Rule.QUEUED].tolist())

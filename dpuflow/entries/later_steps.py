@@ -153,11 +153,11 @@ class Seen:
     def shape(self) -> tuple[Algorithm, int, int]:
         """The algorithm, for how many ranks and from which root."""
         assert self.instance.algorithm is not None
-        return self.instance.algorithm, self.instance.ranks or len(self.seats()), self.instance.root or 0
+        return self.instance.algorithm, self.instance.rank_count, self.instance.root or 0
 
     def seats(self) -> tuple[int, ...]:
         """The position in the algorithm of each endpoint in ``order``."""
-        return self.instance.seats or tuple(range(len(self.instance.order)))
+        return self.instance.seats
 
     def first_ns(self) -> int:
         """When the first of its messages was seen."""
@@ -165,7 +165,7 @@ class Seen:
 
     def captured(self) -> frozenset[int]:
         """The positions of captured ranks."""
-        near = self.instance.near or frozenset()
+        near = self.instance.view.near or frozenset()
         return frozenset(
             seat for seat, end in zip(self.seats(), self.instance.order, strict=True) if end in near
         )
@@ -230,17 +230,24 @@ def read_alike(exchanges: Rows, instances: Sequence[Instance], entries: Entries)
     for number, instance in enumerate(instances):
         seen = read_seen(exchanges, instance, int(entries.offsets[number])) if _told(instance) else None
         if seen is not None:
-            place = (instance.algorithm, instance.ranks, instance.root, instance.seats, tuple(instance.order))
+            place = (
+                instance.algorithm,
+                instance.placement.ranks,
+                instance.root,
+                instance.placement.seats,
+                tuple(instance.order),
+            )
             groups.setdefault((place, instance.size, len(instance.rows)), []).append(seen)
     return list(groups.values())
 
 
 def _told(instance: Instance) -> bool:
     """Whether the schedule is known and some of its ranks were captured, some not."""
-    if instance.near is None or instance.algorithm is None or instance.algorithm.rooted or instance.blind:
+    view, algorithm = instance.view, instance.algorithm
+    if view.near is None or algorithm is None or algorithm.rooted or view.blind:
         return False
-    near = [end in instance.near for end in instance.order]
-    return instance.complete and any(near) and not all(near) and not instance.at_once
+    near = [end in view.near for end in instance.order]
+    return instance.complete and any(near) and not all(near) and not view.at_once
 
 
 def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
@@ -250,10 +257,10 @@ def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
     """
     picked = exchanges[instance.rows]
     assert instance.algorithm is not None
-    seats = instance.seats or tuple(range(len(instance.order)))
+    seats = instance.seats
     seat = dict(zip(instance.order, seats, strict=True))
-    near = instance.near or frozenset()
-    sizes = edge_sizes(instance.algorithm, instance.ranks or len(seats), instance.root or 0)
+    near = instance.view.near or frozenset()
+    sizes = edge_sizes(instance.algorithm, instance.rank_count, instance.root or 0)
     edges: dict[Edge, list[int]] = {}
     for place, (src, dst) in enumerate(zip(picked["src"].tolist(), picked["dst"].tolist(), strict=True)):
         edges.setdefault((seat[src], seat[dst]), []).append(place)

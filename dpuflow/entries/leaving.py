@@ -103,7 +103,7 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
 
 
 def _far(places: Places) -> NDArray[np.bool_]:
-    beyond = (i.near is not None and e not in i.near for i in places.instances for e in i.order)
+    beyond = (not i.was_captured(e) for i in places.instances for e in i.order)
     return np.fromiter(beyond, bool, len(places))
 
 
@@ -131,7 +131,7 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
     Most of what such a rank receives comes over NVLink. It has not left before it sent its last; nor long
     after the last data of its whole node had come or left, for all of its GPUs pass on every channel.
     """
-    railed = [number for number, instance in enumerate(places.instances) if instance.nodes]
+    railed = [number for number, instance in enumerate(places.instances) if instance.placement.nodes]
     if not railed:
         return leave
     mine = np.isin(places.of, railed)
@@ -139,7 +139,7 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
     latest: NDArray[np.int64] = leave.copy()
     for number in railed:
         rows = slice(*places.offsets[number : number + 2].tolist())
-        nodes = np.array(places.instances[number].nodes)
+        nodes = np.array(places.instances[number].placement.nodes)
         for node in np.unique(nodes):
             latest[rows][nodes == node] = latest[rows][nodes == node].max()
     return latest

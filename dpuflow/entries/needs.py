@@ -68,7 +68,7 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     mapped = np.zeros(len(rows), bool)
     alike: dict[tuple[Algorithm, tuple[int, ...], int, int], list[int]] = {}
     for number, instance in enumerate(instances):
-        whole = not instance.blind and not instance.seats
+        whole = not instance.view.blind and not instance.placement.seats
         if instance.algorithm is not None and whole and len(instance.rows):
             key = (instance.algorithm, tuple(instance.order), instance.root or 0, len(instance.rows))
             alike.setdefault(key, []).append(number)

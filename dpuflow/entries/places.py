@@ -67,12 +67,14 @@ class Places:
         best, where = self.earliest(rows, times)
         base = np.r_[0, np.cumsum([len(i.rows) for i in self.instances])]
         for number, instance in enumerate(self.instances):
-            if instance.parts is None:
+            if instance.placement.parts is None:
                 continue
             mine = np.arange(base[number], base[number + 1])
             mine = mine[times[mine] != NEVER]
-            order = np.lexsort((times[mine], instance.parts[mine - base[number]]))
-            first = mine[order][np.r_[True, np.diff(instance.parts[mine - base[number]][order]) != 0]]
+            order = np.lexsort((times[mine], instance.placement.parts[mine - base[number]]))
+            first = mine[order][
+                np.r_[True, np.diff(instance.placement.parts[mine - base[number]][order]) != 0]
+            ]
             for each in first[np.argsort(times[first], kind="stable")].tolist():
                 best[rows[each]], where[rows[each]] = times[each], each
         return best, where
@@ -124,13 +126,15 @@ def by_process(places: Places) -> Apart:
     more = [(row, 0) for row in np.setdiff1d(np.arange(len(places)), both).tolist()]
     for number, instance in enumerate(places.instances):
         first, mine = int(places.offsets[number]), slice(base[number], base[number + 1])
-        if instance.processes is None:
+        if instance.placement.processes is None:
             free += [(first + row, 0) for row in instance.free_rows()]
             continue
-        process[:, mine] = instance.processes
-        more += [(first + row, -1) for row in instance.blind]
-        of = dict(zip(instance.processes.ravel().tolist(), both[:, mine].ravel().tolist(), strict=True))
-        free += [(of[rank], rank) for rank in instance.free if rank in of]
+        process[:, mine] = instance.placement.processes
+        more += [(first + row, -1) for row in instance.view.blind]
+        of = dict(
+            zip(instance.placement.processes.ravel().tolist(), both[:, mine].ravel().tolist(), strict=True)
+        )
+        free += [(of[rank], rank) for rank in instance.view.free if rank in of]
     seen = np.stack([both.ravel(), process.ravel()], axis=1)
     pairs = np.concatenate([seen, np.array([*free, *more], np.int64).reshape(-1, 2)])
     rows, where = np.unique(pairs, axis=0, return_inverse=True)

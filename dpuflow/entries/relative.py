@@ -43,7 +43,9 @@ class Relative(NamedTuple):
 def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
     """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
     hides = [i.hides_ranks and not gpus_within(i) for i in instances]
-    short = np.array([i.near is not None or hidden for i, hidden in zip(instances, hides, strict=True)], bool)
+    short = np.array(
+        [i.view.near is not None or hidden for i, hidden in zip(instances, hides, strict=True)], bool
+    )
     for number in np.flatnonzero(short).tolist():
         rows = slice(*entries.offsets[number : number + 2].tolist())
         short[number] = hides[number] or not entries.exact[rows].all()

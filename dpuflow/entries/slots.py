@@ -40,9 +40,7 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
     data: first slots, and those that were filled after these.
     """
     # When a rank without a capture gives a slot back may depend on what it sends. Of a transfer all was seen.
-    may_send = [
-        i.near is not None and e not in i.near and i.op != Op.SEND_RECV for i in instances for e in i.order
-    ]
+    may_send = [not i.was_captured(e) and i.op != Op.SEND_RECV for i in instances for e in i.order]
     silent = (entries.rule == Rule.UNSEEN) & entries.fed & ~np.array(may_send, bool)
     if not silent.any():
         return entries
@@ -136,7 +134,9 @@ def _in_turn(exchanges: Picked, instances: Sequence[Instance]) -> tuple[Ints, In
     Then the places where either changes, and how many messages are granted ahead from there on, 0 where that
     is not known: of sends and receives, whose protocol is not told, a slot each.
     """
-    ahead = [0 if i.nodes else messages_ahead(i) or SLOTS * (i.op == Op.SEND_RECV) for i in instances]
+    ahead = [
+        0 if i.placement.nodes else messages_ahead(i) or SLOTS * (i.op == Op.SEND_RECV) for i in instances
+    ]
     counts = np.fromiter((len(i.rows) for i in instances), np.int64, len(instances))
     of = np.full(len(exchanges), -1, np.int64)
     of[np.concatenate([i.rows for i in instances])] = np.repeat(np.arange(len(instances)), counts)

@@ -72,7 +72,7 @@ def read_islands(joined: Joined, nodes: Ints, read: Callable[[Joined], Read]) ->
         alone = [read(views[members[0]])]
         together = None
         # Ranks that nothing was seen of here may be those that the nodes' other NICs serve.
-        hidden = any(i.near is None and i.hides_ranks for i in alone[0].instances)
+        hidden = any(i.view.near is None and i.hides_ranks for i in alone[0].instances)
         if len(members) > 1 and (hidden or not alone[0].understood):
             together = _read_together([views[n] for n in members], nodes, read)
         if together is None:
@@ -88,7 +88,7 @@ def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[
     """Trees and chains that go through all GPUs of nodes, each rail's part by itself: there a NIC stands for
     its node, whose entry it dates. What else there is, and captures of one place, as they are."""
     trees = all(
-        i.inside and i.near is None and i.algorithm is not None and i.algorithm.name in _IN_NODES
+        i.view.inside and i.view.near is None and i.algorithm is not None and i.algorithm.name in _IN_NODES
         for i in whole.instances
     )
     if not whole.instances or not trees or len(whole.joined.captures) < 2:
@@ -188,16 +188,20 @@ def _part(instance: Instance, rows: Ints, whole: Read, row_of: Ints) -> Instance
         return replace(instance, rows=row_of[rows])
     seen = {*whole.exchanges["src"][rows].tolist(), *whole.exchanges["dst"][rows].tolist()}
     places = [place for place, end in enumerate(instance.order) if end in seen]
-    seats = instance.seats or tuple(range(len(instance.order)))
+    placement = instance.placement
+    seats = placement.seats or tuple(range(len(instance.order)))
     return replace(
         instance,
         rows=row_of[rows],
         order=[instance.order[place] for place in places],
-        seats=tuple(seats[place] for place in places),
-        ranks=instance.ranks or len(instance.order),
-        apart=True,
-        nodes=tuple(instance.nodes[place] for place in places) if instance.nodes else (),
-        parts=None if instance.parts is None else instance.parts[np.isin(instance.rows, rows)],
+        view=replace(instance.view, apart=True),
+        placement=replace(
+            placement,
+            seats=tuple(seats[place] for place in places),
+            ranks=placement.ranks or len(instance.order),
+            nodes=tuple(placement.nodes[place] for place in places) if placement.nodes else (),
+            parts=None if placement.parts is None else placement.parts[np.isin(instance.rows, rows)],
+        ),
     )
 
 
@@ -292,7 +296,7 @@ def _tie(reads: Sequence[Read], nodes: Ints) -> None:
             for each in (first, *alike):
                 each.ties = number + np.arange(len(each.instances))
                 _lay_beside(each, first)
-            if not of_nodes and first.instances[0].near is None:  # each carries channels of its own
+            if not of_nodes and first.instances[0].view.near is None:  # each carries channels of its own
                 for parts in zip(*(each.instances for each in (first, *alike)), strict=True):
                     sizes = [part.size for part in parts]
                     for part in parts:
@@ -325,8 +329,8 @@ def _of_nodes(read: Read, nodes: Ints) -> tuple[int, frozenset[int]] | None:
 
 def _in_part(read: Read) -> int | None:
     """How many ranks there are where the island saw some of them only; None where it saw all."""
-    found = {i.ranks for i in read.instances if i.hides_ranks}
-    part = all(i.near is not None or i.hides_ranks for i in read.instances)
+    found = {i.placement.ranks for i in read.instances if i.hides_ranks}
+    part = all(i.view.near is not None or i.hides_ranks for i in read.instances)
     return found.pop() if len(found) == 1 and part else None
 
 

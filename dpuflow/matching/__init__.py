@@ -6,6 +6,7 @@ Message structure decides, never idle gaps: tags where the library counts its co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -82,12 +83,12 @@ def build_collectives(job: Job) -> list[Instance]:
         instances.extend([*rounds, *_send_recv(exchanges, alone)])
     if near is not None:
         for instance in instances:
-            instance.near = near
+            instance.view = replace(instance.view, near=near)
         mark_at_once(job, instances, near)
     if job.but_one is not None:
         for instance in instances:
             if _may_go_on(instance, job.but_one):
-                instance.near = job.but_one
+                instance.view = replace(instance.view, near=job.but_one)
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
 

@@ -149,7 +149,7 @@ def without_flags(
             alike = bool((announced == slot).all())
             protocol = buffers[slot].protocol if alike and slot in buffers else None
             if protocol == "simple":
-                instance = replace(instance, protocol=protocol)
+                instance = replace(instance, slicing=replace(instance.slicing, protocol=protocol))
             elif protocol is not None:
                 default = LL if protocol == "ll" else LL128
                 if not (exchanges["bytes"][rows] % np.uint64(LINES[default])).any():
@@ -162,20 +162,27 @@ def _of_data(instance: Instance, slot: int) -> Instance:
     """The same with bytes of data for those on the wire."""
     protocol = "ll" if slot == LL else "ll128"
     if not instance.size:
-        return replace(instance, protocol=protocol)
+        return replace(instance, slicing=replace(instance.slicing, protocol=protocol))
     most = instance.size // LINES[slot] * HELD[slot]
-    between = (max(most - instance.tails * (HELD[slot] - 1), 1), most) if instance.tails else None
+    between = (
+        (max(most - instance.slicing.tails * (HELD[slot] - 1), 1), most) if instance.slicing.tails else None
+    )
     # LL's lines hold one element of the largest type: mostly they are full.
-    return replace(instance, protocol=protocol, size=most if slot == LL else None, between=between)
+    slicing = replace(instance.slicing, protocol=protocol, between=between)
+    return replace(instance, slicing=slicing, size=most if slot == LL else None)
 
 
 def sharing_told_apart(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:
     """Collectives of more ranks than endpoints, with ``parts`` where every rank sent something of its own."""
-    hidden = [i.near is None and i.ranks > len(i.order) and not i.inside for i in instances]
+    hidden = [
+        i.view.near is None and i.placement.ranks > len(i.order) and not i.view.inside for i in instances
+    ]
     if not any(hidden):
         return list(instances)
     return [
-        replace(instance, parts=_parts(instance, exchanges, transfers)) if several else instance
+        replace(instance, placement=replace(instance.placement, parts=_parts(instance, exchanges, transfers)))
+        if several
+        else instance
         for instance, several in zip(instances, hidden, strict=True)
     ]
 
@@ -189,6 +196,6 @@ def _parts(instance: Instance, exchanges: Rows, transfers: Rows) -> NDArray[np.i
     src = exchanges["src"][instance.rows].astype(np.int64)
     pairs = np.unique(np.stack([src, rank], axis=1), axis=0)
     # A rank is behind one adapter; and all of them are seen. Without a tag all would be rank 0.
-    if len(pairs) != instance.ranks or len(np.unique(pairs[:, 1])) != instance.ranks:
+    if len(pairs) != instance.placement.ranks or len(np.unique(pairs[:, 1])) != instance.placement.ranks:
         return None
     return rank

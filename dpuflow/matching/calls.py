@@ -22,7 +22,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.levels import MOST, TWICE
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, InstanceView, Placement
 from dpuflow.matching.streams import edge_streams
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema.rows import NEVER, Op
@@ -131,7 +131,9 @@ def all_to_all(job: Job, members: Sequence[Transfers], turn: int) -> Instance:
     size = sizes.pop() * len(ends) if len(sizes) == 1 else None
     whole = all(bool(each.whole[turn]) for each in members)
     names = ["pairwise"] if len(ends) == 2 else []
-    return Instance(rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, near=job.near)
+    return Instance(
+        rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, view=InstanceView(job.near)
+    )
 
 
 def calls_over_rails(
@@ -182,9 +184,8 @@ def _call(job: Job, members: Sequence[Transfers], senders: Sequence[int], turn: 
         _LINEAR,
         size=None if part is None else round(part * len(ends)),
         complete=whole,
-        ranks=len(ends),
-        nodes=tuple(nodes[ends].tolist()),
-        inside=True,
+        view=InstanceView(inside=True),
+        placement=Placement(len(ends), nodes=tuple(nodes[ends].tolist())),
     )
 
 
@@ -227,9 +228,9 @@ def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     if not count or not shown or apart.sum() < MOST * (count - 1):
         return [], rows
     op, algorithm = (Op.ALL_TO_ALL, _LINEAR) if everyone else (Op.UNKNOWN, None)
-    free = frozenset() if everyone else frozenset(range(len(ends)))
+    view = InstanceView(free=frozenset(() if everyone else range(len(ends))))
     found = [
-        Instance(each[np.argsort(when, kind="stable")], op, list(ends), algorithm, confidence=0.9, free=free)
+        Instance(each[np.argsort(when, kind="stable")], op, list(ends), algorithm, confidence=0.9, view=view)
         for each, when in zip(rounds, starts, strict=True)
     ]
     return found, np.setdiff1d(rows, rounds)

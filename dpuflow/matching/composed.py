@@ -63,7 +63,7 @@ def _fits(a: Instance, b: Instance, second: Op) -> bool:
     """Whether ``b`` takes from the root what ``a`` brought there."""
     if b.op != second or a.order != b.order or a.root is None or a.root != b.root:
         return False
-    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None or a.ranks:
+    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None or a.placement.ranks:
         return False
     n = len(a.order)
     return a.size * (n if a.op == Op.GATHER else 1) == b.size * (n if second == Op.SCATTER else 1)

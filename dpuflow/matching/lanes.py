@@ -19,7 +19,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, InstanceView, Placement, Slicing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -83,7 +83,6 @@ class Layout(NamedTuple):
 
     def made(self, rows: Ints, nodes: Ints) -> Instance:
         """The collective of these EXCHANGE rows; ``nodes``: each endpoint's."""
-        several = self.ranks > 0
         return Instance(
             rows,
             self.op,
@@ -91,12 +90,12 @@ class Layout(NamedTuple):
             self.algorithm,
             root=self.root,
             size=self.size,
-            ranks=self.ranks,
-            seats=tuple(range(len(self.order))) if several else (),
-            nodes=tuple(nodes[self.order].tolist()) if several else (),
-            inside=self.inside,
             alike=self.alike,
-            tails=self.tails,
+            view=InstanceView(inside=self.inside),
+            placement=Placement(self.ranks, tuple(range(len(self.order))), tuple(nodes[self.order].tolist()))
+            if self.ranks
+            else Placement(),
+            slicing=Slicing(tails=self.tails),
         )
 
 

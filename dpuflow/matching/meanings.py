@@ -108,7 +108,8 @@ class Meanings:
                 )
                 rows = rows[np.argsort(self.columns.starts[rows], kind="stable")]
                 made = layout.made(rows, self.job.nodes)
-                found.append(replace(made, protocol=protocol, between=between))
+                slicing = replace(made.slicing, protocol=protocol, between=between)
+                found.append(replace(made, slicing=slicing))
         return found
 
     def _read(self, parts: Sequence[Part]) -> dict[int, Layout]:

@@ -71,27 +71,61 @@ class Job:
         return self.near is None or end in self.near
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class InstanceView:
+    """What of a collective was seen, and what its first messages may have waited for.
+
+    ``near``: the endpoints all of whose messages were captured; None: everyone's. ``blind`` are the positions
+    whose first message is known to be missing; ``free``, where the algorithm is not known, those whose first
+    message is known to need no input, and of ``processes`` the ranks whose first message between nodes needs
+    nothing of other nodes. ``at_once``: ranks declare all that they will send and receive as soon as they
+    enter. ``inside``: a first message may have waited for ranks of the same node, of which nothing is on the
+    wire. ``apart``: a part of an operation, whose other ranks captures on other clocks show.
+    """
+
+    near: frozenset[int] | None = None
+    blind: frozenset[int] = frozenset()
+    free: frozenset[int] = frozenset()
+    at_once: bool = False
+    inside: bool = False
+    apart: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Placement:
+    """Which ranks endpoints stand for.
+
+    Where ranks took part that no capture saw, ``ranks`` is how many took part and ``seats`` the positions of
+    those in ``order``. ``nodes``: where nodes have several ranks, the node of each place. ``parts``: where
+    adapters serve several ranks whose own messages are all seen, the rank behind each of ``rows``.
+    ``processes``: where processes share addresses, those at the sender and at the receiver of ``rows`` (two
+    lines), by rank where ``ranks`` are known.
+    """
+
+    ranks: int = 0
+    seats: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    parts: NDArray[np.int64] | None = None
+    processes: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slicing:
+    """NCCL's ``protocol``, where it is known; ``tails``: so many parts of the buffer do not fill their slots,
+    and ``between`` the least and most bytes of the buffer where its size is not told."""
+
+    protocol: str | None = None
+    tails: int = 0
+    between: tuple[int, int] | None = None
+
+
 @dataclass(slots=True)
 class Instance:
     """One collective. ``rows`` are EXCHANGE rows in order of their first sign.
 
     ``order`` lists the endpoints by their position in the algorithm; ``root`` is a position.
-    ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``blind`` are the
-    positions whose first message is known to be missing; ``free``, where the algorithm is not known, those
-    whose first message is known to need no input, and of ``processes`` the ranks whose first message between
-    nodes needs nothing of other nodes. Where ranks took part that no capture saw,
-    ``ranks`` is how many took part and ``seats`` the positions of those in ``order``. ``near``: the
-    endpoints all of whose messages were captured; None: everyone's. ``at_once``: ranks declare all that
-    they will send and receive as soon as they enter. ``nodes``: where nodes have several ranks, the node
-    of each place; ``inside``: a first message may have waited for ranks of the same node, of which nothing is
-    on the wire. ``alike``: other operations that have the same packets.
-    ``parts``: where adapters serve several ranks whose own messages are all seen, the rank behind each of
-    ``rows``.
-    ``processes``: where processes share addresses, those at the sender and at the receiver of ``rows`` (two
-    lines), by rank where ``ranks`` are known.
-    ``protocol``: NCCL's, where it is known; ``tails``: so many parts of the buffer do not fill their
-    slots, and ``between`` the least and most bytes of the buffer where ``size`` is not told. ``apart``: a
-    part of an operation, whose other ranks captures on other clocks show.
+    ``size`` is the buffer of one rank in bytes, None where the packets do not tell. ``alike``: other
+    operations that have the same packets.
     """
 
     rows: NDArray[np.int64]
@@ -103,44 +137,46 @@ class Instance:
     size: int | None = None
     complete: bool = True
     confidence: float = 1.0
-    blind: frozenset[int] = frozenset()
-    free: frozenset[int] = frozenset()
-    ranks: int = 0
-    seats: tuple[int, ...] = ()
-    near: frozenset[int] | None = None
-    at_once: bool = False
-    nodes: tuple[int, ...] = ()
-    inside: bool = False
-    parts: NDArray[np.int64] | None = None
-    processes: NDArray[np.int64] | None = None
     alike: tuple[Op, ...] = ()
-    protocol: str | None = None
-    tails: int = 0
-    between: tuple[int, int] | None = None
-    apart: bool = False
+    view: InstanceView = InstanceView()
+    placement: Placement = Placement()
+    slicing: Slicing = Slicing()
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """The positions of those in ``order``."""
+        return self.placement.seats or tuple(range(len(self.order)))
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks took part."""
+        return self.placement.ranks or len(self.order)
 
     @property
     def hides_ranks(self) -> bool:
         """Whether ranks took part of which no message of their own is seen."""
-        return self.ranks > len(self.order) and self.parts is None and self.processes is None
+        told = self.placement.parts is not None or self.placement.processes is not None
+        return self.rank_count > len(self.order) and not told
+
+    def was_captured(self, end: int) -> bool:
+        """Whether all messages of an endpoint are there."""
+        return self.view.near is None or end in self.view.near
 
     @property
     def root_endpoint(self) -> int | None:
         """The endpoint at the root, None without a root or where it was not seen."""
         if self.root is None:
             return None
-        seats = self.seats or tuple(range(len(self.order)))
-        return self.order[seats.index(self.root)] if self.root in seats else None
+        return self.order[self.seats.index(self.root)] if self.root in self.seats else None
 
     def free_rows(self) -> list[int]:
         """Places in ``order`` whose first message needs no input, and was not missed."""
-        if self.inside:
+        if self.view.inside:
             return []
         if self.algorithm is None:
-            return sorted(self.free - self.blind)
-        places = free_ranks(self.algorithm, self.ranks or len(self.order), self.root or 0) - self.blind
-        seats = self.seats or tuple(range(len(self.order)))
-        return [row for row, seat in enumerate(seats) if seat in places]
+            return sorted(self.view.free - self.view.blind)
+        places = free_ranks(self.algorithm, self.rank_count, self.root or 0) - self.view.blind
+        return [row for row, seat in enumerate(self.seats) if seat in places]
 
     def undated_rows(self) -> tuple[list[int], list[int]]:
         """Places in ``order`` whose first seen send, and whose first seen grant, need not be their first act.
@@ -150,21 +186,26 @@ class Instance:
         grant where the data is of that step. Libraries that post everything at once (``at_once``) need
         no such order.
         """
-        if self.inside:
+        if self.view.inside:
             return list(range(len(self.order))), []
-        if self.near is None:
+        if self.view.near is None:
             return [], []
-        hidden = [row for row, end in enumerate(self.order) if end not in self.near]
-        if self.algorithm is not None and self.algorithm.rooted and len(self.order) == 2 and not self.ranks:
+        hidden = [row for row, end in enumerate(self.order) if end not in self.view.near]
+        if (
+            self.algorithm is not None
+            and self.algorithm.rooted
+            and len(self.order) == 2
+            and not self.placement.ranks
+        ):
             # One edge of a tree, of any size: who sends may have waited for others, who receives has not.
             down = self.op in (Op.BROADCAST, Op.SCATTER)
             return hidden, [] if down else hidden
-        if self.at_once:
+        if self.view.at_once:
             return [], []
         if self.algorithm is None:
             return hidden, hidden
-        n, seats = self.ranks or len(self.order), self.seats or tuple(range(len(self.order)))
-        captured = {seats[row] for row, end in enumerate(self.order) if end in self.near}
+        n, seats = self.rank_count, self.seats
+        captured = {seats[row] for row, end in enumerate(self.order) if end in self.view.near}
         sends, grants = first_acts(self.algorithm, n, self.root or 0)
         # Where several send to one at once, data waits its turn in the network: its arrival dates no entry.
         alone = {seat for seat in captured if len(grants.get(seat, ())) < 2}
@@ -181,12 +222,11 @@ def placed(instance: Instance, near: frozenset[int] | None) -> Instance:
     if near is None:
         return instance
     if min(instance.order) >= 0:
-        return replace(instance, near=near)
+        return replace(instance, view=replace(instance.view, near=near))
     seats = tuple(place for place, end in enumerate(instance.order) if end >= 0)
     return replace(
         instance,
         order=[instance.order[place] for place in seats],
-        seats=seats,
-        ranks=len(instance.order),
-        near=near,
+        view=replace(instance.view, near=near),
+        placement=replace(instance.placement, ranks=len(instance.order), seats=seats),
     )

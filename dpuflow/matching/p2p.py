@@ -17,7 +17,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, is_call
 from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.parts import Parts, Sending, lines_of, transfers_of
 from dpuflow.schema.rows import Op
 
@@ -95,11 +95,10 @@ def _told_apart(job: Job, every: Sequence[Transfers]) -> tuple[list[list[Transfe
 def _sent(job: Job, each: Transfers, *, handed: bool) -> list[Instance]:
     """Transfers from one endpoint to another. What it sends was there when it called; unless it was another
     GPU's that ``handed`` it over."""
-    free = frozenset(() if handed else (0,))
+    view = InstanceView(job.near, free=frozenset(() if handed else (0,)), inside=handed)
     return [
         Instance(
-            own, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), free=free,
-            near=job.near, inside=handed,
+            own, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), view=view
         )
         for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
     ]  # fmt: skip

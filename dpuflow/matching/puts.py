@@ -20,7 +20,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -122,7 +122,7 @@ def _made(job: Job, ways: dict[Edge, Ints], turns: Ints) -> Iterator[Instance]:
             _DOUBLING if steps else _LINEAR,
             size=int(sizes[0]) * (1 if steps else n) if even else None,
             complete=whole,
-            near=job.near,
+            view=InstanceView(job.near),
             alike=_same_packets(even, steps),
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import gcd
@@ -334,13 +335,13 @@ def mark_at_once(job: Job, instances: Sequence[Instance], near: frozenset[int]) 
         held = _declares_all(job.exchanges[instance.rows], near, linear=linear)
         if held is not None:
             name = instance.algorithm and instance.algorithm.name
-            shown.setdefault((instance.op, name, instance.ranks, tuple(instance.order)), []).append(
+            shown.setdefault((instance.op, name, instance.placement.ranks, tuple(instance.order)), []).append(
                 (instance, held)
             )
     for votes in shown.values():
         if sum(held for _, held in votes) > AT_ONCE * len(votes):
             for instance, _ in votes:
-                instance.at_once = True
+                instance.view = replace(instance.view, at_once=True)
 
 
 def _declares_all(rows: Rows, near: frozenset[int], *, linear: bool) -> bool | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.levels import MOST, RARE, TWICE
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Pattern:
             if len(places) < 2 or (len(members) == 2 and b - a < 2 * TWICE):
                 continue  # who only answers is a server
             op = Op.SEND_RECV if len(members) == 2 < len(self.ends) and self._one_way(a, b) else Op.UNKNOWN
-            found.append(Instance(self.rows[a:b], op, order, confidence=0.7, free=places))
+            found.append(Instance(self.rows[a:b], op, order, confidence=0.7, view=InstanceView(free=places)))
         return found
 
     def _one_way(self, a: int, b: int) -> bool:

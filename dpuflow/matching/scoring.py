@@ -81,7 +81,7 @@ class Scorer:
         runs = self._understood(streams, runs)
         runs = [run for run in runs if run[0].order == usual] or runs
         most = max(_explained(run) for run in runs)
-        equal = _furthest([run for run in runs if 2 * _explained(run) > most])
+        equal: Sequence[Run] = _furthest([run for run in runs if 2 * _explained(run) > most])
         equal = [run for run in equal if not self._is_called_again(streams, run, equal)]
         equal = self._unless_bare(streams, equal)
         if len(equal) == 1:

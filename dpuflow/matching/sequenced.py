@@ -15,7 +15,7 @@ import numpy as np
 
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
 from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance, placed
+from dpuflow.matching.model import Instance, InstanceView, placed
 from dpuflow.matching.program import in_program_order, read_processes
 from dpuflow.matching.recognise import whole_size
 from dpuflow.matching.scoring import Scorer
@@ -300,7 +300,7 @@ class _Segmenter:
             order = list(hypothesis.order)
             buffer = whole_size(size, self.sizes[block].tolist()) if size != round(size) else round(size)
             instance = Instance(block, algorithm.op, order, algorithm, alternatives, root, buffer,
-                                confidence=confidence, blind=blind)  # fmt: skip
+                                confidence=confidence, view=InstanceView(blind=blind))  # fmt: skip
             found.append(placed(instance, hypothesis.near))
         return found
 

@@ -185,11 +185,17 @@ class Processes:
         return replace(
             instance,
             order=ends,
-            ranks=self.ranks if told else 0,
-            seats=tuple(first[end] for end in ends) if told else (),
-            processes=both.T,
-            blind=frozenset(place for place, end in enumerate(ends) if end in silent),
-            free=free,
+            placement=replace(
+                instance.placement,
+                ranks=self.ranks if told else 0,
+                seats=tuple(first[end] for end in ends) if told else (),
+                processes=both.T,
+            ),
+            view=replace(
+                instance.view,
+                blind=frozenset(place for place, end in enumerate(ends) if end in silent),
+                free=free,
+            ),
         )
 
     def _seen(self, seen: set[int]) -> int:

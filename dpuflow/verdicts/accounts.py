@@ -130,7 +130,9 @@ def account_for(
     wanted = wanted >= since[entries.endpoint[first]]
     paths = Paths(exchanges, instances, entries, previous_row(entries), pipelines, known.beside, wanted)
     shared = {
-        n for n, i in enumerate(instances) if i.nodes or i.inside or i.hides_ranks or i.processes is not None
+        n
+        for n, i in enumerate(instances)
+        if i.placement.nodes or i.view.inside or i.hides_ranks or i.placement.processes is not None
     }
     joins, found = _Joins(instances, entries), []
     for members, ends in laid:

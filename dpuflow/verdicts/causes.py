@@ -159,7 +159,9 @@ def _worked_longer(
     if waits.queued is not None:
         excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
     least, since_gone = _held_peers(entries), since_idle
-    if any(i.nodes for i in instances):  # what the rest of its node still had to do was not its own data
+    if any(
+        i.placement.nodes for i in instances
+    ):  # what the rest of its node still had to do was not its own data
         gone = np.maximum(entries.leave_ns, entries.gone_ns)
         since_gone = _excess(entries, left, gone, since_ns, dated, _earliest(entries, left, []))
     excess = _beyond_free(entries, left, excess, least, instances)
@@ -287,8 +289,8 @@ def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Ins
     """
     before = np.maximum(last, 0)
     earliest = np.full(len(last), NEVER)
-    if any(i.nodes for i in instances):
-        shared = np.array([bool(i.nodes) for i in instances], bool)[entries.collective[before]]
+    if any(i.placement.nodes for i in instances):
+        shared = np.array([bool(i.placement.nodes) for i in instances], bool)[entries.collective[before]]
         earliest[shared] = entries.leave_ns[before][shared]
     earliest = np.where(entries.buffered[before], entries.enter_ns[before], earliest)
     return np.where(last >= 0, earliest, NEVER)

@@ -78,7 +78,7 @@ def coverage_of(
     instances, entries, relative = evidence.instances, evidence.entries, evidence.relative
     step, worked_ns, found = evidence.step, evidence.worked_ns, {}
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
-    hides = [i.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
+    hides = [i.view.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
     several = np.array(hides, bool)[entries.collective]
     for rows in classes(np.where(tied, entries.endpoint, -1) + 1):
         if not tied[rows[0]]:

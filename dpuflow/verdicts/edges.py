@@ -126,7 +126,7 @@ def _views(
             continue
         first = int(entries.offsets[number])
         # What a library sends to all at once leaves one after the other; Gloo's declarations do not.
-        if instance.at_once and not is_gloo(int(exchanges["wire"][instance.rows[0]])):
+        if instance.view.at_once and not is_gloo(int(exchanges["wire"][instance.rows[0]])):
             continue
         for place, other in _dating(instance, own):
             who.append((number, first + place, first + other))
@@ -158,13 +158,13 @@ def _views(
 
 def _dating(instance: Instance, own: set[int]) -> list[tuple[int, int]]:
     """Places in ``order`` of a captured endpoint and of another whose first act goes to it."""
-    seats = instance.seats or tuple(range(len(instance.order)))
+    seats = instance.seats
     mine = [place for place, end in enumerate(instance.order) if end in own]
-    if instance.at_once:
+    if instance.view.at_once:
         return [(place, other) for place in mine for other in range(len(instance.order)) if other != place]
     if instance.algorithm is None:
         return []
-    sends, grants = first_acts(instance.algorithm, instance.ranks or len(seats), instance.root or 0)
+    sends, grants = first_acts(instance.algorithm, instance.rank_count, instance.root or 0)
     return [
         (place, other)
         for place in mine

@@ -60,7 +60,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     columns, grain = np.empty((5, int(np.count_nonzero(part))), np.int64), np.zeros(1, np.int64)
     columns = columns[:, : kernels.durations(exchanges, part, columns, grain)]
     took, nbytes, src, dst = (columns[k] for k in (kernels.TOOK, kernels.BYTES, kernels.SRC, kernels.DST))
-    operation, near = columns[kernels.OP], {end for i in instances for end in i.near or ()}
+    operation, near = columns[kernels.OP], {end for i in instances for end in i.view.near or ()}
     if near:  # a message looks otherwise at its sender than at its receiver
         ends = np.array(sorted(near))
         operation = 4 * operation + 2 * np.isin(src, ends) + np.isin(dst, ends)

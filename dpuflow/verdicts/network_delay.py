@@ -101,7 +101,7 @@ def find_queues(
     of = np.full(len(exchanges), -1)
     for number, instance in enumerate(instances):
         if (
-            instance.processes is None and not instance.hides_ranks
+            instance.placement.processes is None and not instance.hides_ranks
         ):  # else others at the endpoint are not in it
             of[instance.rows] = number
     known = (of >= 0) & (exchanges["retransmitted"] == 0)

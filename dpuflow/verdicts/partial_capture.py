@@ -49,10 +49,10 @@ class Beside(NamedTuple):
 def seen_from_beside(instances: Sequence[Instance], entries: Entries) -> Beside:
     """Tell the rows of ranks without a capture of their own, and what is known of them."""
     count = np.diff(entries.offsets)
-    partly = np.repeat(np.array([i.near is not None for i in instances], bool), count)
+    partly = np.repeat(np.array([i.view.near is not None for i in instances], bool), count)
     rows = partly.copy()
     for number in np.flatnonzero(partly[entries.offsets[:-1]] if len(count) else count).tolist():
-        near = instances[number].near or frozenset()
+        near = instances[number].view.near or frozenset()
         first = int(entries.offsets[number])
         rows[first : first + int(count[number])] = [end not in near for end in instances[number].order]
     lead = np.full(len(rows), NEVER)
@@ -83,7 +83,7 @@ def _inside_ns(
     inside = np.full(len(instances), -1)
     alike: dict[object, list[int]] = {}
     for number, instance in enumerate(instances):
-        if instance.near is None:
+        if instance.view.near is None:
             continue
         rows = np.arange(*entries.offsets[number : number + 2])
         own = rows[~far[rows] & (entries.leave_ns[rows] != NEVER)]
@@ -100,9 +100,9 @@ def _share_unseen(instance: Instance, endpoint: int) -> float:
     """How much longer than captured ranks a link may hold ``endpoint``, in terms of what it holds those."""
     if instance.algorithm is None or instance.algorithm.rooted or endpoint not in instance.order:
         return np.inf  # how large a tree is cannot be seen from within
-    seats = instance.seats or tuple(range(len(instance.order)))
-    n, root = instance.ranks or len(seats), instance.root or 0
-    own = [seat for seat, end in zip(seats, instance.order, strict=True) if end in (instance.near or ())]
+    seats = instance.seats
+    n, root = instance.rank_count, instance.root or 0
+    own = [seat for seat, end in zip(seats, instance.order, strict=True) if end in (instance.view.near or ())]
     place = seats[instance.order.index(endpoint)]
     return min((_unseen(instance.algorithm, n, root, place, mine) for mine in own), default=np.inf)
 
@@ -123,9 +123,9 @@ def _unseen(algorithm: Algorithm, n: int, root: int, seat: int, mine: int) -> fl
 
 def never_captured(instances: Sequence[Instance]) -> frozenset[int]:
     """Endpoints of collectives of which not all messages were captured, that have no capture of their own."""
-    partly = [instance for instance in instances if instance.near is not None]
+    partly = [instance for instance in instances if instance.view.near is not None]
     ends = {end for instance in partly for end in instance.order}
-    return frozenset(ends.difference(*(instance.near or () for instance in partly)))
+    return frozenset(ends.difference(*(instance.view.near or () for instance in partly)))
 
 
 def busy_elsewhere(instances: Sequence[Instance]) -> frozenset[int]:
@@ -140,12 +140,12 @@ def busy_elsewhere(instances: Sequence[Instance]) -> frozenset[int]:
     for instance in instances:
         # How many ranks a tree has is not seen from within.
         tree = instance.algorithm is None or instance.algorithm.rooted
-        if instance.near is not None and instance.op != Op.SEND_RECV and not tree:
-            near |= instance.near
+        if instance.view.near is not None and instance.op != Op.SEND_RECV and not tree:
+            near |= instance.view.near
             members = frozenset(instance.order)
-            groups[members] = max(groups.get(members, 0), instance.ranks or len(members))
+            groups[members] = max(groups.get(members, 0), instance.placement.ranks or len(members))
     found: set[int] = set()
-    if any(i.near is not None and i.op == Op.SEND_RECV for i in instances):
+    if any(i.view.near is not None and i.op == Op.SEND_RECV for i in instances):
         found.update(*groups)
     for (one, many), (other, others) in combinations(groups.items(), 2):
         # Of one communicator different algorithms show different peers, never more than it has ranks.

@@ -72,7 +72,7 @@ def find_pipelines(
     """
     edges: dict[tuple[int, int], list[int]] = {}
     for number, instance in enumerate(instances):
-        alone = instance.op == Op.SEND_RECV and len(instance.order) == 2 and not instance.inside
+        alone = instance.op == Op.SEND_RECV and len(instance.order) == 2 and not instance.view.inside
         if alone and instance.complete:
             edges.setdefault((instance.order[0], instance.order[1]), []).append(number)
     edges = {edge: found for edge, found in edges.items() if len(found) >= REPEATS}
