@@ -97,7 +97,7 @@ class Burst(NamedTuple):
         return self.first + self.count == self.message.packets
 
     def cut(self, lost: int, up_ns: float) -> tuple[Burst, Burst, Burst]:
-        """What is before packet ``lost``, that packet, and what follows; ``up_ns``: of a byte at the sender."""
+        """What is before packet ``lost``, that packet, and what follows; ``up_ns``: a byte sent."""
         before = self.step_bytes * lost
         alone = self.total_bytes - before if lost == self.count - 1 else self.step_bytes
         at = self.start + before * up_ns
