@@ -236,23 +236,23 @@ class Fabric(Receiving):
     def _queue(self, flow: Flow, burst: Burst) -> None:
         """A burst reaches the switch port towards its receiver."""
         lost, marked = self._in_switch(flow, burst)
-        if lost == burst.count:
+        if lost == burst.packets:
             self._forward(flow, burst, marked)
             return
         before, missing, after = burst.cut(lost, flow.src.up_ns)
-        if before.count:
+        if before.packets:
             self._forward(flow, before)
         self._log(flow, missing, LOST)
         if not flow.stream:  # which has timers of its own
             self._watch(flow.asked or flow)
-        if after.count:
+        if after.packets:
             self._queue(flow, after)
 
     def _in_switch(self, flow: Flow, burst: Burst) -> tuple[int, int]:
         """Which packet of a burst is the first that is lost (its count: none), and how many get marks."""
         port, now, rules = flow.dst, self.engine.now, self.rules
         losses = self._lossy(flow.src, port)
-        lost = burst.count if losses is None else losses.first_lost(burst.count)
+        lost = burst.packets if losses is None else losses.first_lost(burst.packets)
         held_ns = max(0.0, port.held_until - now)
         queued = (port.free_at - now - held_ns) / port.down_ns
         marked = 0
@@ -262,7 +262,7 @@ class Fabric(Receiving):
             if rules.pause is not None and queued > rules.pause[0]:
                 self._pause(flow.src, now + held_ns + (queued - rules.pause[1]) * port.down_ns)
             if rules.marking is not None and not flow.stream:
-                marked = rules.marking.marks(queued, burst.count, rules.random)
+                marked = rules.marking.marks(queued, burst.packets, rules.random)
         if rules.down is not None and (rules.down(flow.src, now) or rules.down(port, now)):
             lost = 0
         return lost, marked
@@ -276,9 +276,9 @@ class Fabric(Receiving):
         done = max(port.free_at, now + (burst.end - burst.start))
         step_ns = burst.step_bytes * max(flow.src.up_ns, port.down_ns)
         if self.rules.turn_ns is not None:  # seen by software in its next turn
-            done = self.taken_up(port, done) + (burst.count - 1) * BEHIND_NS
-            port.taken += burst.count - 1
-            begin, step_ns = done - burst.count * BEHIND_NS, BEHIND_NS
+            done = self.taken_up(port, done) + (burst.packets - 1) * BEHIND_NS
+            port.taken += burst.packets - 1
+            begin, step_ns = done - burst.packets * BEHIND_NS, BEHIND_NS
         self._log(flow, burst, Arrival(begin, step_ns, done), marked)
         if marked:
             self._notify(flow, done)
@@ -289,7 +289,7 @@ class Fabric(Receiving):
 
     def _log(self, flow: Flow, burst: Burst, came: Arrival, marked: int = 0) -> None:
         self.trace.bursts.add(
-            flow.number, burst.message.row, burst.first, burst.count,
+            flow.number, burst.message.row, burst.first, burst.packets,
             int(burst.start), int(burst.step_bytes * flow.src.up_ns * 1000), int(burst.end),
             int(came.begin), int(came.step_ns * 1000), int(came.end), marked,
         )  # fmt: skip

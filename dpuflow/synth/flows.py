@@ -75,7 +75,7 @@ class Burst(NamedTuple):
 
     message: Posted
     first: int  # packet within the message
-    count: int
+    packets: int
     start: float  # at the sender's port
     end: float
     step_bytes: int  # from packet to packet; of a single one its own
@@ -89,24 +89,24 @@ class Burst(NamedTuple):
     @property
     def end_psn(self) -> int:
         """After its last packet."""
-        return self.psn + self.count
+        return self.psn + self.packets
 
     @property
     def ends(self) -> bool:
         """Whether it has the message's last packet."""
-        return self.first + self.count == self.message.packets
+        return self.first + self.packets == self.message.packets
 
     def cut(self, lost: int, up_ns: float) -> tuple[Burst, Burst, Burst]:
         """What is before packet ``lost``, that packet, and what follows; ``up_ns``: a byte sent."""
         before = self.step_bytes * lost
-        alone = self.total_bytes - before if lost == self.count - 1 else self.step_bytes
+        alone = self.total_bytes - before if lost == self.packets - 1 else self.step_bytes
         at = self.start + before * up_ns
         after, rest = at + alone * up_ns, self.total_bytes - self.step_bytes * (lost + 1)
         return (
-            self._replace(count=lost, end=at, total_bytes=before),
+            self._replace(packets=lost, end=at, total_bytes=before),
             Burst(self.message, self.first + lost, 1, at, after, alone, alone),
             self._replace(
-                first=self.first + lost + 1, count=self.count - lost - 1, start=after, total_bytes=rest
+                first=self.first + lost + 1, packets=self.packets - lost - 1, start=after, total_bytes=rest
             ),
         )
 

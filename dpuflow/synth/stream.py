@@ -308,7 +308,7 @@ class Stream(Flow):
 
     def receive(self, burst: Burst, done: float) -> None:
         """A burst is at the receiver at ``done``."""
-        message, count, psn, end = burst.message, burst.count, burst.psn, burst.end_psn
+        message, count, psn, end = burst.message, burst.packets, burst.psn, burst.end_psn
         size = (message.packets - 1) * self.mtu + message.last_bytes
         begin_byte = message.begins + burst.first * self.mtu
         end_byte = message.begins + (size if burst.ends else (burst.first + count) * self.mtu)
