@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.kernels import acks
-from dpuflow.messages.pairing import Pairs, udp_port
+from dpuflow.messages.pairing import Pairs, Sides, udp_port
 from dpuflow.schema.rows import FLOW, Transport
 
 
@@ -28,7 +28,7 @@ def test_as_among_several(seed: int) -> None:
     pairs.conflicts[:] = choice.integers(0, 1 + most // int(choice.integers(1, 9)), len(pairs.conflicts))
     pairs.echoes[:] = choice.integers(0, most, len(pairs.echoes))
     ours, theirs = ([0], [0]) if seed % 5 == 0 else ([0], [1])
-    asked = 0, int(seed % 5 != 0), ours, theirs, flows, peers, seed % 3 == 0
+    asked = Sides(0, int(seed % 5 != 0), ours, theirs), flows, peers, seed % 3 == 0
     assert pairs._only(*asked) == pairs._between(*asked)
 
 

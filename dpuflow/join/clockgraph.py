@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from dpuflow.join.clockmap import Ints, Samples
     from dpuflow.schema.tables import CaptureInfo
+
+    Floats = np.typing.NDArray[np.float64]
 
 NEIGHBOURS: Final = 8  # pairs of a capture that are fitted; more cost time and add little
 BROKEN_SHARE: Final = 0.05  # of the bins may contradict a straight line
@@ -92,6 +94,14 @@ def nearest(
     return distance, through
 
 
+class _Pair(NamedTuple):
+    """Two captures with packets in common, the lines that fit, and how far off these may be, ns."""
+
+    samples: Samples
+    lines: list[Line]
+    doubt: float
+
+
 def estimate(
     infos: Sequence[CaptureInfo],
     samples: Sequence[Samples],
@@ -99,36 +109,16 @@ def estimate(
     found: Clocks,
 ) -> None:
     """Offsets along the surest paths first, then least squares over all pairs, twice."""
-    info = infos[reference]
-    origin = info.first_ns or 0
+    origin = infos[reference].first_ns or 0
+    ends = (origin, infos[reference].last_ns or origin)
     chosen = _enough(len(infos), [s for s in samples if s.forward.any() and not s.forward.all()])
-    pieces = [fit_lines(s.x_ns, s.y_ns, s.forward) for s in chosen]
-    pairs = [(s, of) for s, of in zip(chosen, pieces, strict=True) if of]
-    samples, lines = [s for s, _ in pairs], [of for _, of in pairs]
-    doubts = _doubts(samples, lines)
-    through = nearest(reference, samples, doubts)[1]
-    tied: dict[int, ClockMap] = {reference: ClockMap(origin)}
-    for capture, number in through.items():  # in order of distance: the one before it is there
-        if number >= 0:
-            s, of = samples[number], lines[number]
-            tied[capture] = follow(tied[s.x], of) if capture == s.y else follow_back(tied[s.y], of)
-    # A pair that no line fits may have been what tied others to the reference: these stay untied.
-    reached = [n for n, s in enumerate(samples) if s.x in tied]
-    samples, lines = [samples[n] for n in reached], [lines[n] for n in reached]
-    doubts = [doubts[n] for n in reached]
+    fitted = [(s, of) for s in chosen if (of := fit_lines(s.x_ns, s.y_ns, s.forward))]
+    pairs, tied = _along_surest(_with_doubts(fitted), reference, origin)
+    samples = [pair.samples for pair in pairs]
     for _ in range(2):
         refit = [_residual(s, tied[s.x], tied[s.y], origin) for s in samples]
-        fits = [
-            (s, r, doubt)
-            for s, r, doubt in zip(samples, refit, doubts, strict=True)
-            if r.broken <= BROKEN_SHARE
-        ]
-        closure = _adjust(fits, tied, reference)
-    ends = (origin, info.last_ns or origin)
-    beyond = [_beyond(of, r, origin, ends) for of, r in zip(lines, refit, strict=True)]
-    half = [r.width / 2 + _bend(of) for of, r in zip(lines, refit, strict=True)]
-    error = nearest(reference, samples, [h + b for h, b in zip(half, beyond, strict=True)])[0]
-    within = nearest(reference, samples, half)[0]
+        closure = _adjust(pairs, refit, tied, reference)
+    within, error = _errors(pairs, refit, reference, ends)
     for capture in sorted(set(tied) - {reference}):
         place = found.maps[capture] = tied[capture]
         near = [r.span for s, r in zip(samples, refit, strict=True) if capture in (s.x, s.y)]
@@ -152,6 +142,32 @@ def estimate(
                 f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not fit one "
                 f"line: {100 * r.broken:.0f} % of the time contradicts it (was one set, or stepped?)."
             )
+
+
+def _along_surest(
+    pairs: Sequence[_Pair], reference: int, origin: int
+) -> tuple[list[_Pair], dict[int, ClockMap]]:
+    """First maps, each along the path with the least doubt; and the pairs of captures that have one."""
+    samples = [pair.samples for pair in pairs]
+    through = nearest(reference, samples, [pair.doubt for pair in pairs])[1]
+    tied: dict[int, ClockMap] = {reference: ClockMap(origin)}
+    for capture, number in through.items():  # in order of distance: the one before it is there
+        if number >= 0:
+            s, of, _ = pairs[number]
+            tied[capture] = follow(tied[s.x], of) if capture == s.y else follow_back(tied[s.y], of)
+    # A pair that no line fits may have been what tied others to the reference: these stay untied.
+    return [pair for pair in pairs if pair.samples.x in tied], tied
+
+
+def _errors(
+    pairs: Sequence[_Pair], rest: Sequence[Line], reference: int, ends: tuple[int, int]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """How far off captures' clocks may be, ns: while they share packets, and from end to end."""
+    samples = [pair.samples for pair in pairs]
+    half = [r.width / 2 + _bend(pair.lines) for pair, r in zip(pairs, rest, strict=True)]
+    beyond = [_beyond(pair.lines, r, ends[0], ends) for pair, r in zip(pairs, rest, strict=True)]
+    within = nearest(reference, samples, half)[0]
+    return within, nearest(reference, samples, [h + b for h, b in zip(half, beyond, strict=True)])[0]
 
 
 def _beyond(lines: Sequence[Line], rest: Line, origin: int, ends: tuple[int, int]) -> float:
@@ -194,23 +210,24 @@ def _how_estimated(place: ClockMap, origin: int, span: tuple[float, float], erro
     return text + (f" and {len(steps) - 3} more times" if len(steps) > 3 else "")
 
 
-def _doubts(samples: Sequence[Samples], lines: Sequence[list[Line]]) -> list[float]:
-    """How far off each pair's lines may be, ns: half their widest strip, and what clocks may do meanwhile.
+def _with_doubts(fitted: Sequence[tuple[Samples, list[Line]]]) -> list[_Pair]:
+    """Pairs with how far off their lines may be: half the widest strip, and what clocks may do meanwhile.
 
     While a pair shares no packets although its captures share some with others, its clocks may drift: the
     mean over all of their packets counts. What no line fits ties nothing that anything else does.
     """
     times: dict[int, list[Ints]] = {}
-    for s in samples:
+    for s, _ in fitted:
         times.setdefault(s.x, []).append(s.x_ns)
         times.setdefault(s.y, []).append(s.y_ns)
     every = {capture: np.sort(np.concatenate(parts)) for capture, parts in times.items()}
-    doubts: list[float] = []
-    for s, of in zip(samples, lines, strict=True):
+    pairs = []
+    for s, of in fitted:
         away = max(_mean_distance(every[c], own) for c, own in ((s.x, s.x_ns), (s.y, s.y_ns)))
         broken = max(line.broken for line in of) > BROKEN_SHARE
-        doubts.append(max(line.width for line in of) / 2 + USUAL_DRIFT * away + (NOTHING if broken else 0.0))
-    return doubts
+        doubt = max(line.width for line in of) / 2 + USUAL_DRIFT * away + (NOTHING if broken else 0.0)
+        pairs.append(_Pair(s, of, doubt))
+    return pairs
 
 
 def _mean_distance(every: Ints, own: Ints) -> float:
@@ -236,47 +253,47 @@ def _residual(s: Samples, x: ClockMap, y: ClockMap, origin: int) -> Line:
     return Line(origin, 0, offset, line.slope, line.width, (ahead, ahead + line.span[1]), line.broken)
 
 
-def _adjust(
-    fits: Sequence[tuple[Samples, Line, float]], tied: dict[int, ClockMap], reference: int
-) -> dict[int, float]:
-    """Least squares over all pairs, each with its doubt; changes ``tied``.
+def _equations(
+    fits: Sequence[tuple[_Pair, Line]], unknown: dict[int, int], scale: float
+) -> tuple[Floats, Floats, Floats]:
+    """What each pair's line says at its ends of the offsets and drifts (``scale`` ns) that are unknown.
 
-    Returns how far each capture's loops stay open, ns.
+    Rows of coefficients, right sides, weights.
     """
-    unknown = {c: n for n, c in enumerate(c for c in tied if c != reference)}
-    size = len(unknown)
-    if not size or not fits:
-        return {}
-    scale = max(abs(t) for _, line, _ in fits for t in line.span) or 1.0
-    rows = np.zeros((2 * len(fits), 2 * size))
+    rows = np.zeros((2 * len(fits), 2 * len(unknown)))
     right, weight = np.zeros(2 * len(fits)), np.zeros(2 * len(fits))
-    for n, (s, line, doubt) in enumerate(fits):
-        for end in (0, 1):
-            t = line.span[end]
-            for capture, sign in ((s.y, 1.0), (s.x, -1.0)):
+    for n, (pair, line) in enumerate(fits):
+        for row, t in enumerate(line.span, 2 * n):
+            for capture, sign in ((pair.samples.y, 1.0), (pair.samples.x, -1.0)):
                 if capture in unknown:
-                    rows[2 * n + end, 2 * unknown[capture]] = sign
-                    rows[2 * n + end, 2 * unknown[capture] + 1] = sign * t / scale
-            right[2 * n + end] = line.offset + line.slope * t
-            weight[2 * n + end] = 1.0 / max(doubt, 1.0)
+                    rows[row, 2 * unknown[capture]] = sign
+                    rows[row, 2 * unknown[capture] + 1] = sign * t / scale
+            right[row] = line.offset + line.slope * t
+            weight[row] = 1.0 / max(pair.doubt, 1.0)
+    return rows, right, weight
+
+
+def _adjust(
+    pairs: Sequence[_Pair], rest: Sequence[Line], tied: dict[int, ClockMap], reference: int
+) -> dict[int, float]:
+    """Least squares over all pairs that a line fits, each with its doubt; changes ``tied``.
+
+    ``rest``: what is left between each pair after the maps so far. Returns how far each capture's loops stay
+    open, ns.
+    """
+    fits = [(pair, r) for pair, r in zip(pairs, rest, strict=True) if r.broken <= BROKEN_SHARE]
+    unknown = {c: n for n, c in enumerate(c for c in tied if c != reference)}
+    if not unknown or not fits:
+        return {}
+    scale = max(abs(t) for _, line in fits for t in line.span) or 1.0
+    rows, right, weight = _equations(fits, unknown, scale)
     rows *= weight[:, None]
     solved = np.linalg.lstsq(rows.T @ rows, rows.T @ (right * weight), rcond=None)[0]
     open_by = np.abs(rows @ solved - right * weight) / weight
     for capture, n in unknown.items():
-        place = tied[capture]
-        offset, drift = float(solved[2 * n]), float(solved[2 * n + 1]) / scale
-        tied[capture] = ClockMap(
-            place.origin_ns,
-            place.offset_ns + round(offset),
-            place.drift + drift,
-            [
-                (begin, old + round(offset + drift * (begin - place.origin_ns)), slope + drift)
-                for begin, old, slope in place.later
-            ],
-        )
+        tied[capture] = tied[capture].moved(float(solved[2 * n]), float(solved[2 * n + 1]) / scale)
     closure: dict[int, float] = {}
-    for n, (s, _, _) in enumerate(fits):
-        worst = float(open_by[2 * n : 2 * n + 2].max())
-        for capture in (s.x, s.y):
+    for (pair, _), worst in zip(fits, open_by.reshape(-1, 2).max(axis=1).tolist(), strict=True):
+        for capture in (pair.samples.x, pair.samples.y):
             closure[capture] = min(closure.get(capture, np.inf), worst)
     return closure

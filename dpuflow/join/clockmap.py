@@ -55,6 +55,14 @@ class ClockMap:
             out[after] = _straight(local_ns[after], begin, offset, drift)
         return np.where(local_ns == np.iinfo(np.int64).min, local_ns, out)
 
+    def moved(self, offset_ns: float, drift: float) -> ClockMap:
+        """A clock that is so much ahead of this one at its origin, and runs so much faster."""
+        later = [
+            (begin, old + round(offset_ns + drift * (begin - self.origin_ns)), slope + drift)
+            for begin, old, slope in self.later
+        ]
+        return ClockMap(self.origin_ns, self.offset_ns + round(offset_ns), self.drift + drift, later)
+
     def offset_at(self, reference_ns: float) -> float:
         """Local minus reference at a time of the reference clock."""
         begin, offset, drift = self.pieces[0]

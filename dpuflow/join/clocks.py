@@ -77,35 +77,50 @@ def tie_clocks(
     if mode not in MODES:
         raise OptionError(f"clock {mode!r} is none of {', '.join(MODES)}")
     checks = [check_pair(s) for s in samples]
-    ties = [mode == "trust" or bool(s.forward.any() and not s.forward.all()) for s in samples]
-    parts = parts_of(len(infos), [s for s, tie in zip(samples, ties, strict=True) if tie])
-    largest = max(parts, key=len) if parts else [0]
-    home = parts[0] if len(parts[0]) > 1 else largest
-    home = list(range(len(infos))) if mode == "trust" else home
+    copies = copies or {}
+    islands = [list(range(len(infos)))]
+    if mode != "trust":
+        islands = _islands(len(infos), [s for s in samples if s.forward.any() and not s.forward.all()])
     found = Clocks(
         [Clock(c, False, "none", why="it shares no packets with the others") for c in range(len(infos))],
         [None] * len(infos),
     )
-    for part in [home, *(p for p in parts if p is not home and mode != "trust")]:
-        kept = {c for c in part if c not in (copies or {})}
-        taken = {c for island in found.islands for c in island}
-        met = any((a in kept and b in taken) or (b in kept and a in taken) for a, b in meeting)
-        if part is home or not (met or kept <= set(empty)):
+    for island in islands:
+        kept = set(island) - set(copies)
+        if island is islands[0] or not (_meets(kept, found, meeting) or kept <= set(empty)):
             mine = [n for n, s in enumerate(samples) if s.x in kept and s.y in kept]
-            _tie_island(infos, [samples[n] for n in mine], [checks[n] for n in mine], part, mode, found)
-    for copy, first in (copies or {}).items():
-        found.maps[copy] = found.maps[first]
-        same = found.clocks[first]
-        method = "trusted" if same.reference else same.method
-        found.clocks[copy] = replace(
-            same, capture=copy, reference=False, method=method, why="the same packets at the same times"
-        )
-        found.limits.append(
-            f"{infos[copy].vantage} is a copy of {infos[first].vantage}: the same packets with the same time "
-            "stamps. It counts once."
-        )
+            _tie_island(infos, [samples[n] for n in mine], [checks[n] for n in mine], island, mode, found)
+    for copy, first in copies.items():
+        _take_over(infos, copy, first, found)
     found.limits += _apart(infos, found)
     return found
+
+
+def _islands(captures: int, ties: Sequence[Samples]) -> list[list[int]]:
+    """Captures that packets tie together; first those of the first capture, or the most if it has none."""
+    parts = parts_of(captures, ties)
+    home = parts[0] if len(parts[0]) > 1 else max(parts, key=len)
+    return [home, *(part for part in parts if part is not home)]
+
+
+def _meets(captures: set[int], found: Clocks, meeting: Collection[tuple[int, int]]) -> bool:
+    """Whether any of them saw packets that captures of an island saw."""
+    taken = {c for each in found.islands for c in each}
+    return any((a in captures and b in taken) or (b in captures and a in taken) for a, b in meeting)
+
+
+def _take_over(infos: Sequence[CaptureInfo], copy: int, first: int, found: Clocks) -> None:
+    """A capture that was given twice has the clock of the one it is a copy of."""
+    found.maps[copy] = found.maps[first]
+    same = found.clocks[first]
+    method = "trusted" if same.reference else same.method
+    found.clocks[copy] = replace(
+        same, capture=copy, reference=False, method=method, why="the same packets at the same times"
+    )
+    found.limits.append(
+        f"{infos[copy].vantage} is a copy of {infos[first].vantage}: the same packets with the same time "
+        "stamps. It counts once."
+    )
 
 
 def _tie_island(

@@ -282,15 +282,7 @@ def join_addresses(captures: Sequence[CaptureTables], common: Common) -> None:
     IPv6 link-local address, which no router forwards (RFC 4291, 2.5.6), and exactly one other address
     with the same MAC. Many addresses with one MAC elsewhere may be hosts behind a router, and stay apart.
     """
-    pairs: set[tuple[int, int]] = set()
-    for capture, tables in enumerate(captures):
-        local = set(common.local[capture])
-        for port in _ports(tables):
-            rows = [int(common.endpoint_rows[capture][r]) for r in port]
-            scope = [bool(common.endpoints["addr_hi"][r] == LINK_LOCAL) for r in rows]
-            if len(rows) > 1 and (local.issuperset(rows) or (len(rows) == 2 and sum(scope) == 1)):
-                pairs.update((rows[0], other) for other in rows[1:])
-    for first, second in sorted(pairs):
+    for first, second in sorted(_of_one_port(captures, common)):
         a, b = common.canonical[first], common.canonical[second]
         weight = common.endpoints["packets_out"]
         keep, drop = (a, b) if weight[a] >= weight[b] else (b, a)
@@ -301,6 +293,19 @@ def join_addresses(captures: Sequence[CaptureTables], common: Common) -> None:
     common.flows["src"] = common.canonical[common.flows["src"]]
     common.flows["dst"] = common.canonical[common.flows["dst"]]
     common.local = [sorted({int(common.canonical[r]) for r in rows}) for rows in common.local]
+
+
+def _of_one_port(captures: Sequence[CaptureTables], common: Common) -> set[tuple[int, int]]:
+    """Pairs of endpoint rows that are certainly addresses of one port."""
+    pairs: set[tuple[int, int]] = set()
+    for capture, tables in enumerate(captures):
+        local = set(common.local[capture])
+        for port in _ports(tables):
+            rows = [int(common.endpoint_rows[capture][r]) for r in port]
+            scope = [bool(common.endpoints["addr_hi"][r] == LINK_LOCAL) for r in rows]
+            if len(rows) > 1 and (local.issuperset(rows) or (len(rows) == 2 and sum(scope) == 1)):
+                pairs.update((rows[0], other) for other in rows[1:])
+    return pairs
 
 
 def total_flows(

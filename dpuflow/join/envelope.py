@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -76,68 +76,82 @@ def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_], drift
     time = (x_ns - origin).astype(np.float64)
     difference = (y_ns - x_ns - base).astype(np.float64)
     span = float(time.max())
-    above_t, above = _extremes(time[forward], difference[forward], span, 1.0)
-    below_t, below = _extremes(time[~forward], difference[~forward], span, -1.0)
-    bins = len(above) + len(below)
-    slope = _slope_of_middles(above_t, above, below_t, below, span)
-    wait = _wait(above - slope * above_t) + _wait(slope * below_t - below)
-    pull = wait / (2 * min(len(above), len(below)) * 2 * USUAL_DRIFT**2)  # ns for a squared slope of 1
+    above = _extremes(time[forward], difference[forward], span, 1.0)
+    below = _extremes(time[~forward], difference[~forward], span, -1.0)
+    bins = len(above.ns) + len(below.ns)
+    slope = _slope_of_middles(above, below, span)
+    wait = _wait(above.beside(slope)) + _wait(-below.beside(slope))
+    pull = wait / (2 * min(len(above.ns), len(below.ns)) * 2 * USUAL_DRIFT**2)  # ns for a squared slope of 1
     while True:
-        slope = _widest(above_t, above, below_t, below, slope, pull, -drift)
-        high, low = above - slope * above_t, below - slope * below_t
+        slope = _widest(above, below, slope, pull, -drift)
+        high, low = above.beside(slope), below.beside(slope)
         width = float(high.min() - low.max())
-        dropped = bins - len(above) - len(below)
+        dropped = bins - len(high) - len(low)
         if width >= 0.0 or 4 * dropped > bins:
             break
         middle = (np.median(high) + np.median(low)) / 2
         few = 1 + dropped // 8  # more at a time as it becomes clear that it is not a handful
         if middle - high.min() > low.max() - middle:
-            keep = np.argsort(high)[few:]
-            above_t, above = above_t[keep], above[keep]
+            above = above.at(np.argsort(high)[few:])
         else:
-            keep = np.argsort(-low)[few:]
-            below_t, below = below_t[keep], below[keep]
-        if not len(above) or not len(below):
+            below = below.at(np.argsort(-low)[few:])
+        if not len(above.ns) or not len(below.ns):
             return None
     offset = float(high.min() + low.max()) / 2
-    tilt = _tilt(above_t, above, below_t, below, slope)
+    tilt = _tilt(above, below, slope)
     return Line(origin, base, offset, slope, abs(width), (0.0, span), dropped / bins, tilt)
 
 
-def _tilt(
-    above_t: Floats, above: Floats, below_t: Floats, below: Floats, slope: float
-) -> tuple[float, float]:
+class _Cloud(NamedTuple):
+    """Differences of two clocks by packets one way."""
+
+    t: Floats
+    ns: Floats
+
+    def beside(self, slope: float) -> Floats:
+        """By how much they lie above a line through 0."""
+        return self.ns - slope * self.t
+
+    def at(self, rows: Ints) -> _Cloud:
+        return _Cloud(self.t[rows], self.ns[rows])
+
+
+def _strip(above: _Cloud, below: _Cloud, slope: float) -> float:
+    """The room for lines of that slope between two clouds, ns."""
+    return float(above.beside(slope).min() - below.beside(slope).max())
+
+
+def _tilt(above: _Cloud, below: _Cloud, slope: float) -> tuple[float, float]:
     """The least and greatest slopes of lines that pass between the clouds (by bisection)."""
     ends = []
     for way in (-1.0, 1.0):
         inside, outside = 0.0, MAX_DRIFT
         while outside - inside > 1e-9:
             at = (inside + outside) / 2
-            tried = slope + way * at
-            free = (above - tried * above_t).min() - (below - tried * below_t).max()
+            free = _strip(above, below, slope + way * at)
             inside, outside = (at, outside) if free >= 0 else (inside, at)
         ends.append(slope + way * inside)
     return ends[0], ends[1]
 
 
-def _extremes(time: Floats, value: Floats, span: float, sign: float) -> tuple[Floats, Floats]:
+def _extremes(time: Floats, value: Floats, span: float, sign: float) -> _Cloud:
     """The smallest (sign 1) or largest (sign -1) value of each time bin, with its time."""
     number = np.minimum((time * (BINS / max(span, 1.0))).astype(np.int64), BINS - 1)
     least = np.full(BINS, np.inf)
     np.minimum.at(least, number, sign * value)
     at = np.flatnonzero(sign * value == least[number])
     at = at[np.unique(number[at], return_index=True)[1]]
-    return time[at], value[at]
+    return _Cloud(time[at], value[at])
 
 
-def _slope_of_middles(above_t: Floats, above: Floats, below_t: Floats, below: Floats, span: float) -> float:
+def _slope_of_middles(above: _Cloud, below: _Cloud, span: float) -> float:
     """A robust first slope: the median slope between middles of the strip in coarse bins (Theil-Sen)."""
     coarse = 32
     width = max(span, 1.0) / coarse
-    a, b = (above_t // width).astype(np.int64), (below_t // width).astype(np.int64)
+    a, b = ((each.t // width).astype(np.int64) for each in (above, below))
     high, low = np.full(coarse + 1, np.inf), np.full(coarse + 1, -np.inf)
-    np.minimum.at(high, a, above)
-    np.maximum.at(low, b, below)
+    np.minimum.at(high, a, above.ns)
+    np.maximum.at(low, b, below.ns)
     at = np.flatnonzero(np.isfinite(high) & np.isfinite(low))
     if len(at) < 3:
         return 0.0
@@ -153,17 +167,14 @@ def _wait(delay: Floats) -> float:
     return float(half - tenth) / math.log(0.9 / 0.5)
 
 
-def _widest(
-    above_t: Floats, above: Floats, below_t: Floats, below: Floats, start: float, pull: float, usual: float
-) -> float:
+def _widest(above: _Cloud, below: _Cloud, start: float, pull: float = 0.0, usual: float = 0.0) -> float:
     """The slope at which the strip is widest, less ``pull`` times its squared distance from ``usual``.
 
     The width is concave in the slope: golden section.
     """
 
     def width(slope: float) -> float:
-        free = float((above - slope * above_t).min() - (below - slope * below_t).max())
-        return free - pull * (slope - usual) ** 2
+        return _strip(above, below, slope) - pull * (slope - usual) ** 2
 
     ratio = (5**0.5 - 1) / 2
     low, high = start - MAX_DRIFT, start + MAX_DRIFT
@@ -311,7 +322,7 @@ def _slope(time: Floats, high: Floats, low: Floats) -> float:
     middle = (high + low) / 2
     start = float((middle[-1] - middle[0]) / max(time[-1] - time[0], 1.0))
     start = min(max(start, -MAX_DRIFT), MAX_DRIFT)
-    return _widest(time, high, time, low, start, 0.0, 0.0)
+    return _widest(_Cloud(time, high), _Cloud(time, low), start)
 
 
 def _meet(before: Line, after: Line, x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_]) -> None:

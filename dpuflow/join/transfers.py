@@ -26,6 +26,7 @@ from dpuflow.join.common import (
     widen_local,
 )
 from dpuflow.join.envelope import MAX_DRIFT
+from dpuflow.join.limits import limits_of
 from dpuflow.join.missed import date_missed
 from dpuflow.join.sightings import (
     MOST_SLACK,
@@ -41,7 +42,7 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.join.unwound import unwound
-from dpuflow.schema.rows import NEVER, TRANSFER, Framing, MessageFlag, Role, Seen, Transport, Wire
+from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen
 from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
@@ -84,18 +85,9 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     )
     _to_reference(seen, found)
     join_addresses(captures, common)
-    if alone:
-        transfers = [_own_transfers(captures[0], common)]
-    else:
-        transfers = [_transfers(captures, common, seen, order, found, island) for island in found.islands]
-    transfers = [date_missed(captures, _in_causal_order(rows, found.slack_ns)) for rows in transfers]
-    flow_times = []
-    for tables, place in zip(captures, found.maps, strict=True):
-        first, last = tables.flows["first_ns"], tables.flows["last_ns"]
-        used = place or ClockMap(0)
-        flow_times.append((place is not None, used.to_reference(first), used.to_reference(last)))
-    total_flows(captures, common, flow_times)
-    limits = [text for _, text in steady if text] + found.limits + _limits(captures, common)
+    transfers = _all_transfers(captures, common, seen, order, found)
+    total_flows(captures, common, _flow_times(captures, found))
+    limits = [text for _, text in steady if text] + found.limits + limits_of(captures, common)
     views = [
         Joined(
             infos,
@@ -111,9 +103,31 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         )
         for island, rows in zip(found.islands, transfers, strict=True)
     ]
-    if len(views) > 1:
-        views = [_island(view, members) for view, members in zip(views, found.islands, strict=True)]
-    return replace(views[0], local=common.local, islands=views if len(views) > 1 else [])
+    if len(views) == 1:
+        return views[0]
+    islands = [_island(view, members) for view, members in zip(views, found.islands, strict=True)]
+    return replace(islands[0], local=common.local, islands=islands)
+
+
+def _all_transfers(
+    captures: Sequence[CaptureTables], common: Common, seen: Sightings, order: Ints, found: Clocks
+) -> list[Rows]:
+    """The transfers of each island in order of time, with what was not seen of them where that is known."""
+    if len(captures) == 1:
+        transfers = [_own_transfers(captures[0], common)]
+    else:
+        transfers = [_transfers(captures, common, seen, order, found, island) for island in found.islands]
+    return [date_missed(captures, _in_causal_order(rows, found.slack_ns)) for rows in transfers]
+
+
+def _flow_times(captures: Sequence[CaptureTables], found: Clocks) -> list[tuple[bool, Ints, Ints]]:
+    """Of each capture whether its clock is tied, and first and last time of its flows."""
+    times = []
+    for tables, place in zip(captures, found.maps, strict=True):
+        used = place or ClockMap(0)
+        first, last = (used.to_reference(tables.flows[name]) for name in ("first_ns", "last_ns"))
+        times.append((place is not None, first, last))
+    return times
 
 
 def _island(view: Joined, members: Sequence[int]) -> Joined:
@@ -154,33 +168,42 @@ def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sight
     """Settle what the endpoints of one capture leave open, by ACK times and by packets seen twice."""
     count = len(captures)
     pairs = [divmod(int(pair), count) for pair in np.unique(ties.pair)]
+
+    def ahead_ns(x: int, y: int, ends: list[list[int]]) -> float:
+        return _ahead(common, seen, ties, x * count + y, ends)
+
     answers = {
         c: answer_times(captures[c], common.endpoint_rows[c], sets) for c, sets in common.undecided.items()
     }
     for capture, sets in list(common.undecided.items()):
-        if len(sets) != 2:
-            continue
-        way = {}  # other capture -> time there and back, positive if this one is nearer to the first end
-        for x, y in pairs:
-            if capture in (x, y):
-                ahead = _ahead(common, seen, ties, x * count + y, sets)
-                way[y if capture == x else x] = ahead if capture == x else -ahead
-        sides = {0 if ahead > 0 else 1 for ahead in way.values() if ahead}
-        if len(sides) == 2:  # between others: a switch
-            common.undecided.pop(capture)
-            continue
-        side = _side(capture, list(way), sides, answers)
-        if side is not None:
-            common.local[capture] = sets[side]
-            common.undecided.pop(capture)
+        if len(sets) == 2:
+            # By other capture the time there and back, positive if this one is nearer to the first end.
+            way = {y: ahead_ns(x, y, sets) for x, y in pairs if x == capture}
+            way |= {x: -ahead_ns(x, y, sets) for x, y in pairs if y == capture}
+            _settle(common, capture, way, answers)
     for x, y in pairs:  # two captures at one end: the farther one sees it through a switch
         both = sorted(set(common.local[x]) & set(common.local[y]))
         if both:
             rest = [e for e in range(len(common.endpoints)) if e not in both]
-            ahead = _ahead(common, seen, ties, x * count + y, [both, rest])
+            ahead = ahead_ns(x, y, [both, rest])
             farther = y if ahead > 0 else x
             if ahead:
                 common.local[farther] = [e for e in common.local[farther] if e not in both]
+
+
+def _settle(
+    common: Common, capture: int, way: dict[int, float], answers: dict[int, list[int] | None]
+) -> None:
+    """Note at which of two ends a capture sits, if that is known by now.
+
+    ``way``: time to each other capture and back, positive if this one is nearer to the first end.
+    """
+    sides = {0 if ahead > 0 else 1 for ahead in way.values() if ahead}
+    side = _side(capture, list(way), sides, answers) if len(sides) < 2 else None
+    if side is not None:
+        common.local[capture] = common.undecided[capture][side]
+    if side is not None or len(sides) == 2:  # between others: a switch
+        common.undecided.pop(capture)
 
 
 def _side(
@@ -394,60 +417,3 @@ def _extent(captures: Sequence[CaptureTables], found: Clocks, island: Sequence[i
         if (place := found.maps[c]) is not None and captures[c].info.first_ns is not None
     ]
     return (min(int(t[0]) for t in times), max(int(t[1]) for t in times)) if times else (0, 0)
-
-
-def _limits(captures: Sequence[CaptureTables], common: Common) -> list[str]:
-    """Sentences on what these captures cannot show."""
-    limits = []
-    for capture, sets in sorted(common.undecided.items()):
-        names = " or ".join(address(common.endpoints[ends[0]]) for ends in sets)
-        limits.append(
-            f"{captures[capture].info.vantage} may sit at {names}: each takes part in all its packets, "
-            "so whose clock and times it holds is unknown."
-        )
-    local = {row for rows in common.local for row in rows}
-    if local:
-        flows = common.flows
-        # Clients of a service are known by plain streams alone: they are no nodes of the job.
-        plain = (flows["transport"] == Transport.TCP) & np.isin(
-            flows["framing"], (Framing.NONE, Framing.UNKNOWN)
-        )
-        flows = flows[~plain] if (~plain).any() else flows
-        ends = np.unique(np.concatenate([flows["src"], flows["dst"]]).astype(np.int64))
-        absent = [address(common.endpoints[row]) for row in ends if row not in local]
-        if absent:
-            shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
-            limits.append(
-                f"Not captured at their own nodes: {shown}. "
-                "What they sent was seen in transit or on arrival only; capture there, too."
-            )
-    for tables in captures:
-        beyond = (tables.messages["flags"] & np.uint8(MessageFlag.HIDDEN)) != 0
-        if not beyond.any():
-            continue
-        sends = beyond & np.isin(tables.messages["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
-        sends &= (tables.messages["flags"] & np.uint8(MessageFlag.GAP)) == 0
-        if sends.any():
-            limits.append(
-                f"{tables.info.vantage}: {np.count_nonzero(sends)} messages of libfabric are cut within their"
-                " header, so that their operations and communicators are not known: capture with a snap"
-                " length of 138 bytes or more."
-            )
-        hidden = int(np.count_nonzero(beyond & ~sends))
-        if hidden:
-            told = (
-                "header was cut off by the snap length or lost; its"
-                if hidden == 1
-                else "headers were cut off by the snap length or lost; their"
-            )
-            limits.append(f"{tables.info.vantage}: {hidden} message {told} fields are inferred.")
-    return limits
-
-
-def address(endpoint: np.void) -> str:
-    """The address of an ENDPOINT row as text."""
-    import ipaddress
-
-    value = (int(endpoint["addr_hi"]) << 64) | int(endpoint["addr_lo"])
-    whole = ipaddress.IPv6Address(value)
-    return str(whole.ipv4_mapped or whole)

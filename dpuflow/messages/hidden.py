@@ -16,33 +16,25 @@ from dpuflow.messages import ob1
 from dpuflow.messages.hidden_gloo import resolve_gloo
 from dpuflow.messages.hidden_tagged import resolve_tagged
 from dpuflow.messages.matchbits import name_messages
-from dpuflow.messages.stretches import HiddenCounts
+from dpuflow.messages.stretches import Solved
 from dpuflow.schema.rows import Framing
 
 if TYPE_CHECKING:
+    from dpuflow.messages.stretches import HiddenCounts
     from dpuflow.schema.tables import Rows
 
 
 def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:
     """All of it: the rows with what could be inferred (``rows`` is changed), and the counts."""
-    counts = HiddenCounts()
     framed = np.isin(flows["framing"][rows["flow"]], (Framing.GLOO, Framing.OB1, Framing.UCX, Framing.OFI))
     index = np.flatnonzero(framed)
     by_flow = index[np.argsort(rows["flow"][index], kind="stable")]
     cuts = np.flatnonzero(np.diff(rows["flow"][by_flow].astype(np.int64))) + 1
     orders = {int(rows["flow"][o[0]]): o for o in np.split(by_flow, cuts) if len(o)}
-    gone, made = resolve_gloo(rows, links, flows, orders, counts)
-    gone_ob1, made_ob1 = ob1.resolve_ob1(rows, links, flows, orders, counts)
-    gone_tagged, made_tagged, their_links = resolve_tagged(rows, links, flows, orders, counts)
-    gone, made = gone + gone_ob1 + gone_tagged, made + made_ob1
-    keep = np.ones(len(rows), bool)
-    if gone:
-        keep[np.concatenate(gone)] = False
-    left = keep & (links["piece"] == 1)
-    counts.bytes_unresolved = int((rows["seq_end"][left] - rows["seq"][left]).sum())
-    new = np.concatenate(made) if made else rows[:0]
-    rows = np.concatenate([rows[keep], new, *made_tagged])
-    links = np.concatenate([links[keep], np.zeros(len(new), links.dtype), *their_links])
+    solved = Solved(rows, links)
+    for resolve_framing in (resolve_gloo, ob1.resolve_ob1, resolve_tagged):
+        resolve_framing(rows, links, flows, orders, solved)
+    rows, links = solved.applied()
     ob1.inherit(rows, links, flows)
     name_messages(rows, links, flows)
-    return rows, counts
+    return rows, solved.counts

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.framing import GLOO_PREAMBLE
-from dpuflow.messages.stretches import HiddenCounts, Part, Slot, split, stretches
+from dpuflow.messages.stretches import Part, Slot, stretches
 from dpuflow.schema.rows import Framing, Role, Wire
 
 if TYPE_CHECKING:
+    from dpuflow.messages.stretches import Solved
     from dpuflow.schema.tables import Rows
 
 _ALL = 7  # LINK.known of a header that was seen whole
@@ -295,48 +296,43 @@ class GlooConnection:
         return True
 
 
-def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray],
-                 counts: HiddenCounts) -> tuple[list[np.ndarray], list[Rows]]:  # fmt: skip
-    """Fill in Gloo rows in place; returns the pieces that were solved and the rows that replace them."""
-    gone: list[np.ndarray] = []
-    made: list[Rows] = []
+def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray], solved: Solved) -> None:
+    """Fill in Gloo rows in place; what stretches turn out to be goes to ``solved``. ``orders``: by flow."""
     for f, order in orders.items():
         peer = int(flows["peer"][f])
         if flows["framing"][f] != Framing.GLOO or (peer in orders and peer < f):
             continue
         sides = (order, orders.get(peer, order[:0]))
-        todo = [
-            o[((links["known"][o] != _ALL) & (rows["wire"][o] != Wire.TCP_BURST)) | (links["piece"][o] == 1)]
-            for o in sides
-        ]
-        if not any(len(t) for t in todo):
+        rest = [(way, run) for way in (0, 1) for run in _lacking(rows, links, sides[way])]
+        if not rest:
             continue
+        pieces = sum(int(links["piece"][run[0]]) for _, run in rest)
+        solved.counts.stretches += pieces
+        solved.counts.headers += len(rest) - pieces
         connection = GlooConnection(rows, links, sides)
-        rest: list[tuple[int, np.ndarray]] = []
-        for way in (0, 1):
-            runs = {int(run[0]): run for run in stretches(links, sides[way])}
-            starts = [i for i in todo[way] if not links["piece"][i] or int(i) in runs]
-            rest += [(way, runs.get(int(i), i[None])) for i in starts]
-        for learnt in (False, True):
-            if learnt and rest:
-                connection.learn()
-            left = []
+        rest = [(way, run) for way, run in rest if not _fill(connection, way, run, solved)]
+        if rest:
+            connection.learn()
             for way, run in rest:
-                if not links["piece"][run[0]]:
-                    solved = connection.complete(way, int(run[0]))
-                    counts.headers += not learnt
-                    counts.resolved += solved
-                else:
-                    parts = connection.solve(way, run)
-                    solved = parts is not None
-                    counts.stretches += not learnt
-                    if parts is not None:
-                        gone.append(run)
-                        made.append(split(rows, run, parts))
-                        counts.stretches_resolved += 1
-                        counts.headers += len(parts)
-                        counts.resolved += len(parts)
-                if not solved:
-                    left.append((way, run))
-            rest = left
-    return gone, made
+                _fill(connection, way, run, solved)
+
+
+def _lacking(rows: Rows, links: Rows, order: np.ndarray) -> list[np.ndarray]:
+    """A flow's rows whose header was not seen whole, each alone, and its stretches."""
+    runs = {int(run[0]): run for run in stretches(links, order)}
+    hidden = (links["known"][order] != _ALL) & (rows["wire"][order] != Wire.TCP_BURST)
+    todo = order[hidden | (links["piece"][order] == 1)]
+    return [runs.get(int(i), i[None]) for i in todo if not links["piece"][i] or int(i) in runs]
+
+
+def _fill(connection: GlooConnection, way: int, run: np.ndarray, solved: Solved) -> bool:
+    """Whether it is known what a row or a stretch of flow ``way`` is; if so it is told."""
+    if not connection.links["piece"][run[0]]:
+        found = connection.complete(way, int(run[0]))
+        solved.counts.resolved += found
+        return found
+    parts = connection.solve(way, run)
+    if parts is None:
+        return False
+    solved.put(run, parts)
+    return True

@@ -81,24 +81,12 @@ def fill(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[li
     if gap.missing < 0:
         # Without a number on both sides only what holds no numbered frame is certain.
         return _alone(rows, order, gap, found, usage)
-    if len(gap.runs) > _TRIES:
-        return [None] * len(gap.runs)
-    usual = _usual(rows, order, gap)
-    ways: list[tuple[Filling, ...]] = []
-    left = [_LOOKS]
-    _fillings(rows, order, gap, gap.runs, gap.missing, found, usual, usage, (), ways, left)
-    if not ways or len(ways) >= _TRIES or left[0] < 0:
-        return [None] * len(gap.runs)
-    fewest = min(sum(filling.odd for filling in way) for way in ways)
-    best = {way for way in ways if sum(filling.odd for filling in way) == fewest}
-    # With numbers to place, bare RNDVs are likelier than MATCHes that happen to fit.
-    bare = {way for way in best if all(size == _RNDV for filling in way for size in filling.frames)}
-    best = bare or best
-    if len(best) != 1:
+    way = _Search(rows, order, gap, usage).certain(found) if len(gap.runs) <= _TRIES else None
+    if way is None:
         return [None] * len(gap.runs)
     parts: list[list[Part] | None] = []
     number = int(rows["sub"][gap.before])
-    for run, filling in zip(gap.runs, best.pop(), strict=True):
+    for run, filling in zip(gap.runs, way, strict=True):
         numbers = [(number + 1 + k) % _SEQUENCES for k in range(len(filling.frames))]
         number += len(filling.frames)
         parts.append(_parts(rows, gap, run, filling, numbers, usage))
@@ -115,11 +103,12 @@ def _alone(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[
     usual = frozenset[int]() if number is None else _usual(rows, order, gap)
     for run in gap.runs:
         size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
+        fins = _fins(rows, order, run, found)
         most = size // min(usual, default=size + 1) if number is not None else 0
         ways = [
             filling
             for count in range(min(most, _TRIES) + 1)
-            for filling in _options(rows, order, run, count, found, usual)
+            for filling in _options(size, fins, count, usual)
             if not filling.odd
         ]
         if len(ways) != 1:
@@ -135,41 +124,50 @@ def _alone(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[
     return parts
 
 
-def _fillings(
-    rows: Rows, order: Ints, gap: Gap, runs: list[Ints], missing: int, found: int, usual: frozenset[int],
-    usage: Usage, so_far: tuple[Filling, ...], ways: list[tuple[Filling, ...]], left: list[int],
-) -> None:  # fmt: skip
-    """All ways to spread ``missing`` numbered frames over the runs, into ``ways``; ``left``: looks left."""
-    if len(ways) >= _TRIES:
-        return
-    run, rest = runs[0], runs[1:]
-    start = int(rows["sub"][gap.before]) + 1 + gap.missing - missing
-    # No frame is smaller than a MATCH without data; a number that leapt would ask for thousands of them.
-    most = min(missing, _room(rows, [run]))
-    least = missing - _room(rows, rest)
-    for count in range(max(least, 0), most + 1):
-        left[0] -= 1
-        if left[0] < 0:
+class _Search:
+    """Looks for the ways to spread a gap's numbered frames over its runs."""
+
+    def __init__(self, rows: Rows, order: Ints, gap: Gap, usage: Usage) -> None:
+        self._rows, self._order, self._gap, self._usage = rows, order, gap, usage
+        self._usual = _usual(rows, order, gap)
+        self._ways: list[tuple[Filling, ...]] = []
+        self._left = _LOOKS
+
+    def certain(self, found: int) -> tuple[Filling, ...] | None:
+        """The one way that is likelier than all others; ``found``: FINs in runs before."""
+        self._spread(self._gap.runs, self._gap.missing, found, ())
+        ways = self._ways
+        if not ways or len(ways) >= _TRIES or self._left < 0:
+            return None
+        fewest = min(sum(filling.odd for filling in way) for way in ways)
+        best = {way for way in ways if sum(filling.odd for filling in way) == fewest}
+        # With numbers to place, bare RNDVs are likelier than MATCHes that happen to fit.
+        bare = {way for way in best if all(size == _RNDV for filling in way for size in filling.frames)}
+        best = bare or best
+        return best.pop() if len(best) == 1 else None
+
+    def _spread(self, runs: list[Ints], missing: int, found: int, so_far: tuple[Filling, ...]) -> None:
+        """All ways to spread ``missing`` frames over the last ``runs``, behind those ``so_far``."""
+        if len(self._ways) >= _TRIES:
             return
-        expected = usage.sizes(start, count)
-        for filling in _options(rows, order, run, count, found, usual, expected):
-            if rest:
-                now = found + filling.fins
-                _fillings(
-                    rows,
-                    order,
-                    gap,
-                    rest,
-                    missing - count,
-                    now,
-                    usual,
-                    usage,
-                    (*so_far, filling),
-                    ways,
-                    left,
-                )
-            else:
-                ways.append((*so_far, filling))
+        rows, (run, *rest) = self._rows, runs
+        start = int(rows["sub"][self._gap.before]) + 1 + self._gap.missing - missing
+        size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
+        fins = _fins(rows, self._order, run, found)
+        # No frame is smaller than a MATCH without data; a number that leapt would ask for thousands of them.
+        most = min(missing, _room(rows, [run]))
+        least = missing - _room(rows, rest)
+        for count in range(max(least, 0), most + 1):
+            self._left -= 1
+            if self._left < 0:
+                return
+            expected = self._usage.sizes(start, count)
+            for filling in _options(size, fins, count, self._usual, expected):
+                way = (*so_far, filling)
+                if rest:
+                    self._spread(rest, missing - count, found + filling.fins, way)
+                else:
+                    self._ways.append(way)
 
 
 def _room(rows: Rows, runs: list[Ints]) -> int:
@@ -178,23 +176,17 @@ def _room(rows: Rows, runs: list[Ints]) -> int:
 
 
 def _options(
-    rows: Rows,
-    order: Ints,
-    run: Ints,
-    count: int,
-    found: int,
-    usual: frozenset[int],
-    expected: tuple[int, ...] = (),
+    size: int, fins: int, count: int, usual: frozenset[int], expected: tuple[int, ...] = ()
 ) -> Iterator[Filling]:
-    """The ways to fill one run with ``count`` numbered frames, ``expected`` to have these sizes."""
-    size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
-    fins = _fins(rows, order, run, found)
+    """The ways to fill a run of ``size`` bytes with so many FINs and numbered frames.
+
+    ``usual``: sizes of frames around it; ``expected``: what these ones' are likely to be.
+    """
     for requests in range(_REQUESTS):
         left = size - fins * _FIN - requests * _REQUEST
-        if left < count * _MATCH or (not count and left):
-            continue
-        if not count:
+        if not count and not left:
             yield Filling(fins, requests, (), 0)
+        if not count or left < count * _MATCH:
             continue
         if expected and sum(expected) == left:
             yield Filling(fins, requests, expected, 0)
@@ -202,10 +194,12 @@ def _options(
         even = [(each,) * count for each in usual if left == count * each]
         for frames in even:
             yield Filling(fins, requests, frames, 0)
+        if even:
+            continue
         # What is sent in segments ends with a shorter one.
         for each in (_FIN,) if count == 1 else usual - {_RNDV}:
             last = left - (count - 1) * each
-            if not even and last >= _MATCH and (count == 1 or last < each):
+            if last >= _MATCH and (count == 1 or last < each):
                 yield Filling(fins, requests, (*(each,) * (count - 1), last), 1)
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.messages.stretches import Part, split, stretches
+from dpuflow.messages.stretches import Part, stretches
 from dpuflow.schema.rows import Framing, Role, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dpuflow.messages.stretches import HiddenCounts
+    from dpuflow.messages.stretches import Solved
     from dpuflow.schema.tables import Rows
 
 _MOST = 64  # messages in a stretch that are looked for: pipelined operations send many small ones
@@ -29,17 +29,14 @@ Kind = tuple[int, ...]
 
 
 def resolve_tagged(
-    rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray], counts: HiddenCounts
-) -> tuple[list[np.ndarray], list[Rows], list[Rows]]:
-    """As ``hidden.resolve_gloo``, for flows of UCX and libfabric; and the LINK rows of the rows made."""
-    gone: list[np.ndarray] = []
-    made: list[Rows] = []
-    theirs: list[Rows] = []
+    rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray], solved: Solved
+) -> None:
+    """As ``hidden_gloo.resolve_gloo``, for flows of UCX and libfabric."""
     for f, order in orders.items():
         runs = stretches(links, order) if flows["framing"][f] in (Framing.UCX, Framing.OFI) else []
         if not runs:
             continue
-        counts.stretches += len(runs)
+        solved.counts.stretches += len(runs)
         kinds = _kinds(rows, links, order)
         place = {int(row): k for k, row in enumerate(order)}
         for run in runs:
@@ -50,16 +47,9 @@ def resolve_tagged(
             fill = _found(kinds, size, before, after)
             if fill is None:
                 continue
-            gone.append(run)
-            made.append(split(rows, run, [_part(kind) for kind in fill]))
-            link = np.zeros(len(fill), links.dtype)
+            link = solved.put(run, [_part(kind) for kind in fill])
             link["known"] = [kind[5] for kind in fill]
             link["request"] = [kind[6] for kind in fill]
-            theirs.append(link)
-            counts.stretches_resolved += 1
-            counts.headers += len(fill)
-            counts.resolved += len(fill)
-    return gone, made, theirs
 
 
 def _part(kind: Kind) -> Part:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpuflow.framing import MPI_TAG, OFI_DELIVERED
 from dpuflow.kernels.tcp_state import KNOWN_MATCH
-from dpuflow.messages.ob1 import latest_before
+from dpuflow.messages.ob1 import Names, link
 from dpuflow.schema.rows import Framing, Op, Role, Wire
 
 if TYPE_CHECKING:
@@ -142,45 +142,39 @@ def _name(rows: Rows, mine: Ints, read: _Read) -> None:
 
 def _inherit(rows: Rows, links: Rows, flows: Rows, tagged: Ints) -> None:
     """Give grants, the data that they allow and what says that it was read the name of their offer."""
-    role, own = rows["role"], rows["flow"].astype(np.int64)
-    peer = flows["peer"][rows["flow"]].astype(np.int64)
-    done = tagged[role[tagged] == Role.DONE]
+    role = rows["role"][tagged]
+    offers, grants, done = (tagged[role == each] for each in (Role.OFFER, Role.GRANT, Role.DONE))
+    data = tagged[(role == Role.DATA) & (links["known"][tagged] & KNOWN_MATCH == 0)]
+    # The flow that the data takes: the opposite one for what the receiver sends.
+    way = rows["flow"].astype(np.int64)
+    answers = np.concatenate([grants, done])
+    way[answers] = flows["peer"][way[answers]]
     parent = np.full(len(rows), -1)
-    _acknowledged(rows, parent, links, flows, tagged, done)
-    offers = tagged[role[tagged] == Role.OFFER]
-    grants = tagged[role[tagged] == Role.GRANT]
-    data = tagged[(role[tagged] == Role.DATA) & (links["known"][tagged] & KNOWN_MATCH == 0)]
-    told = np.concatenate([grants, done])
-    told = told[links["fragment"][told] != 0]
-    _find(
-        rows,
-        parent,
-        offers,
-        own[offers],
-        links["fragment"][offers],
-        told,
-        peer[told],
-        links["fragment"][told],
-    )
+
+    def find(key: Ints, sources: Ints, users: Ints) -> None:
+        found = link(rows, Names(key, way), sources, users)
+        parent[found >= 0] = found[found >= 0]
+
+    _acknowledged(rows, parent, links, flows, way, tagged)
+    find(links["fragment"], offers, answers)
     # What names nothing, and what names an offer of which that was not seen, go in order.
     silent = grants[parent[grants] < 0]
     unread = offers if (links["fragment"][silent] == 0).all() else offers[links["fragment"][offers] == 0]
-    _in_turn(rows, parent, unread, own, silent, peer, grants)
-    for key, of in (("request", "fragment"), ("address", "address")):
-        part = data[(links[of][data] != 0) & (parent[data] < 0)]
-        source = grants[links[key][grants] != 0]
-        _find(rows, parent, source, peer[source], links[key][source], part, own[part], links[of][part])
+    _in_turn(rows, parent, way, unread, silent, grants)
+    for name, of in (("request", "fragment"), ("address", "address")):
+        key = links[of].copy()
+        key[grants] = links[name][grants]
+        find(key, grants[key[grants] != 0], data[parent[data] < 0])
     _give_back(rows, parent, data)
     # Data that names nothing, or a grant of which that was not seen; rxm's eager data has its own number.
     eager = (flows["framing"][rows["flow"][data]] == Framing.OFI) & (links["fragment"][data] != 0)
     lone = data[(parent[data] < 0) & (rows["bytes"][data] > 0) & ~eager]
     unread = grants[(links["address"][grants] == 0) | (links["request"][grants] == 0)]
-    _in_turn(rows, parent, unread, peer, lone, own, data)
+    _in_turn(rows, parent, way, unread, lone, data)
     # What says that all was sent follows the data.
     late = data[(parent[data] < 0) & (rows["bytes"][data] == 0)]
     full = data[(parent[data] >= 0) & (rows["bytes"][data] > 0)]
-    nothing = np.zeros(len(rows), np.int64)
-    _find(rows, parent, full, own[full], nothing[full], late, own[late], nothing[late])
+    find(np.ones(len(rows), np.int64), full, late)
     parent[late] = np.where(parent[late] >= 0, parent[parent[late]], -1)
     # Data names its grant, and that its offer.
     via = data[parent[data] >= 0]
@@ -206,50 +200,29 @@ def _give_back(rows: Rows, parent: Ints, data: Ints) -> None:
     parent[paid[over]] = -1
 
 
-def _acknowledged(rows: Rows, parent: Ints, links: Rows, flows: Rows, tagged: Ints, done: Ints) -> None:
+def _acknowledged(rows: Rows, parent: Ints, links: Rows, flows: Rows, way: Ints, tagged: Ints) -> None:
     """libfabric: what says that a message has come belongs to the oldest one that asked for it."""
-    own = rows["flow"].astype(np.int64)
-    peer = flows["peer"][rows["flow"]].astype(np.int64)
-    tcp = flows["framing"][rows["flow"]] == Framing.OFI
-    asking = tagged[
-        (rows["role"][tagged] == Role.DATA) & tcp[tagged] & (links["fragment"][tagged] == OFI_DELIVERED)
-    ]
-    asking = asking[links["known"][asking] & KNOWN_MATCH != 0]
-    plain = done[tcp[done] & (links["fragment"][done] == 0)]
-    _in_turn(rows, parent, asking, own, plain, peer, plain)
+    mine = tagged[flows["framing"][rows["flow"][tagged]] == Framing.OFI]
+    role, fragment = rows["role"][mine], links["fragment"][mine]
+    asking = (role == Role.DATA) & (fragment == OFI_DELIVERED) & (links["known"][mine] & KNOWN_MATCH != 0)
+    plain = mine[(role == Role.DONE) & (fragment == 0)]
+    _in_turn(rows, parent, way, mine[asking], plain, plain)
 
 
-def _find(rows: Rows, parent: Ints, sources: Ints, source_way: Ints, source_key: Ints, users: Ints,
-          user_way: Ints, user_key: Ints) -> None:  # fmt: skip
-    """Note in ``parent`` for each user the last source before it with its way and key."""
-    if not len(users) or not len(sources):
-        return
-    both = np.concatenate([sources, users])
-    found = latest_before(
-        np.concatenate([source_way, user_way]),
-        np.concatenate([source_key, user_key]),
-        rows["first_ns"][both],
-        np.arange(len(both)) < len(sources),
-    )[len(sources) :]
-    parent[users[found >= 0]] = both[found[found >= 0]]
-
-
-def _in_turn(
-    rows: Rows, parent: Ints, sources: Ints, source_way: Ints, users: Ints, user_way: Ints, kin: Ints
-) -> None:
+def _in_turn(rows: Rows, parent: Ints, way: Ints, sources: Ints, users: Ints, kin: Ints) -> None:
     """Note in ``parent`` for users that name nothing, in order, the sources of their way that are free.
 
     Free is what none of ``kin``, rows like the users, is known to belong to.
     """
+    when = rows["first_ns"]
     sources = sources[~np.isin(sources, parent[kin])]
-    for way in np.unique(user_way[users]).tolist():
-        mine = users[user_way[users] == way]
-        free = sources[source_way[sources] == way]
-        mine, free = (each[np.argsort(rows["first_ns"][each], kind="stable")] for each in (mine, free))
+    for each in np.unique(way[users]).tolist():
+        mine, free = users[way[users] == each], sources[way[sources] == each]
+        mine, free = (some[np.argsort(when[some], kind="stable")] for some in (mine, free))
         if len(mine) == len(free):
             parent[mine] = free
             continue
         # Some are missing: the last one before counts, once.
-        at = np.searchsorted(rows["first_ns"][free], rows["first_ns"][mine], side="right") - 1
+        at = np.searchsorted(when[free], when[mine], side="right") - 1
         once = (at >= 0) & np.r_[True, at[1:] != at[:-1]]
         parent[mine[once]] = free[at[once]]

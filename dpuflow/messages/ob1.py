@@ -7,19 +7,21 @@ written to (ompi/mca/pml/ob1/pml_ob1_hdr.h), and take the rest from the RNDV thr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.messages.hidden_ob1 import Usage, fill, gaps
-from dpuflow.messages.stretches import split, stretches
+from dpuflow.messages.stretches import stretches
 from dpuflow.schema.rows import NONE32, Framing, Role, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.messages.stretches import HiddenCounts
+    from dpuflow.messages.stretches import Solved
     from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
 
 
 def latest_before(
@@ -41,20 +43,25 @@ def latest_before(
     return answer
 
 
-def _link(rows: Rows, keys: np.ndarray, way: np.ndarray, sources: np.ndarray,
-          users: np.ndarray) -> np.ndarray:  # fmt: skip
-    """For each of ``users`` the row of ``sources`` whose key it names, -1 where none does."""
-    users = users[keys[users] != 0]
+class Names(NamedTuple):
+    """By what rows of messages name each other, one a row."""
+
+    key: Ints  # 0: not seen
+    way: Ints  # the flow that the data takes
+
+
+def link(rows: Rows, names: Names, sources: Ints, users: Ints) -> Ints:
+    """For each of ``users`` the last row of ``sources`` before it whose key it names, -1 where none does."""
+    users = users[names.key[users] != 0]
     both = np.concatenate([sources, users])
     is_source = np.arange(len(both)) < len(sources)
-    found = latest_before(way[both], keys[both], rows["first_ns"][both], is_source)[len(sources) :]
+    found = latest_before(names.way[both], names.key[both], rows["first_ns"][both], is_source)[len(sources) :]
     answer = np.full(len(rows), -1)
     answer[users[found >= 0]] = both[found[found >= 0]]
     return answer
 
 
-def _drop_surplus(rows: Rows, parent: np.ndarray, users: np.ndarray, size: np.ndarray,
-                  room: np.ndarray) -> None:  # fmt: skip
+def _drop_surplus(rows: Rows, parent: Ints, users: Ints, size: Ints, room: Ints) -> None:
     """Part users from a source that is used up: they name a later one of the same pointer, not seen.
 
     ``size`` and ``room``, one a row: what a user takes of its source, what a source has.
@@ -68,15 +75,14 @@ def _drop_surplus(rows: Rows, parent: np.ndarray, users: np.ndarray, size: np.nd
     parent[users[~fresh & (before >= room[parent[users]])]] = -1
 
 
-def _in_turn(rows: Rows, keys: np.ndarray, way: np.ndarray, parent: np.ndarray, sources: np.ndarray,
-             users: np.ndarray, size: str) -> None:  # fmt: skip
+def _in_turn(rows: Rows, names: Names, parent: Ints, sources: Ints, users: Ints, size: str) -> None:
     """Users left without a parent take, in order, the oldest source of their way and size that has none.
 
     If neither's key was hidden they would have been linked: one of them has none. Pointers are used again:
     who finds no source came for one that a later user of the same pointer was linked to, and that one had
     meant a source whose pointer was hidden.
     """
-    when, announced = rows["first_ns"], rows["announces"]
+    (keys, way), when, announced = names, rows["first_ns"], rows["announces"]
     lost = users[parent[users] < 0]
     if not len(lost):
         return
@@ -84,8 +90,8 @@ def _in_turn(rows: Rows, keys: np.ndarray, way: np.ndarray, parent: np.ndarray, 
     user_of[parent[users[parent[users] >= 0]]] = users[parent[users] >= 0]
     ordered = sources[np.argsort(when[sources], kind="stable")]
 
-    def fitting(user: int, those: NDArray[np.int64]) -> NDArray[np.int64]:
-        fits: NDArray[np.int64] = those[(way[those] == way[user]) & (when[those] <= when[user])]
+    def fitting(user: int, those: Ints) -> Ints:
+        fits: Ints = those[(way[those] == way[user]) & (when[those] <= when[user])]
         if keys[user]:
             fits = fits[keys[fits] == 0]
         if rows[size][user]:
@@ -121,20 +127,21 @@ def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
     # The flow that the data takes: the opposite one for what the receiver sends.
     way = np.where(np.isin(np.arange(len(rows)), grants), peer, own)
     request = links["request"].astype(np.int64)
-    of_grant = _link(rows, request, way, rndv, np.concatenate([grants, frags]))
+    by_request, by_address = Names(request, way), Names(links["address"], way)
+    of_grant = link(rows, by_request, rndv, np.concatenate([grants, frags]))
     announced, carried = rows["announces"].astype(np.int64), rows["bytes"].astype(np.int64)
     _drop_surplus(rows, of_grant, requests, announced, announced)
-    _in_turn(rows, request, way, of_grant, rndv, requests, "announces")
+    _in_turn(rows, by_request, of_grant, rndv, requests, "announces")
     unnamed = requests[of_grant[requests] >= 0]
     unnamed = unnamed[request[of_grant[unnamed]] == 0]
     request[of_grant[unnamed]] = request[unnamed]
-    of_put = _link(rows, links["address"], way, requests, puts)
+    of_put = link(rows, by_address, requests, puts)
     _drop_surplus(rows, of_put, puts, carried, announced)
-    _in_turn(rows, links["address"], way, of_put, requests, puts, "bytes")
+    _in_turn(rows, by_address, of_put, requests, puts, "bytes")
     told = puts[of_put[puts] >= 0]
     bare = told[rows["announces"][of_put[told]] == 0]
     rows["announces"][of_put[bare]] = rows["bytes"][bare]
-    of_fin = _link(rows, links["fragment"], way, requests, fins)
+    of_fin = link(rows, Names(links["fragment"], way), requests, fins)
     one = np.ones(len(rows), np.int64)
     _drop_surplus(rows, of_fin, fins, one, one)
     # A FIN whose fragment was not seen ends the PUT before it on its flow.
@@ -155,25 +162,17 @@ def inherit(rows: Rows, links: Rows, flows: Rows) -> None:
     rows["va"][heirs] = request[parent[heirs]].view(np.uint64)
 
 
-def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray],
-                counts: HiddenCounts) -> tuple[list[np.ndarray], list[Rows]]:  # fmt: skip
-    """As ``hidden.resolve_gloo``, for the flows framed by ob1; inheritance comes after (``inherit``)."""
-    gone: list[np.ndarray] = []
-    made: list[Rows] = []
+def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray], solved: Solved) -> None:
+    """As ``hidden_gloo.resolve_gloo``, for flows framed by ob1; inheritance comes after (``inherit``)."""
     for f, order in orders.items():
         if flows["framing"][f] != Framing.OB1 or flows["peer"][f] == NONE32:
             continue
-        found = 0
+        fins = 0
         runs = stretches(links, order)
-        counts.stretches += len(runs)
+        solved.counts.stretches += len(runs)
         usage = Usage(rows, order)
         for gap in gaps(rows, order, runs):
-            for run, parts in zip(gap.runs, fill(rows, order, gap, found, usage), strict=True):
+            for run, parts in zip(gap.runs, fill(rows, order, gap, fins, usage), strict=True):
                 if parts:
-                    found += sum(part.wire == Wire.OB1_FIN for part in parts)
-                    gone.append(run)
-                    made.append(split(rows, run, parts))
-                    counts.stretches_resolved += 1
-                    counts.headers += len(parts)
-                    counts.resolved += len(parts)
-    return gone, made
+                    fins += sum(part.wire == Wire.OB1_FIN for part in parts)
+                    solved.put(run, parts)

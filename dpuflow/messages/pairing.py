@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.schema.tables import Rows
+
+    Found = tuple[int, int, Pairing]
+    Scores = tuple[int, NDArray[np.int32], NDArray[np.int32]]  # of a flow: conflicts, echoes
 
 ENOUGH_ACKS = 8  # before a capture's end, fewer decide nothing
 SIGMAS = 3  # standard deviations by which the true one contradicts less than others
@@ -43,6 +46,21 @@ def udp_port(qp: int, other_qp: int) -> int:
     v ^= v >> 40
     label = v & 0xFFFFF
     return 0xC000 | ((label & 0x3FFF) ^ (label >> 14))
+
+
+class Sides(NamedTuple):
+    """Flows between two endpoints that have no peer yet."""
+
+    src: int
+    dst: int
+    ours: list[int]  # from src to dst
+    theirs: list[int]  # from dst to src
+
+    def left(self, found: list[Found]) -> tuple[list[int], list[int]]:
+        """Places of those that are in no pair found."""
+        taken = {flow for a, b, _ in found for flow in (a, b)}
+        ours, theirs = ([i for i, f in enumerate(each) if f not in taken] for each in self[2:])
+        return ours, theirs
 
 
 class Pairs:
@@ -91,12 +109,8 @@ class Pairs:
         acks = peers["acks"].copy()
         peers["acks"] = 0
         self.add_flows(flows, peers, 0)
+        self._put_back(scored, peers)
         peers["acks"] = acks
-        for flow, conflicts, echoes in scored:
-            at = int(peers["scores"][flow])
-            width = min(int(peers["candidates_end"][flow]) - int(peers["candidates"][flow]), len(conflicts))
-            self.conflicts[at : at + width] = conflicts[:width]
-            self.echoes[at : at + width] = echoes[:width]
         for named in (self._requests, self._named):
             last = list(named.items())[-MOST_NAMED:]
             named.clear()
@@ -110,17 +124,7 @@ class Pairs:
         What was scored is kept. What is laid out anew stands behind the rest; where half the room has been
         given up, or there is not room for all, everything is.
         """
-        touched: dict[tuple[int, int], None] = {}
-        fresh = (flows["transport"][known:] == Transport.ROCE) & (flows["dest_qp"][known:] > 1)
-        rows = known + np.flatnonzero(fresh)
-        ends = zip(flows["src"][rows].tolist(), flows["dst"][rows].tolist(), strict=True)
-        for flow, (src, dst) in zip(rows.tolist(), ends, strict=True):
-            back = self._directions.get((dst, src), ())
-            self._wanted += 2 * len(back) + (src == dst)
-            self._directions.setdefault((src, dst), []).append(flow)
-            touched[src, dst] = None
-            if back:
-                touched[dst, src] = None
+        touched = self._enter(flows, known)
         whole = not known or self._wanted > MOST_SCORES or len(self.conflicts) > 2 * self._wanted
         if whole:
             touched = dict.fromkeys(self._directions)
@@ -153,9 +157,30 @@ class Pairs:
         self.members = np.concatenate([self.members, np.array(members, np.int32)])
         more = np.zeros(total - first, np.int32)
         self.conflicts, self.echoes = (np.concatenate([each, more]) for each in (self.conflicts, self.echoes))
-        for flow, conflicts, echoes in old:
-            # The candidates met before keep their places: a direction's list only grows at its end.
-            # Those that are new had sent nothing when the ACKs so far came.
+        self._put_back(old, peers)
+
+    def _enter(self, flows: Rows, known: int) -> dict[tuple[int, int], None]:
+        """Enter flows from row ``known`` on; returns the directions with new flows or new candidates."""
+        touched: dict[tuple[int, int], None] = {}
+        fresh = (flows["transport"][known:] == Transport.ROCE) & (flows["dest_qp"][known:] > 1)
+        rows = known + np.flatnonzero(fresh)
+        ends = zip(flows["src"][rows].tolist(), flows["dst"][rows].tolist(), strict=True)
+        for flow, (src, dst) in zip(rows.tolist(), ends, strict=True):
+            back = self._directions.get((dst, src), ())
+            self._wanted += 2 * len(back) + (src == dst)
+            self._directions.setdefault((src, dst), []).append(flow)
+            touched[src, dst] = None
+            if back:
+                touched[dst, src] = None
+        return touched
+
+    def _put_back(self, scored: list[Scores], peers: Rows) -> None:
+        """Give flows that were laid out anew the scores they had.
+
+        The candidates met before keep their places: a direction's list only grows at its end. Those that are
+        new had sent nothing when the ACKs so far came.
+        """
+        for flow, conflicts, echoes in scored:
             at, end = int(peers["scores"][flow]), int(peers["candidates_end"][flow])
             width = end - int(peers["candidates"][flow])
             kept = min(len(conflicts), width)
@@ -163,15 +188,11 @@ class Pairs:
             self.conflicts[at + kept : at + width] = peers["acks"][flow]
             self.echoes[at : at + kept] = echoes[:kept]
 
-    def _layout(
-        self, peers: Rows, among: NDArray[np.bool_] | bool = True
-    ) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
+    def _layout(self, peers: Rows, among: NDArray[np.bool_] | bool = True) -> list[Scores]:
         """Scores of the flows ``among`` all that have any and are not paired."""
         flows = np.flatnonzero((peers["acks"] > 0) & (peers["peer"] < 0) & among)
-        begin, first, end = (
-            peers[name][flows].tolist() for name in ("scores", "candidates", "candidates_end")
-        )
-        places = [slice(at, at + b - a) for at, a, b in zip(begin, first, end, strict=True)]
+        columns = (peers[name][flows].tolist() for name in ("scores", "candidates", "candidates_end"))
+        places = [slice(at, at + b - a) for at, a, b in zip(*columns, strict=True)]
         return [
             (f, self.conflicts[at], self.echoes[at]) for f, at in zip(flows.tolist(), places, strict=True)
         ]
@@ -224,68 +245,71 @@ class Pairs:
         """
         if last and (peers["datagram_row"] >= 0).any():
             self._read_datagrams(flows, messages)
-        if ripe is None:
-            directions = list(self._directions)
-        else:
-            ends = int(flows["src"][ripe]), int(flows["dst"][ripe])
-            directions = [(min(ends), max(ends))]
-        for src, dst in directions:
+        for src, dst in self._between_ends(flows, ripe):
             row, back = self._directions.get((src, dst)), self._directions.get((dst, src))
             if row is None or back is None or src > dst:
                 continue
-            ours = [f for f in row if peers["peer"][f] < 0]
-            theirs = [f for f in back if peers["peer"][f] < 0]
+            ours, theirs = ([flow for flow in each if peers["peer"][flow] < 0] for each in (row, back))
             if not ours or not theirs:
                 continue
             alone = len(ours) == len(theirs) == 1 and not self._named
             between = self._only if alone else self._between
-            for a, b, how in between(src, dst, ours, theirs, flows, peers, last):
+            for a, b, how in between(Sides(src, dst, ours, theirs), flows, peers, last):
                 for flow, other in ((a, b), (b, a)):
                     peers["peer"][flow] = other
                     flows["peer"][flow] = other
                     flows["pairing"][flow] = how
                 yield a, b
 
-    def _between(
-        self, src: int, dst: int, ours: list[int], theirs: list[int], flows: Rows, peers: Rows, last: bool
-    ) -> list[tuple[int, int, Pairing]]:
+    def _between_ends(self, flows: Rows, ripe: int | None) -> list[tuple[int, int]]:
+        """All directions, or the one between the endpoints of flow ``ripe``."""
+        if ripe is None:
+            return list(self._directions)
+        ends = int(flows["src"][ripe]), int(flows["dst"][ripe])
+        return [(min(ends), max(ends))]
+
+    def _between(self, sides: Sides, flows: Rows, peers: Rows, last: bool) -> list[Found]:
         """New pairs of the flows between two endpoints."""
-        found: list[tuple[int, int, Pairing]] = []
-        by_qp = {int(flows["dest_qp"][f]): f for f in theirs}
-        for a in list(ours):
-            b = by_qp.get(self._named.get((src, dst, int(flows["dest_qp"][a])), -1))
-            if b is not None and b in theirs:
-                found.append((a, b, Pairing.HANDSHAKE))
-                ours.remove(a)
-                theirs.remove(b)
+        found = self._by_handshake(sides, flows)
+        named = {a for a, _, _ in found}, {b for _, b, _ in found}
+        ours = [flow for flow in sides.ours if flow not in named[0]]
+        theirs = [flow for flow in sides.theirs if flow not in named[1]]
         if not ours or not theirs:
             return found
-        acks, conflicts, echoes = self._evidence(src, dst, ours, theirs, peers)
-        ports = self._ports(ours, theirs, flows)
-        enough = 1 if last else ENOUGH_ACKS
+        sides = sides._replace(ours=ours, theirs=theirs)
+        acks, conflicts, echoes = self._evidence(sides, peers)
         excluded = conflicts > np.maximum(_by_chance(conflicts, acks), 0 if last else 1)
-        fits = ~excluded & (acks >= enough) & (2 * echoes >= acks)
-        for a, b in _clear_cut(fits, excluded):
-            found.append((ours[a], theirs[b], Pairing.ACKS))
-        taken = {f for a, b, _ in found for f in (a, b)}
-        left_a = [i for i, f in enumerate(ours) if f not in taken]
-        left_b = [i for i, f in enumerate(theirs) if f not in taken]
-        grid = np.ix_(left_a, left_b)
-        by_port = ports[grid] & ~excluded[grid] & ((acks[grid] >= 2) | last)
+        fits = ~excluded & (acks >= (1 if last else ENOUGH_ACKS)) & (2 * echoes >= acks)
+        found += [(ours[a], theirs[b], Pairing.ACKS) for a, b in _clear_cut(fits, excluded)]
+        left = sides.left(found)
+        grid = np.ix_(*left)
+        by_port = self._ports(sides, flows)[grid] & ~excluded[grid] & ((acks[grid] >= 2) | last)
         for a, b in _clear_cut(by_port, ~by_port):
-            found.append((ours[left_a[a]], theirs[left_b[b]], Pairing.UDP_PORT))
-        taken = {f for a, b, _ in found for f in (a, b)}
-        rest_a = [i for i, f in enumerate(ours) if f not in taken]
-        rest_b = [i for i, f in enumerate(theirs) if f not in taken]
-        if last and src != dst and len(rest_a) == len(rest_b) == 1 and not excluded[rest_a[0], rest_b[0]]:
-            found.append((ours[rest_a[0]], theirs[rest_b[0]], Pairing.ONLY))
+            found.append((ours[left[0][a]], theirs[left[1][b]], Pairing.UDP_PORT))
+        left = sides.left(found)
+        if (
+            last
+            and sides.src != sides.dst
+            and len(left[0]) == len(left[1]) == 1
+            and not excluded[np.ix_(*left)]
+        ):
+            found.append((ours[left[0][0]], theirs[left[1][0]], Pairing.ONLY))
         return found
 
-    def _only(
-        self, src: int, dst: int, ours: list[int], theirs: list[int], flows: Rows, peers: Rows, last: bool
-    ) -> list[tuple[int, int, Pairing]]:
+    def _by_handshake(self, sides: Sides, flows: Rows) -> list[Found]:
+        """Pairs whose queue pairs a handshake named."""
+        by_qp = {int(flows["dest_qp"][flow]): flow for flow in sides.theirs}
+        found: list[Found] = []
+        for a in sides.ours:
+            named = self._named.get((sides.src, sides.dst, int(flows["dest_qp"][a])), -1)
+            b = by_qp.pop(named, None)
+            if b is not None:
+                found.append((a, b, Pairing.HANDSHAKE))
+        return found
+
+    def _only(self, sides: Sides, flows: Rows, peers: Rows, last: bool) -> list[Found]:
         """As ``_between`` of one flow each way, none of them named: where flows are many, most are such."""
-        (a,), (b,) = ours, theirs
+        (src, dst), (a,), (b,) = sides[:2], sides.ours, sides.theirs
         acks = conflicts = echoes = 0
         for flow, other, back in ((a, b, (dst, src)), (b, a, (src, dst))):
             row = peers[flow]
@@ -299,38 +323,36 @@ class Pairs:
             return []
         if acks >= (1 if last else ENOUGH_ACKS) and 2 * echoes >= acks:
             return [(a, b, Pairing.ACKS)]
-        if (acks >= 2 or last) and self._ports(ours, theirs, flows)[0, 0]:
+        if (acks >= 2 or last) and self._ports(sides, flows)[0, 0]:
             return [(a, b, Pairing.UDP_PORT)]
         return [(a, b, Pairing.ONLY)] if last and src != dst else []
 
     def _evidence(
-        self, src: int, dst: int, ours: list[int], theirs: list[int], peers: Rows
+        self, sides: Sides, peers: Rows
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """ACKs, contradictions and echoes of both flows of each pair together, (ours, theirs)."""
+        src, dst, ours, theirs = sides
         shape = (len(ours), len(theirs))
         conflicts, echoes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         place_ours = {f: i for i, f in enumerate(self._directions[src, dst])}
         place_theirs = {f: i for i, f in enumerate(self._directions[dst, src])}
         at_ours, at_theirs = [place_ours[f] for f in ours], [place_theirs[f] for f in theirs]
-        for i, flow in enumerate(ours):
-            if peers["candidates_end"][flow] > peers["candidates"][flow]:
-                at = int(peers["scores"][flow]) + np.array(at_theirs)
-                conflicts[i] += self.conflicts[at]
-                echoes[i] += self.echoes[at]
-        for j, flow in enumerate(theirs):
-            if peers["candidates_end"][flow] > peers["candidates"][flow]:
-                at = int(peers["scores"][flow]) + np.array(at_ours)
-                conflicts[:, j] += self.conflicts[at]
-                echoes[:, j] += self.echoes[at]
+        ways = ((ours, at_theirs, conflicts, echoes), (theirs, at_ours, conflicts.T, echoes.T))
+        for mine, others, contradicted, echoed in ways:
+            for i, flow in enumerate(mine):
+                if peers["candidates_end"][flow] > peers["candidates"][flow]:
+                    at = int(peers["scores"][flow]) + np.array(others)
+                    contradicted[i] += self.conflicts[at]
+                    echoed[i] += self.echoes[at]
         acks = peers["acks"][ours].astype(np.int64)[:, None] + peers["acks"][theirs].astype(np.int64)[None, :]
         return acks, conflicts, echoes
 
     @staticmethod
-    def _ports(ours: list[int], theirs: list[int], flows: Rows) -> NDArray[np.bool_]:
+    def _ports(sides: Sides, flows: Rows) -> NDArray[np.bool_]:
         """Where both flows have the source port that the kernel derives from their two QPs."""
-        match = np.zeros((len(ours), len(theirs)), bool)
-        for i, a in enumerate(ours):
-            for j, b in enumerate(theirs):
+        match = np.zeros((len(sides.ours), len(sides.theirs)), bool)
+        for i, a in enumerate(sides.ours):
+            for j, b in enumerate(sides.theirs):
                 port = int(flows["sport"][a])
                 if port == int(flows["sport"][b]):
                     match[i, j] = port == udp_port(int(flows["dest_qp"][a]), int(flows["dest_qp"][b]))

@@ -19,12 +19,11 @@ schema:
 from __future__ import annotations
 
 import copy
-import mmap
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.messages.growing import Growing, aligned, longer
 from dpuflow.messages.lost import restore
 from dpuflow.messages.pairing import Pairs
 from dpuflow.messages.retained import moved, nearest_kept, onto_kept, places, shift_frames, shift_times
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 
     from dpuflow.schema.tables import Block, Rows
 
+_SCANNED = ("frame", "time_ns", "flow", "payload", "data_at", "dest_qp", "psn", "data_len", "opcode", "flags",
+            "tos", "kind")  # fmt: skip
 _PLACE_SHIFT, _HAS_IMM, _DATAGRAM = 4, 1 << 8, 1 << 9
 
 
@@ -53,69 +54,6 @@ def opcode_table() -> NDArray[np.int64]:
     return table
 
 
-class _Growing:
-    """Rows in memory that grows in place: pages move, nothing is copied, none is touched before its use."""
-
-    def __init__(self, dtype: np.dtype[Any], *shape: int) -> None:
-        self._row = np.dtype((dtype, shape)) if shape else dtype
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.rows: NDArray[Any] = np.frombuffer(self._memory, self._row, 0)
-
-    def reach(self, used: int, room: int) -> None:
-        """Make room for ``room`` rows more than the ``used`` ones. No other view of the rows may be left."""
-        if len(self.rows) >= used + room:
-            return
-        count = 2 * used + 4 * room
-        del self.rows
-        self._memory.resize(-(-count * self._row.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
-        if hasattr(self._memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self.rows = np.frombuffer(self._memory, self._row, count)
-
-    def copy(self, used: int) -> _Growing:
-        """The first ``used`` rows in memory of their own."""
-        other = object.__new__(_Growing)
-        other._row = self._row
-        other._memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        other.rows = np.frombuffer(other._memory, other._row, 0)
-        other.reach(0, used)
-        other.rows[:used] = self.rows[:used]
-        return other
-
-    def keep(self, used: int, keep: NDArray[Any]) -> int:
-        """Of the first ``used`` rows move the kept ones up; how many. What lies behind is given back."""
-        kept = self.rows[:used][keep]
-        self.rows[: len(kept)] = kept
-        first = -(-(len(kept) + 1) * self._row.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-        if first < len(self._memory) and hasattr(self._memory, "madvise"):
-            self._memory.madvise(mmap.MADV_DONTNEED, first, len(self._memory) - first)
-        return len(kept)
-
-
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy that starts at a cache line."""
-    raw = np.empty(array.nbytes + 64, np.uint8)
-    skip = -raw.ctypes.data % 64
-    copy = raw[skip : skip + array.nbytes].view(array.dtype)
-    copy[:] = array
-    return copy
-
-
-def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:
-    """With ``more`` rows of zeros behind; from a cache line on, and mostly in room that was left for it."""
-    raw = array.base
-    row = array.dtype.itemsize * int(np.prod(array.shape[1:]))
-    size = array.nbytes + more * row
-    at = array.ctypes.data - raw.ctypes.data if isinstance(raw, np.ndarray) else 0
-    if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or at + size > raw.nbytes:
-        raw = np.zeros(2 * size + 64, np.uint8)
-        at = -raw.ctypes.data % 64
-        raw[at : at + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    longer: NDArray[Any] = raw[at : at + size].view(array.dtype).reshape(-1, *array.shape[1:])
-    return longer
-
-
 class RoceMessages:
     """Messages of all RoCE flows of one capture; state grows with flows and messages, not with packets."""
 
@@ -129,10 +67,10 @@ class RoceMessages:
         self._lanes = np.zeros(0, lanes.LANE)
         self._holes = np.zeros((0, lanes.HOLES + 1, 2), np.int64)
         self._peers = np.zeros(0, acks.PEER)
-        self._log = _Growing(acks.LOG)
-        self._messages = _Growing(MESSAGE.dtype)
-        self._links = _Growing(lanes.LINK)
-        self._words = _Growing(np.dtype(np.uint32), grants.N_WORDS)
+        self._log = Growing(acks.LOG)
+        self._messages = Growing(MESSAGE.dtype)
+        self._links = Growing(lanes.LINK)
+        self._words = Growing(np.dtype(np.uint32), grants.N_WORDS)
         self._mad = np.zeros(2, np.int64)
         self._counts = np.zeros(8, np.int64)
         self._pairs = Pairs()
@@ -161,18 +99,7 @@ class RoceMessages:
             start = self._scan(
                 start,
                 n,
-                columns["frame"],
-                columns["time_ns"],
-                columns["flow"],
-                columns["payload"],
-                columns["data_at"],
-                columns["dest_qp"],
-                columns["psn"],
-                columns["data_len"],
-                columns["opcode"],
-                columns["flags"],
-                columns["tos"],
-                columns["kind"],
+                *(columns[name] for name in _SCANNED),
                 block.data,
                 block.reth,
                 block.aeth,
@@ -244,7 +171,7 @@ class RoceMessages:
         """One to ``finish`` in place of this, which goes on: what the capture comes to so far."""
         k, counts = self._at, self._counts
         other = copy.copy(self)
-        other._lanes, other._holes = _aligned(self._lanes), self._holes.copy()
+        other._lanes, other._holes = aligned(self._lanes), self._holes.copy()
         other._peers, other._counts = self._peers.copy(), counts.copy()
         other._messages = self._messages.copy(int(counts[k.ROWS]))
         other._links = self._links.copy(int(counts[k.ROWS]))
@@ -318,7 +245,7 @@ class RoceMessages:
         rows["flow"] = place[rows["flow"]]
         lanes = (2 * kept[:, None] + np.arange(2)).reshape(-1)
         old = self._peers
-        self._lanes, self._holes = _aligned(self._lanes[lanes]), self._holes[lanes]
+        self._lanes, self._holes = aligned(self._lanes[lanes]), self._holes[lanes]
         self._peers = old[kept]
         self._peers["peer"] = moved(old["peer"][kept], place)
         self._imm = self._imm[kept[kept < len(self._imm)]]
@@ -376,8 +303,8 @@ class RoceMessages:
         roce = fresh["transport"] == Transport.ROCE
         fresh["peer"][roce] = NONE32
         fresh["rtt_min_ns"][roce] = NEVER
-        self._lanes, self._holes = _longer(self._lanes, 2 * more), _longer(self._holes, 2 * more)
-        self._peers = _longer(self._peers, more)
+        self._lanes, self._holes = longer(self._lanes, 2 * more), longer(self._holes, 2 * more)
+        self._peers = longer(self._peers, more)
         for name in ("top", "acked", "head", "tail", "cursor", "high"):
             self._lanes[name][2 * known :] = -1
         for name in ("peer", "log_head", "log_tail", "datagram_row"):

@@ -22,7 +22,8 @@ is marked where the capture holds the beginning (CM handshake, UCX's set-up).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -120,48 +121,20 @@ class SendHeads:
         """Fill role, op, context, tag, sub and bytes of the MESSAGE rows whose framing is understood."""
         if not self._frames:
             return
-        keys, frames = np.concatenate(self._keys), np.concatenate(self._frames)
-        heads, lengths = np.concatenate(self._heads), np.concatenate(self._lengths)
-        order = np.lexsort((frames, keys))
-        keys, frames = keys[order], frames[order]
-        sends = np.flatnonzero(
-            np.isin(rows["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (rows["role"] == Role.DATA)
-        )
-        # Its first packet is the last with its PSN up to the message's end: PSNs come round again, and a
-        # first packet that was lost came again behind others.
-        key = _key(rows["flow"][sends], rows["seq"][sends])
-        known, number = np.unique(keys, return_inverse=True)
-        which = np.minimum(np.searchsorted(known, key), len(known) - 1)
-        end = (which << 32) | rows["last_frame"][sends].astype(np.int64)
-        at = np.searchsorted((number << 32) | frames, end, "right") - 1
-        kept = (known[which] == key) & (at >= 0)
-        kept &= number[at] == which
-        headless = sends[~kept & ((rows["flags"][sends] & MessageFlag.GAP) != 0)]
+        sends, heads, lengths, headless = self._found(rows)
         lacking = np.zeros(len(flows), bool)
         lacking[rows["flow"][headless]] = True
-        sends, found = sends[kept], order[at[kept]]
-        in_time = np.lexsort((rows["first_ns"][sends], rows["flow"][sends]))
-        sends, found = sends[in_time], found[in_time]
         flow = rows["flow"][sends]
         bounds = np.flatnonzero(np.r_[True, flow[1:] != flow[:-1], True]) if len(flow) else np.zeros(1, int)
         read: list[tuple[NDArray[np.int64], _Told]] = []
-        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            mine, which = sends[low:high], found[low:high]
+        for low, high in pairwise(bounds.tolist()):
+            mine = sends[low:high]
             gaps = (rows["flags"][mine] & MessageFlag.GAP) != 0
-            lossy = bool(gaps.any()) or bool(lacking[rows["flow"][mine[0]]])
-            for reader in (_rxm, _ucx):
-                told = reader(rows["bytes"][mine].astype(np.int64), heads[which], lengths[which], gaps, lossy)
-                if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
-                    told.holds = reader is _rxm
-                    if lossy:  # what names a fragment that was missed is told by who saw that
-                        unread = mine[~told.good & ~told.aside]
-                        rows["flags"][unread] |= np.uint8(MessageFlag.HIDDEN | MessageFlag.GAP)
-                    read.append((mine, told))
-                    break
-            else:
-                cut = _cut(heads[which], lengths[which])
-                if cut.sum() >= UNDERSTOOD * len(mine):
-                    rows["flags"][mine[cut]] |= np.uint8(MessageFlag.HIDDEN)
+            lossy = bool(gaps.any()) or bool(lacking[flow[low]])
+            nbytes = rows["bytes"][mine].astype(np.int64)
+            told = _understood(rows, mine, _Heads(nbytes, heads[low:high], lengths[low:high], gaps, lossy))
+            if told is not None:
+                read.append((mine, told))
         understood = np.zeros(len(flows), bool)
         understood[[int(rows["flow"][mine[0]]) for mine, _ in read]] = True
         rows["flags"][headless[understood[rows["flow"][headless]]]] |= np.uint8(MessageFlag.HIDDEN)
@@ -178,9 +151,45 @@ class SendHeads:
         if said:
             link_rendezvous(rows, flows, Said(*(np.concatenate(each) for each in zip(*said, strict=True))))
 
+    def _found(
+        self, rows: Rows
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint16], NDArray[np.int64]]:
+        """SENDs by flow and time, with their first bytes and how many those are; those without any."""
+        keys, frames = np.concatenate(self._keys), np.concatenate(self._frames)
+        order = np.lexsort((frames, keys))
+        keys, frames = keys[order], frames[order]
+        sends = np.flatnonzero(
+            np.isin(rows["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (rows["role"] == Role.DATA)
+        )
+        # Its first packet is the last with its PSN up to the message's end: PSNs come round again, and a
+        # first packet that was lost came again behind others.
+        key = _key(rows["flow"][sends], rows["seq"][sends])
+        known, number = np.unique(keys, return_inverse=True)
+        which = np.minimum(np.searchsorted(known, key), len(known) - 1)
+        end = (which << 32) | rows["last_frame"][sends].astype(np.int64)
+        at = np.searchsorted((number << 32) | frames, end, "right") - 1
+        kept = (known[which] == key) & (at >= 0)
+        kept &= number[at] == which
+        headless = sends[~kept & ((rows["flags"][sends] & MessageFlag.GAP) != 0)]
+        sends, found = sends[kept], order[at[kept]]
+        in_time = np.lexsort((rows["first_ns"][sends], rows["flow"][sends]))
+        found = found[in_time]
+        heads, lengths = np.concatenate(self._heads), np.concatenate(self._lengths)
+        return sends[in_time], heads[found], lengths[found], headless
+
 
 def _key(flow: NDArray[np.generic], psn: NDArray[np.generic]) -> NDArray[np.int64]:
     return (flow.astype(np.int64) << wire.PSN_BITS) | (psn.astype(np.int64) & wire.PSN_MASK)
+
+
+class _Heads(NamedTuple):
+    """The messages of one flow, in order of time."""
+
+    nbytes: NDArray[np.int64]
+    heads: NDArray[np.uint8]  # first bytes of each
+    lengths: NDArray[np.uint16]  # how many of them were captured
+    gaps: NDArray[np.bool_]  # which lack packets; what their headers say of them holds all the same
+    lossy: bool  # so may some whose headers were missed
 
 
 class _Told:
@@ -213,15 +222,24 @@ def _cut(heads: NDArray[np.uint8], lengths: NDArray[np.uint16]) -> NDArray[np.bo
     return np.asarray(known & (lengths > RXM_HEADER // 2) & (lengths < RXM_HEADER), np.bool_)
 
 
-def _rxm(
-    nbytes: NDArray[np.int64],
-    heads: NDArray[np.uint8],
-    lengths: NDArray[np.uint16],
-    gaps: NDArray[np.bool_],
-    lossy: bool,
-) -> _Told:
-    """``gaps``: messages that lack packets; what their headers say of them holds all the same. ``lossy``: so
-    may some be whose headers were missed."""
+def _understood(rows: Rows, mine: NDArray[np.int64], seen: _Heads) -> _Told | None:
+    """What the rows ``mine`` say by the library that explains them; flags those that it cannot tell."""
+    for reader in (_rxm, _ucx):
+        told = reader(seen)
+        if told.good.any() and told.good.sum() >= UNDERSTOOD * (~told.aside).sum():
+            told.holds = reader is _rxm
+            if seen.lossy:  # what names a fragment that was missed is told by who saw that
+                unread = mine[~told.good & ~told.aside]
+                rows["flags"][unread] |= np.uint8(MessageFlag.HIDDEN | MessageFlag.GAP)
+            return told
+    cut = _cut(seen.heads, seen.lengths)
+    if cut.sum() >= UNDERSTOOD * len(mine):
+        rows["flags"][mine[cut]] |= np.uint8(MessageFlag.HIDDEN)
+    return None
+
+
+def _rxm(seen: _Heads) -> _Told:
+    nbytes, heads, lengths, gaps, lossy = seen
     kind, number = heads[:, 1], _integer(heads, 4, 4)
     size = _integer(heads, 40, 8)
     good = (lengths >= RXM_HEADER) & (heads[:, 0] == RXM_VERSION) & (heads[:, 32] == RXM_OP_VERSION)
@@ -260,15 +278,8 @@ def _rxm(
     return told
 
 
-def _ucx(
-    nbytes: NDArray[np.int64],
-    heads: NDArray[np.uint8],
-    lengths: NDArray[np.uint16],
-    gaps: NDArray[np.bool_],
-    lossy: bool,
-) -> _Told:
-    """``gaps``: messages that lack packets; what their headers say of them holds all the same. ``lossy``: so
-    may some be whose headers were missed."""
+def _ucx(seen: _Heads) -> _Told:
+    nbytes, heads, lengths, gaps, lossy = seen
     kind = heads[:, 0] & 0x1F
     tag = _integer(heads, 1, 8)
     total, ident = _integer(heads, 9, 8), _integer(heads, 17, 8)

@@ -47,6 +47,16 @@ class Named(NamedTuple):
     dst_qp: int
 
 
+class Segment(NamedTuple):
+    """A TCP segment with payload."""
+
+    flow: int
+    seq: int
+    ack: int
+    length: int
+    captured: bytes  # of its payload
+
+
 class Bytes:
     """The first bytes of one direction of a stream, as far as they were captured."""
 
@@ -125,7 +135,9 @@ class SetupStreams:
             start, count = int(block.columns["data_at"][at]), int(block.columns["data_len"][at])
             count = min(count, int(payload[row]))
             captured = block.data[start : start + count].tobytes()
-            self._take(number, seq, int(tcp["ack"][row]), int(payload[row]), captured, flows, endpoints)
+            self._take(
+                Segment(number, seq, int(tcp["ack"][row]), int(payload[row]), captured), flows, endpoints
+            )
             if self._state[number] == _FOLLOWED:
                 client = number if number in self._clients else int(flows["peer"][number])
                 if self._clients.get(client) == nw.NET_IB:
@@ -244,38 +256,20 @@ class SetupStreams:
         self._begins.pop(flow, None)
         self._state[flow] = _OTHER
 
-    def _take(
-        self, flow: int, seq: int, ack: int, length: int, captured: bytes, flows: Rows, endpoints: Rows
-    ) -> None:
+    def _take(self, segment: Segment, flows: Rows, endpoints: Rows) -> None:
         """A segment with payload of a flow that is followed, or may be."""
-        stream = self._streams.get(flow)
-        peer = int(flows["peer"][flow])
+        flow, peer = segment.flow, int(flows["peer"][segment.flow])
+        stream = self._stream_of(segment, peer)
         if stream is None:
-            base = self._begins.get(flow)
-            if peer in self._clients:
-                base = self._begins.get(flow, seq)
-                stream = Bytes(base, self._streams[peer].most if peer in self._streams else 0)
-            elif base is None and captured[:8] != nw.MAGIC.to_bytes(8, "little"):
-                self._give_up(flow)
-                return
-            else:
-                stream = Bytes(seq if base is None else base, MOST_BOOTSTRAP)
-                if base is None and peer != NONE32:
-                    self._begins.setdefault(peer, ack)
-            while self._kept > MOST_KEPT:
-                self._give_up(next(iter(self._streams)))
-            self._streams[flow] = stream
-        elif flow in self._shared:
-            stream = self._streams[flow] = copy.deepcopy(stream)
-        self._shared.discard(flow)
-        self._kept += stream.put(seq, length, captured)
+            self._give_up(flow)
+            return
+        self._kept += stream.put(segment.seq, segment.length, segment.captured)
         if flow in self._clients or peer in self._clients:
-            self._state[flow] = _FOLLOWED
-            if stream.length > stream.most:
-                self._state[flow] = _OTHER  # what is kept stays: it begins long streams
+            # What is kept stays: it begins long streams.
+            self._state[flow] = _OTHER if stream.length > stream.most else _FOLLOWED
             return
         kind = _handshake(stream)
-        if kind < 0 or (kind > 0 and kind == nw.NET_SOCKET):
+        if kind in (-1, nw.NET_SOCKET):
             self._give_up(flow)
         elif kind:
             self._clients[flow] = kind
@@ -285,6 +279,29 @@ class SetupStreams:
             self._ends[flow] = _address(endpoints, src), _address(endpoints, dst)
             if peer != NONE32 and peer not in self._streams:
                 self._state[peer] = _UNKNOWN
+
+    def _stream_of(self, segment: Segment, peer: int) -> Bytes | None:
+        """What is kept of the segment's flow, from now on if it is the first; None: it is none of NCCL's."""
+        flow = segment.flow
+        stream = self._streams.get(flow)
+        if stream is not None:
+            if flow in self._shared:
+                stream = self._streams[flow] = copy.deepcopy(stream)
+                self._shared.discard(flow)
+            return stream
+        base, most = self._begins.get(flow), MOST_BOOTSTRAP
+        if peer in self._clients:
+            most = self._streams[peer].most if peer in self._streams else 0
+        elif base is None:
+            if segment.captured[:8] != nw.MAGIC.to_bytes(8, "little"):
+                return None
+            if peer != NONE32:
+                self._begins.setdefault(peer, segment.ack)
+        while self._kept > MOST_KEPT:
+            self._give_up(next(iter(self._streams)))
+        self._shared.discard(flow)
+        self._streams[flow] = Bytes(segment.seq if base is None else base, most)
+        return self._streams[flow]
 
     def _read_exchange(self, client: int, server: int, time_ns: int) -> None:
         """Read the exchange if it is whole by now."""

@@ -41,6 +41,37 @@ class Part(NamedTuple):
     context: int = 0
 
 
+class Solved:
+    """What stretches were found to be: the pieces that are gone, and MESSAGE and LINK rows in their place."""
+
+    def __init__(self, rows: Rows, links: Rows) -> None:
+        self._rows, self._links = rows, links
+        self.counts = HiddenCounts()
+        self._gone: list[np.ndarray] = []
+        self._made: list[Rows] = []
+        self._their_links: list[Rows] = []
+
+    def put(self, run: np.ndarray, parts: list[Part]) -> Rows:
+        """These messages fill the stretch; returns their LINK rows, empty so far."""
+        self._gone.append(run)
+        self._made.append(split(self._rows, run, parts))
+        self._their_links.append(np.zeros(len(parts), self._links.dtype))
+        self.counts.stretches_resolved += 1
+        self.counts.headers += len(parts)
+        self.counts.resolved += len(parts)
+        return self._their_links[-1]
+
+    def applied(self) -> tuple[Rows, Rows]:
+        """All MESSAGE and LINK rows; counts what is left of pieces."""
+        rows, links = self._rows, self._links
+        keep = np.ones(len(rows), bool)
+        if self._gone:
+            keep[np.concatenate(self._gone)] = False
+        left = keep & (links["piece"] == 1)
+        self.counts.bytes_unresolved = int((rows["seq_end"][left] - rows["seq"][left]).sum())
+        return np.concatenate([rows[keep], *self._made]), np.concatenate([links[keep], *self._their_links])
+
+
 def stretches(links: Rows, order: np.ndarray) -> list[np.ndarray]:
     """Runs of pieces among the rows ``order`` (one flow's, in stream order)."""
     piece = links["piece"][order] == 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.trace import SEND, WRITE
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Endpoint:
             self._fabric.read(self.flows[turn], size, va, self._rkey)
         else:
             self._coming[turn].append(None)
-            self._fabric.post(self.flows[turn], WRITE, size, va, self._rkey, 0)
+            self._fabric.post(self.flows[turn], WorkRequest(WRITE, size, va, self._rkey))
 
     def _done(self, flow: Flow) -> None:
         """What was posted first on a queue pair is done."""
@@ -161,7 +162,7 @@ class Endpoint:
     def _notify(self, transfer: Transfer) -> None:
         self._posted[0].append((transfer, 0))
         self._coming[0].append(transfer)
-        self._fabric.post(self.flows[0], SEND, NOTICE_BYTES, 0, 0, 0)
+        self._fabric.post(self.flows[0], WorkRequest(SEND, NOTICE_BYTES))
 
     def _told(self, flow: Flow) -> None:
         """A message is at the responder: of pages it learns nothing, a notice it reads."""

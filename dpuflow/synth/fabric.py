@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.flows import BEHIND_NS, BURST, Flow, Posted
+from dpuflow.synth.flows import BEHIND_NS, BURST, LOST, Arrival, Burst, Flow, Posted, WorkRequest
 from dpuflow.synth.receiving import Receiving
 from dpuflow.synth.stream import Stream
 from dpuflow.synth.trace import ATOMIC, READ, RESPONSE
@@ -31,10 +31,8 @@ class Fabric(Receiving):
         completed: Callable[[Flow], None],
     ) -> Flow:
         """A new flow. ``arrived`` and ``completed`` are called for each message that counts."""
-        flow = Flow(len(self.flows), src, dst, arrived, completed, self.rules.mtu, False)
-        if self.rules.packet_ns is not None:
-            flow.burst = 1
-        self.flows.append(flow)
+        flow = Flow(len(self.flows), src, dst, arrived, completed, self.rules.mtu)
+        self._add(flow)
         return flow
 
     def stream(
@@ -42,31 +40,21 @@ class Fabric(Receiving):
     ) -> Stream:
         """A new TCP stream, likewise."""
         flow = Stream(len(self.flows), src, dst, arrived, completed, self)
+        self._add(flow)
+        return flow
+
+    def _add(self, flow: Flow) -> None:
         if self.rules.packet_ns is not None:
             flow.burst = 1
         self.flows.append(flow)
-        return flow
 
-    def post(
-        self,
-        flow: Flow,
-        kind: int,
-        size: int,
-        va: int,
-        rkey: int,
-        value: int,
-        target: int = 0,
-        room: int = 0,
-        key: int = 0,
-        counts: bool = True,
-    ) -> None:
+    def post(self, flow: Flow, asked: WorkRequest) -> None:
         """Put a message into the send queue, as a verbs consumer would."""
-        packets = max(1, -(-size // flow.mtu))
-        row = self.trace.messages.add(
-            flow.number, kind, size, flow.end_psn, va, rkey, value, target, room, key
-        )
-        last = size - (packets - 1) * flow.mtu
-        flow.queue.append(Posted(row, flow.end_psn, packets, last, counts, va, atomic=kind == ATOMIC))
+        packets = max(1, -(-asked.size // flow.mtu))
+        row = self.trace.messages.add(flow.number, asked.kind, asked.size, flow.end_psn, *asked[2:-1])
+        last = asked.size - (packets - 1) * flow.mtu
+        atomic = asked.kind == ATOMIC
+        flow.queue.append(Posted(row, flow.end_psn, packets, last, asked.counts, asked.va, atomic=atomic))
         if flow.answer is not None:
             flow.answer.skips[flow.end_psn] = flow.end_psn + packets
         flow.end_psn += packets
@@ -102,7 +90,7 @@ class Fabric(Receiving):
             back.place = 0
             back.next_psn = back.end_psn = psn
         back.end_psn = psn  # between them lie the PSNs of other messages
-        self.post(back, RESPONSE, size, 0, 0, flow.received)
+        self.post(back, WorkRequest(RESPONSE, size, value=flow.received))
 
     def _answered(self, back: Flow, end: int) -> None:
         """A response, up to PSN ``end``, is whole: the request is done, and nobody acknowledges it."""
@@ -148,65 +136,58 @@ class Fabric(Receiving):
 
     def _serve(self, port: Port) -> None:
         """Send the next burst of the next queue pair."""
-        if not port.waiting:
-            port.busy = False
+        flow = self._next(port)
+        if flow is None:
             return
-        now = self.engine.now
-        if now < port.paused_until:
-            port.busy = True
-            self.engine.at(port.paused_until, self._serve, port)
-            return
-        flow = port.waiting.popleft()
-        if flow.idle():  # acknowledged in the meantime
+        picked = flow.pick()
+        if picked is None:
             flow.waits = False
             self._serve(port)
             return
-        if flow.not_before > now and not self._turn(port, flow):
+        message, first, count = picked
+        if message.read:
+            self._request(port, flow, message)
             return
-        if flow.not_before > now:
-            flow = port.waiting.popleft()
-        if isinstance(flow, Stream):
-            picked = flow.pick()
-            if picked is None:
-                flow.waits = False
-                self._serve(port)
-                return
-            message = flow.message_at(picked[0])
-            first, count = picked[0] - message.psn, picked[1]
-        else:
-            message = flow.queue[flow.place]
-            if flow.asked is not None:
-                flow.next_psn = max(flow.next_psn, message.psn)
-            first = flow.next_psn - message.psn
-            if message.read:
-                self._request(port, flow, message)
-                return
-            count = min(flow.burst, message.packets - first)
-        ends = first + count == message.packets
-        full = (flow.mtu if message.packets > 1 else message.last_bytes) + flow.overhead
-        last = (message.last_bytes if ends else flow.mtu) + flow.overhead
-        step_bytes, total_bytes = last if count == 1 else full, full * (count - 1) + last
-        start = now
-        took = total_bytes * port.up_ns
-        if self.rules.packet_ns is not None:
-            took = max(took, self.rules.packet_ns())
-        end = start + took
+        burst = self._burst(flow, message, first, count)
         if flow.rate is not None:
-            flow.not_before = start + total_bytes * port.up_ns / flow.rate.now
-        if isinstance(flow, Stream):
-            flow.went(first + message.psn, count)
-        else:
-            flow.next_psn += count
-            if ends:
-                flow.place += 1
+            flow.not_before = burst.start + burst.total_bytes * port.up_ns / flow.rate.now
+        flow.went(burst.psn, count)
         if flow.idle():
             flow.waits = False
         else:
             port.waiting.append(flow)
-        arrival = start + self.rules.latency_ns(port, flow.dst)
-        self.engine.at(arrival, self._queue, flow, message, first, count, start, end, step_bytes, total_bytes)
+        self.engine.at(burst.start + self.rules.latency_ns(port, flow.dst), self._queue, flow, burst)
         port.busy = True
-        self.engine.at(end, self._serve, port)
+        self.engine.at(burst.end, self._serve, port)
+
+    def _next(self, port: Port) -> Flow | None:
+        """The queue pair whose turn it is; None if none may send now: ``_serve`` comes again."""
+        now = self.engine.now
+        while port.waiting:
+            if now < port.paused_until:
+                port.busy = True
+                self.engine.at(port.paused_until, self._serve, port)
+                return None
+            flow = port.waiting.popleft()
+            if flow.idle():  # acknowledged in the meantime
+                flow.waits = False
+                continue
+            if flow.not_before <= now:
+                return flow
+            return port.waiting.popleft() if self._turn(port, flow) else None
+        port.busy = False
+        return None
+
+    def _burst(self, flow: Flow, message: Posted, first: int, count: int) -> Burst:
+        """Packets of a message that leave now, one after the other."""
+        full = (flow.mtu if message.packets > 1 else message.last_bytes) + flow.overhead
+        last = (message.last_bytes if first + count == message.packets else flow.mtu) + flow.overhead
+        step_bytes, total_bytes = last if count == 1 else full, full * (count - 1) + last
+        took = total_bytes * flow.src.up_ns
+        if self.rules.packet_ns is not None:
+            took = max(took, self.rules.packet_ns())
+        now = self.engine.now
+        return Burst(message, first, count, now, now + took, step_bytes, total_bytes)
 
     def _request(self, port: Port, flow: Flow, message: Posted) -> None:
         """Send a READ request: for all of it, or from where its answer was lost."""
@@ -226,11 +207,11 @@ class Fabric(Receiving):
             flow.waits = False
         arrival = max(now + self.rules.latency_ns(port, flow.dst), flow.dst.free_at)
         done_ns = arrival + size * flow.dst.down_ns
-        sent = message._replace(row=row)
+        sent = Burst(message._replace(row=row), 0, 1, now, end, size, size)
         if self.loses(port, flow.dst, now):
-            self._log(flow, sent, 0, 1, now, end - now, end, -1, 0, -1)
+            self._log(flow, sent, LOST)
         else:
-            self._log(flow, sent, 0, 1, now, end - now, end, arrival, done_ns - arrival, done_ns)
+            self._log(flow, sent, Arrival(arrival, done_ns - arrival, done_ns))
             self.engine.at(done_ns, self._answer, flow, message, psn, wanted)
         if self.rules.may_lose:
             self._watch(flow)
@@ -252,15 +233,26 @@ class Fabric(Receiving):
         )
         return False
 
-    def _queue(
-        self, flow: Flow, message: Posted, first: int, count: int,
-        start: float, end: float, step_bytes: int, total_bytes: int,
-    ) -> None:  # fmt: skip
+    def _queue(self, flow: Flow, burst: Burst) -> None:
         """A burst reaches the switch port towards its receiver."""
-        port, now = flow.dst, self.engine.now
-        rules = self.rules
+        lost, marked = self._in_switch(flow, burst)
+        if lost == burst.packets:
+            self._forward(flow, burst, marked)
+            return
+        before, missing, after = burst.cut(lost, flow.src.up_ns)
+        if before.packets:
+            self._forward(flow, before)
+        self._log(flow, missing, LOST)
+        if not flow.stream:  # which has timers of its own
+            self._watch(flow.asked or flow)
+        if after.packets:
+            self._queue(flow, after)
+
+    def _in_switch(self, flow: Flow, burst: Burst) -> tuple[int, int]:
+        """Which packet of a burst is the first that is lost (its count: none), and how many get marks."""
+        port, now, rules = flow.dst, self.engine.now, self.rules
         losses = self._lossy(flow.src, port)
-        lost = count if losses is None else losses.first_lost(count)
+        lost = burst.packets if losses is None else losses.first_lost(burst.packets)
         held_ns = max(0.0, port.held_until - now)
         queued = (port.free_at - now - held_ns) / port.down_ns
         marked = 0
@@ -270,77 +262,36 @@ class Fabric(Receiving):
             if rules.pause is not None and queued > rules.pause[0]:
                 self._pause(flow.src, now + held_ns + (queued - rules.pause[1]) * port.down_ns)
             if rules.marking is not None and not flow.stream:
-                marked = rules.marking.marks(queued, count, rules.random)
+                marked = rules.marking.marks(queued, burst.packets, rules.random)
         if rules.down is not None and (rules.down(flow.src, now) or rules.down(port, now)):
             lost = 0
-        up_ns, down_ns = flow.src.up_ns, port.down_ns
-        step_ns = step_bytes * max(up_ns, down_ns)
-        if lost == count:
-            begin = max(now, port.free_at)
-            # What comes slower than the port takes it keeps the port busy for its bytes alone.
-            port.free_at = begin + total_bytes * down_ns
-            done = max(port.free_at, now + (end - start))
-            begin, step_ns, done = self._taken_up(port, begin, step_ns, done, count)
-            self._log(
-                flow, message, first, count, start, step_bytes * up_ns, end, begin, step_ns, done, marked
-            )
-            if marked:
-                self._notify(flow, done)
-            self._deliver(flow, message, first, count, done, start)
-            return
-        # Cut at the lost packet: what came before it, itself, what follows.
-        at = start
-        if lost:
-            part = step_bytes * lost
-            self._part(flow, message, first, lost, at, at + part * up_ns, step_bytes, part, now)
-            at += part * up_ns
-        one = total_bytes - step_bytes * (count - 1) if lost == count - 1 else step_bytes
-        self._log(flow, message, first + lost, 1, at, one * up_ns, at + one * up_ns, -1, 0, -1)
-        if not flow.stream:  # which has timers of its own
-            self._watch(flow.asked or flow)
-        if lost + 1 < count:
-            rest = total_bytes - step_bytes * (lost + 1)
-            later = at + one * up_ns
-            self._queue(flow, message, first + lost + 1, count - lost - 1, later, end, step_bytes, rest)
+        return lost, marked
 
-    def _part(
-        self, flow: Flow, message: Posted, first: int, count: int,
-        start: float, end: float, step_bytes: int, total_bytes: int, arrival: float,
-    ) -> None:  # fmt: skip
-        port = flow.dst
-        begin = max(arrival, port.free_at)
-        port.free_at = begin + total_bytes * port.down_ns
-        done = max(port.free_at, arrival + (end - start))
-        step_ns = step_bytes * max(flow.src.up_ns, port.down_ns)
-        begin, step_ns, done = self._taken_up(port, begin, step_ns, done, count)
-        self._log(flow, message, first, count, start, step_bytes * flow.src.up_ns, end, begin, step_ns, done)
-        self._deliver(flow, message, first, count, done, start)
-
-    def _taken_up(
-        self, port: Port, begin: float, step_ns: float, done: float, count: int
-    ) -> tuple[float, float, float]:
-        """When packets that are there from ``begin`` to ``done`` are seen: by software in its next turn."""
-        if self.rules.turn_ns is None:
-            return begin, step_ns, done
-        last = self.taken_up(port, done) + (count - 1) * BEHIND_NS
-        port.taken += count - 1
-        return last - count * BEHIND_NS, BEHIND_NS, last
-
-    def _deliver(
-        self, flow: Flow, message: Posted, first: int, count: int, done: float, start: float
-    ) -> None:
+    def _forward(self, flow: Flow, burst: Burst, marked: int = 0) -> None:
+        """The switch hands a burst on, behind what waits for the receiver's port."""
+        port, now = flow.dst, self.engine.now
+        begin = max(now, port.free_at)
+        # What comes slower than the port takes it keeps the port busy for its bytes alone.
+        port.free_at = begin + burst.total_bytes * port.down_ns
+        done = max(port.free_at, now + (burst.end - burst.start))
+        step_ns = burst.step_bytes * max(flow.src.up_ns, port.down_ns)
+        if self.rules.turn_ns is not None:  # seen by software in its next turn
+            done = self.taken_up(port, done) + (burst.packets - 1) * BEHIND_NS
+            port.taken += burst.packets - 1
+            begin, step_ns = done - burst.packets * BEHIND_NS, BEHIND_NS
+        self._log(flow, burst, Arrival(begin, step_ns, done), marked)
+        if marked:
+            self._notify(flow, done)
         if isinstance(flow, Stream):
-            flow.receive(message, first, count, done, start)
+            flow.receive(burst, done)
         else:
-            self._receive(flow, message, first, count, done)
+            self._receive(flow, burst, done)
 
-    def _log(
-        self, flow: Flow, message: Posted, first: int, count: int,
-        tx: float, tx_step: float, tx_end: float, rx: float, rx_step: float, rx_end: float, marked: int = 0,
-    ) -> None:  # fmt: skip
+    def _log(self, flow: Flow, burst: Burst, came: Arrival, marked: int = 0) -> None:
         self.trace.bursts.add(
-            flow.number, message.row, first, count, int(tx), int(tx_step * 1000), int(tx_end),
-            int(rx), int(rx_step * 1000), int(rx_end), marked,
+            flow.number, burst.message.row, burst.first, burst.packets,
+            int(burst.start), int(burst.step_bytes * flow.src.up_ns * 1000), int(burst.end),
+            int(came.begin), int(came.step_ns * 1000), int(came.end), marked,
         )  # fmt: skip
 
     def _pause(self, port: Port, until: float) -> None:

@@ -42,6 +42,20 @@ class Port:
         self.taken = 0  # and how many packets then
 
 
+class WorkRequest(NamedTuple):
+    """What a verbs consumer posts: see trace.MESSAGES."""
+
+    kind: int
+    size: int
+    va: int = 0
+    rkey: int = 0
+    value: int = 0
+    target: int = 0
+    room: int = 0
+    key: int = 0
+    counts: bool = True  # whether its arrival and completion are told
+
+
 class Posted(NamedTuple):
     """A message in a send queue."""
 
@@ -56,6 +70,58 @@ class Posted(NamedTuple):
     atomic: bool = False  # its answer is its own
 
 
+class Burst(NamedTuple):
+    """Packets of one message that a NIC sends in one go."""
+
+    message: Posted
+    first: int  # packet within the message
+    packets: int
+    start: float  # at the sender's port
+    end: float
+    step_bytes: int  # from packet to packet; of a single one its own
+    total_bytes: int
+
+    @property
+    def psn(self) -> int:
+        """Of its first packet."""
+        return self.message.psn + self.first
+
+    @property
+    def end_psn(self) -> int:
+        """After its last packet."""
+        return self.psn + self.packets
+
+    @property
+    def ends(self) -> bool:
+        """Whether it has the message's last packet."""
+        return self.first + self.packets == self.message.packets
+
+    def cut(self, lost: int, up_ns: float) -> tuple[Burst, Burst, Burst]:
+        """What is before packet ``lost``, that packet, and what follows; ``up_ns``: a byte sent."""
+        before = self.step_bytes * lost
+        alone = self.total_bytes - before if lost == self.packets - 1 else self.step_bytes
+        at = self.start + before * up_ns
+        after, rest = at + alone * up_ns, self.total_bytes - self.step_bytes * (lost + 1)
+        return (
+            self._replace(packets=lost, end=at, total_bytes=before),
+            Burst(self.message, self.first + lost, 1, at, after, alone, alone),
+            self._replace(
+                first=self.first + lost + 1, packets=self.packets - lost - 1, start=after, total_bytes=rest
+            ),
+        )
+
+
+class Arrival(NamedTuple):
+    """When a burst is at the receiver's port."""
+
+    begin: float
+    step_ns: float
+    end: float
+
+
+LOST: Final = Arrival(-1, 0, -1)
+
+
 class Due:
     """An ACK that will leave at ``at_ns``."""
 
@@ -67,6 +133,8 @@ class Due:
 class Flow:
     """The requester half of a queue pair: one direction of messages and, the other way, their ACKs."""
 
+    stream = False  # whether it is a TCP stream
+
     def __init__(
         self,
         number: int,
@@ -75,10 +143,9 @@ class Flow:
         arrived: Callable[[Flow], None],
         completed: Callable[[Flow], None],
         mtu: int,
-        stream: bool,
     ) -> None:
-        self.mtu, self.stream = mtu, stream
-        self.overhead = (STREAM_BYTES if stream else HEADER_BYTES) + FRAMING_BYTES
+        self.mtu = mtu
+        self.overhead = (STREAM_BYTES if self.stream else HEADER_BYTES) + FRAMING_BYTES
         packet_ns = (mtu + self.overhead) * max(src.up_ns, dst.down_ns)
         self.burst = max(1, min(BURST, int(TURN_NS / packet_ns)))
         self.number, self.src, self.dst = number, src, dst
@@ -106,6 +173,21 @@ class Flow:
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
         return self.next_psn >= self.end_psn
+
+    def pick(self) -> tuple[Posted, int, int] | None:
+        """What to send now: a message, its first packet and how many in a row; None if nothing may go."""
+        message = self.queue[self.place]
+        if self.asked is not None:
+            self.next_psn = max(self.next_psn, message.psn)
+        first = self.next_psn - message.psn
+        return message, first, min(self.burst, message.packets - first)
+
+    def went(self, psn: int, count: int) -> None:
+        """What was picked is on its way."""
+        message = self.queue[self.place]
+        self.next_psn += count
+        if self.next_psn == message.psn + message.packets:
+            self.place += 1
 
 
 class Rules(NamedTuple):

@@ -166,11 +166,10 @@ class Framer:
         begins &= (packets["psn"] == self._messages["va"][row]) & (packets["message"] >= 0)
         own = payload if payload == LENGTH_BYTES else min(payload, CONTENT_BYTES) if begins.any() else 0
         head = np.zeros((len(packets["code"]), headers + own), np.uint8)
-        body = np.zeros((int(begins.sum()), own), np.uint8)
-        self._contents(body, {"message": row[begins]})
+        if own:
+            self._payload(head[:, headers:], row, begins)
         way = packets["flow"] + packets["back"] * len(self._played.ends)
         self._ethernet_ip(head, packets, way, length - IP_AT, wire.IPPROTO_TCP)
-        sizes = np.where(self._messages["kind"][row] == LENGTH, self._messages["value"][row], -1)
         # Queue pair numbers stand for what TCP has in their place: ports and first sequence numbers.
         other = (way + len(self._played.ends)) % (2 * len(self._played.ends))
         ports = np.stack(
@@ -179,15 +178,24 @@ class Framer:
         ports = np.where(self._services[way] > 0, self._services[way], ports)
         starts = np.stack([self._pairs[other], self._pairs[way]], axis=1) * 2654435761
         ranges = self._ranges[packets["syndrome"]] if code > segments.ACK_CODE else self._ranges[:0]
-        segments.fill(
-            head, packets, code, ports, starts, starts * 40503 >> 8, sizes, self._pool[:payload], ranges,
-            (begins, body),
-        )  # fmt: skip
+        ends = segments.Ends(ports, starts, starts * 40503 >> 8)
+        segments.fill(head, packets, code, ends, ranges, self._pool[own:payload])
         out = np.zeros((len(head), max(kept, head.shape[1])), np.uint8)
         out[:, : head.shape[1]] = head
         room = max(0, kept - head.shape[1])
         out[:, head.shape[1] : head.shape[1] + room] = np.frombuffer(self._pool, np.uint8)[own : own + room]
         return out[:, :kept]
+
+    def _payload(self, body: Bytes, row: NDArray[np.int64], begins: NDArray[np.bool_]) -> None:
+        """First bytes of segments: the size of the next message, or contents where a message begins."""
+        body[:] = np.frombuffer(self._pool, np.uint8)[: body.shape[1]]
+        sized = self._messages["kind"][row] == LENGTH
+        if sized.any():
+            size = self._messages["value"][row[sized]]
+            body[sized] = size.astype("<u4").view(np.uint8).reshape(-1, LENGTH_BYTES)
+        first = np.zeros((int(begins.sum()), body.shape[1]), np.uint8)
+        self._contents(first, {"message": row[begins]})
+        body[begins] = first
 
     def _ethernet_ip(
         self,

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 from dpuflow.synth.transport import Settings
 
 
+def _algorithm(operation: Operation) -> str:
+    """By which NCCL carries the operation out."""
+    if operation.op in ("all_to_all", "send_recv"):
+        return "linear"
+    if operation.op in ("broadcast", "reduce"):
+        return "chain"
+    if operation.algorithm == "nvls_tree":
+        return "tree"
+    return operation.algorithm if operation.algorithm in ("tree", "pat") else "ring"
+
+
 class Share(NamedTuple):
     """One rank's part in an operation."""
 
@@ -121,73 +132,81 @@ class Communicator:
         return self._plans[key]
 
     def _make(self, operation: Operation, protocol: Protocol) -> Plan:
-        n, op, size = len(self.gpus), operation.op, operation.bytes
-        simple = self._settings.protocols["simple"]
+        """The operation's lanes, in NCCL's ``protocol`` where it has the choice."""
+        name = _algorithm(operation)
+        if name == "linear" or operation.algorithm in ("pat", "nvls_tree"):
+            protocol = self._settings.protocols["simple"]
+        if name == "linear":
+            lanes, grain = self._sends(operation, protocol)
+        else:
+            lanes = self._channels(operation, name, protocol)
+            grain = Grain.of(protocol, name == "ring")
+        shares = {
+            self.gpus[place].rank: self._share(place, mine, protocol, grain)
+            for place, mine in lanes.items()
+            if mine
+        }
+        return Plan(shares, name, protocol.name)
+
+    def _most_channels(self, operation: Operation) -> int:
+        return min(self._most, operation.channels or self._most)
+
+    def _sends(self, operation: Operation, simple: Protocol) -> tuple[dict[int, list[Lane]], Grain]:
+        """Lanes of what is made of sends and receives, by position."""
+        n, size, most = len(self.gpus), operation.bytes, self._most_channels(operation)
         chunk = min(sizes.P2P_CHUNK, simple.slot)
         lanes: dict[int, list[Lane]] = {place: [] for place in range(n)}
-        most = min(self._most, operation.channels or self._most)
-        nvls = operation.algorithm == "nvls_tree"
-        tree = op == "all_reduce" and (nvls or operation.algorithm == "tree")
-        name = "tree" if tree else "ring"
-        pat = operation.algorithm == "pat"
-        if pat or nvls:
-            protocol = simple
+        if operation.op == "all_to_all":
+            lanes = algorithms.all_to_all(range(n), size // n, most, chunk, self._per_node())
+        else:
+            lanes |= algorithms.send_recv(operation.root, operation.peer, size, most, chunk)
+        return lanes, Grain(3, chunk, 1, NCCL_STEPS)
+
+    def _channels(self, operation: Operation, name: str, protocol: Protocol) -> dict[int, list[Lane]]:
+        """Lanes of a collective, by position: each channel carries its share."""
+        n, op, size = len(self.gpus), operation.op, operation.bytes
+        blocks = op in ("all_gather", "reduce_scatter")
         # What one channel carries: all_gather counts a rank's block, reduce_scatter the whole buffer.
         own = -(-size // n) if op == "reduce_scatter" else size
-        whole = own * n if op in ("all_gather", "reduce_scatter") else size
-        count = sizes.channels_for(protocol, whole, n, most, not tree)
-        cell = protocol.share * 2 // n if op in ("all_gather", "reduce_scatter") else protocol.share
-        if op in ("broadcast", "reduce"):
-            cell = protocol.share * 2
+        whole = own * n if blocks else size
+        count = sizes.channels_for(protocol, whole, n, self._most_channels(operation), name != "tree")
+        cell = protocol.share
+        if name == "chain":
+            cell *= 2
+        elif blocks:
+            cell = cell * 2 // n
         shares = sizes.deal(own, count, max(16, cell))
-        if op == "all_to_all":
-            name = "linear"
-            lanes = algorithms.all_to_all(range(n), size // n, most, chunk, self._per_node())
-            protocol = simple
-        elif op == "send_recv":
-            name = "linear"
-            lanes |= algorithms.send_recv(operation.root, operation.peer, size, most, chunk)
-            protocol = simple
-        else:
-            for channel, share in enumerate(shares):
-                if tree:
-                    for place, pair in self._tree(channel, len(shares), share, protocol, nvls).items():
-                        lanes[place] += pair
-                    continue
-                ring = self.ring(channel)
-                if op == "all_reduce":
-                    found = algorithms.ring_all_reduce(channel, ring, share, protocol)
-                elif pat:
-                    name = "pat"
-                    found = pat_lanes(channel, range(n), share, op == "reduce_scatter", simple.slot)
-                elif op in ("all_gather", "reduce_scatter"):
-                    found = algorithms.ring_blocks(channel, ring, share, protocol, op == "all_gather")
-                else:
-                    at = ring.index(operation.root) + (1 if op == "reduce" else 0)
-                    name = "chain"
-                    order, copies = ring[at:] + ring[:at], op == "broadcast"
-                    found = algorithms.chain(channel, order, share, protocol, copies)
-                for place, lane in found.items():
-                    lanes[place].append(lane)
-        if op in ("all_to_all", "send_recv"):
-            grain = Grain(3, chunk, 1, NCCL_STEPS)
-        else:
-            grain = Grain.of(
-                protocol, op in ("all_reduce", "all_gather", "reduce_scatter") and not tree and not pat
-            )
-        return Plan(
-            {
-                self.gpus[place].rank: self._share(place, mine, protocol, grain)
-                for place, mine in lanes.items()
-                if mine
-            },
-            name,
-            protocol.name,
-        )
+        lanes: dict[int, list[Lane]] = {place: [] for place in range(n)}
+        for channel, share in enumerate(shares):
+            if name == "tree":
+                nvls = operation.algorithm == "nvls_tree"
+                found = self._tree(channel, len(shares), share, protocol, nvls)
+            else:
+                found = {
+                    p: [lane] for p, lane in self._lane(operation, name, channel, share, protocol).items()
+                }
+            for place, each in found.items():
+                lanes[place] += each
+        return lanes
+
+    def _lane(
+        self, operation: Operation, name: str, channel: int, share: int, protocol: Protocol
+    ) -> dict[int, Lane]:
+        """A channel of a ring, a chain or PAT, by position."""
+        op, ring = operation.op, self.ring(channel)
+        if name == "pat":
+            return pat_lanes(channel, range(len(self.gpus)), share, op == "reduce_scatter", protocol.slot)
+        if name == "chain":
+            at = ring.index(operation.root) + (1 if op == "reduce" else 0)
+            return algorithms.chain(channel, ring[at:] + ring[:at], share, protocol, op == "broadcast")
+        if op == "all_reduce":
+            return algorithms.ring_all_reduce(channel, ring, share, protocol)
+        return algorithms.ring_blocks(channel, ring, share, protocol, op == "all_gather")
 
     def _tree(
         self, channel: int, channels: int, share: int, protocol: Protocol, nvls: bool
     ) -> dict[int, list[Lane]]:
+        """A channel of a tree, by position."""
         if not nvls:
             return algorithms.tree_all_reduce(channel, self.tree(channel, channels), share, protocol)
         over = algorithms.double_tree(len(self.nodes))[channel % 2]

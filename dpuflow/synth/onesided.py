@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.trace import ATOMIC, WRITE
 from dpuflow.synth.transport import NVLINK_NS
 
@@ -64,15 +65,16 @@ class Lane:
     def put(self, pair: int, size: int, offset: int, content: int) -> None:
         """One piece of data; ``offset`` is its place in the receive buffer."""
         flow = self.flows[pair]
-        self._fabric.post(flow, WRITE, size, self.region + offset, self.rkey, 0, content, counts=False)
+        data = WorkRequest(WRITE, size, self.region + offset, self.rkey, 0, content, counts=False)
+        self._fabric.post(flow, data)
 
     def flag(self, pair: int, atomic: bool, value: int) -> None:
         """What tells the receiver that all before it on this queue pair is there."""
         flow, va = self.flows[pair], self.flag_va + 8 * pair
         if atomic:
-            self._fabric.post(flow, ATOMIC, 0, va, self.rkey, value)
+            self._fabric.post(flow, WorkRequest(ATOMIC, 0, va, self.rkey, value))
         else:
-            self._fabric.post(flow, WRITE, FLAG_BYTES, va, self.rkey, 0, value)
+            self._fabric.post(flow, WorkRequest(WRITE, FLAG_BYTES, va, self.rkey, target=value))
 
     def _came(self, flow: Flow) -> None:
         self._flagged()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.synth.segments import ACK_CODE, DATA_CODE, Streams
+from dpuflow.synth.segments import ACK_CODE, DATA_CODE
 from dpuflow.synth.trace import (
     ACK,
     ATOMIC,
@@ -97,17 +97,14 @@ def packets_at(played: Played, node: int | None, window: int = 200_000) -> Itera
     total = np.cumsum(events["count"])
     messages = played.trace.messages.read()
     replies = played.trace.replies.read()
-    mtu = np.array([flow.mtu for flow in played.flows], np.int64)
-    streams = played.streams
-    names = FIELDS + STREAM_FIELDS if streams.flows else FIELDS
+    names = FIELDS + STREAM_FIELDS if played.streams.flows else FIELDS
     carry: Columns | None = None
     at = 0
     while at < len(order):
         done = int(total[at - 1]) if at else 0
         end = max(at + 1, int(np.searchsorted(total, done + window, "right")))
-        block = _expand(
-            played, {name: column[at:end] for name, column in events.items()}, messages, replies, mtu, streams
-        )
+        some = {name: column[at:end] for name, column in events.items()}
+        block = _expand(played, some, messages, replies)
         if carry is not None:
             block = {name: np.concatenate([carry[name], block[name]]) for name in names}
         order_in = np.argsort(block["stamp_ns"], kind="stable")
@@ -175,73 +172,61 @@ def at_ports(played: Played) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]
     return found
 
 
-def _expand(
-    played: Played,
-    events: Columns,
-    messages: Columns,
-    replies: Columns,
-    mtus: NDArray[np.int64],
-    streams: Streams,
-) -> Columns:
+def _expand(played: Played, events: Columns, messages: Columns, replies: Columns) -> Columns:
     """One row for each packet of the events."""
-    count = events["count"]
+    count, streams = events["count"], played.streams
     of = np.repeat(np.arange(len(count)), count)
     place = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
-    stamp = events["start"][of] + (place + 1) * events["step_ps"][of] // 1000
-    np.minimum(stamp, events["end"][of], out=stamp)
-    np.copyto(stamp, events["end"][of], where=place + 1 == count[of])
     reply = events["reply"][of].astype(bool)
     row = events["row"][of]
-    message = np.where(reply, 0, row)
-    answer = np.where(reply, row, 0)
-    sort = messages["kind"][message]
-    size = np.where(sort == READ, 0, messages["bytes"][message])  # a request carries nothing
-    mtu = mtus[events["flow"][of]]
-    packets = np.maximum(1, -(-size // mtu))
-    at = events["first"][of] + place
-    last = at + 1 == packets
-    code = CODES[sort, 2 * (at == 0) + last]
-    answered = (sort == RESPONSE) & ~reply
-    every = played.scenario.machine.ack_packets
-    within = (messages["psn"][message] + at + 1) % every == 0 if every else np.zeros(len(of), bool)
-    within &= sort < READ
+    message, answer = np.where(reply, 0, row), np.where(reply, row, 0)
     none = np.zeros(len(of), np.int64)
 
     def replied(name: str) -> NDArray[np.int64]:
         return np.where(reply, replies[name][answer], none) if len(replies["flow"]) else none
 
-    kind = replied("kind")
-    names = {
-        ACK: "RC_ACKNOWLEDGE",
-        CNP: "CNP",
-        ATOMIC_ACK: "RC_ATOMIC_ACKNOWLEDGE",
-        SEGMENT_ACK: "SEGMENT_ACK",
-    }
-    for answer_kind, name in names.items():
-        code = np.where(kind == answer_kind, CODE[name], code)
-    if streams.flows:
-        tells = kind == SEGMENT_ACK
-        code = np.where(tells, ACK_CODE + streams.blocks[np.where(tells, replied("syndrome"), 0)], code)
-    stream = (sort >= LENGTH) & ~reply | (kind == SEGMENT_ACK)
+    sort, kind = messages["kind"][message], replied("kind")
+    size = np.where(sort == READ, 0, messages["bytes"][message])  # a request carries nothing
+    mtu = np.array([flow.mtu for flow in played.flows], np.int64)[events["flow"][of]]
+    packets = np.maximum(1, -(-size // mtu))
+    at = events["first"][of] + place
+    last = at + 1 == packets
+    answered = (sort == RESPONSE) & ~reply
+    every = played.scenario.machine.ack_packets
+    within = (messages["psn"][message] + at + 1) % every == 0 if every else np.zeros(len(of), bool)
+    within &= sort < READ
+    tells = kind == SEGMENT_ACK
     number = np.where(reply, replied("psn"), messages["psn"][message] + at)
     place_in_stream = np.where(reply, number, messages["va"][message] + at * mtu)
+    syndrome = np.where(answered, ACK_NO_LIMIT, replied("syndrome"))
+    acks = np.where(tells, syndrome, 0)  # rows of ACKS
+    code = CODES[sort, 2 * (at == 0) + last]
+    for answer_kind, name in _REPLIES.items():
+        code = np.where(kind == answer_kind, CODE[name], code)
+    if streams.flows:
+        code = np.where(tells, ACK_CODE + streams.blocks[acks], code)
     found = {
-        "stamp_ns": stamp,
+        "stamp_ns": _stamps(events, of, place),
         "code": code,
         "flow": events["flow"][of],
         "back": reply.astype(np.int64),
         "received": events["received"][of],
-        "psn": np.where(stream, place_in_stream, number & wire.PSN_MASK),
+        "psn": np.where((sort >= LENGTH) & ~reply | tells, place_in_stream, number & wire.PSN_MASK),
         "payload": np.where(reply, 0, np.where(last, size - (packets - 1) * mtu, mtu)),
         "message": np.where(reply, -1, row),
-        "syndrome": np.where(answered, ACK_NO_LIMIT, replied("syndrome")),
+        "syndrome": syndrome,
         "msn": np.where(answered, messages["value"][message], replied("msn")) & wire.PSN_MASK,
         "ask": ((last | within) & ~reply & ~answered).astype(np.int64),
         "identity": events["identity"][of] + place,
         "marked": (place >= count[of] - events["marked"][of]).astype(np.int64),
     }
     if streams.flows:
-        tells = stream & reply
-        acks = np.where(tells, found["syndrome"], 0)
         found |= streams.columns(events["flow"][of], tells, events["sent"][of], acks)
     return found
+
+
+def _stamps(events: Columns, of: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When packets, each by its event and its place in that, have passed: the last one as its event ends."""
+    end = events["end"][of]
+    even = events["start"][of] + (place + 1) * events["step_ps"][of] // 1000
+    return np.where(place + 1 == events["count"][of], end, np.minimum(even, end))

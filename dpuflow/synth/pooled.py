@@ -14,6 +14,7 @@ from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.sizes import round_up
 from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 from dpuflow.synth.transport import NVLINK_NS, Grain, Link, in_order
@@ -192,7 +193,8 @@ class Pool:
         self._groups.append([(link, target, rkey) for link, target in zip(group, targets, strict=True)])
         row = self.fifo_va + (number - 1) % layout.rows * layout.stride
         size = layout.entry * len(group)
-        self._fabric.post(self.grants, CTS, size, row, self.fifo_rkey, number, targets[0], grain.slot, rkey)
+        entry = WorkRequest(CTS, size, row, self.fifo_rkey, number, targets[0], grain.slot, rkey)
+        self._fabric.post(self.grants, entry)
 
     def _data_arrived(self, flow: Flow) -> None:
         which = self.data.index(flow)
@@ -248,24 +250,21 @@ class Pool:
         layout, by_id = self._settings.layout, self._settings.by_id
         first = held[0][0]
         told = number if by_id else first if layout.big_endian or len(group) == 1 else 0
-        order = "big" if layout.big_endian else "little"
-        value = int.from_bytes(told.to_bytes(4, "big" if order == "big" else "little"), "big")
+        value = layout.immediate(told)
         several = len(group) > 1
         for (_, target, rkey), (size, content) in zip(group, held, strict=True):
             piece = round_up(ceil(size / parts), 128) if parts > 1 else size
             mine = max(0, min(piece, size - part * piece))
-            at = target + part * piece
-            if several:
-                self._fabric.post(flow, WRITE, mine, at, rkey, 0, content + part, counts=False)
-            else:
-                self._fabric.post(flow, WRITE_IMM, mine, at, rkey, value, content + part)
+            data = WorkRequest(WRITE_IMM, mine, target + part * piece, rkey, value, content + part)
+            self._fabric.post(flow, data._replace(kind=WRITE, value=0, counts=False) if several else data)
         if several:
             trace = self._fabric.trace
             message = len(trace.messages)
             for size, _ in held:
                 trace.entries.add(message, 0, size, 0, 0)
             row = self._sizes_va + number % layout.rows * MOST * SIZE_BYTES
-            self._fabric.post(flow, WRITE_IMM, SIZE_BYTES * len(group), row, self._sizes_rkey, value)
+            sizes = WorkRequest(WRITE_IMM, SIZE_BYTES * len(group), row, self._sizes_rkey, value)
+            self._fabric.post(flow, sizes)
 
     def _data_done(self, flow: Flow) -> None:
         which = self.data.index(flow)

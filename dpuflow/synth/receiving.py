@@ -14,10 +14,8 @@ from dpuflow.synth.flows import BEHIND_NS, Due
 from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dpuflow.synth.engine import Engine
-    from dpuflow.synth.flows import Flow, Port, Posted, Rules
+    from dpuflow.synth.flows import Burst, Flow, Port, Posted, Rules
     from dpuflow.synth.losses import Losses
     from dpuflow.synth.trace import Trace
 
@@ -46,9 +44,9 @@ class Receiving(ABC):
     def _answered(self, back: Flow, end: int) -> None:
         """A response, up to PSN ``end``, is whole."""
 
-    def _receive(self, flow: Flow, message: Posted, first: int, count: int, done: float) -> None:
+    def _receive(self, flow: Flow, burst: Burst, done: float) -> None:
         """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
-        psn, end = message.psn + first, message.psn + first + count
+        message, psn, end = burst.message, burst.psn, burst.end_psn
         while flow.expected_psn in flow.skips:
             flow.expected_psn = flow.skips[flow.expected_psn]
         if psn > flow.expected_psn:
@@ -58,42 +56,45 @@ class Receiving(ABC):
                 flow.nak_sent = True
                 self.engine.at(done + REWIND_NS, self._again, flow.asked, flow.expected_psn)
             return
-        ends = first + count == message.packets
         if end <= flow.expected_psn:
-            if ends:
+            if burst.ends:
                 # An atomic's answer is kept and given again; for all else one ACK of everything will do.
                 psn = message.psn if message.atomic else flow.expected_psn - 1
                 kind = ATOMIC_ACK if message.atomic else ACK
-                when = done + self.rules.ack_ns()
-                self._reply(flow, when, psn, ACK_NO_LIMIT, self._acked, kind=kind)
+                self._reply(flow, done + self.rules.ack_ns(), psn, kind=kind)
             return
         flow.expected_psn = end
         flow.nak_sent = False
+        if burst.ends:
+            self._take(flow, message, done)
+            return
         every = self.rules.ack_packets
-        if every and not ends and flow.asked is None and end // every > psn // every:
-            self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1, ACK_NO_LIMIT, self._acked)
-        if ends:
-            flow.received += 1
-            if flow.asked is not None:  # a response needs no ACK; others may be in the queue behind it
-                self.engine.at(done, self._answered, flow, end)
-                return
-            if message.counts:
-                self.engine.at(done, flow.arrived, flow)
-            if message.atomic:
-                when = done + self.rules.ack_ns()
-                self._reply(flow, when, end - 1, ACK_NO_LIMIT, self._acked, kind=ATOMIC_ACK)
-                return
-            if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
-                # A host that is starved of time: its ACK is so late that the sender begins again.
-                self.engine.at(done, self._again, flow, message.psn)
-                done += self.rules.random.expovariate(1.0 / STARVED_NS)
-            self._acknowledge(flow, end - 1, done)
+        if every and flow.asked is None and end // every > psn // every:
+            self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1)
+
+    def _take(self, flow: Flow, message: Posted, done: float) -> None:
+        """A message is whole at ``done``: tell who waits for it, and answer."""
+        end = message.psn + message.packets
+        flow.received += 1
+        if flow.asked is not None:  # a response needs no ACK; others may be in the queue behind it
+            self.engine.at(done, self._answered, flow, end)
+            return
+        if message.counts:
+            self.engine.at(done, flow.arrived, flow)
+        if message.atomic:
+            self._reply(flow, done + self.rules.ack_ns(), end - 1, kind=ATOMIC_ACK)
+            return
+        if self.rules.repeat_share and self.rules.random.random() < self.rules.repeat_share:
+            # A host that is starved of time: its ACK is so late that the sender begins again.
+            self.engine.at(done, self._again, flow, message.psn)
+            done += self.rules.random.expovariate(1.0 / STARVED_NS)
+        self._acknowledge(flow, end - 1, done)
 
     def _complain(self, flow: Flow, done: float) -> None:
         """A NAK, once for each hole."""
         if not flow.nak_sent:
             flow.nak_sent = True
-            self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, NAK_SEQUENCE, self._rewind)
+            self._reply(flow, done + self.rules.ack_ns(), flow.expected_psn, NAK_SEQUENCE)
 
     def _acknowledge(self, flow: Flow, psn: int, done: float) -> None:
         """Of a message that is whole at ``done``: an ACK of its own, or the one that is due anyway."""
@@ -109,7 +110,7 @@ class Receiving(ABC):
             return
         when = done + self.rules.ack_ns()
         if self.rules.coalesce == 1:
-            self._reply(flow, when, psn, ACK_NO_LIMIT, self._acked)
+            self._reply(flow, when, psn)
             return
         flow.due = Due(when, psn, flow.received)
         self.engine.at(when, self._reply_due, flow, flow.due)
@@ -132,7 +133,7 @@ class Receiving(ABC):
 
     def _reply_due(self, flow: Flow, due: Due) -> None:
         if due.psn > flow.told_psn:  # else an ACK within a later message has said so
-            self._reply(flow, due.at_ns, due.psn, ACK_NO_LIMIT, self._acked, due.received)
+            self._reply(flow, due.at_ns, due.psn, received=due.received)
 
     def _lossy(self, src: Port, dst: Port) -> Losses | None:
         return self.rules.losses(src, dst)
@@ -170,8 +171,7 @@ class Receiving(ABC):
         flow: Flow,
         when: float,
         psn: int,
-        syndrome: int,
-        then: Callable[[Flow, int], None],
+        syndrome: int = ACK_NO_LIMIT,
         received: int = -1,
         kind: int = ACK,
     ) -> None:
@@ -188,7 +188,7 @@ class Receiving(ABC):
         arrival = max(when + self.rules.latency_ns(flow.dst, flow.src), flow.src.free_at)
         arrival = self.taken_up(flow.src, arrival)
         self.trace.replies.add(flow.number, kind, int(when), int(arrival), psn, syndrome, msn)
-        self.engine.at(arrival, then, flow, psn)
+        self.engine.at(arrival, self._acked if syndrome == ACK_NO_LIMIT else self._rewind, flow, psn)
 
     def _acked(self, flow: Flow, psn: int) -> None:
         """The sender's NIC has an ACK of everything up to ``psn``."""

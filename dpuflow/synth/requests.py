@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.trace import STREAM
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Session:
             self.start()
 
     def _send(self, flow: Flow, size: int) -> None:
-        self._fabric.post(flow, STREAM, size, self._sent[flow.number], 0, 0)
+        self._fabric.post(flow, WorkRequest(STREAM, size, self._sent[flow.number]))
         self._sent[flow.number] += size
 
     def _ignore(self, flow: Flow) -> None:

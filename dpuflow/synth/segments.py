@@ -6,7 +6,7 @@ Every segment carries time stamps (RFC 7323), acknowledgments with holes before 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -43,22 +43,24 @@ def option_bytes(code: int) -> int:
     return 4 + 8 * (code - ACK_CODE) if code > ACK_CODE else 0
 
 
-def fill(
-    head: Bytes, packets: Columns, code: int, ports: Numbers, begins: Numbers, clocks: Numbers,
-    sizes: Numbers, payload: bytes, ranges: Numbers, contents: tuple[NDArray[np.bool_], Bytes],
-) -> None:  # fmt: skip
-    """Write the TCP header, and after it the size of the next message where ``sizes`` (-1: not here) has it.
+class Ends(NamedTuple):
+    """What connections have at their two ends: a row a packet, the sender's first."""
 
-    Ethernet and IP are there already. ``ports``: source and destination of each packet; ``begins`` and
-    ``clocks``: first sequence number and time stamp of its own direction and of the other one; ``payload``:
-    the segment's, of which ``head`` has room for the first bytes; ``ranges``: rows of ACKS, for
-    acknowledgments with any; ``contents``: which segments begin a message with bytes of its own, and these.
+    ports: Numbers
+    begins: Numbers  # first sequence numbers
+    clocks: Numbers  # time stamps at time 0
+
+
+def fill(head: Bytes, packets: Columns, code: int, ends: Ends, ranges: Numbers, rest: bytes) -> None:
+    """Write the TCP headers into ``head``, which has Ethernet, IP and the first bytes of payload already.
+
+    ``ranges``: rows of ACKS, for acknowledgments with any; ``rest``: what follows of the payload.
     """
     back = packets["back"] == 1
-    put(head, TCP_AT, 2, ports[:, 0])
-    put(head, TCP_AT + 2, 2, ports[:, 1])
-    sequence = begins[:, 0] + np.where(back, packets["other"], packets["psn"])
-    acknowledged = begins[:, 1] + np.where(back, packets["psn"], packets["other"])
+    put(head, TCP_AT, 2, ends.ports[:, 0])
+    put(head, TCP_AT + 2, 2, ends.ports[:, 1])
+    sequence = ends.begins[:, 0] + np.where(back, packets["other"], packets["psn"])
+    acknowledged = ends.begins[:, 1] + np.where(back, packets["psn"], packets["other"])
     put(head, TCP_AT + 4, 4, sequence & 0xFFFFFFFF)
     put(head, TCP_AT + 8, 4, acknowledged & 0xFFFFFFFF)
     blocks = option_bytes(code)
@@ -67,22 +69,14 @@ def fill(
     put(head, TCP_AT + 14, 2, np.where(back, packets["msn"], SENDER_WINDOW))
     head[:, OPTIONS_AT : OPTIONS_AT + 4] = STAMPS
     for i, name in enumerate(("tsval", "tsecr")):
-        put(head, OPTIONS_AT + 4 + 4 * i, 4, clocks[:, i] + packets[name] // TICK_NS & 0xFFFFFFFF)
+        put(head, OPTIONS_AT + 4 + 4 * i, 4, ends.clocks[:, i] + packets[name] // TICK_NS & 0xFFFFFFFF)
     if blocks:
         head[:, HEADERS : HEADERS + 4] = (1, 1, 5, blocks - 2)
         for i in range((blocks - 4) // 4):
-            put(head, HEADERS + 4 + 4 * i, 4, begins[:, 1] + ranges[:, i] & 0xFFFFFFFF)
-    body = head[:, HEADERS + blocks :]
-    if body.shape[1]:
-        body[:] = np.frombuffer(payload, np.uint8)[: body.shape[1]]
-        sized = sizes >= 0
-        if sized.any():
-            body[sized] = sizes[sized].astype("<u4").view(np.uint8).reshape(-1, 4)
-        body[contents[0]] = contents[1]
-        payload = payload[body.shape[1] :]
-    rest = internet_sum(np.frombuffer(payload, np.uint8)[None, :])[0] if payload else 0
-    size = head.shape[1] - TCP_AT + len(payload)
-    total = internet_sum(head[:, 26:TCP_AT]) + internet_sum(head[:, TCP_AT:]) + wire.IPPROTO_TCP + size + rest
+            put(head, HEADERS + 4 + 4 * i, 4, ends.begins[:, 1] + ranges[:, i] & 0xFFFFFFFF)
+    size = head.shape[1] - TCP_AT + len(rest)
+    total = internet_sum(head[:, 26:TCP_AT]) + internet_sum(head[:, TCP_AT:]) + wire.IPPROTO_TCP + size
+    total += internet_sum(np.frombuffer(rest, np.uint8)[None, :])[0] if rest else 0
     while (total >> 16).any():
         total = (total & 0xFFFF) + (total >> 16)
     put(head, TCP_AT + 16, 2, ~total & 0xFFFF)

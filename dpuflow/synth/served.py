@@ -7,6 +7,7 @@ too early happens later, never before its cause.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -64,31 +65,45 @@ def draw_requests(scenario: Scenario) -> list[list[Asked]]:
     return found
 
 
+class _Line:
+    """The prompts that a replica's sessions have asked and it has not taken up, and what they ask then."""
+
+    def __init__(self, clients: Clients, sessions: Sequence[Sequence[Asked]]) -> None:
+        self._clients = clients
+        self._left = {mine[0].session: deque(mine) for mine in sessions if mine}
+        self._waiting: list[Asked] = []
+        for session in self._left:
+            self.ask(session, 0.0)
+
+    def ask(self, session: int, now: float) -> None:
+        """A session has its answer: it asks the next, if it has one."""
+        if self._left[session]:
+            each = self._left[session].popleft()
+            each.at_ns = not_paused(self._clients, now + each.think_ns)
+            self._waiting.append(each)
+
+    def first(self) -> Asked | None:
+        """What was asked first of all that waits."""
+        return min(self._waiting, key=lambda each: each.at_ns, default=None)
+
+    def take(self, each: Asked) -> None:
+        """It waits no more."""
+        self._waiting.remove(each)
+
+
 def plan(job: Service, clients: Clients, sessions: Sequence[Sequence[Asked]]) -> list[Step]:
     """The steps of one replica that these sessions ask."""
-    left = [list(each) for each in sessions]
-    waiting: list[Asked] = []
-
-    def ask(mine: list[Asked], now: float) -> None:
-        if mine:
-            each = mine.pop(0)
-            each.at_ns = not_paused(clients, now + each.think_ns)
-            waiting.append(each)
-
-    for mine in left:
-        ask(mine, 0.0)
-    of = {each.session: mine for mine, every in zip(left, sessions, strict=True) for each in every}
+    line = _Line(clients, sessions)
     now = 0.0
     batch: list[tuple[Asked, int]] = []
     steps: list[Step] = []
     draining = False
     decode = (job.layers * job.layer_us * 1e3) * COMMUNICATION
     prefill = (job.layers * job.prefill_us * 1e3) * COMMUNICATION
-    while waiting or batch:
-        waiting.sort(key=lambda each: each.at_ns)
+    while (each := line.first()) or batch:
         may = len(batch) < job.max_batch and not (draining and job.batching == "static")
-        if waiting and may and (waiting[0].at_ns <= now or not batch):
-            each = waiting.pop(0)
+        if each and may and (each.at_ns <= now or not batch):
+            line.take(each)
             now = max(now, each.at_ns) + prefill
             steps.append(Step(each, [(each, each.tokens)]))
             batch.append((each, each.tokens - 1))
@@ -101,7 +116,7 @@ def plan(job: Service, clients: Clients, sessions: Sequence[Sequence[Asked]]) ->
         batch = [pair for pair in batch if pair[1]]
         draining &= bool(batch)
         for each in done:
-            ask(of[each.session], now)
+            line.ask(each.session, now)
     return steps
 
 

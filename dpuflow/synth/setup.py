@@ -176,66 +176,43 @@ class _Setup:
         self, magic: int, ranks: tuple[int, ...], ports: dict[int, list[int]], begin: float, random: Random
     ) -> None:
         """The all-gathers around the ring; each rank's word passes every socket but one."""
-        count = len(ranks)
         gather = [each for each in nw.GATHERS if _order(each.since) <= _order(self._version)][-1]
-        hosts = {rank // self._gpus: 0 for rank in ranks}
-        for host in hosts:
-            # A host's number is the same in all communicators.
-            hosts[host] = stream(self._seed, "host", host).getrandbits(64)
+        last = len(gather.parts) - 1
         parts = [
-            [self._part(number, size, len(gather.parts), place, rank, ports[rank], hosts, random)
-             for place, rank in enumerate(ranks)]
+            [
+                self._peer_info(size, place, rank, random)
+                if number == last
+                else self._word(number, size, rank, ports[rank], random)
+                for place, rank in enumerate(ranks)
+            ]
             for number, size in enumerate(gather.parts)
-        ]  # fmt: skip
+        ]
         talks: list[Conversation | None] = []
-        for place, rank in enumerate(ranks):
-            after = ranks[(place + 1) % count]
-            sides = (
-                Side.drawn(self._port(rank), random),
-                Side.drawn(self._port(after), random, ports[after][1]),
-            )
-            talk = self._begin(sides, begin + random.uniform(0, 1e6))
+        for rank, after in zip(ranks, (*ranks[1:], *ranks[:1]), strict=True):
+            own = Side.drawn(self._port(rank), random)
+            other = Side.drawn(self._port(after), random, ports[after][1])
+            talk = self._begin((own, other), begin + random.uniform(0, 1e6))
             if talk is not None:
                 for say in _shake(magic, nw.BOOTSTRAP, random):
                     talk.say(say)
             talks.append(talk)
         done = max((talk.now for talk in talks if talk is not None), default=begin)
         for part in parts:
-            # A rank passes on what it was told in the step before.
-            came, back = [done] * count, [done] * count
-            steps = count // 2 if gather.both_ways else count - 1
-            for step in range(steps):
-                last = step == steps - 1 and count % 2 == 0
-                told, heard = list(came), list(back)
-                for place, talk in enumerate(talks):
-                    after = (place + 1) % count
-                    if talk is None:
-                        told[after], heard[place] = came[place] + THINK_NS, back[after] + THINK_NS
-                        continue
-                    size, word = _framed(part[(place - step) % count], True, random)
-                    talk.say(size, came[place])
-                    told[after] = talk.say(word)
-                    if gather.both_ways and not last:
-                        size, word = _framed(part[(place + 1 + step) % count], False, random)
-                        talk.say(size, back[after])
-                        heard[place] = talk.say(word)
-                came, back = told, heard
-            done = max(*came, *back)
+            done = _all_gather(talks, part, done, gather.both_ways, random)
         for place, talk in enumerate(talks):
             if talk is not None:
-                self._keep(talk, (ranks[place], ranks[(place + 1) % count]))
+                self._keep(talk, (ranks[place], ranks[(place + 1) % len(ranks)]))
 
-    def _part(
-        self, number: int, size: int, parts: int, place: int, rank: int, ports: list[int],
-        hosts: dict[int, int], random: Random,
-    ) -> bytes:  # fmt: skip
-        """What a rank puts into an all-gather."""
-        if number == parts - 1:
-            device = rank % self._gpus
-            word = struct.pack(
-                "<iiiiQQ", place, device, device, 1, hosts[rank // self._gpus], random.getrandbits(64)
-            )
-            return word + struct.pack("<QQ", 0x1A, (0x1B + device) << 12).ljust(size - len(word), b"\0")
+    def _peer_info(self, size: int, place: int, rank: int, random: Random) -> bytes:
+        """A rank's ncclPeerInfo."""
+        device = rank % self._gpus
+        # A host's number is the same in all communicators.
+        host = stream(self._seed, "host", rank // self._gpus).getrandbits(64)
+        word = struct.pack("<iiiiQQ", place, device, device, 1, host, random.getrandbits(64))
+        return word + struct.pack("<QQ", 0x1A, (0x1B + device) << 12).ljust(size - len(word), b"\0")
+
+    def _word(self, number: int, size: int, rank: int, ports: list[int], random: Random) -> bytes:
+        """What a rank puts into the all-gathers before that: addresses, or what none reads."""
         if size < nw.ADDRESS_BYTES:
             return random.getrandbits(8 * size).to_bytes(size, "little")
         word = self._address(rank, ports[2 + number % 2])
@@ -328,6 +305,33 @@ class _Setup:
         ranks = link.src.rank, link.dst.rank
         begin = max(self._now.get(rank, self._begin_ns) for rank in ranks) + _think(random)
         self._talk(ranks, (sides[0], sides[1]), says, False, begin)
+
+
+def _all_gather(
+    talks: list[Conversation | None], words: list[bytes], begin: float, both_ways: bool, random: Random
+) -> float:
+    """Each rank's word goes round the ring, by conversations of neighbours; says when that is done."""
+    count = len(talks)
+    came, back = [begin] * count, [begin] * count
+    steps = count // 2 if both_ways else count - 1
+    for step in range(steps):
+        # A rank passes on what it was told in the step before.
+        last = step == steps - 1 and count % 2 == 0
+        told, heard = list(came), list(back)
+        for place, talk in enumerate(talks):
+            after = (place + 1) % count
+            if talk is None:
+                told[after], heard[place] = came[place] + THINK_NS, back[after] + THINK_NS
+                continue
+            size, word = _framed(words[(place - step) % count], True, random)
+            talk.say(size, came[place])
+            told[after] = talk.say(word)
+            if both_ways and not last:
+                size, word = _framed(words[(place + 1 + step) % count], False, random)
+                talk.say(size, back[after])
+                heard[place] = talk.say(word)
+        came, back = told, heard
+    return max(*came, *back)
 
 
 def _think(random: Random) -> float:

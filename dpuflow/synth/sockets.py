@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.trace import LENGTH, STREAM
 from dpuflow.synth.transport import Grain, Link
 
@@ -113,9 +114,9 @@ class Socket(Link):
 
     def _write(self, size: int, content: int) -> None:
         """The size by itself (Nagle's algorithm is off), then the payload."""
-        self._fabric.post(self.flow, LENGTH, 4, self._stream, 0, size, counts=not size)
+        self._fabric.post(self.flow, WorkRequest(LENGTH, 4, self._stream, value=size, counts=not size))
         if size:
-            self._fabric.post(self.flow, STREAM, size, self._stream + 4, 0, 0, content)
+            self._fabric.post(self.flow, WorkRequest(STREAM, size, self._stream + 4, target=content))
         self._stream += size + 4
 
     def ignore(self, flow: Flow) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dpuflow.synth.fabric import Fabric
-    from dpuflow.synth.flows import Port, Posted
+    from dpuflow.synth.flows import Burst, Port, Posted
 
 SEGMENT: Final = 1448
 """Bytes of one segment: Ethernet's 1500 without headers and the option for time stamps (RFC 7323)."""
@@ -46,6 +46,8 @@ Block = tuple[int, int, int, int]
 class Stream(Flow):
     """A flow that is a TCP stream: both what its sender and what its receiver know."""
 
+    stream = True
+
     def __init__(
         self,
         number: int,
@@ -55,7 +57,7 @@ class Stream(Flow):
         completed: Callable[[Flow], None],
         host: Fabric,
     ) -> None:
-        super().__init__(number, src, dst, arrived, completed, SEGMENT, True)
+        super().__init__(number, src, dst, arrived, completed, SEGMENT)
         self._host, self._engine, self._rules = host, host.engine, host.rules
         self.congestion = Window()
         self._sacked: set[int] = set()
@@ -88,13 +90,13 @@ class Stream(Flow):
         """Segments that are on their way as far as the sender knows."""
         return self.next_psn - self.acked_psn - len(self._sacked) - len(self._lost)
 
-    def pick(self) -> tuple[int, int] | None:
-        """What to send now: its first segment, and how many in a row; None if nothing may go."""
+    def pick(self) -> tuple[Posted, int, int] | None:
+        """As for every flow; one that was lost, or a probe, goes alone."""
         if self._probing:
-            return self.next_psn - 1, 1
+            return self._alone(self.next_psn - 1)
         room = int(self.congestion.size - self.in_flight())
         if self._lost:
-            return (next(iter(self._lost)), 1) if room >= 1 else None
+            return self._alone(next(iter(self._lost))) if room >= 1 else None
         if self.next_psn >= self.end_psn:
             return None
         if not self.in_flight() and self._rtt_ns:
@@ -104,13 +106,13 @@ class Stream(Flow):
         if room < 1:
             return None
         message = self.queue[self.place]
-        return self.next_psn, min(self.burst, message.psn + message.packets - self.next_psn, room)
+        first = self.next_psn - message.psn
+        return message, first, min(self.burst, message.packets - first, room)
 
-    def message_at(self, psn: int) -> Posted:
-        """The message that a segment belongs to."""
-        if psn == self.next_psn:
-            return self.queue[self.place]
-        return next(message for message in self.queue if psn < message.psn + message.packets)
+    def _alone(self, psn: int) -> tuple[Posted, int, int]:
+        """A segment that was sent before, within its message."""
+        message = next(message for message in self.queue if psn < message.psn + message.packets)
+        return message, psn - message.psn, 1
 
     def went(self, psn: int, count: int) -> None:
         """What was picked is on its way."""
@@ -304,17 +306,16 @@ class Stream(Flow):
 
     # -- receiver ----------------------------------------------------------------------------
 
-    def receive(self, message: Posted, first: int, count: int, done: float, sent: float) -> None:
-        """A burst is at the receiver at ``done``; its first segment was sent at ``sent``."""
-        psn, end = message.psn + first, message.psn + first + count
-        ends = first + count == message.packets
+    def receive(self, burst: Burst, done: float) -> None:
+        """A burst is at the receiver at ``done``."""
+        message, count, psn, end = burst.message, burst.packets, burst.psn, burst.end_psn
         size = (message.packets - 1) * self.mtu + message.last_bytes
-        begin_byte = message.begins + first * self.mtu
-        end_byte = message.begins + (size if ends else (first + count) * self.mtu)
+        begin_byte = message.begins + burst.first * self.mtu
+        end_byte = message.begins + (size if burst.ends else (burst.first + count) * self.mtu)
         if end <= self.expected_psn or any(a <= psn and end <= b for a, b, _, _ in self._kept):
             self._acknowledge(done, (psn, end, begin_byte, end_byte))
             return
-        if ends and message.counts:
+        if burst.ends and message.counts:
             self._ends.append(end)
         if psn > self.expected_psn:
             step_ns = (self.mtu + self.overhead) * max(self.src.up_ns, self.dst.down_ns)
@@ -323,7 +324,7 @@ class Stream(Flow):
                 self._keep((psn + i, psn + i + 1, begin_byte + i * self.mtu, after))
                 self._acknowledge(done - (count - 1 - i) * step_ns)
             return
-        self.expected_psn, self.bytes_in, self._echo_ns = end, end_byte, sent
+        self.expected_psn, self.bytes_in, self._echo_ns = end, end_byte, burst.start
         for block in [block for block in self._kept if block[0] <= end]:
             self._kept.remove(block)
             self.expected_psn, self.bytes_in = max((end, end_byte), (block[1], block[3]))

@@ -12,6 +12,7 @@ from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.sizes import round_up
 from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 from dpuflow.wire.nccl import NCCL_STEPS
@@ -45,6 +46,10 @@ class Layout(NamedTuple):
     tag_at: int
     number_at: int
     big_endian: bool  # the immediate
+
+    def immediate(self, told: int) -> int:
+        """What the wire's four bytes are, read as big endian."""
+        return int.from_bytes(told.to_bytes(4, "big" if self.big_endian else "little"), "big")
 
 
 LAYOUTS: Final = {
@@ -260,17 +265,9 @@ class Connection(Link):
         self._step += grain.steps
         self._targets.append((target, rkey))
         row = self.fifo_va + (number - 1) % layout.rows * layout.stride
-        self._fabric.post(
-            self.grants,
-            CTS,
-            layout.entry,
-            row,
-            self.fifo_rkey,
-            number,
-            target,
-            grain.slot * grain.steps,
-            rkey,
-        )
+        room = grain.slot * grain.steps
+        entry = WorkRequest(CTS, layout.entry, row, self.fifo_rkey, number, target, room, rkey)
+        self._fabric.post(self.grants, entry)
 
     def _data_arrived(self, flow: Flow) -> None:
         """The last packet of a message is in the receiver's NIC; its proxy tells the GPU in order."""
@@ -327,28 +324,25 @@ class Connection(Link):
         pairs = self.data
         number = self._written
         self._written += 1
-        told = number if self._settings.by_id else size
+        value = self._settings.layout.immediate(number if self._settings.by_id else size)
+        data = WorkRequest(WRITE_IMM, size, target, rkey, value, content)
         if not self._settings.split:
-            self._write(pairs[number % len(pairs)], size, target, rkey, told, content, size)
+            self._write(pairs[number % len(pairs)], data, size)
             return
         piece = round_up(ceil(size / len(pairs)), 128)
         for i, flow in enumerate(pairs):
             part = max(0, min(piece, size - i * piece))
-            self._write(flow, part, target + i * piece, rkey, told, content + i, size)
+            self._write(flow, data._replace(size=part, va=target + i * piece, target=content + i), size)
 
     _written = 0  # messages handed to the NIC
 
-    def _write(
-        self, flow: Flow, size: int, va: int, rkey: int, told: int, content: int, message: int
-    ) -> None:
-        """Post ``size`` bytes of a ``message`` of so many; it alone decides how (ncclIbMultiSend)."""
-        order = "big" if self._settings.layout.big_endian else "little"
-        value = int.from_bytes(told.to_bytes(4, "big" if order == "big" else "little"), "big")
+    def _write(self, flow: Flow, data: WorkRequest, message: int) -> None:
+        """Post some of a ``message`` of so many bytes; its size alone decides how (ncclIbMultiSend)."""
         if self._settings.routed and message > ROUTED_BYTES:
-            self._fabric.post(flow, WRITE, size, va, rkey, 0, content, counts=False)
-            self._fabric.post(flow, WRITE_IMM, 0, 0, 0, value)
+            self._fabric.post(flow, data._replace(kind=WRITE, value=0, counts=False))
+            self._fabric.post(flow, WorkRequest(WRITE_IMM, 0, value=data.value))
         else:
-            self._fabric.post(flow, WRITE_IMM, size, va, rkey, value, content)
+            self._fabric.post(flow, data)
 
     def _data_done(self, flow: Flow) -> None:
         which = self.data.index(flow)

@@ -34,7 +34,7 @@ from dpuflow.synth.trace import Trace
 from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -101,16 +101,132 @@ def connections_of(links: Sequence[Link]) -> list[Connection | Pool]:
     return list(dict.fromkeys(each for each in found if isinstance(each, (Connection, Pool))))
 
 
+class _Software:
+    """What jobs are built from, each made when it is first asked for."""
+
+    def __init__(self, scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> None:
+        self._scenario, self._network, self._engine, self._fabric = scenario, network, engine, fabric
+        self._settings = _settings(scenario)
+        timing = Timing.of(scenario.machine)
+        self.gpus = [
+            Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
+            for rank, port in enumerate(network.ports)
+        ]
+        self.groups: dict[tuple[int, ...], Communicator] = {}
+        self.endpoints: dict[tuple[int, int], Endpoint] = {}
+        self.meshes: dict[tuple[int, ...], Mesh] = {}
+
+    def _on_rail(self, src: Gpu, dst: Gpu) -> Gpu:
+        """The GPU of ``src``'s node that owns the NIC on ``dst``'s rail: itself, or the first that has it."""
+        cluster = self._scenario.cluster
+        rails = len(self._network.nics) // cluster.nodes
+        if src.port.number % rails == dst.port.number % rails:
+            return src
+        share = cluster.gpus_per_node // rails
+        return self.gpus[src.node * cluster.gpus_per_node + dst.port.number % rails * share]
+
+    def group(self, members: Sequence[int]) -> Communicator:
+        """The communicator of these ranks."""
+        key = tuple(members)
+        if key not in self.groups:
+            self.groups[key] = Communicator(
+                [self.gpus[i] for i in key], self._engine, self._fabric, self._settings,
+                self._scenario.nccl.channels, self._on_rail,
+            )  # fmt: skip
+        return self.groups[key]
+
+    def endpoint(self, src: int, dst: int, manner: Manner) -> Endpoint:
+        """What moves caches between two ranks."""
+        key = (src, dst)
+        if key not in self.endpoints:
+            draw = stream(self._scenario.seed, "cache", *key, manner.read)
+            ends = self.gpus[src], self.gpus[dst]
+            self.endpoints[key] = Endpoint(*ends, manner, self._engine, self._fabric, draw)
+        return self.endpoints[key]
+
+    def mesh(self, members: Sequence[int], queue_pairs: int, atomic: bool) -> Mesh:
+        """The queue pairs of one-sided operations among these ranks."""
+        key = tuple(members)
+        if key not in self.meshes:
+            gpus = [self.gpus[i] for i in key]
+            self.meshes[key] = Mesh(gpus, self._engine, self._fabric, queue_pairs, atomic)
+        return self.meshes[key]
+
+    def links(self) -> list[Link]:
+        """Of all communicators."""
+        return [link for each in self.groups.values() for link in each.links()]
+
+    def pairs(self) -> tuple[list[tuple[Flow, Flow]], dict[int, int]]:
+        """Flows that are two ways of one connection, and ``Played.tags`` of those that carry grants.
+
+        What only carries data gets its way back here.
+        """
+        pairs: list[tuple[Flow, Flow]] = []
+        tags: dict[int, int] = {}
+
+        def answered(flow: Flow, ignore: Callable[[Flow], None]) -> tuple[Flow, Flow]:
+            return flow, self._fabric.connect(flow.dst, flow.src, ignore, ignore)
+
+        links = self.links()
+        for connection in connections_of(links):
+            tags[connection.grants.number] = connection.src.rank
+            pairs.append((connection.data[0], connection.grants))
+            pairs += [answered(flow, connection.ignore) for flow in connection.data[1:]]
+        pairs += [answered(link.flow, link.ignore) for link in links if isinstance(link, Socket)]
+        for each in self.endpoints.values():
+            pairs += zip(each.flows, each.backs, strict=True)
+        for mesh in self.meshes.values():
+            pairs += [answered(flow, lane.ignore) for lane in mesh.lanes() for flow in lane.flows]
+        return pairs, tags
+
+
 def play(scenario: Scenario) -> Played:
     """Simulate. The same scenario gives the same result."""
     engine, trace, network = Engine(), Trace(), Network(scenario)
-    machine, nccl = scenario.machine, scenario.nccl
+    fabric = Fabric(engine, trace, _rules(scenario, network))
+    software = _Software(scenario, network, engine, fabric)
+    sessions = _sessions(scenario, network, engine, fabric)
+    builder = Builder(scenario, software.group, software.endpoint, software.mesh)
+    if isinstance(scenario.job, Service):
+        _serve(scenario, scenario.job, builder, sessions, engine)
+    else:
+        build(scenario, builder)
+    works = builder.works
+    ranks = [
+        Rank(
+            software.gpus[rank], program, engine, scenario.machine.run_ahead,
+            stream(scenario.seed, "rank", rank),
+        )
+        for rank, program in builder.programs.items()
+    ]  # fmt: skip
+    for begin in (*(rank.start for rank in ranks), *(session.start for session in sessions)):
+        engine.at(0.0, begin)
+    _begin_faults(scenario, network, engine, fabric)
+    engine.run()
+    assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
+    pairs, tags = software.pairs()
+    services, partners = {}, {}
+    for session in sessions:
+        pairs.append((session.up, session.down))
+        up, down = session.up.number, session.down.number
+        services[up], services[down] = (0, SERVICE), (SERVICE, 0)
+        partners[up], partners[down] = down, up
+    requests = sorted((r for session in sessions for r in session.requests), key=lambda r: r.sent_ns)
+    return Played(
+        scenario, network, trace, network.ends(pairs, services), fabric.flows,
+        [tags.get(flow.number, 0) for flow in fabric.flows], software.links(), works, builder.transfers,
+        requests, partners, _communicators(scenario.ranks, software.groups), engine.now,
+    )  # fmt: skip
+
+
+def _rules(scenario: Scenario, network: Network) -> Rules:
+    """How the scenario's network behaves."""
+    machine, cluster, nccl = scenario.machine, scenario.cluster, scenario.nccl
     timing = Timing.of(machine)
     acks, pace = stream(scenario.seed, "acks"), stream(scenario.seed, "pace")
-    cluster = scenario.cluster
     ecn_bytes = (cluster.ecn_kib or 0.0) * 1024
     queue_bytes = cluster.queue_kib * 1024
-    rules = Rules(
+    return Rules(
         mtu=cluster.mtu,
         latency_ns=network.latency_ns,
         losses=network.losses,
@@ -128,115 +244,52 @@ def play(scenario: Scenario) -> Played:
         marking=Marking(ecn_bytes, 4 * ecn_bytes, 0.1) if ecn_bytes and nccl.ecn else None,
         random=stream(scenario.seed, "marks"),
     )
-    fabric = Fabric(engine, trace, rules)
-    settings = Settings(
-        LAYOUTS[nccl.version], nccl.qps_per_connection, nccl.splits, nccl.adaptive_routing,
-        nccl.registered, nccl.transport == "socket", nccl.pxn,
-        nccl.shared_comms and nccl.pxn and cluster.gpus_per_node > 1, nccl.match_by == "id",
-        protocols(nccl.buffsize, nccl.ll_buffsize, nccl.ll128_buffsize),
-        {fault.node: 1 / fault.gbyte_s for fault in scenario.faults if isinstance(fault, Nvlink)},
-    )  # fmt: skip
-    gpus = [
-        Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
-        for rank, port in enumerate(network.ports)
-    ]
-    groups: dict[tuple[int, ...], Communicator] = {}
 
-    def on_rail(src: Gpu, dst: Gpu) -> Gpu:
-        """The GPU of ``src``'s node that owns the NIC on ``dst``'s rail: itself, or the first that has it."""
-        rails = len(network.nics) // cluster.nodes
-        if src.port.number % rails == dst.port.number % rails:
-            return src
-        share = cluster.gpus_per_node // rails
-        return gpus[src.node * cluster.gpus_per_node + dst.port.number % rails * share]
 
-    def group(members: Sequence[int]) -> Communicator:
-        key = tuple(members)
-        if key not in groups:
-            groups[key] = Communicator(
-                [gpus[i] for i in key], engine, fabric, settings, nccl.channels, on_rail
-            )
-        return groups[key]
+def _settings(scenario: Scenario) -> Settings:
+    """NCCL's, as the scenario has them."""
+    nccl = scenario.nccl
+    return Settings(
+        layout=LAYOUTS[nccl.version],
+        queue_pairs=nccl.qps_per_connection,
+        split=nccl.splits,
+        routed=nccl.adaptive_routing,
+        registered=nccl.registered,
+        sockets=nccl.transport == "socket",
+        pxn=nccl.pxn,
+        shared=nccl.shared_comms and nccl.pxn and scenario.cluster.gpus_per_node > 1,
+        by_id=nccl.match_by == "id",
+        protocols=protocols(nccl.buffsize, nccl.ll_buffsize, nccl.ll128_buffsize),
+        nvlink={fault.node: 1 / fault.gbyte_s for fault in scenario.faults if isinstance(fault, Nvlink)},
+    )
 
-    endpoints: dict[tuple[int, int], Endpoint] = {}
 
-    def endpoint(src: int, dst: int, manner: Manner) -> Endpoint:
-        key = (src, dst)
-        if key not in endpoints:
-            draw = stream(scenario.seed, "cache", *key, manner.read)
-            endpoints[key] = Endpoint(gpus[src], gpus[dst], manner, engine, fabric, draw)
-        return endpoints[key]
+def _serve(
+    scenario: Scenario, job: Service, builder: Builder, sessions: Sequence[Session], engine: Engine
+) -> None:
+    """Give each session what it will ask, each replica its front end, and the ranks their programs."""
+    asked = draw_requests(scenario)
+    fronts: dict[int, FrontEnd] = {}
+    for number, session in enumerate(sessions):
+        assert isinstance(session, Served)
+        replica = replica_of(scenario, number)
+        draw = stream(scenario.seed, "front", replica)
+        session.serve(asked[number], fronts.setdefault(replica, FrontEnd(job, engine, draw)))
+    build_service(job, builder, asked)
 
-    meshes: dict[tuple[int, ...], Mesh] = {}
 
-    def mesh(members: Sequence[int], queue_pairs: int, atomic: bool) -> Mesh:
-        key = tuple(members)
-        if key not in meshes:
-            meshes[key] = Mesh([gpus[i] for i in key], engine, fabric, queue_pairs, atomic)
-        return meshes[key]
-
-    sessions = _sessions(scenario, network, engine, fabric)
-    builder = Builder(scenario, group, endpoint, mesh)
-    if isinstance(scenario.job, Service):
-        asked = draw_requests(scenario)
-        fronts: dict[int, FrontEnd] = {}
-        for number, session in enumerate(sessions):
-            assert isinstance(session, Served)
-            replica = replica_of(scenario, number)
-            draw = stream(scenario.seed, "front", replica)
-            session.serve(asked[number], fronts.setdefault(replica, FrontEnd(scenario.job, engine, draw)))
-        build_service(scenario.job, builder, asked)
-    else:
-        build(scenario, builder)
-    works, programs = builder.works, builder.programs
-    ranks = [
-        Rank(gpus[rank], program, engine, machine.run_ahead, stream(scenario.seed, "rank", rank))
-        for rank, program in programs.items()
-    ]
-    for begin in (*(rank.start for rank in ranks), *(session.start for session in sessions)):
-        engine.at(0.0, begin)
+def _begin_faults(scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> None:
+    """Pauses and other jobs' traffic come at their times."""
     for fault in scenario.faults:
-        if isinstance(fault, (CrossTraffic, Pause)):
-            for port in (port for port in network.nics if port.node == fault.node):
-                for i in range(fault.times):
-                    begin_ns = (fault.at_us + i * fault.every_us) * 1e3
-                    if isinstance(fault, Pause):
-                        engine.at(begin_ns, fabric.hold, port, fault.us * 1e3)
-                    else:
-                        engine.at(begin_ns, fabric.share, port, 8.0 / fault.gbps, begin_ns + fault.us * 1e3)
-    engine.run()
-    assert all(work.leave_ns.keys() == work.plan.shares.keys() for work in works), "somebody still waits"
-    links = [link for each in groups.values() for link in each.links()]
-    pairs: list[tuple[Flow, Flow]] = []
-    tags = [0] * len(fabric.flows)
-    for connection in connections_of(links):
-        tags[connection.grants.number] = connection.src.rank
-        pairs.append((connection.data[0], connection.grants))
-        for flow in connection.data[1:]:
-            pairs.append((flow, fabric.connect(flow.dst, flow.src, connection.ignore, connection.ignore)))
-            tags.append(0)
-    for link in (link for link in links if isinstance(link, Socket)):
-        flow = link.flow
-        pairs.append((flow, fabric.connect(flow.dst, flow.src, link.ignore, link.ignore)))
-        tags.append(0)
-    for each in endpoints.values():
-        pairs += zip(each.flows, each.backs, strict=True)
-    for lane in (lane for each in meshes.values() for lane in each.lanes()):
-        for flow in lane.flows:
-            pairs.append((flow, fabric.connect(flow.dst, flow.src, lane.ignore, lane.ignore)))
-            tags.append(0)
-    services, partners = {}, {}
-    for session in sessions:
-        pairs.append((session.up, session.down))
-        up, down = session.up.number, session.down.number
-        services[up], services[down] = (0, SERVICE), (SERVICE, 0)
-        partners[up], partners[down] = down, up
-    ends = network.ends(pairs, services)
-    requests = sorted((r for session in sessions for r in session.requests), key=lambda r: r.sent_ns)
-    return Played(
-        scenario, network, trace, ends, fabric.flows, tags, links, works, builder.transfers, requests,
-        partners, _communicators(scenario.ranks, groups), engine.now,
-    )  # fmt: skip
+        if not isinstance(fault, (CrossTraffic, Pause)):
+            continue
+        for port in (port for port in network.nics if port.node == fault.node):
+            for i in range(fault.times):
+                begin_ns = (fault.at_us + i * fault.every_us) * 1e3
+                if isinstance(fault, Pause):
+                    engine.at(begin_ns, fabric.hold, port, fault.us * 1e3)
+                else:
+                    engine.at(begin_ns, fabric.share, port, 8.0 / fault.gbps, begin_ns + fault.us * 1e3)
 
 
 def _communicators(ranks: int, groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
