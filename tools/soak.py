@@ -5,7 +5,8 @@
 
 Jobs of Open MPI come and go (two ranks, one of them late now and then), captures of other jobs are replayed
 between them with addresses and queue pairs of their own each time, and with --flap the link goes down and up
-every two minutes. Needs root, mpicc and mpirun. Prints a line every 30 s and the summary at the end.
+every two minutes. Needs root; without mpicc and mpirun captures alone are replayed. Prints a line every 30 s
+and the summary at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,10 @@ class Jobs(threading.Thread):
         self.pair, self.folder, self.stopped = pair, folder, threading.Event()
         self.operations = self.runs = self.replayed = self.failed = 0
         self.program = folder / "job"
+        self.has_mpi = bool(shutil.which("mpicc") and shutil.which("mpirun"))
+        if not self.has_mpi:
+            print("no mpicc or mpirun: captures are replayed, no job runs")
+            return
         source = HERE / "tests" / "root" / "job.c"
         subprocess.run(["mpicc", "-O1", "-o", str(self.program), str(source)], check=True)
         self.remote = folder / "remote"
@@ -48,7 +54,8 @@ class Jobs(threading.Thread):
     def run(self) -> None:
         draw = random.Random(1)
         while not self.stopped.is_set():
-            self.job(late_ms=draw.choice([0, 0, 25]), steps=draw.choice([200, 500, 1000]))
+            if self.has_mpi:
+                self.job(late_ms=draw.choice([0, 0, 25]), steps=draw.choice([200, 500, 1000]))
             self.replay(draw)
             self.stopped.wait(draw.choice([0.5, 5, 20]))
 
