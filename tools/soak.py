@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "tests" / "root"))
 
 from network import Pair, run  # noqa: E402
+from send import renamed  # noqa: E402
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -89,29 +90,6 @@ class Jobs(threading.Thread):
         file.write_bytes(renamed(HERE / "traces" / "nccl-allreduce-n2" / "node0.pcap.gz", draw))
         with contextlib.suppress(AssertionError, subprocess.SubprocessError):  # the link is down
             self.replayed += self.pair.send(self.pair.a, "west", file, rate=2000)
-
-
-def renamed(path: Path, draw: random.Random) -> bytes:
-    """The capture with another peer and other queue pairs, by chance."""
-    import gzip
-    import struct
-
-    data = bytearray(gzip.decompress(path.read_bytes()))
-    peer = bytes([10, draw.randrange(128, 256), draw.randrange(256), draw.randrange(1, 255)])
-    shift, at = draw.randrange(1 << 16), 24
-    while at + 16 <= len(data):
-        captured = struct.unpack_from("<I", data, at + 8)[0]
-        frame = at + 16
-        if data[frame + 12 : frame + 14] == b"\x08\x00":
-            for end in (frame + 26, frame + 30):
-                if data[end : end + 4] == bytes([192, 168, 50, 11]):
-                    data[end : end + 4] = peer
-            if captured >= 54 and data[frame + 36 : frame + 38] == b"\x12\xb7":  # UDP port 4791
-                qp = int.from_bytes(data[frame + 47 : frame + 50], "big")
-                if qp > 1:
-                    data[frame + 47 : frame + 50] = ((qp + shift) & 0xFFFFFF).to_bytes(3, "big")
-        at = frame + captured
-    return bytes(data)
 
 
 def used(pid: int) -> tuple[float, float, float, int, int]:
