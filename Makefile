@@ -14,7 +14,7 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: gallery help setup setup-run setup-live demo test test-long fuzz boundscheck check lint types format bench \
+.PHONY: gallery help setup setup-run setup-live demo test test-long fuzz soak boundscheck check lint types format bench \
 	bench-accuracy bench-robustness conditions \
 	score help-text docs headers bpf doca dist deb deb-check lock test-all test-pythons clean
 
@@ -63,6 +63,9 @@ fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column f
 	build/fuzz/kernels "$$($(PYTHON) -m dpuflow.kernels._build)" $$(($(MINUTES) * 6))
 	$(MAKE) -s -C doca_bindings build/fuzz/ring
 	doca_bindings/build/fuzz/ring $$(($(MINUTES) * 6))
+
+soak: $(READY) ## an agent for long: HOURS=6 of packets in fast time, or as root MINUTES=n of real time (memory, CPU)
+	$(PYTHON) tools/soak.py $(if $(filter command line,$(origin MINUTES)),$(MINUTES) --flap,--fast $(or $(HOURS),6)) $(ARGS)
 
 boundscheck: $(READY) ## the tests of kernels with every index checked (minutes: all kernels are compiled anew)
 	NUMBA_BOUNDSCHECK=1 DPUFLOW_NUMBA=1 NUMBA_CACHE_DIR=$(CURDIR)/build/boundscheck \

@@ -77,6 +77,8 @@ class Reader:
             raise OptionError(f"{self.name}:{line}: not YAML: {error.problem}") from None
         except yaml.YAMLError as error:
             raise OptionError(f"{self.name}: not YAML: {str(error).splitlines()[0]}") from None
+        except RecursionError:
+            raise OptionError(f"{self.name}: not YAML: nested too deeply") from None
         if node is None and self.optional:
             return yaml.MappingNode("tag:yaml.org,2002:map", [])
         if node is None:
@@ -84,8 +86,9 @@ class Reader:
         return node
 
     def fail(self, node: yaml.Node, key: str, reason: str) -> OptionError:
-        """An error at ``node``."""
-        return OptionError(f"{self.name}:{node.start_mark.line + 1}: {key}: {reason}")
+        """An error at ``node``, in one line whatever the key is."""
+        said = " ".join(f"{key}: {reason}".split())
+        return OptionError(f"{self.name}:{node.start_mark.line + 1}: {said}")
 
     def build(self, cls: type[T], node: yaml.Node, key: str) -> T:
         """An instance of the dataclass ``cls`` from a mapping; ``key`` is its own name in errors."""
@@ -173,7 +176,7 @@ class Reader:
                 value = float(text)
                 if value != value or abs(value) == float("inf"):
                     raise ValueError
-        except ValueError:
+        except (ValueError, OverflowError):
             wanted = _WANTED.get(unit or "", "a whole number" if hint is int else "a number")
             raise self.fail(node, key, f"{text!r} is not {wanted}") from None
         return value
@@ -211,7 +214,10 @@ def read_duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
-    return float(match[1]) * _SECONDS[match[2]]
+    value = float(match[1]) * _SECONDS[match[2]]
+    if value == float("inf"):
+        raise ValueError(text)
+    return value
 
 
 def read_share(text: str) -> float:

@@ -320,6 +320,15 @@ def test_requests_are_counted_by_route_not_by_path(running: Running) -> None:
     assert "such" not in text
 
 
+@pytest.mark.parametrize("version", ["abc", "1.0.x", "1.0.0.0.0.0", "\xe9", "-1", ""])
+def test_metrics_for_who_accepts_a_version_that_is_none(running: Running, version: str) -> None:
+    """Answered by 500: the library compared a text with numbers. Found by fuzzing."""
+    for media in ("text/plain", "application/openmetrics-text"):
+        got = running.get("/metrics", Accept=f"{media}; version={version}; escaping={version}")
+        assert got.status == 200
+        assert b"dpuflow" in got.body
+
+
 def test_metrics_are_compressed_and_openmetrics_where_asked_for(running: Running) -> None:
     answer = running.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")

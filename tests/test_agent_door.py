@@ -151,6 +151,20 @@ def test_who_does_not_take_the_answer_is_cut(monkeypatch: pytest.MonkeyPatch) ->
         assert answer(port).startswith(b"HTTP/1.1 200")
 
 
+def test_a_bad_request_behind_a_good_one_is_no_fault_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Both were answered at once, which ended in an exception in the log. Found by fuzzing."""
+    with serving(board()) as running:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+                client.sendall(b"GET /api/v1/groups HTTP/1.1\r\nHost: localhost\r\n\r\n\0\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    while client.recv(1000):
+                        pass
+        assert answer(port, "/api/v1/groups").startswith(b"HTTP/1.1 200")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_two_agents_on_one_history_are_refused(tmp_path: Path) -> None:
     """They merged and removed each other's files."""
     settings, log = Settings(directory=str(tmp_path / "history")), Log(stream=io.StringIO())

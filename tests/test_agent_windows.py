@@ -104,10 +104,11 @@ def test_messages_are_the_same_however_often_finished_ones_are_let_go(path: Path
     assert end.endpoints.tolist() == whole.endpoints.tolist()
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_a_clock_that_is_set_loses_nothing(path: Path) -> None:
-    """In the middle of the job, by an hour back; what is held moves along."""
-    step_ns = -3600 * 10**9
+def test_a_clock_that_is_set_loses_nothing(path: Path, hours: int) -> None:
+    """In the middle of the job, by an hour; what is held moves along."""
+    step_ns = hours * 3600 * 10**9
     settings = Settings(step=0.3)
     stream, windows, found = Stream("x"), Windows(settings), []
     moved, now = 0, 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import pickle
 import resource
 import struct
 import time
@@ -10,14 +12,19 @@ import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from readings import read_bytes, read_file
 
 import dpuflow
+from dpuflow.agent.config import parse_config
 from dpuflow.entries import needs, relative
+from dpuflow.errors import FormatError, OptionError
+from dpuflow.identity.rankmap import read_rank_map
 from dpuflow.matching import Job
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
+from dpuflow.recorded import read_recorded
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import rows as schema
 from dpuflow.schema.rows import Direction, Op, Wire
@@ -182,3 +189,59 @@ def test_what_a_header_claims_takes_no_memory(tmp_path):
     tracemalloc.stop()
     assert result.captures[0].skipped == {"malformed_ip": 1}
     assert peak < limit
+
+
+def pickled(more: bytes) -> bytes:
+    return pickle.dumps({"version": "2.4", "entries": []}, protocol=2)[:-1] + more + b"."
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"r\xff\xff\xff\x3f",  # LONG_BINPUT: remember it as the 2**30th object
+        b"\x96" + (1 << 40).to_bytes(8, "little"),  # BYTEARRAY8 of 1 TiB
+        b"\x8e" + (1 << 40).to_bytes(8, "little"),  # BINBYTES8
+        b"\x95" + b"\xff" * 8,  # FRAME
+        b"\x8b" + b"\xff" * 4,  # LONG4 of a negative length
+        b"(" * 50_000,
+    ],
+    ids=["memo", "bytearray", "bytes", "frame", "long", "marks"],
+)
+def test_a_pickle_that_claims_much_takes_no_memory(tmp_path, more):
+    """Five bytes asked for 16 GiB, others ended in a traceback."""
+    file = tmp_path / "nccl_trace_rank_1"
+    file.write_bytes(pickled(more))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FormatError):
+        read_recorded(str(file))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+@pytest.mark.parametrize("text", ['{"ts": 1e999, "dur": 1}', '{"ts": 1, "dur": 1e308}', "[" * 100_000])
+def test_a_trace_with_absurd_numbers_is_one_sentence(tmp_path, text):
+    if text[0] == "{":
+        event = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"}
+        whole = json.dumps(event)[:-1] + ", " + text[1:]
+        text = '{"traceEvents": [' + whole + "]}"
+    file = tmp_path / "trace.json"
+    file.write_text(text)
+    with pytest.raises(FormatError):
+        read_recorded(str(file))
+
+
+@pytest.mark.parametrize(
+    "text", ["capture: " + "[" * 5000, "capture: " + "{a: " * 3000, f"limits: {{memory: {'9' * 5000}}}",
+             f"windows: {{span: {'9' * 400}}}", "? |\n  a\n  b\n: 1\n"]
+)  # fmt: skip
+def test_a_configuration_that_is_none_is_one_sentence(text):
+    with pytest.raises(OptionError) as told:
+        parse_config(text, "agent.yaml")
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1: " + "[" * 5000, "10.0.0.1: " + "{a: " * 3000])
+def test_a_rank_map_nested_without_end_is_one_sentence(tmp_path, text):
+    file = tmp_path / "ranks.yaml"
+    file.write_text(text)
+    with pytest.raises(OptionError, match="not YAML"):
+        read_rank_map(str(file))

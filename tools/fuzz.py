@@ -1,13 +1,14 @@
 """Feed broken captures to the readers and the stages after them, for as long as one likes.
 
-    python tools/fuzz.py --minutes N --seed S [--kind packets,files,lives,stamps,shapes,columns]
+    python tools/fuzz.py --minutes N --seed S [--kind mutants,packets,files,lives,stamps,shapes,...]
 
-packets: random packets against the plain parser. files: damaged files through the reader (twice, plain and
-compressed) and the plain parser. lives: well-formed captures of packets lost, doubled, late and
-altered, through the whole analysis. stamps: the same with stamps that cannot be. shapes: packets that strain
-one table each, of any size and mix, against the bound of memory. columns: column files with flipped bits:
-what is loaded without a word is what was saved. Each seed is one case; a case that fails, crashes, hangs or
-takes too much memory is told by its kind and seed, and ``--only KIND:SEED`` runs it alone.
+mutants: good packets, each changed by itself, against the plain parser. packets: random ones. files:
+damaged files through the reader (twice, plain and compressed) and the plain parser. lives: well-formed
+captures of packets lost, doubled, late and altered, through the whole analysis. stamps: the same with stamps
+that cannot be. shapes: packets that strain one table each, of any size and mix, against the bound of memory.
+columns: column files with flipped bits: what is loaded without a word is what was saved. requests, texts: see
+``fuzz_outside.py``. Each seed is one case, of one input or many; a case that fails, crashes, hangs or takes
+too much memory is told by its kind and seed, and ``--only KIND:SEED`` runs it alone.
 
 Good captures come from ``traces`` and, where they are, from DPUFLOW_SHARED or ``../shared``.
 """
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HOME = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(HOME), str(HOME / "tests")]
+sys.path[:0] = [str(HOME), str(HOME / "tests"), str(HOME / "tools")]
 
+import fuzz_outside  # noqa: E402
+import mutants  # noqa: E402
 import mutations  # noqa: E402
 import naive_parse  # noqa: E402
 import readings  # noqa: E402
@@ -47,7 +50,8 @@ CASE_SECONDS = 60  # a case takes well under one
 MOST_MIB = 600  # resident; the reader's own buffers take some 20
 MOST_FILE = 1 << 19
 CHUNK = 400  # cases a process runs
-SLOW = ("lives", "stamps", "shapes")  # a whole analysis each
+SLOW = ("lives", "stamps", "shapes", "texts")  # a whole analysis each, or many inputs
+MUTANTS = 2000  # packets of a capture
 COLUMNS = ("endpoints", "flows", "messages", "pauses", "setups", "members")
 
 
@@ -84,10 +88,33 @@ def jobs() -> list[list[bytes]]:
     return [[mutations.head(_unpacked(p), 1500) for p in sorted(f.glob("node?.pcap.gz"))] for f in folders]
 
 
-def packets(rng: Random) -> None:
+@cache
+def heads() -> tuple[bytes, ...]:
+    """The first packets of real captures."""
+    return tuple(mutations.head(_unpacked(path), 60) for path in real_files())
+
+
+def changed(rng: Random) -> int:
+    """Good packets, each changed by itself: the reader against the plain parser, packet by packet."""
+    raw = mutants.mutant_capture(rng, MUTANTS, heads())
+    try:
+        check(raw)
+    except Finding as error:
+        for number, record in enumerate(naive_parse.records(raw)):
+            try:
+                check(mutants.alone(record))
+            except Finding as alone:
+                frame = record.frame.hex()
+                raise Finding(f"packet {number}, link {record.link}: {alone}: {frame}") from None
+        raise error
+    return MUTANTS
+
+
+def packets(rng: Random) -> int:
     """Random packets: the reader against the plain parser."""
-    raw = mutations.random_capture(rng, rng.choice((1, 10, 60, 400)))
-    check(raw)
+    count = rng.choice((1, 10, 60, 400))
+    check(mutations.random_capture(rng, count))
+    return count
 
 
 def files(rng: Random) -> None:
@@ -240,25 +267,26 @@ def through(vantages: list[list[Path]], clock: str = "auto") -> None:
         pass
 
 
-KINDS: dict[str, Callable[[Random], None]] = {
-    "packets": packets, "files": files, "lives": lives, "stamps": stamps, "shapes": mixes, "columns": columns,
+KINDS: dict[str, Callable[[Random], int | None]] = {
+    "mutants": changed, "packets": packets, "files": files, "lives": lives, "stamps": stamps, "shapes": mixes,
+    "columns": columns, "requests": fuzz_outside.requests, "texts": fuzz_outside.texts,
 }  # fmt: skip
 
 
-def one(kind: str, seed: int) -> None:
-    """One case. Raises whatever goes wrong, and what NumPy only warns of."""
+def one(kind: str, seed: int) -> int:
+    """One case; of how many inputs. Raises whatever goes wrong, and what NumPy only warns of."""
     warnings.simplefilter("error", RuntimeWarning)
-    KINDS[kind](Random(f"{kind}:{seed}"))
+    return KINDS[kind](Random(f"{kind}:{seed}")) or 1
 
 
 def work(kind: str, first: int, last: int, mark: Path) -> int:
     """A run of cases in this process; each failure on a line of its own."""
-    failed = 0
+    failed = inputs = 0
     for seed in range(first, last):
-        mark.write_text(str(seed))
+        mark.write_text(f"{seed} {inputs}")
         faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
         try:
-            one(kind, seed)
+            inputs += one(kind, seed)
         except Exception as error:
             failed += 1
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -269,6 +297,7 @@ def work(kind: str, first: int, last: int, mark: Path) -> int:
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MIB << 10:
             print(f"{kind}:{seed}: more than {MOST_MIB} MiB", flush=True)
             return 1
+    mark.write_text(f"{last - 1} {inputs}")
     faulthandler.cancel_dump_traceback_later()
     return failed
 
@@ -297,13 +326,14 @@ def main() -> int:
     warm()  # compiling is no case's time
     until, kinds = time.monotonic() + 60 * given.minutes, given.kind.split(",")
     at, done, failed = dict.fromkeys(kinds, given.seed), dict.fromkeys(kinds, 0), 0
+    inputs = dict.fromkeys(kinds, 0)
     spent = dict.fromkeys(kinds, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder, "mark")
         while time.monotonic() < until:
             kind = min(kinds, key=lambda k: spent[k])
             count = CHUNK // 8 if kind in SLOW else CHUNK
-            started = time.monotonic()
+            started = _cpu_s()
             command = [
                 sys.executable,
                 __file__,
@@ -314,8 +344,9 @@ def main() -> int:
                 str(mark),
             ]
             status = subprocess.run(command, check=False).returncode
-            spent[kind] += time.monotonic() - started
-            reached = int(mark.read_text())
+            spent[kind] += _cpu_s() - started
+            reached, judged = map(int, mark.read_text().split())
+            inputs[kind] += judged
             if status != 0:
                 failed += 1
             if status < 0 or reached + 1 < at[kind] + count:
@@ -323,10 +354,19 @@ def main() -> int:
             done[kind] += reached + 1 - at[kind]
             at[kind] = reached + 1
     for kind in kinds:
-        print(f"{kind}: {done[kind]} cases in {spent[kind]:.0f} s, from seed {given.seed}")
-    cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{cpu.ru_utime + cpu.ru_stime:.0f} s of CPU; {'nothing found' if not failed else 'see above'}")
+        print(
+            f"{kind}: {inputs[kind]} inputs in {done[kind]} cases from seed {given.seed},"
+            f" {spent[kind]:.0f} s of CPU, {inputs[kind] / max(spent[kind], 1e-3):.0f} inputs a second"
+        )
+    told = "nothing found" if not failed else "see above"
+    print(f"{sum(inputs.values())} inputs, {_cpu_s():.0f} s of CPU; {told}")
     return 1 if failed else 0
+
+
+def _cpu_s() -> float:
+    """What the processes with cases have used in all."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Hours of an agent's work in minutes: packets of many jobs are fed to it as fast as it analyses them.
 
-    soak_fast.py HOURS [--trace]        (or: soak.py --fast HOURS)
+    soak_fast.py HOURS [--gap TIMES] [--trace]        (or: soak.py --fast HOURS)
 
 What runs is the agent's own service with history, metrics, API and an event stream, all but the thread
 that captures: the bundled captures are played one after the other and two at a time, with other peers, queue
 pairs and times at each round. Time in it is the packets'. API and metrics are asked every 15 s of it, as a
-scraper would. Prints memory and figures for every tenth of an hour; with --trace what Python has allocated,
-too. Needs neither root nor namespaces.
+scraper would. Prints memory, CPU and figures for every tenth of an hour, and at the end how far the last
+quarter's are from the third's; with --gap jobs are so many times further apart, with --trace it is told what
+Python has allocated, too. Needs neither root nor namespaces.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import gzip
 import heapq
@@ -19,6 +21,7 @@ import io
 import os
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
@@ -102,7 +105,9 @@ class Recorded:
             yield at, data[self.bounds[number] : self.bounds[number + 1]]
 
 
-def jobs(captures: list[Recorded], start_ns: int, draw: random.Random) -> Iterator[tuple[int, Bytes]]:
+def jobs(
+    captures: list[Recorded], start_ns: int, draw: random.Random, gap: float
+) -> Iterator[tuple[int, Bytes]]:
     """Jobs for ever, in the order of time; every third begins while the one before runs."""
     running: list[tuple[int, int, Bytes, Iterator[tuple[int, Bytes]]]] = []
     next_ns, count = start_ns, 0
@@ -117,7 +122,7 @@ def jobs(captures: list[Recorded], start_ns: int, draw: random.Random) -> Iterat
         following = next(made, None)
         if following is not None:
             heapq.heappush(running, (following[0], number, following[1], made))
-        next_ns = at + round(draw.choice([0.2, 2, 10, 40]) * S)
+        next_ns = at + round(draw.choice([0.2, 2, 10, 40]) * gap * S)
 
 
 def ask(port: int, path: str) -> bytes:
@@ -149,7 +154,7 @@ def memory() -> tuple[float, float]:
     return int(found["RssAnon"]) / 1024, int(found["VmHWM"]) / 1024
 
 
-def soak(hours: float, trace: bool) -> None:
+def soak(hours: float, gap: float, trace: bool) -> None:
     """Run for so many hours of the packets' time."""
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
     log = io.StringIO()
@@ -172,9 +177,10 @@ def soak(hours: float, trace: bool) -> None:
     form = captures[0].form
     draw = random.Random(1)
     first_ns = now_ns = time.time_ns()
-    packets = jobs(captures, first_ns, draw)
+    packets = jobs(captures, first_ns, draw, gap)
     at, record = next(packets)
-    began_s, marks, number = time.monotonic(), [], 0
+    began_s, marks, cpus, number = time.monotonic(), [], [], 0
+    cpu_s, fed = time.process_time(), 0
     before: tracemalloc.Snapshot | None = None
     if trace:
         tracemalloc.start(8)
@@ -199,9 +205,13 @@ def soak(hours: float, trace: bool) -> None:
             if seconds % 360 == 0:
                 anonymous, most = memory()
                 marks.append(anonymous)
+                spent_s, cpu_s = time.process_time() - cpu_s, time.process_time()
+                cpus.append(1e6 * spent_s / max(number - fed, 1))
+                fed = number
                 health = service.health()
                 print(
                     f"{seconds / 3600:5.1f} h  anonymous {anonymous:6.1f} MiB  most in all {most:6.1f}"
+                    f"  CPU {spent_s:5.1f} s, {cpus[-1]:4.0f} us a packet"
                     f"  packets {number}  collectives {health.collectives}  held {health.held_messages}"
                     f" messages, {health.held_flows} flows  objects {len(gc.get_objects())}"
                     f"  {time.monotonic() - began_s:.0f} s",
@@ -213,11 +223,12 @@ def soak(hours: float, trace: bool) -> None:
         service.close()
         said = log.getvalue()
         shutil.rmtree(folder)
-    half = marks[len(marks) // 2 :]
-    print(
-        f"anonymous memory: first {marks[0]:.1f}, half-way {half[0]:.1f}, last {marks[-1]:.1f} MiB; second"
-        f" half {min(half):.1f} to {max(half):.1f} MiB; errors {service.board.health().errors}"
-    )
+    print(f"anonymous memory: first {marks[0]:.1f}, most {max(marks):.1f}, last {marks[-1]:.1f} MiB")
+    for name, unit, figures in (("anonymous memory", "MiB", marks), ("CPU", "us a packet", cpus)):
+        quarter = max(len(figures) // 4, 1)
+        third, last = (statistics.fmean(figures[-n * quarter :][:quarter]) for n in (2, 1))
+        print(f"{name}: third quarter {third:.1f}, last {last:.1f} {unit} ({last / third - 1:+.1%})")
+    print(f"errors {service.board.health().errors}")
     if said:
         print(said[-2000:])
 
@@ -236,5 +247,12 @@ def compared(before: tracemalloc.Snapshot | None) -> tracemalloc.Snapshot:
 
 
 if __name__ == "__main__":
-    soak(float(sys.argv[1]), "--trace" in sys.argv)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("hours", type=float)
+    options.add_argument("--gap", type=float, default=1.0)
+    options.add_argument("--trace", action="store_true")
+    given = options.parse_args()
+    soak(given.hours, given.gap, given.trace)
     os._exit(0)

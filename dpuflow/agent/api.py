@@ -138,7 +138,10 @@ class _Streamed(Response):
 
 
 async def _metrics(registry: CollectorRegistry, request: Request) -> Response:
-    encode, media = choose_encoder(request.headers.get("accept", ""))
+    try:
+        encode, media = choose_encoder(request.headers.get("accept", ""))
+    except (TypeError, ValueError):  # a version that is none
+        encode, media = choose_encoder("")
     body = await run_in_threadpool(encode, registry)
     headers = {"Content-Type": media, "Cache-Control": "no-store"}
     if "gzip" in request.headers.get("accept-encoding", "") and len(body) > _GZIP_FROM:

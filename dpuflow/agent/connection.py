@@ -47,6 +47,13 @@ class Connection(H11Protocol):
             self._check.cancel()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request; where the one before is being answered, that one is the last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
+
     def _look(self) -> None:
         busy = self.cycle is not None and not self.cycle.response_complete
         between = self.cycle is not None and self.timeout_keep_alive_task is not None

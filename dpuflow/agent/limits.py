@@ -37,6 +37,9 @@ FULL: Final = 0.9
 """Of the ceiling of memory: what is held may bring the process so far."""
 SPARSEST_S: Final = 4.0
 """Analyses further apart than this tell of a late rank too late; fewer messages are held then."""
+ANALYSES: Final = 1.5
+"""So often there has to be CPU to analyse each message: once, and half of them again with what follows. Were
+it once alone, each analysis would find more to do than the one before, and come later."""
 LOOKS_S: Final = 4.0
 """What is used is averaged over this long, the length of a pause between two analyses that cost much."""
 SOON_S: Final = 3.0
@@ -97,6 +100,7 @@ class Governor:
         self._row_bytes = float(ROW_BYTES)
         self._affordable: int | None = None  # messages that an analysis may cost; None: any number
         self._costly_s = 0.0
+        self._message_s = 0.0  # CPU seconds that analysing a message took last
         self._looks: deque[tuple[float, Use]] = deque()
         self._overdrawn = False
         self._why = ""
@@ -158,6 +162,8 @@ class Governor:
         full = use.rss > self.settings.memory * TOO_MUCH
         if full and self._span_s > SHORTEST_SPAN_S:
             self._span_s = max(self._span_s / 2, SHORTEST_SPAN_S)
+        if use.messages > FEWEST_MESSAGES:
+            self._message_s = use.analysis_s / use.messages
         affordable_s = SPARSEST_S * ANALYSIS_SHARE * self.settings.cpu
         if use.analysis_s > affordable_s and use.messages > FEWEST_MESSAGES:
             fewer = max(int(use.messages * affordable_s / use.analysis_s), FEWEST_MESSAGES)
@@ -180,7 +186,10 @@ class Governor:
         return of_cpu, f"capture and analysis need more than {self.settings.cpu:.0%} of a core"
 
     def _cpu_fits(self) -> float:
-        """By CPU. Analyses may be further apart than configured: of them no more counts than their share."""
+        """By CPU. Analyses may be further apart than configured: of them no more counts than their share.
+
+        But each message is analysed once at least: where not even that fits, ever more would be held.
+        """
         time_s = sum(seconds for seconds, _ in self._looks)
         limit = self.settings.cpu
 
@@ -192,15 +201,22 @@ class Governor:
         capture, analysis = mean("capture_cpu"), mean("analysis_cpu")
         others = max(mean("cpu") - capture - analysis, 0.0)
         capture *= max(arrived / taken, 1.0) if taken else 1.0
-        wanted = others + capture + min(analysis, ANALYSIS_SHARE * limit)
+        once = ANALYSES * self._message_s * self._message_rate()
+        wanted = others + capture + max(min(analysis, ANALYSIS_SHARE * limit), once)
         if SPARE * limit <= wanted <= TOO_MUCH * limit:
             return 1.0
         left = max(AIM * limit - others, LEAST * limit)
         # Whichever is more: both grow with what is taken in, or analysing has its share and grows no more.
         both = left / max(capture + analysis, 1e-6)
         capped = (left - ANALYSIS_SHARE * limit) / max(capture, 1e-6)
-        fits = max(both, capped)
+        fits = min(max(both, capped), left / max(capture + once, 1e-6))
         return min(fits, TOO_MUCH) if wanted > TOO_MUCH * limit else max(fits, 1.0)
+
+    def _message_rate(self) -> float:
+        """Messages a second that came while no analysis took any away."""
+        still = [(seconds, use) for seconds, use in self._looks if not use.messages]
+        came = sum(use.held_most - use.held_least for _, use in still)
+        return came / max(sum(seconds for seconds, _ in still), 1e-6)
 
     def _memory_fits(self) -> float:
         """By memory: what comes between two analyses, beside what stays after them."""

@@ -62,16 +62,33 @@ class Log:
                 return  # nobody listens any more; the agent's work goes on
 
 
+REPEAT_S: Final = 60.0
+"""What a library says again and again is told this often: a client's bad requests fill no disk."""
+KINDS: Final = 100
+"""Of records whose repetitions are counted."""
+
+
 class FromLogging(logging.Handler):
     """Hands what is told by Python's ``logging``, by libraries above all, to a ``Log``."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}  # of each kind when, how many since then
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record, as one line; of an exception its type and text."""
-        text = record.getMessage()
+        text, now_s = record.getMessage(), time.monotonic()
+        kind = (record.name, str(record.msg))
+        told_s, untold = self._told.get(kind, (-REPEAT_S, 0))
+        if now_s - told_s < REPEAT_S:
+            self._told[kind] = (told_s, untold + 1)
+            return
+        if len(self._told) >= KINDS:
+            self._told.clear()
+        self._told[kind] = (now_s, 0)
+        if untold:
+            text += f" (and {untold} times more in the last {now_s - told_s:.0f} s)"
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {record.exc_info[1]!r}"
         level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()

@@ -55,6 +55,8 @@ def read_rank_map(file: str) -> dict[str, Place]:
             raise OptionError(f"{file}:{line}: not YAML: {error.problem}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise OptionError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+        except RecursionError:
+            raise OptionError(f"{file}: not YAML: nested too deeply") from None
     if root is None:
         raise OptionError(f"{file}: the rank map is empty")
     places: dict[str, Place] = {}

@@ -214,6 +214,7 @@ def run_program(fd: int, frame: bytes = b"") -> None:
 def load_error(number: int) -> DpuflowError:
     """Why the kernel would not load a program or map, and what to do."""
     refused = any("PROG LOAD LOG" in line for line in _said) and _privileged()
+    untyped = any("valid kernel BTF" in line for line in _said)
     words = last_words()
     if number == errno.EPERM or (number == errno.EACCES and not refused):
         return MissingError(
@@ -226,6 +227,11 @@ def load_error(number: int) -> DpuflowError:
         )
     if number == errno.ENOSYS:
         return MissingError("this kernel has no eBPF: use --backend afpacket")
+    if untyped:
+        return MissingError(
+            "this kernel has no BTF (/sys/kernel/btf/vmlinux), without which the NIC's stamps cannot be"
+            " read at XDP: use --timestamps kernel or another --hook, or a kernel with CONFIG_DEBUG_INFO_BTF"
+        )
     return DpuflowError(f"the kernel refused the eBPF program ({os.strerror(number)}): {words[-600:]}")
 
 

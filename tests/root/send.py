@@ -7,6 +7,7 @@ SIGTERM ends it after the packet in hand.
 from __future__ import annotations
 
 import gzip
+import random
 import signal
 import socket
 import struct
@@ -28,6 +29,26 @@ def frames(path: Path) -> list[bytes]:
         found.append(data[at + 16 : at + 16 + captured].ljust(length, b"\0"))
         at += 16 + captured
     return found
+
+
+def renamed(path: Path, draw: random.Random) -> bytes:
+    """The capture with another peer and other queue pairs, by chance."""
+    data = bytearray(gzip.decompress(path.read_bytes()))
+    peer = bytes([10, draw.randrange(128, 256), draw.randrange(256), draw.randrange(1, 255)])
+    shift, at = draw.randrange(1 << 16), 24
+    while at + 16 <= len(data):
+        captured = struct.unpack_from("<I", data, at + 8)[0]
+        frame = at + 16
+        if data[frame + 12 : frame + 14] == b"\x08\x00":
+            for end in (frame + 26, frame + 30):
+                if data[end : end + 4] == bytes([192, 168, 50, 11]):
+                    data[end : end + 4] = peer
+            if captured >= 54 and data[frame + 36 : frame + 38] == b"\x12\xb7":  # UDP port 4791
+                qp = int.from_bytes(data[frame + 47 : frame + 50], "big")
+                if qp > 1:
+                    data[frame + 47 : frame + 50] = ((qp + shift) & 0xFFFFFF).to_bytes(3, "big")
+        at = frame + captured
+    return bytes(data)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from network import Pair, run
+from send import renamed
 from test_live_job import job, run_job  # noqa: F401
 
 STEPS, LATE_FROM, LATE_MS = 200, 100, 100
@@ -293,3 +295,68 @@ def test_what_it_cannot_begin_with_is_one_sentence(pair: Pair, tmp_path: Path) -
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "nosuch: no such interface" in done.stderr
+
+
+SETTABLE = """
+import dataclasses, os, time
+from dpuflow.live import clock
+real, plain = clock.read_clocks, time.time_ns
+def ahead():
+    with open(os.environ["AHEAD"]) as file:
+        return int(file.read() or 0)
+def read_clocks():
+    told = real()
+    return dataclasses.replace(told, real_ns=told.real_ns + ahead())
+clock.read_clocks, time.time_ns = read_clocks, lambda: plain() + ahead()
+"""
+"""A wall clock that a file sets, for a process that starts with this."""
+
+
+@pytest.mark.parametrize("mode", ["packets", "messages"])
+def test_a_clock_that_is_set_while_it_runs(pair: Pair, nccl: list[Path], tmp_path: Path, mode: str) -> None:
+    """An hour on, later two hours back: no packet is lost, no analysis fails, nothing is published twice."""
+    (tmp_path / "sitecustomize.py").write_text(SETTABLE)
+    ahead = tmp_path / "ahead"
+    ahead.write_text("0")
+    project = str(Path(__file__).resolve().parents[2])
+    environment = {"AHEAD": str(ahead), "PYTHONPATH": f"{tmp_path}:{project}"}
+    config = f"capture: {{mode: {mode}}}\n"
+    with running(pair, tmp_path, config, **environment) as agent:
+        sent, found, draw = 0, [], random.Random(1)
+        for hours in (0, 1, -1):
+            ahead.write_text(str(hours * 3600 * 10**9))
+            agent.status()
+            again = tmp_path / "again.pcap"
+            again.write_bytes(renamed(nccl[0], draw))  # other peers: what comes twice is a repetition
+            sent += pair.send(pair.a, "west", again, rate=5000)
+            agent.settled()
+            found.append(agent.status()["collectives"])
+        status = agent.status()
+        assert status["clock_steps"] == 2
+        steps = " ".join(event["text"] for event in agent.events("clock_step"))
+        assert steps.index("+3600.") < steps.index("-7200.")
+        assert status["losses"]["seen"] >= sent
+        assert not status["errors"]
+        assert not agent.events("analysis_failed")
+        assert abs(status["lag_s"]) < 60
+        assert found[0] > 0
+        assert found[1] - found[0] == found[0]
+        assert found[2] - found[1] == found[0]
+
+
+@pytest.mark.long
+def test_ten_thousand_interfaces(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
+    """A host of many containers: they cost one capture nothing."""
+    many = "".join(f"link add va{k} type veth peer name vb{k}\n" for k in range(5000))
+    subprocess.run(["ip", "-n", pair.b, "-batch", "-"], input=many, text=True, check=True, timeout=300)
+    listed = pair.dpuflow(pair.b, "capture", "-D")
+    assert listed.returncode == 0
+    assert len(listed.stdout.splitlines()) > 10_000
+    with running(pair, tmp_path, "capture: {interfaces: auto}\n") as agent:
+        sent = pair.send(pair.a, "west", *nccl, rate=20000)
+        agent.wait(lambda: agent.status()["losses"].get("seen", 0) >= sent, 60)
+        assert agent.status()["interfaces"] == {"east": True}
+        time.sleep(5)
+        before_s, at_s = cpu_of(agent), time.monotonic()
+        time.sleep(10)
+        assert cpu_of(agent) - before_s < 0.2 * (time.monotonic() - at_s)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from network import ENVIRONMENT, Pair, run
 
+HIDDEN = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /sys/kernel/btf && exec "$@"', "-"]
+"""In front of a command: without the kernel's type information."""
 ALONE = ["setpriv", "--reuid", "65534", "--clear-groups"]
 
 
@@ -67,6 +69,41 @@ def test_without_programs_or_with_those_of_another_version(programs: None, tmp_p
     (tmp_path / "packets.bpf.o").write_bytes(object_path().read_bytes().replace(number, b"1234"))
     old = dpuflow("capture", "-i", "lo", **here)
     assert "built for another version of dpuflow" in old.stderr
+
+
+def test_without_btf_all_goes_on(programs: None, tmp_path: Path) -> None:
+    """What a kernel without CONFIG_DEBUG_INFO_BTF lacks is said, and is not needed."""
+    done = dpuflow("doctor", "-i", "lo", before=HIDDEN)
+    assert done.returncode == 0, done.stdout
+    assert ", without BTF (" in done.stdout.splitlines()[0]
+    for mode, name in (("packets", "a.pcapng"), ("messages", "a.dpuflow")):
+        options = ("-i", "lo", "-w", str(tmp_path / name), "--mode", mode, "--duration", "0.5")
+        taken = dpuflow("capture", *options, before=HIDDEN)
+        assert taken.returncode == 0, taken.stderr
+
+
+def test_the_nics_stamps_without_btf_are_one_sentence(programs: None) -> None:
+    """The one object that asks the kernel's type information for a function."""
+    done = subprocess.run(
+        [*HIDDEN, sys.executable, "-c", HARDWARE], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert "this kernel has no BTF (/sys/kernel/btf/vmlinux)" in done.stdout
+
+
+HARDWARE = """
+from dpuflow.errors import DpuflowError
+from dpuflow.live import libbpf, place
+from dpuflow.live.options import LiveOptions
+from dpuflow.live.ring import Ring
+ring, settings = Ring.of_bytes(1 << 17), LiveOptions(("lo",)).settings(0, 0)
+ring.set(settings)
+try:
+    place.load(place.made("packets_hardware"), [(place.XDP,)], settings, ring.maps(), 1)
+except DpuflowError as error:
+    print(error)
+"""
 
 
 def test_a_filter_left_behind_is_told_and_removed(pair: Pair) -> None:
