@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.stretches import covered_ns
+from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.conditions import TABLE
 from dpuflow.findings.evidence import ByEnd
 from dpuflow.findings.repeats import find_repeats
@@ -18,7 +18,7 @@ from dpuflow.results import Finding
 from dpuflow.verdicts.persistence import CRITICAL_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -104,6 +104,25 @@ class Case:
         steps = sum(account.step_ns for account in self.inferred.accounts)
         exposed = sum(account.exposed_ns + account.unexplained for account in self.inferred.accounts)
         return exposed / steps if steps else 1.0
+
+    def taken_share(self, held: NDArray[np.int64], endpoints: Collection[int]) -> float:
+        """Of the captured time what the job lost while messages from or to one of ``endpoints`` were ``held``
+        (from when to when, two rows): as far as they lay on the critical path of its steps.
+
+        What lies before the first step's end or after the last one's counts whole: no path is known there.
+        """
+        found = [0]
+        for account in self.inferred.accounts:
+            first, last = int(account.ends_ns[0] - account.lengths_ns[0]), int(account.ends_ns[-1])
+            src, dst, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
+            # No two pieces of a path lie at the same time.
+            order = np.argsort(begin)
+            times = np.stack([begin[order], end[order]], axis=1).ravel()
+            on_path = int(covered_between(times, held)[::2].sum()) if len(times) and held.size else 0
+            found.append(on_path + covered_ns(held) - covered_ns(held, first, last))
+        if len(found) == 1:
+            found.append(covered_ns(held))
+        return min(max(found) / self.span_ns, 1.0)
 
     @cached_property
     def network_share(self) -> float:
