@@ -15,7 +15,7 @@ from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
-from dpuflow.verdicts.persistence import CRITICAL_SHARE
+from dpuflow.verdicts.persistence import CRITICAL_SHARE, QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -109,7 +109,8 @@ class Case:
         """Of the captured time what the job lost while messages from or to one of ``endpoints`` were ``held``
         (from when to when, two rows): as far as they lay on the critical path of its steps.
 
-        What lies before the first step's end or after the last one's counts whole: no path is known there.
+        A step that is longer than others ever are is so because of what held messages meanwhile, wherever its
+        path went. What lies before the first step's end or after the last one's counts whole.
         """
         found = [0]
         for account in self.inferred.accounts:
@@ -118,8 +119,15 @@ class Case:
             # No two pieces of a path lie at the same time.
             order = np.argsort(begin)
             times = np.stack([begin[order], end[order]], axis=1).ravel()
-            on_path = int(covered_between(times, held)[::2].sum()) if len(times) and held.size else 0
-            found.append(on_path + covered_ns(held) - covered_ns(held, first, last))
+            on_path = covered_between(times, held)[::2] if len(times) and held.size else times[::2]
+            steps = np.r_[account.ends_ns[:1] - account.lengths_ns[:1], account.ends_ns]
+            by_step = np.bincount(
+                np.clip(np.searchsorted(steps, times[::2], side="right") - 1, 0, account.steps - 1),
+                on_path, account.steps,
+            )  # fmt: skip
+            within = covered_between(steps, held) if held.size else np.zeros(account.steps)
+            by_step = np.maximum(by_step, np.minimum(within, beyond_others(account.lengths_ns)))
+            found.append(int(by_step.sum()) + covered_ns(held) - covered_ns(held, first, last))
         if len(found) == 1:
             found.append(covered_ns(held))
         return min(max(found) / self.span_ns, 1.0)
@@ -129,6 +137,13 @@ class Case:
         """Of the job's steps what ranks waited because of the network."""
         steps = sum(account.step_ns for account in self.inferred.accounts)
         return sum(account.network for account in self.inferred.accounts) / max(steps, 1)
+
+
+def beyond_others(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each step that is longer than chance makes any, by how much it is longer than the usual one."""
+    quarter, middle = np.percentile(lengths, (25, 50))
+    surely = middle + SIGMAS * (middle - quarter) / QUARTER_IN_SIGMAS
+    return np.where(lengths > surely, lengths - middle, 0.0)
 
 
 def severity_of(share: float) -> Severity:

@@ -92,6 +92,8 @@ def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
     part = case.joined.transfers[rows[again]]
     # What came only after a timeout left in time: it was under way until it was there, or acknowledged.
     there = np.where((part["seen"] & Seen.AT_RECEIVER) != 0, part["arrived_end_ns"], part["acked_ns"])
+    # Where the acknowledgment was lost the sender knows nothing until it has repeated it all.
+    there = np.where(part["acked_ns"] - there > case.repeats.answered_ns, part["acked_ns"], there)
     columns[UNDER_WAY, again] = np.maximum(columns[UNDER_WAY, again], there - part["sent_ns"])
     return columns
 
