@@ -112,24 +112,22 @@ class Case:
         A step that is longer than others ever are is so because of what held messages meanwhile, wherever its
         path went. What lies before the first step's end or after the last one's counts whole.
         """
-        found = [0]
+        if not held.size:
+            return 0.0
+        found = [] if self.inferred.accounts else [covered_ns(held)]
         for account in self.inferred.accounts:
-            first, last = int(account.ends_ns[0] - account.lengths_ns[0]), int(account.ends_ns[-1])
-            src, dst, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
-            # No two pieces of a path lie at the same time.
-            order = np.argsort(begin)
-            times = np.stack([begin[order], end[order]], axis=1).ravel()
-            on_path = covered_between(times, held)[::2] if len(times) and held.size else times[::2]
             steps = np.r_[account.ends_ns[:1] - account.lengths_ns[:1], account.ends_ns]
-            by_step = np.bincount(
-                np.clip(np.searchsorted(steps, times[::2], side="right") - 1, 0, account.steps - 1),
-                on_path, account.steps,
-            )  # fmt: skip
-            within = covered_between(steps, held) if held.size else np.zeros(account.steps)
-            by_step = np.maximum(by_step, np.minimum(within, beyond_others(account.lengths_ns)))
-            found.append(int(by_step.sum()) + covered_ns(held) - covered_ns(held, first, last))
-        if len(found) == 1:
-            found.append(covered_ns(held))
+            _, _, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
+            order = np.argsort(begin)  # no two pieces of a path lie at the same time
+            times = np.stack([begin[order], end[order]], axis=1).ravel()
+            on_path = covered_between(times, held)[::2] if len(times) else times
+            of = np.clip(np.searchsorted(steps, times[::2], side="right") - 1, 0, account.steps - 1)
+            by_step = np.maximum(
+                np.bincount(of, on_path, account.steps),
+                np.minimum(covered_between(steps, held), beyond_others(account.lengths_ns)),
+            )
+            outside = covered_ns(held) - covered_ns(held, int(steps[0]), int(steps[-1]))
+            found.append(int(by_step.sum()) + outside)
         return min(max(found) / self.span_ns, 1.0)
 
     @cached_property
