@@ -137,9 +137,9 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
             if _touches(cause, effect):
                 parts = [Part(effect.condition, effect.endpoints, effect.summary), *effect.consists_of]
                 cause.consists_of += parts
-                if (effect.cost_share or 0.0) > (cause.cost_share or 0.0):  # what the incident cost
+                if cause.cost_share is None:  # what the incident cost
                     cause.cost_ns, cause.cost_share = effect.cost_ns, effect.cost_share
-                cause.severity = max(cause.severity, effect.severity, key=SEVERITIES.index)
+                    cause.severity = max(cause.severity, effect.severity, key=SEVERITIES.index)
                 swallowed.add(other)
     return [finding for number, finding in enumerate(found) if number not in swallowed]
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.stretches import covered_ns
+from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.conditions import TABLE
 from dpuflow.findings.evidence import ByEnd
 from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
-from dpuflow.verdicts.persistence import CRITICAL_SHARE
+from dpuflow.verdicts.persistence import CRITICAL_SHARE, QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -105,11 +105,43 @@ class Case:
         exposed = sum(account.exposed_ns + account.unexplained for account in self.inferred.accounts)
         return exposed / steps if steps else 1.0
 
+    def taken_share(self, held: NDArray[np.int64], endpoints: Collection[int]) -> float:
+        """Of the captured time what the job lost while messages from or to one of ``endpoints`` were ``held``
+        (from when to when, two rows): as far as they lay on the critical path of its steps.
+
+        A step that is longer than others ever are is so because of what held messages meanwhile, wherever its
+        path went. What lies before the first step's end or after the last one's counts whole.
+        """
+        if not held.size:
+            return 0.0
+        found = [] if self.inferred.accounts else [covered_ns(held)]
+        for account in self.inferred.accounts:
+            steps = np.r_[account.ends_ns[:1] - account.lengths_ns[:1], account.ends_ns]
+            _, _, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
+            order = np.argsort(begin)  # no two pieces of a path lie at the same time
+            times = np.stack([begin[order], end[order]], axis=1).ravel()
+            on_path = covered_between(times, held)[::2] if len(times) else times
+            of = np.clip(np.searchsorted(steps, times[::2], side="right") - 1, 0, account.steps - 1)
+            by_step = np.maximum(
+                np.bincount(of, on_path, account.steps),
+                np.minimum(covered_between(steps, held), beyond_others(account.lengths_ns)),
+            )
+            outside = covered_ns(held) - covered_ns(held, int(steps[0]), int(steps[-1]))
+            found.append(int(by_step.sum()) + outside)
+        return min(max(found) / self.span_ns, 1.0)
+
     @cached_property
     def network_share(self) -> float:
         """Of the job's steps what ranks waited because of the network."""
         steps = sum(account.step_ns for account in self.inferred.accounts)
         return sum(account.network for account in self.inferred.accounts) / max(steps, 1)
+
+
+def beyond_others(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each step that is longer than chance makes any, by how much it is longer than the usual one."""
+    quarter, middle = np.percentile(lengths, (25, 50))
+    surely = middle + SIGMAS * (middle - quarter) / QUARTER_IN_SIGMAS
+    return np.where(lengths > surely, lengths - middle, 0.0)
 
 
 def severity_of(share: float) -> Severity:

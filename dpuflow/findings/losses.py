@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.stretches import covered_ns
-from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
+from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, most
-from dpuflow.quantities import name_of
+from dpuflow.quantities import name_of, percent
 from dpuflow.schema.rows import Seen
-from dpuflow.verdicts.persistence import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,26 +52,24 @@ def find_losses(case: Case) -> Iterator[Finding]:
             columns = _of_losses(case, sender)
             held.append(held_up(columns))
             shown.append((sent[sender], columns[AGAIN].copy()))
-        held_ns = covered_ns(np.concatenate(held, axis=1))
+        stretches = np.concatenate(held, axis=1)
+        held_ns = covered_ns(stretches)
         if not held_ns:
             continue
-        share = held_ns / case.span_ns
-        told = Cost(held_ns, share)
-        # Messages that nobody waited for cost the job nothing: both must be large.
-        much = min(share, case.network_share) >= CRITICAL_SHARE
         others = {int(flows[name][n]) for n in numbers for name in ("src", "dst")} - {place}
+        # Messages that nobody waited for cost the job nothing.
+        share = case.taken_share(stretches, [place])
         ways = "from" if len(senders) == 1 else "from and to"
         yield make_finding(
             "packet_loss",
             [place, *sorted(others)],
             (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
-            told,
+            Cost(round(share * case.span_ns), share),
             0.5 if lost < FEWEST else 0.9,
             f"{lost} of {packets} packets {ways} {name_of(case.result.endpoints[place])} were retransmitted"
             f" ({100 * lost / max(packets, 1):.2f} %): they or their acknowledgments were lost"
             f" or late{_besides(again - lost)}. Messages were held up by it for {held_ns / 1e6:.1f} ms"
-            f" ({100 * share:.1f} % of the time).",
-            severity="info" if share < SMALL_SHARE else "critical" if much else "warning",
+            f" ({100 * held_ns / case.span_ns:.1f} % of the time); steps took {percent(share)} longer.",
             alternatives=[
                 "a switch port or cable that corrupts frames",
                 "a queue that overflows",
@@ -95,6 +92,8 @@ def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
     part = case.joined.transfers[rows[again]]
     # What came only after a timeout left in time: it was under way until it was there, or acknowledged.
     there = np.where((part["seen"] & Seen.AT_RECEIVER) != 0, part["arrived_end_ns"], part["acked_ns"])
+    # Where the acknowledgment was lost the sender knows nothing until it has repeated it all.
+    there = np.where(part["acked_ns"] - there > case.repeats.answered_ns, part["acked_ns"], there)
     columns[UNDER_WAY, again] = np.maximum(columns[UNDER_WAY, again], there - part["sent_ns"])
     return columns
 
@@ -139,8 +138,8 @@ def _lossy_places(
 def held_up(columns: NDArray[np.int64]) -> NDArray[np.int64]:
     """From when to when messages sent again, of a sender's, were under way longer than the others; two rows.
 
-    ``columns`` as from ``ByEnd``. A message is held to the usual pace of the same sender's other messages;
-    where it has none, to the quickest.
+    ``columns`` as from ``ByEnd``. A message is held to the usual time of the same sender's others of its size;
+    where it has none, to the usual pace of those that took any time, else to the quickest.
     """
     from dpuflow.kernels.links import AGAIN, CARRIED, FROM, UNDER_WAY
 
@@ -149,7 +148,13 @@ def held_up(columns: NDArray[np.int64]) -> NDArray[np.int64]:
     if not again.any():
         return np.zeros((2, 0), np.int64)
     pace = took / np.maximum(carried, 1)
-    usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
+    sound = ~again & (took > 0)
+    usual = (float(np.median(pace[sound])) if sound.any() else float(pace.min())) * carried[again]
+    sizes, of = np.unique(carried[again], return_inverse=True)
+    for number, size in enumerate(sizes.tolist()):
+        like = ~again & (carried == size)
+        if like.any():
+            usual[of == number] = float(np.median(took[like]))
     took = took[again]
     end = start[again] + took
-    return np.stack([end - np.maximum(took - usual * carried[again], 0).astype(np.int64), end])
+    return np.stack([end - np.maximum(took - usual, 0).astype(np.int64), end])

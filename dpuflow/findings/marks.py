@@ -10,7 +10,7 @@ import numpy as np
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, worst
-from dpuflow.findings.ports import carried_ns, held_on_the_way
+from dpuflow.findings.ports import Why, carried_ns, held_on_the_way
 from dpuflow.findings.slow import among
 from dpuflow.quantities import duration, listed, name_of
 
@@ -44,7 +44,7 @@ class _Lost(NamedTuple):
 
 def find_congestion(case: Case) -> Iterator[Finding]:
     """One finding for each receiver towards which packets were marked, senders were told to slow down, or
-    messages were held on their way."""
+    messages were held on their way: a port that is full, paused or slow."""
     flows = case.joined.flows
     marked = (flows["ecn_marked"] > 0) | (flows["cnp"] > 0)
     held_at = held_on_the_way(case)
@@ -56,11 +56,8 @@ def find_congestion(case: Case) -> Iterator[Finding]:
         rows = rows[among(case.joined.columns["src"][rows], senders)]
         marks = case.joined.columns["ecn_marked"][rows]
         lost = _lost(case, rows, marks > 0)
-        held_ns = 0 if held is None else held.ns
         cause, why = _cause(case, rows, marks > 0)
-        took_ns = covered_ns(lost.held) - (carried_ns(case, rows, lost.held) if why == INCAST else 0)
-        share = min(max(took_ns, held_ns, 0) / case.span_ns, case.exposed_share)
-        cost = Cost(max(round(lost.ns), held_ns), share) if lost.known or held else Cost(None, 0.0)
+        condition = "congestion" if held is None else _CONDITIONS[held.why]
         names = [name_of(case.result.endpoints[sender]) for sender in senders]
         path = f"from {listed(names, len(names))} to {name_of(case.result.endpoints[receiver])}"
         packets = int(flows["packets"][numbers].sum())
@@ -70,16 +67,33 @@ def find_congestion(case: Case) -> Iterator[Finding]:
                 f"{int(flows['ecn_marked'][numbers].sum())} of {packets} packets {path} carry a congestion"
                 f" mark; {int(flows['cnp'][numbers].sum())} congestion notifications were seen. {_took(lost)}"
             )
+        told = {"alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause}
         yield make_finding(
-            "congestion",
-            [*senders, receiver],
+            condition,
+            [*senders, receiver] if condition == "congestion" else [receiver, *senders],
             (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
-            cost,
+            _cost(case, receiver, rows, lost, held, why),
             0.9,
             f"{said}{why if held is None else _stood(held)}",
-            alternatives=[*cause, "a marking threshold set too low"] if marked[numbers].any() else cause,
             evidence=message_evidence(case.captures, case.joined, _shown(rows, marks, held)),
+            **(told if condition == "congestion" else {}),
         )
+
+
+_CONDITIONS: Final = {Why.FULL: "congestion", Why.PAUSED: "head_of_line", Why.SLOW: "slow_link"}
+
+
+def _cost(case: Case, receiver: int, rows: Ints, lost: _Lost, held: Held | None, why: str) -> Cost:
+    """What steps took longer because messages to a receiver took longer."""
+    if not lost.known and held is None:
+        return Cost(None, 0.0)
+    share = case.taken_share(lost.held, [receiver])
+    if why == INCAST and share:
+        covered = covered_ns(lost.held)
+        share *= max(covered - carried_ns(case, rows, lost.held), 0) / max(covered, 1)
+    if held is not None:
+        share = max(share, case.taken_share(held.stretches, [receiver]))
+    return Cost(round(share * case.span_ns), share)
 
 
 def _shown(rows: Ints, marks: NDArray[np.integer], held: Held | None) -> list[int]:
@@ -89,10 +103,16 @@ def _shown(rows: Ints, marks: NDArray[np.integer], held: Held | None) -> list[in
 
 
 def _stood(held: Held) -> str:
+    how = {
+        Why.FULL: "others' were not: its port is full of other traffic, or was paused (PFC).",
+        Why.PAUSED: "and nothing came through meanwhile, then all at once: its port stood still, as one that is"
+        " paused (PFC) does.",
+        Why.SLOW: "and whenever messages queue for it they come through at a third of the other ports' pace, or"
+        " more slowly: its port is slow.",
+    }[held.why]
     return (
         f" Messages to it were held on the way for up to {duration(int(held.late_ns.max()))},"
-        f" {duration(held.ns)} in all, those to others were not: its port was paused (PFC), or full of other"
-        " traffic, or is slow."
+        f" {duration(held.ns)} in all, {how}"
     )
 
 

@@ -1,15 +1,19 @@
-"""Messages in, how long each receiver's were held on the way out: from the sender's last packet to the
-receiver's.
+"""Messages in, how long each receiver's were held on the way, and by what, out: from the sender's last packet
+to the receiver's.
 
 Both stamps are there where both ends are captured. What a pair's quick messages take is the path; what others
 take beyond that they stood in a queue, or before a port that was paused. Less than the clocks may be wrong by
 tells nothing, and a port that meanwhile carries, at its own pace, what is wanted there anyway costs nothing.
 Every path has some of the rest, so a receiver is told of only where it has far more than the others at the
 same time.
+
+A port that is paused lets nothing through, then all at once; one that other traffic shares lets something
+through all the while; one that is slow is so whenever messages queue for it.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.findings.case import Case
+    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 
@@ -33,12 +38,29 @@ TIMES: Final = 3
 """So many times as long as the other receivers' messages: as of links (``verdicts.links``)."""
 
 
+MOST: Final = 0.5
+"""Of the time: most of it."""
+ALL: Final = 0.9
+"""Of messages that a queue holds, if it is that: it marks what waits in it."""
+
+
+class Why(Enum):
+    """What holds messages before a port."""
+
+    PAUSED = "paused"
+    SLOW = "slow"
+    FULL = "full"
+
+
 class Held(NamedTuple):
-    """Of one receiver: the messages, for how long each was held, and from when to when any was."""
+    """Of one receiver: the messages, for how long each was held; from when to when any was (two rows), for
+    how long, less what the port carried meanwhile; and why."""
 
     rows: Ints
     late_ns: Ints
+    stretches: Ints
     ns: int
+    why: Why
 
 
 def held_on_the_way(case: Case) -> dict[int, Held]:
@@ -46,12 +68,68 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     the middle one of the others'."""
     receivers = np.unique(case.joined.flows["dst"]).tolist()
     every = {end: held for end in receivers if (held := _held(case, end)) is not None}
-    found = {}
+    found, paces = {}, {}
     for end, held in every.items():
         others = [other.ns for each, other in every.items() if each != end]
         if others and held.ns > max(TIMES * float(np.median(others)), SMALL_SHARE * case.span_ns):
-            found[end] = held
+            paces = paces or {each: pace_ns(case.joined.transfers[case.received[each]]) for each in every}
+            found[end] = held._replace(why=_why(case, end, held, paces))
     return found
+
+
+def _why(case: Case, receiver: int, held: Held, paces: dict[int, float]) -> Why:
+    others = [pace for end, pace in paces.items() if end != receiver and pace > 0]
+    if others and paces[receiver] > TIMES * float(np.median(others)):
+        return Why.SLOW
+    marked = case.joined.columns["ecn_marked"][held.rows] > 0
+    if held.late_ns[marked].sum() > ALL * held.late_ns.sum():
+        return Why.FULL
+    part = case.joined.transfers[case.received[receiver]]
+    part = part[(part["seen"] & Seen.AT_RECEIVER) != 0]
+    stood, together = stood_ns(held.stretches, passing(part, max(paces[receiver], 0.0)))
+    return Why.PAUSED if stood > MOST * together else Why.FULL
+
+
+def pace_ns(part: Rows) -> float:
+    """Time a byte that a port takes for messages that queue for it: of the quickest tenth of those that had
+    left when the one before them was there; 0 where too few did."""
+    known = (part["seen"] == Seen.AT_SENDER | Seen.AT_RECEIVER) & (part["retransmitted"] == 0)
+    part = part[known & (part["bytes"] > 0)]
+    part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
+    end = part["arrived_end_ns"]
+    queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
+    if len(queued) < FEWEST:
+        return 0.0
+    return float(np.percentile((end[queued] - end[queued - 1]) / part["bytes"][queued], 10))
+
+
+def passing(part: Rows, pace: float) -> Ints:
+    """When something of messages came through a port, as far as their ends and its pace tell; two rows."""
+    begin, end = part["arrived_ns"], part["arrived_end_ns"]
+    took = np.minimum((pace * part["bytes"]).astype(np.int64), end - begin)
+    return np.stack([np.r_[begin, end - took], np.r_[begin + took, end]])
+
+
+def stood_ns(held: Ints, passed: Ints) -> tuple[int, int]:
+    """Of each stretch of time that ``held`` cover without a gap the longest in which nothing passed, and the
+    stretch itself; all of these together."""
+    held, passed = joined_up(held), joined_up(passed)
+    quiet = np.stack([np.r_[held[0, :1], passed[1]], np.r_[passed[0], held[1, -1:]]])
+    stood = 0
+    first = np.searchsorted(quiet[1], held[0], side="right")
+    last = np.searchsorted(quiet[0], held[1], side="left")
+    for number, (begin, end) in enumerate(held.T.tolist()):
+        part = quiet[:, first[number] : last[number]]
+        stood += int((np.minimum(part[1], end) - np.maximum(part[0], begin)).max(initial=0))
+    return stood, int((held[1] - held[0]).sum())
+
+
+def joined_up(stretches: Ints) -> Ints:
+    """The same time, in stretches that do not touch, in order."""
+    begin, end = stretches[:, np.argsort(stretches[0], kind="stable")]
+    end = np.maximum.accumulate(end)
+    fresh = np.flatnonzero(np.r_[True, begin[1:] > end[:-1]][: len(begin)])
+    return np.stack([begin[fresh], end[np.r_[fresh[1:] - 1, len(end) - 1][: len(fresh)]]])
 
 
 def _held(case: Case, receiver: int) -> Held | None:
@@ -68,9 +146,9 @@ def _held(case: Case, receiver: int) -> Held | None:
     if not len(rows):
         return None
     stretches = np.stack([end - late, end])
-    return Held(
-        rows, late, max(covered_ns(stretches) - carried_ns(case, case.received[receiver], stretches), 0)
-    )
+    kept = late > 0
+    took = covered_ns(stretches) - carried_ns(case, case.received[receiver], stretches)
+    return Held(rows[kept], late[kept], stretches[:, kept], max(took, 0), Why.FULL)
 
 
 def held_ns(took: Ints, pair: Ints) -> tuple[Ints, NDArray[np.bool_]]:

@@ -34,6 +34,7 @@ class Repeats(NamedTuple):
 
     lost: Ints  # of each flow: packets that were sent again because the receiver lacked them
     needless: Ints  # rows of TRANSFER, in order, of which nothing was lost
+    answered_ns: int  # an acknowledgment that takes longer comes of a repetition
 
     def without(self, rows: Ints, again: Ints) -> Ints:
         """``again``, the packets of ``rows`` that were sent again, 0 where none of them was lost."""
@@ -58,8 +59,8 @@ def find_repeats(captures: Sequence[CaptureTables], joined: Joined) -> Repeats:
         mine = part["arrival_capture"] == capture
         twice[mine] = tables.messages["retransmitted"][part["arrival_message"][mine]]
     # One that is lost comes a timeout later, far beyond what any other takes.
-    slowest = _slowest_answer(joined) if len(part) else 0
-    told = part["acked_ns"] - part["taken_ns"] <= TWICE * slowest
+    slowest = TWICE * _slowest_answer(joined) if len(part) else 0
+    told = part["acked_ns"] - part["taken_ns"] <= slowest
     told &= (part["acked_ns"] != NEVER) & (part["taken_ns"] != NEVER)
     had = np.where(told, np.minimum(twice, part["retransmitted"]), 0)
     flow = _flows_of(joined, part["connection"].astype(np.int64), part["src"].astype(np.int64))
@@ -69,7 +70,7 @@ def find_repeats(captures: Sequence[CaptureTables], joined: Joined) -> Repeats:
     lost = np.where(roce, np.maximum(again - spared, np.minimum(again, _asked_again(flows))), lost)
     # Where a receiver asked again, which message it was for is not known.
     sound = known & (had == part["retransmitted"]) & (lost[np.maximum(flow, 0)] == 0)
-    return Repeats(np.maximum(lost, 0), rows[sound])
+    return Repeats(np.maximum(lost, 0), rows[sound], slowest)
 
 
 def _slowest_answer(joined: Joined) -> int:

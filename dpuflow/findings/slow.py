@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence, worst
@@ -105,13 +104,12 @@ def _usual_pace(case: Case) -> float:
 
 
 def _cost(case: Case, slow: _Slow) -> Cost:
-    """What messages took longer than at the usual pace; no more than the job's steps leave to any network."""
+    """What steps took longer because messages took longer than at the usual pace."""
     moved = case.joined.transfers[slow.rows]
     size = moved["bytes"].astype(np.float64)
     longer = np.maximum(slow.took - _usual_pace(case), 0) * size
     end = np.maximum(moved["sent_end_ns"], moved["arrived_end_ns"])
-    held_ns = covered_ns(np.stack([end - longer.astype(np.int64), end]))
-    share = min(held_ns / case.span_ns, case.exposed_share)
+    share = case.taken_share(np.stack([end - longer.astype(np.int64), end]), [slow.node])
     return Cost(round(share * case.span_ns), share)
 
 

@@ -46,7 +46,7 @@ def find_standstills(case: Case) -> Iterator[Finding]:
                 kept.append((begin, end))
                 ends |= set(under_way.tolist())
         lost = sum(end - begin for begin, end in kept)
-        share = min(lost / case.span_ns, case.exposed_share)
+        share = case.taken_share(np.array(kept, np.int64).reshape(-1, 2).T, [sender])
         if len(kept) < FEWEST or share < SMALL_SHARE:
             continue
         names = [name_of(case.result.endpoints[end]) for end in sorted(ends)]
@@ -55,7 +55,7 @@ def find_standstills(case: Case) -> Iterator[Finding]:
             "head_of_line",
             [sender, *sorted(ends)],
             (kept[0][0], kept[-1][1]),
-            Cost(lost, share),
+            Cost(round(share * case.span_ns), share),
             0.8,
             f"Messages from {name_of(case.result.endpoints[sender])} to {listed(names, 4)} stood still at"
             f" the same"

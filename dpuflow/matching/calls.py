@@ -93,6 +93,8 @@ def is_call(members: Sequence[Transfers], near: frozenset[int] | None) -> bool:
     ends = sorted({end for edge in edges for end in edge})
     if len(members) != len(edges) or not _all_pairs(edges, near):
         return False
+    if len({len(each.rows) for each in members}) > 1:  # what was lost, or cut off, is of no call of all
+        return False
     in_order = _one_by_one(members, [each.edge for each in members])
     return in_order and (len(ends) > 2 or not _answers(members[0], members[1]))
 

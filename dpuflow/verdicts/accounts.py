@@ -56,6 +56,8 @@ class Account:
     ``in_node``: between input and output of an endpoint whose node has several ranks. ``waited`` is of
     ``work``: what peers waited for a rank because it worked longer than they. ``hidden_share``: of all steps'
     time, the unexplained share. ``lengths_ns``, ``ends_ns`` and ``saved_ns`` (by endpoint) are of each step.
+    ``moves``: messages on the paths, each with sender, receiver, and from when to when (four rows); where a
+    path says of a rank alone that the network kept it, both are -1.
     """
 
     group: int
@@ -73,6 +75,7 @@ class Account:
     lengths_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     saved_ns: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    moves: NDArray[np.int64] = field(default_factory=lambda: np.zeros((4, 0), np.int64))
 
     @property
     def exposed_ns(self) -> int:
@@ -139,9 +142,26 @@ def account_for(
         walks = [paths.walk(*pair) for pair in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         account = Account(int(known.group[entries.collective[ends[-1]]]), len(walks), members)
         account.lengths_ns, account.ends_ns = np.diff(entries.leave_ns[ends]), entries.leave_ns[ends[1:]]
+        account.moves = _moves(walks, account.ends_ns, exchanges, known.causes)
         _sum_up(account, walks, _Usual(walks, exchanges, entries, known), joins, shared, entries, known)
         found.append(account)
     return found
+
+
+def _moves(
+    walks: Sequence[Sequence[Segment]], ends_ns: Ints, exchanges: Rows, causes: Causes
+) -> NDArray[np.int64]:
+    """What of the paths was a message's way, or the network's doing: four rows as of ``Account``."""
+    found: list[tuple[int, int, int]] = []
+    for walk, end in zip(walks, ends_ns.tolist(), strict=True):
+        for each in walk:
+            kept = each.what == What.WORK and each.row >= 0 and causes.cause[each.row] == NETWORK
+            if each.exchange >= 0 or kept:
+                found.append((each.exchange, end - each.length_ns, end))
+            end -= each.length_ns
+    number, begin, until = np.array(found, np.int64).reshape(-1, 3).T
+    ends = (np.where(number < 0, -1, exchanges[name][number].astype(np.int64)) for name in ("src", "dst"))
+    return np.stack([*ends, begin, until])
 
 
 def _sum_up(
