@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_results import T0, job
+from scripted_results import T0, job, messages
 from test_html import PAGES
 from test_loading import rich_job, text_of
 
 from dpuflow.cli import run
 from dpuflow.errors import MissingError
+from dpuflow.loading import load
 from dpuflow.reports import parquet
 from dpuflow.reports.json import write_json
 from dpuflow.reports.parquet import read_tables, write_parquet
 from dpuflow.results import RankEntry
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes the tables: make setup installs it")
+TRACES = Path(__file__).resolve().parents[1] / "traces"
 QUERIES = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
 
 
@@ -119,6 +121,43 @@ def test_append_is_an_option(tmp_path: Path) -> None:
     assert json.loads(text_of(read_tables(str(tmp_path / "tables"))))
 
 
+def test_messages_are_a_table_beside_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(file) for file in sorted((TRACES / "gloo-allreduce-n4").glob("node*.pcap.gz"))]
+    command = [
+        "analyze",
+        *files,
+        "--quiet",
+        "--json",
+        str(tmp_path / "r.json"),
+        "--parquet",
+        str(tmp_path / "t"),
+    ]
+    assert run([*command, "--messages"]) == 0
+    result = load(str(tmp_path / "r.json"))
+    table = pq.read_table(tmp_path / "t" / "messages.parquet")
+    rows = table.to_pylist()
+    assert len(rows) == sum(flow.messages for flow in result.flows)
+    assert {row["role"] for row in rows} == {"control", "burst", "grant", "offer", "data"}
+    assert [row["id"] for row in rows] == list(range(len(rows)))
+    assert all(result.flows[row["flow"]].dst == row["dst"] for row in rows)
+    assert table.schema.field("sent_ns").metadata == {b"unit": b"ns"}
+    assert b"offer grant" in table.schema.field("role").metadata[b"tokens"]
+    assert text_of(read_tables(str(tmp_path / "t"))) == text_of(result)
+    assert run(command) == 0  # the same folder, without them: none of another run stay
+    assert not (tmp_path / "t" / "messages.parquet").exists()
+    assert run(["analyze", *files, "--messages"]) == 2
+    assert "--messages goes with --parquet or --perfetto" in capsys.readouterr().err
+
+
+def test_files_say_whose_they_are(tmp_path: Path) -> None:
+    write_parquet(job(), str(tmp_path), append=True)
+    (part,) = (tmp_path / "flows").glob("*/*/flows.parquet")
+    said = pq.read_schema(part).metadata
+    assert f"job={said[b'dpuflow.job'].decode()}" == part.parent.name
+    assert said[b"dpuflow.vantages"] == b"node0 node1 node2 node3"
+    assert said[b"dpuflow.version"]
+
+
 @pytest.fixture(scope="module")
 def data_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four jobs of two days; rank 2 is late in three of them, and one flow of node1 loses packets."""
@@ -131,6 +170,7 @@ def data_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
             row.address = result.endpoints[row.endpoint].address
         for each in result.flows:
             each.retransmitted *= 10
+        result.messages = messages([(result.start_ns, result.start_ns + 9)] * 3)
         write_parquet(result, str(folder), append=True)
     return folder
 

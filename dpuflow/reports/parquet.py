@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dpuflow.message_list import Messages
     from dpuflow.results import Rows
 
 ENTRIES: Final = "entries"
+MESSAGES: Final = "messages"
 _LEFT_OUT: Final[dict[type, set[str]]] = {tables.CaptureInfo: {"disordered", "comments", "machine"}}
 """Attributes that the result format does not have."""
 _KEYS: Final = {"sampled": "sampled_one_of"}
@@ -74,6 +76,9 @@ def write_parquet(result: Analysis, folder: str, append: bool = False) -> None:
                 target = Path(folder, file.stem, part) if part is not None else Path(folder)
                 target.mkdir(parents=True, exist_ok=True)
                 os.replace(file, target / file.name)
+            if result.messages is None:  # those of a result that was here before are not this one's
+                before = Path(folder, MESSAGES, part) if part is not None else Path(folder)
+                (before / f"{MESSAGES}.parquet").unlink(missing_ok=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -97,9 +102,38 @@ def _part(result: Analysis) -> str:
 
 def tables_of(result: Analysis) -> Iterable[tuple[str, pa.Table]]:
     """Every list of the result as a table, by its name."""
-    whole = {"dpuflow.start_ns": str(result.start_ns), "dpuflow.end_ns": str(result.end_ns)}
+    whole = {
+        "dpuflow.start_ns": str(result.start_ns),
+        "dpuflow.end_ns": str(result.end_ns),
+        "dpuflow.job": _part(result).rpartition("job=")[2],
+        "dpuflow.vantages": " ".join(capture.vantage for capture in result.captures),
+    }
     for name in [*_kinds(), ENTRIES]:
         yield name, table_of(getattr(result, name), whole)
+    if result.messages is not None:
+        yield MESSAGES, message_table(result.messages, whole)
+
+
+def message_table(messages: Messages, whole: dict[str, str] | None = None) -> pa.Table:
+    """All messages as a table. Raises MissingError."""
+    check_installed("to_arrow")
+    import pyarrow as pa
+
+    from dpuflow.message_list import TOKENS, UNKNOWN, Message
+
+    whole = {"dpuflow.schema": ANALYSIS_ID, "dpuflow.version": __version__, **(whole or {})}
+    names, columns = [], []
+    for key, hint in get_type_hints(Message).items():
+        values = messages[key]
+        missing = values == UNKNOWN
+        column = pa.array(values, pa.int64(), mask=missing if missing.any() else None)
+        if key in TOKENS:
+            kept = pa.array(values.astype("int8"))
+            column = pa.DictionaryArray.from_arrays(kept, pa.array(TOKENS[key])).cast(pa.string())
+        names.append(pa.field(key, column.type, metadata=_meaning(key, hint)))
+        columns.append(column)
+    meaning = " ".join((Message.__doc__ or "").split())
+    return pa.table(columns, schema=pa.schema(names, metadata={**whole, "meaning": meaning}))
 
 
 def table_of(rows: Rows[Any], whole: dict[str, str] | None = None) -> pa.Table:
@@ -215,6 +249,8 @@ def read_tables(folder: str) -> Analysis:
     value: dict[str, Any] = {}
     entries: list[dict[str, Any]] = []
     for file in sorted(Path(folder).glob("*.parquet")):
+        if file.stem == MESSAGES:  # beside the result, no part of it
+            continue
         try:
             table = pq.read_table(file)
         except pa.ArrowInvalid as error:
