@@ -193,3 +193,38 @@ def test_duckdb_answers(title: str, sql: str, data_set: Path) -> None:
     assert rows, title
     if title.startswith(("Which ranks", "Which node")):
         assert "10.0.0.3" in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("title", "sql"), queries(), ids=lambda text: text[:30] if "\n" not in text else "sql"
+)
+def test_clickhouse_answers_the_same(title: str, sql: str, data_set: Path) -> None:
+    """chdb is ClickHouse's engine; what docs/queries.md says to write for it."""
+    chdb = pytest.importorskip(
+        "chdb", reason="chdb (pip install chdb) runs docs/queries.md as ClickHouse does"
+    )
+    duckdb = pytest.importorskip("duckdb", reason="duckdb runs docs/queries.md: make setup installs it")
+    mine = re.sub(r"(?:read_parquet\()?('jobs/[^']*')(?:, hive_partitioning = true\))?", r"file(\1)", sql)
+    mine = re.sub(r"quantile_cont\((.+?), ([\d.]+)\)", r"quantile(\2)(\1)", mine)
+    mine = f"SET use_hive_partitioning = 1; {mine.replace('jobs/', f'{data_set}/')}"
+    rows = [json.loads(line) for line in str(chdb.query(mine, "JSONCompactEachRow")).splitlines()]
+    there = duckdb.connect().execute(sql.replace("jobs/", f"{data_set}/")).fetchall()
+    assert len(rows) == len(there), title
+    if "LIMIT 20" not in sql:  # of those that are alike, which come first is nobody's promise
+        first = [
+            sorted(r[0] if isinstance(r[0], str) else float(r[0]) for r in each) for each in (rows, there)
+        ]
+        assert first[0] == first[1]
+
+
+@pytest.mark.parametrize("engine", ["pandas", "polars"])
+def test_data_frames_answer(engine: str, data_set: Path) -> None:
+    pytest.importorskip(
+        engine, reason=f"{engine} (pip install {engine}) reads the tables as docs/queries.md says"
+    )
+    (code,) = re.findall(rf"```python\n(import {engine}\n.*?)```", QUERIES.read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code.replace("jobs/", f"{data_set}/"), names)
+    answer: object = names["answer"]
+    found = answer.reset_index().to_dict("records") if engine == "pandas" else answer.to_dicts()  # type: ignore[attr-defined]
+    assert found == [{"address": "10.0.0.3", "jobs": 3, "surest": 0.97}]

@@ -40,6 +40,7 @@ _LEFT_OUT: Final[dict[type, set[str]]] = {tables.CaptureInfo: {"disordered", "co
 """Attributes that the result format does not have."""
 _KEYS: Final = {"sampled": "sampled_one_of"}
 _UNITS: Final = {"_ns": "ns", "bytes": "bytes", "_share": "share of one", "_ppb": "1e-9", "_per_s": "1/s"}
+MOST_JOBS: Final = 8
 _ROWS: Final = 1 << 20
 """Rows of a row group."""
 
@@ -240,19 +241,20 @@ def _or_none(value: Any, make: Callable[[Any], Any] | None) -> Any:
     return value if value is None or make is None else make(value)
 
 
-def read_tables(folder: str) -> Analysis:
-    """The result whose tables lie in ``folder``. Raises FormatError, MissingError, OSError."""
+def read_tables(folder: str, job: str = "") -> Analysis:
+    """The result whose tables lie in ``folder``; ``job``: which one of a data set, by how its name begins.
+
+    Raises FormatError, MissingError, OSError.
+    """
     check_installed()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     value: dict[str, Any] = {}
     entries: list[dict[str, Any]] = []
-    for file in sorted(Path(folder).glob("*.parquet")):
-        if file.stem == MESSAGES:  # beside the result, no part of it
-            continue
+    for file in _files(Path(folder), job):
         try:
-            table = pq.read_table(file)
+            table = pq.ParquetFile(file).read()
         except pa.ArrowInvalid as error:
             raise FormatError(str(file), f"not a Parquet file: {error}") from None
         rows = table.to_pylist(maps_as_pydicts="strict")
@@ -267,6 +269,33 @@ def read_tables(folder: str) -> Analysis:
             value[file.stem] = [row[file.stem] for row in rows] if file.stem == "limits" else rows
     for call in value.get("collectives", []):
         call["ranks"] = []
-    for row in entries:
-        value["collectives"][row["collective"]]["ranks"].append(row)
+    try:
+        for row in entries:
+            value["collectives"][row["collective"]]["ranks"].append(row)
+    except (KeyError, IndexError):
+        raise FormatError(folder, "entries name collectives that its tables do not have") from None
     return analysis_of(value, folder)
+
+
+def _files(folder: Path, job: str) -> list[Path]:
+    """The tables of one result: those in the folder itself, or of one job of a data set."""
+    jobs = sorted({file.parent.name.removeprefix("job=") for file in folder.glob("*/day=*/job=*/*.parquet")})
+    if not jobs:
+        if job:
+            raise FormatError(str(folder), f"holds one result, no jobs to choose {job!r} of")
+        found = folder.glob("*.parquet")
+    else:
+        meant = [name for name in jobs if name.startswith(job)]
+        if len(meant) != 1:
+            shown = ", ".join((meant or jobs)[:MOST_JOBS]) + (
+                ", ..." if len(meant or jobs) > MOST_JOBS else ""
+            )
+            said = (
+                f"{len(meant)} jobs begin with {job!r}"
+                if job
+                else f"holds {len(jobs)} jobs, and none is named"
+            )
+            raise FormatError(str(folder), f"{said}; name one as {folder}@JOB: {shown}")
+        found = folder.glob(f"*/day=*/job={meant[0]}/*.parquet")
+    # Messages lie beside the result and are no part of it.
+    return sorted((file for file in found if file.stem != MESSAGES), key=lambda file: file.name)
