@@ -59,8 +59,12 @@ def analyze_marked(
     threads: int | None = None,
     progress: Progress | None = None,
     marked: bool = True,
+    messages: bool = False,
 ) -> tuple[Analysis, list[Marks]]:
-    """The same, with the message and the collective of each packet; none unless ``marked``."""
+    """The same, with the message and the collective of each packet; none unless ``marked``.
+
+    ``messages``: the result has all messages as well.
+    """
     from dpuflow.vantages import vantages_of
 
     chosen = vantages_of(vantages)
@@ -69,8 +73,9 @@ def analyze_marked(
 
     captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
     worked = analyze_tables(
-        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked
-    )
+        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked,
+        messages=messages,
+    )  # fmt: skip
     return worked.analysis, worked.marks
 
 
@@ -101,6 +106,7 @@ def analyze_tables(
     release: bool = False,
     progress: Progress | None = None,
     marked: bool = False,
+    messages: bool = False,
 ) -> Worked:
     """The same of captures that have been read. Raises OptionError.
 
@@ -135,9 +141,13 @@ def analyze_tables(
         from dpuflow.marks import marks_of
 
         marks = marks_of(captures, worked, numbers_of(ties))
-    return replace(
-        worked[0], marks=marks, analysis=merged([each.analysis for each in worked], ties, of_nodes)
-    )
+    result = merged([each.analysis for each in worked], ties, of_nodes)
+    if messages:
+        from dpuflow.islands.merge import numbers_of
+        from dpuflow.message_list import messages_of
+
+        result.messages = messages_of(captures, worked, numbers_of(ties))
+    return replace(worked[0], marks=marks, analysis=result)
 
 
 def _read(

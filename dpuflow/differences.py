@@ -142,6 +142,12 @@ def _by(rows: list[Endpoint], key: Callable[[Endpoint], object]) -> dict[object,
 
 def _steps(result: Analysis, old: Callable[[int], int]) -> Iterator[tuple[tuple[int, ...], Samples]]:
     """Step times of each job in the result, by its endpoints (as ``old`` numbers them)."""
+    for job, ends in zip(result.steps, step_ends(result), strict=True):
+        yield tuple(sorted(map(old, job.endpoints))), (np.diff(ends).astype(np.float64), 0.0)
+
+
+def step_ends(result: Analysis) -> Iterator[NDArray[np.int64]]:
+    """Of each job in the result when its steps end, as its first endpoint leaves their last operations."""
     leaves: dict[int, list[int]] = {}
     for call in result.collectives:
         if call.op != "send_recv":
@@ -151,8 +157,7 @@ def _steps(result: Analysis, old: Callable[[int], int]) -> Iterator[tuple[tuple[
                 )
     for job in result.steps:
         ends = np.sort(np.array(leaves.get(job.endpoints[0] if job.endpoints else -1, []), np.int64))
-        ends = ends[(ends >= job.start_ns) & (ends <= job.end_ns)][:: max(job.collectives, 1)]
-        yield tuple(sorted(map(old, job.endpoints))), (np.diff(ends).astype(np.float64), 0.0)
+        yield ends[(ends >= job.start_ns) & (ends <= job.end_ns)][:: max(job.collectives, 1)]
 
 
 def _lateness(result: Analysis) -> dict[int, Samples]:

@@ -100,6 +100,8 @@ def _builder(kind: type) -> Callable[[dict[str, Any]], Any]:
     renamed = _RENAMED.get(kind, {})
     steps = []
     for each in fields(kind):
+        if not each.metadata.get("saved", True):
+            continue
         hint = hints_of(kind)[each.name]
         optional = plain_type(hint) is not hint
         needed = each.default is MISSING and each.default_factory is MISSING and not optional

@@ -584,6 +584,8 @@ class Analysis:
     limits: list[str] = field(default_factory=list)
     start_ns: int | None = None
     end_ns: int | None = None
+    messages: Any = field(default=None, metadata={"saved": False})
+    """All messages (``message_list.Messages``) where they were asked for; no part of the format."""
 
     def __repr__(self) -> str:
         """``<Analysis: 27 collectives of 4 endpoints; late: 10.77.0.3 (node2)>``."""

@@ -52,6 +52,8 @@ def vantages_of(
         segments = _segments(folder, since_ns, until_ns)
         histories += [(folder, segments)] if segments else []
         found += [] if segments else _captures(folder)
+        if not segments and (since_ns is not None or until_ns is not None):
+            raise FormatError(folder, "holds captures, no agent's history: no span of it can be chosen")
     found += _histories(histories)
     return [*found, *(each for each in captures if isinstance(each, Vantage))]
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+import numpy as np
+
+from dpuflow.message_list import UNKNOWN, Message, Messages
 from dpuflow.results import (
     Analysis,
     Bound,
@@ -172,3 +177,15 @@ def job(*, late_ms: float = 0.0, late_rank: int = 2, iterations: int = 10, ranks
         start_ns=T0,
         end_ns=T0 + iterations * 40 * MS,
     )
+
+
+def messages(spans: list[tuple[int, int]]) -> Messages:
+    """From rank 0 to rank 1 over flow 0; each begins and ends as a span says and arrives 10 ns later."""
+    count = len(spans)
+    begin, end = (np.array([span[n] for span in spans], np.int64) for n in (0, 1))
+    columns = {each.name: np.zeros(count, np.int64) for each in fields(Message)}
+    columns |= {"id": np.arange(count), "dst": np.ones(count, np.int64), "sent_ns": begin, "sent_end_ns": end}
+    columns |= {"arrived_ns": begin + 10, "arrived_end_ns": end + 10, "acked_ns": end + 20}
+    columns |= {"bytes": np.full(count, 100), "granted_ns": begin - 5, "packets": np.ones(count, np.int64)}
+    columns |= {"collective": np.full(count, UNKNOWN), "ecn_marked": np.arange(count) % 2}
+    return Messages(columns)

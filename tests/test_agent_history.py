@@ -166,6 +166,18 @@ def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path, monkeypatch:
     assert history.stand.lost > 0
 
 
+def test_diff_compares_spans_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(FILES[0], tmp_path)
+    segments = list_segments(str(tmp_path))
+    at = datetime.fromtimestamp(segments[len(segments) // 2].end_ns / 1e9, timezone.utc).isoformat()
+    assert run(["diff", f"{tmp_path}@..{at}", f"{tmp_path}@{at}..", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["changes"]
+    assert all(each["count_before"] and each["count_after"] for each in found["changes"])
+    assert run(["diff", str(tmp_path), f"{tmp_path}@2001-01-01..2001-01-02"]) == 1
+    assert "has nothing from that time" in capsys.readouterr().err
+
+
 def test_analyze_reads_the_folder_and_a_part_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

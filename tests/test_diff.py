@@ -14,6 +14,7 @@ from dpuflow.cli import run
 from dpuflow.differences import compare, match, student
 from dpuflow.reports.diff import diff_lines
 from dpuflow.reports.json import write_json
+from dpuflow.reports.parquet import write_parquet
 from dpuflow.results import Analysis, Steps
 
 MS = 1_000_000
@@ -120,3 +121,43 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert told["schema"] == "dpuflow.diff/1"
     assert run(["diff", str(one), str(tmp_path / "none.json")]) == 1
     assert run(["diff", str(one), str(two), "--json", str(two)]) == 2
+
+
+def test_jobs_of_a_data_set_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow.parquet", reason="pyarrow writes the tables: make setup installs it")
+    jobs, flat = tmp_path / "jobs", tmp_path / "flat"
+    for number, slower in enumerate((0.0, 0.2)):
+        result = noisy(number, slower=slower)
+        result.start_ns = T0 + number * 86_400 * 10**9
+        write_parquet(result, str(jobs), append=True)
+    write_parquet(noisy(0), str(flat))
+    files = [tmp_path / f"{number}.json" for number in (0, 1)]
+    for number, file in enumerate(files):
+        write_json(noisy(number, slower=0.2 * number), str(file))
+    assert run(["diff", *map(str, files)]) == 0
+    expected = capsys.readouterr().out
+    assert "worse: lateness, rank 2" in expected
+    assert run(["diff", f"{jobs}@20261121", f"{jobs}@20261122T"]) == 0
+    assert capsys.readouterr().out == expected
+    assert run(["diff", str(flat), str(files[1])]) == 0
+    assert capsys.readouterr().out == expected
+    for named, said in (
+        (str(jobs), "holds 2 jobs, and none is named"), (f"{jobs}@2026", "2 jobs begin with '2026'"),
+        (f"{jobs}@2027", "0 jobs begin with '2027'"), (f"{flat}@2026", "holds one result"),
+    ):  # fmt: skip
+        assert run(["diff", named, str(flat)]) == 1
+        told = capsys.readouterr().err
+        assert said in told
+        assert told.count("\n") == 1
+    assert run(["report", f"{jobs}@20261122", "--markdown", "-"]) == 0
+    assert "rank 2" in capsys.readouterr().out
+
+
+def test_folders_of_captures_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    captures = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
+    assert run(["diff", str(captures), str(captures)]) == 0
+    assert capsys.readouterr().out.startswith("NO DIFFERENCE")
+    assert run(["diff", f"{captures}@yesterday", str(captures)]) == 2
+    assert "SINCE..UNTIL, not 'yesterday'" in capsys.readouterr().err
+    assert run(["diff", f"{captures}@-5m..", str(captures)]) == 1
+    assert "holds captures, no agent's history: no span of it can be chosen" in capsys.readouterr().err

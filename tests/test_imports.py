@@ -18,7 +18,17 @@ ORDER = [
     *("conditions", "quantities", "results", "kernels", "arrays", "capture", "packets"),
     *("messages", "store", "vantages", "ingest", "keeping", "live"),
     *("join", "identity", "exchanges", "schedules", "matching", "entries", "verdicts"),
-    *("requests", "outline", "assemble", "figures", "findings", "islands", "marks", "analysis"),
+    *(
+        "requests",
+        "outline",
+        "assemble",
+        "figures",
+        "findings",
+        "islands",
+        "marks",
+        "message_list",
+        "analysis",
+    ),
     *("loading", "differences", "scoring", "export", "recorded"),
     *("reports", "agent", "cli"),
 ]

@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_results import T0, job
+from scripted_results import T0, job, messages
 from test_html import PAGES
 from test_loading import rich_job, text_of
 
 from dpuflow.cli import run
 from dpuflow.errors import MissingError
+from dpuflow.loading import load
 from dpuflow.reports import parquet
 from dpuflow.reports.json import write_json
 from dpuflow.reports.parquet import read_tables, write_parquet
 from dpuflow.results import RankEntry
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes the tables: make setup installs it")
+TRACES = Path(__file__).resolve().parents[1] / "traces"
 QUERIES = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
 
 
@@ -119,6 +121,43 @@ def test_append_is_an_option(tmp_path: Path) -> None:
     assert json.loads(text_of(read_tables(str(tmp_path / "tables"))))
 
 
+def test_messages_are_a_table_beside_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(file) for file in sorted((TRACES / "gloo-allreduce-n4").glob("node*.pcap.gz"))]
+    command = [
+        "analyze",
+        *files,
+        "--quiet",
+        "--json",
+        str(tmp_path / "r.json"),
+        "--parquet",
+        str(tmp_path / "t"),
+    ]
+    assert run([*command, "--messages"]) == 0
+    result = load(str(tmp_path / "r.json"))
+    table = pq.read_table(tmp_path / "t" / "messages.parquet")
+    rows = table.to_pylist()
+    assert len(rows) == sum(flow.messages for flow in result.flows)
+    assert {row["role"] for row in rows} == {"control", "burst", "grant", "offer", "data"}
+    assert [row["id"] for row in rows] == list(range(len(rows)))
+    assert all(result.flows[row["flow"]].dst == row["dst"] for row in rows)
+    assert table.schema.field("sent_ns").metadata == {b"unit": b"ns"}
+    assert b"offer grant" in table.schema.field("role").metadata[b"tokens"]
+    assert text_of(read_tables(str(tmp_path / "t"))) == text_of(result)
+    assert run(command) == 0  # the same folder, without them: none of another run stay
+    assert not (tmp_path / "t" / "messages.parquet").exists()
+    assert run(["analyze", *files, "--messages"]) == 2
+    assert "--messages goes with --parquet or --perfetto" in capsys.readouterr().err
+
+
+def test_files_say_whose_they_are(tmp_path: Path) -> None:
+    write_parquet(job(), str(tmp_path), append=True)
+    (part,) = (tmp_path / "flows").glob("*/*/flows.parquet")
+    said = pq.read_schema(part).metadata
+    assert f"job={said[b'dpuflow.job'].decode()}" == part.parent.name
+    assert said[b"dpuflow.vantages"] == b"node0 node1 node2 node3"
+    assert said[b"dpuflow.version"]
+
+
 @pytest.fixture(scope="module")
 def data_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four jobs of two days; rank 2 is late in three of them, and one flow of node1 loses packets."""
@@ -131,6 +170,7 @@ def data_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
             row.address = result.endpoints[row.endpoint].address
         for each in result.flows:
             each.retransmitted *= 10
+        result.messages = messages([(result.start_ns, result.start_ns + 9)] * 3)
         write_parquet(result, str(folder), append=True)
     return folder
 
@@ -153,3 +193,38 @@ def test_duckdb_answers(title: str, sql: str, data_set: Path) -> None:
     assert rows, title
     if title.startswith(("Which ranks", "Which node")):
         assert "10.0.0.3" in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("title", "sql"), queries(), ids=lambda text: text[:30] if "\n" not in text else "sql"
+)
+def test_clickhouse_answers_the_same(title: str, sql: str, data_set: Path) -> None:
+    """chdb is ClickHouse's engine; what docs/queries.md says to write for it."""
+    chdb = pytest.importorskip(
+        "chdb", reason="chdb (pip install chdb) runs docs/queries.md as ClickHouse does"
+    )
+    duckdb = pytest.importorskip("duckdb", reason="duckdb runs docs/queries.md: make setup installs it")
+    mine = re.sub(r"(?:read_parquet\()?('jobs/[^']*')(?:, hive_partitioning = true\))?", r"file(\1)", sql)
+    mine = re.sub(r"quantile_cont\((.+?), ([\d.]+)\)", r"quantile(\2)(\1)", mine)
+    mine = f"SET use_hive_partitioning = 1; {mine.replace('jobs/', f'{data_set}/')}"
+    rows = [json.loads(line) for line in str(chdb.query(mine, "JSONCompactEachRow")).splitlines()]
+    there = duckdb.connect().execute(sql.replace("jobs/", f"{data_set}/")).fetchall()
+    assert len(rows) == len(there), title
+    if "LIMIT 20" not in sql:  # of those that are alike, which come first is nobody's promise
+        first = [
+            sorted(r[0] if isinstance(r[0], str) else float(r[0]) for r in each) for each in (rows, there)
+        ]
+        assert first[0] == first[1]
+
+
+@pytest.mark.parametrize("engine", ["pandas", "polars"])
+def test_data_frames_answer(engine: str, data_set: Path) -> None:
+    pytest.importorskip(
+        engine, reason=f"{engine} (pip install {engine}) reads the tables as docs/queries.md says"
+    )
+    (code,) = re.findall(rf"```python\n(import {engine}\n.*?)```", QUERIES.read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code.replace("jobs/", f"{data_set}/"), names)
+    answer: object = names["answer"]
+    found = answer.reset_index().to_dict("records") if engine == "pandas" else answer.to_dicts()  # type: ignore[attr-defined]
+    assert found == [{"address": "10.0.0.3", "jobs": 3, "surest": 0.97}]

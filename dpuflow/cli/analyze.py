@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from dpuflow.cli.reporting import asked_reports, check_reports, report_options, write_reports
+from dpuflow.cli.reporting import (
+    asked_reports,
+    check_reports,
+    message_option,
+    messages_asked,
+    report_options,
+    write_reports,
+)
 from dpuflow.cli.vantages import Moment
 
 if TYPE_CHECKING:
@@ -61,6 +68,7 @@ COMPILING = (
     help="Write the whole result as JSON; - writes it to standard output, instead of the verdict.",
 )
 @report_options
+@message_option
 @click.option(
     "--lua",
     "lua_file",
@@ -138,6 +146,7 @@ def analyze(
         check_target(target, option, [file for vantage in vantages for file in vantage.files])
     asked = asked_reports()
     check_reports(asked, [file for vantage in vantages for file in vantage.files])
+    with_messages = messages_asked()
 
     import dpuflow
     from dpuflow import analysis
@@ -158,6 +167,7 @@ def analyze(
             threads=threads,
             progress=progress,
             marked=lua_file is not None,
+            messages=with_messages,
         )
     if lua_file is not None:
         from dpuflow.reports.lua import write_lua

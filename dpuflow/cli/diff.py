@@ -1,4 +1,4 @@
-"""``dpuflow diff``: two saved results, what changed and how sure that is."""
+"""``dpuflow diff``: two results, what changed and how sure that is."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ Examples:
     dpuflow diff before.json after.json
   In a script: status 3 where steps are surely more than 2 % slower
     dpuflow diff before.json after.json --fail-on 2
+  An hour of an agent's history with the hour before
+    dpuflow diff /var/lib/dpuflow@-2h..-1h /var/lib/dpuflow@-1h..
+  Two jobs of a data set that "analyze --parquet jobs --append" made
+    dpuflow diff jobs@20261121T0856 jobs@20261122T0901
 
-Results are what "dpuflow analyze --json" writes. Exit status: 0 whatever changed;
+A result is what "dpuflow analyze --json" or --parquet wrote, or a folder of captures
+or of an agent's history, which is analysed first. Exit status: 0 whatever changed;
 1 a file is at fault; 2 wrong usage; 3 --fail-on was met."""
 
 FAILED = 3
 
 
 @click.command(epilog=EPILOG)
-@click.argument("before", metavar="BEFORE.json")
-@click.argument("after", metavar="AFTER.json")
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
 @click.option("--json", "json_file", metavar="FILE", help="Write all of it as JSON; - is standard output.")
 @click.option(
     "--fail-on",
@@ -32,13 +37,13 @@ def diff(before: str, after: str, json_file: str | None, fail_on: float | None) 
 
     Ranks are matched by number, else by label, address or place.
     """
-    import dpuflow
+    from dpuflow.cli.saved import result_of
     from dpuflow.cli.targets import check_target
     from dpuflow.differences import compare
     from dpuflow.reports.diff import diff_lines, write_diff_json
 
     check_target(json_file, "--json", [before, after])
-    found = compare(dpuflow.load(before), dpuflow.load(after))
+    found = compare(result_of(before), result_of(after))
     if json_file is not None:
         write_diff_json(found, json_file)
     if json_file != "-":

@@ -34,13 +34,16 @@ captures are not needed."""
 def report(result_file: str, color: str) -> None:
     """Make reports of RESULT.json, a result as "dpuflow analyze --json" wrote it.
 
+    Also of a folder of tables (--parquet), or of one job of a data set: FOLDER@JOB.
+
     Without options the verdict is printed, as analyze prints it.
     """
     import dpuflow
+    from dpuflow.cli.saved import result_of
 
     asked = asked_reports()
     check_reports(asked, [result_file])
-    result = dpuflow.load(result_file)
+    result = result_of(result_file)
     write_reports(result, asked)
     if not asked:
         dpuflow.write_text(result, color={"always": True, "never": False}.get(color))

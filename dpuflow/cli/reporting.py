@@ -37,6 +37,7 @@ REPORTS: Final = {
 
 _ASKED: Final = "dpuflow.reports"
 _APPEND: Final = "dpuflow.append"
+_MESSAGES: Final = "dpuflow.messages"
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,6 +54,29 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
             f"--{name}", metavar=report.metavar, help=report.help, expose_value=False, callback=_noted
         )(command)
     return command
+
+
+def message_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--messages``, which needs captures."""
+    return click.option(
+        "--messages",
+        is_flag=True,
+        help="With --parquet or --perfetto: every message as well.",
+        expose_value=False,
+        callback=_noted_messages,
+    )(command)
+
+
+def _noted_messages(context: click.Context, option: click.Parameter, value: bool) -> None:
+    context.meta[_MESSAGES] = value
+
+
+def messages_asked() -> bool:
+    """Whether reports are to have every message. Raises click.UsageError where no report would."""
+    wanted: bool = click.get_current_context().meta.get(_MESSAGES, False)
+    if wanted and not {"parquet", "perfetto"} & asked_reports().keys():
+        raise click.UsageError("--messages goes with --parquet or --perfetto")
+    return wanted
 
 
 def _noted(context: click.Context, option: click.Parameter, value: str | None) -> None:

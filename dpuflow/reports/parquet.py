@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dpuflow.message_list import Messages
     from dpuflow.results import Rows
 
 ENTRIES: Final = "entries"
+MESSAGES: Final = "messages"
 _LEFT_OUT: Final[dict[type, set[str]]] = {tables.CaptureInfo: {"disordered", "comments", "machine"}}
 """Attributes that the result format does not have."""
 _KEYS: Final = {"sampled": "sampled_one_of"}
 _UNITS: Final = {"_ns": "ns", "bytes": "bytes", "_share": "share of one", "_ppb": "1e-9", "_per_s": "1/s"}
+MOST_JOBS: Final = 8
 _ROWS: Final = 1 << 20
 """Rows of a row group."""
 
@@ -74,6 +77,9 @@ def write_parquet(result: Analysis, folder: str, append: bool = False) -> None:
                 target = Path(folder, file.stem, part) if part is not None else Path(folder)
                 target.mkdir(parents=True, exist_ok=True)
                 os.replace(file, target / file.name)
+            if result.messages is None:  # those of a result that was here before are not this one's
+                before = Path(folder, MESSAGES, part) if part is not None else Path(folder)
+                (before / f"{MESSAGES}.parquet").unlink(missing_ok=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -97,9 +103,38 @@ def _part(result: Analysis) -> str:
 
 def tables_of(result: Analysis) -> Iterable[tuple[str, pa.Table]]:
     """Every list of the result as a table, by its name."""
-    whole = {"dpuflow.start_ns": str(result.start_ns), "dpuflow.end_ns": str(result.end_ns)}
+    whole = {
+        "dpuflow.start_ns": str(result.start_ns),
+        "dpuflow.end_ns": str(result.end_ns),
+        "dpuflow.job": _part(result).rpartition("job=")[2],
+        "dpuflow.vantages": " ".join(capture.vantage for capture in result.captures),
+    }
     for name in [*_kinds(), ENTRIES]:
         yield name, table_of(getattr(result, name), whole)
+    if result.messages is not None:
+        yield MESSAGES, message_table(result.messages, whole)
+
+
+def message_table(messages: Messages, whole: dict[str, str] | None = None) -> pa.Table:
+    """All messages as a table. Raises MissingError."""
+    check_installed("to_arrow")
+    import pyarrow as pa
+
+    from dpuflow.message_list import TOKENS, UNKNOWN, Message
+
+    whole = {"dpuflow.schema": ANALYSIS_ID, "dpuflow.version": __version__, **(whole or {})}
+    names, columns = [], []
+    for key, hint in get_type_hints(Message).items():
+        values = messages[key]
+        missing = values == UNKNOWN
+        column = pa.array(values, pa.int64(), mask=missing if missing.any() else None)
+        if key in TOKENS:
+            kept = pa.array(values.astype("int8"))
+            column = pa.DictionaryArray.from_arrays(kept, pa.array(TOKENS[key])).cast(pa.string())
+        names.append(pa.field(key, column.type, metadata=_meaning(key, hint)))
+        columns.append(column)
+    meaning = " ".join((Message.__doc__ or "").split())
+    return pa.table(columns, schema=pa.schema(names, metadata={**whole, "meaning": meaning}))
 
 
 def table_of(rows: Rows[Any], whole: dict[str, str] | None = None) -> pa.Table:
@@ -206,17 +241,20 @@ def _or_none(value: Any, make: Callable[[Any], Any] | None) -> Any:
     return value if value is None or make is None else make(value)
 
 
-def read_tables(folder: str) -> Analysis:
-    """The result whose tables lie in ``folder``. Raises FormatError, MissingError, OSError."""
+def read_tables(folder: str, job: str = "") -> Analysis:
+    """The result whose tables lie in ``folder``; ``job``: which one of a data set, by how its name begins.
+
+    Raises FormatError, MissingError, OSError.
+    """
     check_installed()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     value: dict[str, Any] = {}
     entries: list[dict[str, Any]] = []
-    for file in sorted(Path(folder).glob("*.parquet")):
+    for file in _files(Path(folder), job):
         try:
-            table = pq.read_table(file)
+            table = pq.ParquetFile(file).read()
         except pa.ArrowInvalid as error:
             raise FormatError(str(file), f"not a Parquet file: {error}") from None
         rows = table.to_pylist(maps_as_pydicts="strict")
@@ -231,6 +269,33 @@ def read_tables(folder: str) -> Analysis:
             value[file.stem] = [row[file.stem] for row in rows] if file.stem == "limits" else rows
     for call in value.get("collectives", []):
         call["ranks"] = []
-    for row in entries:
-        value["collectives"][row["collective"]]["ranks"].append(row)
+    try:
+        for row in entries:
+            value["collectives"][row["collective"]]["ranks"].append(row)
+    except (KeyError, IndexError):
+        raise FormatError(folder, "entries name collectives that its tables do not have") from None
     return analysis_of(value, folder)
+
+
+def _files(folder: Path, job: str) -> list[Path]:
+    """The tables of one result: those in the folder itself, or of one job of a data set."""
+    jobs = sorted({file.parent.name.removeprefix("job=") for file in folder.glob("*/day=*/job=*/*.parquet")})
+    if not jobs:
+        if job:
+            raise FormatError(str(folder), f"holds one result, no jobs to choose {job!r} of")
+        found = folder.glob("*.parquet")
+    else:
+        meant = [name for name in jobs if name.startswith(job)]
+        if len(meant) != 1:
+            shown = ", ".join((meant or jobs)[:MOST_JOBS]) + (
+                ", ..." if len(meant or jobs) > MOST_JOBS else ""
+            )
+            said = (
+                f"{len(meant)} jobs begin with {job!r}"
+                if job
+                else f"holds {len(jobs)} jobs, and none is named"
+            )
+            raise FormatError(str(folder), f"{said}; name one as {folder}@JOB: {shown}")
+        found = folder.glob(f"*/day=*/job={meant[0]}/*.parquet")
+    # Messages lie beside the result and are no part of it.
+    return sorted((file for file in found if file.stem != MESSAGES), key=lambda file: file.name)
