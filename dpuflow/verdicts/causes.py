@@ -16,6 +16,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
+from dpuflow.entries.rules import FEWEST
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.other_waits import left_any
 from dpuflow.verdicts.partial_capture import seen_from_beside
@@ -50,6 +51,7 @@ class Causes(NamedTuple):
     least: NDArray[
         np.bool_
     ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
+    usual: NDArray[np.bool_]  # rows whose excess is by what peers work in other collectives of the kind
 
 
 class Waits(NamedTuple):
@@ -111,7 +113,7 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly, longer.least)
+    return Causes(causes, excess, beside.partly, longer.least, longer.usual)
 
 
 class _Longer(NamedTuple):
@@ -123,6 +125,7 @@ class _Longer(NamedTuple):
     since_leave_ns: NDArray[np.int64]  # since it had left that
     since_gone_ns: NDArray[np.int64]  # since its own last data had gone
     least: NDArray[np.bool_]  # as of Causes
+    usual: NDArray[np.bool_]
 
 
 def _worked_longer(
@@ -164,8 +167,10 @@ def _worked_longer(
     ):  # what the rest of its node still had to do was not its own data
         gone = np.maximum(entries.leave_ns, entries.gone_ns)
         since_gone = _excess(entries, left, gone, since_ns, dated, _earliest(entries, left, []))
-    excess = _beyond_free(entries, left, excess, least, instances)
-    return _Longer(last, staged, excess, since_leave, since_gone, least)
+    until = np.where(left >= 0, np.maximum(entries.leave_ns, entries.idle_ns)[left], NEVER)
+    until = np.where(until != NEVER, np.maximum(until, since_ns), NEVER)
+    excess, usual = _against_usual(entries, until, excess, least, _like(instances)[entries.collective])
+    return _Longer(last, staged, excess, since_leave, since_gone, least, usual)
 
 
 def _unproved(
@@ -199,51 +204,63 @@ def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> 
     return np.where(np.isin(entries.collective, beside) & usable, kin, last)
 
 
+def _dated_peers(entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per row how many of its rank's peers are dated, and how many there are."""
+    sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
+    return sure[entries.collective] - entries.exact, np.diff(entries.offsets)[entries.collective] - 1
+
+
 def _held_peers(entries: Entries) -> NDArray[np.bool_]:
     """Rows of ranks whose peers all sent by a credit or an input: of none is seen when it entered.
 
     Where a root may run ahead of a late receiver (NCCL's slots), it works, and then waits for that one's
     credits. From outside it takes as long as the late one.
     """
-    credited = (
-        np.bincount(entries.collective[entries.rule == Rule.CREDIT], minlength=len(entries.offsets)) > 0
+    by_credit = entries.rule == Rule.CREDIT
+    credited = np.bincount(entries.collective[by_credit], minlength=len(entries.offsets)) > 0
+    return np.asarray(credited[entries.collective] & (_dated_peers(entries)[0] == 0) & ~by_credit, np.bool_)
+
+
+def _like(instances: Sequence[Instance]) -> NDArray[np.int64]:
+    """Numbers of each collective's operation, size and ranks."""
+    kinds: dict[tuple[object, ...], int] = {}
+    return np.array(
+        [kinds.setdefault((i.op, i.size, tuple(sorted(i.order))), len(kinds)) for i in instances], np.int64
     )
-    sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
-    others = sure[entries.collective] - entries.exact
-    return np.asarray(credited[entries.collective] & (others == 0) & (entries.rule != Rule.CREDIT), np.bool_)
 
 
-def _beyond_free(
+def _against_usual(
     entries: Entries,
-    left: NDArray[np.int64],
+    since_ns: NDArray[np.int64],
     excess: NDArray[np.int64],
     least: NDArray[np.bool_],
-    instances: Sequence[Instance],
-) -> NDArray[np.int64]:
-    """``excess``, of rows ``least`` against what peers work in collectives of the same kind.
+    like: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """``excess``, of ranks few of whose peers are dated against what peers work in collectives of the kind.
 
-    A root works at its own pace until its slots are used up: by the median of the collectives that nothing
-    held. Where it never was free it needed no longer than in the quickest.
+    By the median of those that nothing held: who had waited for its input worked no longer than until that
+    came. A root that runs ahead (``least``) works at its own pace until its slots are used up; where no peer
+    ever was free it needed no longer than in the quickest.
     """
-    if not least.any():
-        return excess
-    out: NDArray[np.int64] = excess.copy()
-    known = (left >= 0) & (entries.enter_ns != NEVER) & (entries.leave_ns[left] != NEVER)
-    own = np.where(known, entries.enter_ns - entries.leave_ns[left], 0)
-    kinds: dict[tuple[object, ...], int] = {}
-    kind = [kinds.setdefault((i.op, i.size, tuple(i.order)), len(kinds)) for i in instances]
-    of_row = np.array(kind, np.int64)[entries.collective]
-    free = known & entries.exact & ~least & (entries.rule != Rule.CREDIT)
-    rows = np.flatnonzero(least & known & (excess != NEVER))
-    for places in classes(of_row[rows], entries.endpoint[rows]):
+    out, usual = excess.copy(), np.zeros(len(excess), bool)
+    by_credit = entries.rule == Rule.CREDIT
+    known = (since_ns != NEVER) & (entries.enter_ns >= since_ns) & entries.told
+    own = np.where(known, entries.enter_ns - since_ns, 0)
+    free = known & entries.exact & ~least & ~by_credit
+    dated, peers_of = _dated_peers(entries)
+    rows = np.flatnonzero((2 * dated < peers_of) & known & (excess != NEVER) & ~by_credit)
+    for places in classes(like[rows], entries.endpoint[rows]):
         mine = rows[places]
-        peers = (of_row == of_row[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
-        alone, held = own[free & peers], own[known & peers & (entries.rule == Rule.CREDIT)]
-        if len(alone):
-            out[mine] = np.maximum(excess[mine], own[mine] - round(float(np.median(alone))))
+        peers = (like == like[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
+        alone, held = own[free & peers], own[known & peers & by_credit & least[mine].any()]
+        if len(alone) >= FEWEST:
+            beyond = own[mine] - round(float(np.median(alone)))
+            out[mine] = np.where(least[mine], np.maximum(excess[mine], beyond), beyond)
+            usual[mine] = True
         elif len(held):
-            out[mine] = np.maximum(excess[mine], own[mine] - int(held.min()))
-    return out
+            most = np.maximum(excess[mine], own[mine] - int(held.min()))
+            out[mine] = np.where(least[mine], most, excess[mine])
+    return out, usual
 
 
 def _granted_late(

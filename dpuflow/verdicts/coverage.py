@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 HALF: Final = 0.5
 """Share of a rank's times that must be told for a verdict: fewer may be chosen by the lateness itself."""
+ONE_SIDED: Final = 1.645
+"""One end of an interval that 95 % of a normal distribution keep to, in standard deviations."""
 FIFTH_ERROR: Final = 2.35
 """Half of the one-sided 95 % interval of a normal sample's fifth percentile, times the root of its size, in
 standard deviations: late as a rule is who works longer than its peers four times of five."""
@@ -91,7 +93,8 @@ def coverage_of(
         total = round(len(rows) / max(1 - unread.get(endpoint, 0.0), SMALLEST))
         inside = step[rows][step[rows] >= 0]
         steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
-        hidden = np.where(several[rows], HIDDEN, _hidden_ns(rows, evidence) + queued[rows])
+        hidden = _hidden_ns(rows, evidence, _places(step[rows], entries.enter_ns[rows]))
+        hidden = np.where(several[rows], HIDDEN, hidden + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
         untold, step_ns = total - exact - bounded, round(worked_ns / max(steps, 1))
         shown = int((hidden <= CRITICAL_SHARE * step_ns).sum()) / max(total, 1)
@@ -99,19 +102,43 @@ def coverage_of(
     return found
 
 
-def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence) -> NDArray[np.float64]:
+def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.int64]) -> NDArray[np.float64]:
     """The largest lateness of one endpoint's ``rows`` that would not show in each; HIDDEN where any would.
 
     What is random in an entry's error is part of the scatter, and evens out; what clocks err by does not.
     """
     relative, own = evidence.relative, evidence.own
     bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
-    shown = known & ((bound == EXACT) | (bound == AT_LEAST))
+    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | own.usual[rows])
     number = max(int(shown.sum()), 1)
     scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number))
+    for mine in classes(np.where(shown, place, -1) + 1):  # the same work comes at the same place of each step
+        if shown[mine[0]]:
+            scatter[mine] = np.minimum(scatter[mine], _usual_at_most(own.excess_ns[rows[mine]]))
     scatter += evidence.entries.margins.clock_ns[rows]
     most = np.where(bound == AT_MOST, relative.lateness_ns[rows], HIDDEN)
+    worked = np.where(own.most_ns[rows] != NEVER, own.most_ns[rows] + scatter, HIDDEN)
+    most = np.minimum(most, worked)
     return np.asarray(np.where(shown, scatter, most), np.float64)
+
+
+def _usual_at_most(excess_ns: NDArray[np.int64]) -> float:
+    """The upper end of the 95 % interval of how much longer a rank usually worked; HIDDEN of too few times.
+
+    By the sign test: were it usually longer, so many times would hardly have been below that.
+    """
+    number = len(excess_ns)
+    at = ceil((number + ONE_SIDED * sqrt(number) + 1) / 2)  # half a step for continuity
+    return max(float(np.partition(excess_ns, at - 1)[at - 1]), 0.0) if at <= number else float(HIDDEN)
+
+
+def _places(step: NDArray[np.int64], enter_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each row's place in its ``step``, in order of time; 0 outside of steps."""
+    place = np.zeros(len(step), np.int64)
+    for rows in classes(step + 1):
+        if step[rows[0]] >= 0:
+            place[rows[np.argsort(enter_ns[rows], kind="stable")]] = np.arange(len(rows))
+    return place
 
 
 def _detectable_ns(hidden_ns: NDArray[np.float64], total: int, steps: int, worked_ns: int) -> int | None:
@@ -171,14 +198,15 @@ def doubt_untold(
 
 def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bool:
     """Whether at least half of a late rank's times say whether it was as late as that."""
-    relative = evidence.relative
+    relative, own = evidence.relative, evidence.own
     rows = np.flatnonzero(evidence.entries.endpoint == judgement.endpoint)
-    amount = evidence.own.amount_ns[rows]
+    amount, most = own.amount_ns[rows], own.most_ns[rows]
     usual = float(np.median(amount[amount > 0])) if (amount > 0).any() else 0.0
     usual = max([usual, *judgement.usual_ns.values()])
     bound = relative.bound[rows]
     says = (amount > 0) | (bound == EXACT) | (bound == AT_LEAST)
     says |= (bound == AT_MOST) & (relative.lateness_ns[rows] < usual)
+    says |= own.usual[rows] | ((most != NEVER) & (most < usual))
     return bool(says.sum() >= HALF * (told.exact + told.bounded + told.untold))
 
 
@@ -219,6 +247,8 @@ def with_confidence(
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
             sure = STAGES if each.endpoint in staged else _clear(told.get(each.endpoint), cost)
+            if sure <= MOST * EVEN:  # as likely late as not is no verdict
+                each, sure = each.unknown(), None
         elif each.late and each.cause != "unknown":
             late = rows[own.amount_ns[rows] > 0]
             late = late if len(late) else np.array(sorted(each.usual_ns), np.int64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.entries import AT_LEAST, EXACT, Rule
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, NONE, UNKNOWN, Causes
 from dpuflow.verdicts.costs import sigmas_of
@@ -35,6 +35,8 @@ class Own:
     later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
     sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
     unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
+    most_ns: NDArray[np.int64]  # of those: it worked no longer than its peers by more; NEVER where not known
+    usual: NDArray[np.bool_]  # compared with what peers usually work; how late it was is bounded only
     compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows that were compared with replicas."""
 
@@ -46,7 +48,14 @@ def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Ca
     rows = compared.rows
     unproved = own.unproved.copy()
     own = Own(
-        own.amount_ns.copy(), own.excess_ns.copy(), own.later_ns.copy(), own.sigma_ns.copy(), unproved, rows
+        own.amount_ns.copy(),
+        own.excess_ns.copy(),
+        own.later_ns.copy(),
+        own.sigma_ns.copy(),
+        unproved,
+        own.most_ns,
+        own.usual,
+        rows,
     )
     own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
     own.later_ns[rows], own.sigma_ns[rows] = compared.excess_ns, compared.sigma_ns
@@ -77,28 +86,31 @@ def own_lateness(
     the work itself. Entries scatter by what peers of other groups handed on, too, and would hide a rank that
     is late once a step.
     """
-    known = tied_rows(instances, entries) & np.isin(relative.bound, (EXACT, AT_LEAST))
-    known &= causes.excess_ns != NEVER
+    tied = tied_rows(instances, entries) & (causes.excess_ns != NEVER)
+    known = tied & np.isin(relative.bound, (EXACT, AT_LEAST))
+    # All its peers may have come late, too: but by their usual work it kept them.
+    usual = tied & causes.usual & entries.exact & (relative.bound == AT_MOST)
+    known |= usual
     excess = np.where(known, causes.excess_ns, NEVER)
     sigma, floor = sigmas_of(entries, excess.astype(np.float64), known, group[entries.collective])
-    amount, beyond = np.minimum(excess, relative.lateness_ns), np.maximum(SIGMAS * sigma, floor)
+    lateness = np.where(usual, np.minimum(excess, relative.lateness_ns), relative.lateness_ns)
+    amount, beyond = np.minimum(excess, lateness), np.maximum(SIGMAS * sigma, floor)
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
-    mine = (
-        known
-        & (relative.lateness_ns > beyond)
-        & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
-    )
-    mine &= (2 * excess >= relative.lateness_ns) | (amount > beyond)
+    mine = known & (lateness > beyond) & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
+    mine &= (2 * excess >= lateness) | (amount > beyond)
     if excused_ns is not None:
         amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
         mine &= (excused_ns == 0) | (amount > beyond)
     # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
     # were these not counted, single incidents would make a habit.
     waited = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER))
-    unproved = tied_rows(instances, entries) & (waited | entries.exact) & (causes.excess_ns != NEVER) & ~known
+    unproved = tied & (waited | entries.exact) & ~known
     excess = np.where(unproved, np.where(waited, 0, causes.excess_ns), excess)
     amount = np.where(unproved, 0, amount)
     # It may have worked longer by far than its peers seem to show.
     unknown = causes.least & (excess != NEVER) & ~mine
     excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
-    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved & ~unknown)
+    unproved &= ~unknown
+    told = unproved & causes.usual & (relative.bound == AT_MOST)
+    most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
+    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved, most, usual)

@@ -116,9 +116,10 @@ class Judgement:
 
 def judge(evidence: Evidence) -> list[Judgement]:
     """One judgement for each endpoint that took part in a collective."""
+    evidence = _with_usual(evidence)
     entries, own, charges = evidence.entries, evidence.own, evidence.charges
     tied = tied_rows(evidence.instances, entries)
-    usable = tied & np.isin(evidence.relative.bound, (EXACT, AT_LEAST))
+    usable = tied & (np.isin(evidence.relative.bound, (EXACT, AT_LEAST)) | own.usual)
     endpoints = np.unique(entries.endpoint[tied]).tolist()
     rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
     counted = usable | (tied & own.unproved)
@@ -156,6 +157,19 @@ def _span_ns(entries: Entries) -> int:
     """From the first entry to the last leave."""
     seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     return int(entries.leave_ns[seen].max()) - int(entries.enter_ns[seen].min()) if seen.any() else 0
+
+
+def _with_usual(evidence: Evidence) -> Evidence:
+    """The same where what was compared with what peers usually need stands for lateness and its cost.
+
+    By as much as a rank worked longer it kept peers that waited, whenever each of these had come.
+    """
+    own, relative, charges = evidence.own, evidence.relative, evidence.charges
+    late_ns = np.where(own.usual, np.maximum(own.later_ns, 0), relative.lateness_ns)
+    cost_ns = np.where(own.usual, own.amount_ns, charges.cost_ns)
+    return evidence._replace(
+        relative=relative._replace(lateness_ns=late_ns), charges=charges._replace(cost_ns=cost_ns)
+    )
 
 
 def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
@@ -238,7 +252,7 @@ def _persistence_of(
     ):
         since = int(units.enter_ns[onset]) if onset is not None else None
         return _Said("late", "persistent", since, usual)
-    if not charges.wait_ns[rows].any():  # nobody ever waited for it alone
+    if not charges.cost_ns[rows].any():  # nobody ever waited for it alone
         return _Said(_on_time_or_unknown(units, world), None, None, usual)
     return _Said("intermittent", "rotating" if late_ranks > 1 else "transient", None, usual)
 
