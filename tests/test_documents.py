@@ -55,3 +55,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             target = page.parent / name if name else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/inference").glob("*.md")), ids=lambda page: str(page.name)
+)
+def test_modules_that_rules_name_exist(page: Path) -> None:
+    """``[`room/module.function`, ...]`` behind a rule says where it is carried out."""
+    modules = {path.stem: path for path in (ROOT / "dpuflow").rglob("*.py")}
+    for named in re.findall(r"\[((?:`[\w/.]+`(?:,\s)?)+)\](?!\()", page.read_text()):
+        for word in re.findall(r"`([\w/.]+)`", named):
+            module, _, function = word.rpartition("/")[2].partition(".")
+            where = modules.get(module) or ROOT / "dpuflow" / module / "__init__.py"
+            assert where.exists(), word
+            assert not function or f"def {function}(" in where.read_text(), word
