@@ -217,15 +217,13 @@ def _worked(
     names: Mapping[str, str] | None,
 ) -> Worked:
     """The result of one island."""
-    from dpuflow.assemble import assemble
+    from dpuflow.assemble import Known, assemble
     from dpuflow.findings.build import build_findings
     from dpuflow.verdicts import infer
 
     joined, exchanges, instances = read.joined, read.exchanges, read.instances
     inferred = infer(joined, exchanges, instances, read.entries)
-    result, listed = assemble(
-        captures, joined, read.ranks, exchanges, instances, inferred, read.untold, ranks, nodes, names
-    )
+    result, listed = assemble(captures, read, inferred, Known(ranks, nodes, names))
     build_findings(captures, joined, exchanges, instances, inferred, result)
     return Worked(result, joined, exchanges, instances, inferred, listed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -38,36 +38,33 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Relative
     from dpuflow.identity.rankmap import Place
+    from dpuflow.islands.analyse import Read
     from dpuflow.matching import Instance
     from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict
-    from dpuflow.schema.tables import CaptureTables, Joined, Rows
+    from dpuflow.schema.tables import CaptureTables, Joined
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.accounts import Account as Found
     from dpuflow.verdicts.bulk import Bulk
     from dpuflow.verdicts.judgement import Judgement
 
 
-def assemble(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    ranks: Mapping[int, int],
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    inferred: Inferred,
-    untold: int,
-    places: Mapping[str, Place] | None,
-    nodes: NDArray[np.int64] | None = None,
-    names: Mapping[str, str] | None = None,
-) -> tuple[Analysis, list[int]]:
-    """The result without findings, and of each of its collectives the instance that it is.
+class Known(NamedTuple):
+    """What is known of endpoints beside what was read: their places, nodes, and hosts' names by address."""
 
-    ``ranks``: of endpoints, where known; ``untold``: messages that no collective was made of; ``nodes``: of
-    each endpoint, where that is known already; ``names``: of hosts, by address.
-    """
-    collectives, listed = _collectives(captures, joined, exchanges, instances, inferred)
+    places: Mapping[str, Place] | None = None
+    nodes: NDArray[np.int64] | None = None
+    names: Mapping[str, str] | None = None
+
+
+def assemble(
+    captures: Sequence[CaptureTables], read: Read, inferred: Inferred, known: Known
+) -> tuple[Analysis, list[int]]:
+    """The result without findings, and of each of its collectives the instance that it is."""
+    joined, instances = read.joined, read.instances
+    collectives, listed = _collectives(captures, read, inferred)
     seen_with = _seen_with(instances, inferred.entries, inferred.short)
     kinds = zip(inferred.groups, inferred.kinds, strict=True)
-    endpoints = _endpoints(joined, ranks, places, nodes, names)
+    endpoints = _endpoints(joined, read.ranks, known)
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
@@ -86,7 +83,7 @@ def assemble(
         pipelines=list(list_pipelines(inferred.pipelines, inferred.stages, inferred.entries)),
         transfers=list(list_transfers(inferred.bulk, inferred.entries)),
         limits=[
-            *_limits(joined, untold - sum(len(each.rows) for each in inferred.bulk)),
+            *_limits(joined, read.untold - sum(len(each.rows) for each in inferred.bulk)),
             *_limits_of_bulk(inferred.bulk),
             *_limits_of_nodes(instances),
             *_limits_of_transfers(instances, inferred),
@@ -96,30 +93,20 @@ def assemble(
         start_ns=joined.start_ns if joined.captures else None,
         end_ns=joined.end_ns if joined.captures else None,
     )
-    if places is not None:
-        result.limits += doubts_about(places, [endpoint.addresses for endpoint in result.endpoints])
+    if known.places is not None:
+        result.limits += doubts_about(known.places, [endpoint.addresses for endpoint in result.endpoints])
     return result, listed
 
 
-def _endpoints(
-    joined: Joined,
-    ranks: Mapping[int, int],
-    places: Mapping[str, Place] | None,
-    nodes: NDArray[np.int64] | None,
-    names: Mapping[str, str] | None,
-) -> list[Endpoint]:
+def _endpoints(joined: Joined, ranks: Mapping[int, int], known: Known) -> list[Endpoint]:
     found = []
-    node = endpoint_nodes(joined, places) if nodes is None else nodes
+    places, names = known.places or {}, known.names or {}
+    node = endpoint_nodes(joined, known.places) if known.nodes is None else known.nodes
     hosts = captured_at(joined)
     several = np.bincount(node, minlength=len(node)) > 1
     for number, row in enumerate(joined.endpoints):
         addresses = addresses_of(joined, number)
-        label = next((p.label for a in addresses if (p := (places or {}).get(a)) is not None), None)
-        label = (
-            label
-            or hosts.get(number)
-            or next((each for a in addresses if (each := (names or {}).get(a))), None)
-        )
+        label = next((places[a].label for a in addresses if a in places), None)
         found.append(
             Endpoint(
                 number,
@@ -127,7 +114,7 @@ def _endpoints(
                 addresses,
                 mac_text(int(row["mac"])),
                 ranks.get(number),
-                label,
+                label or hosts.get(number) or next((names[a] for a in addresses if names.get(a)), None),
                 int(node[number]) if several[node[number]] else None,
             )
         )
@@ -161,46 +148,21 @@ def _flows(joined: Joined) -> list[Flow]:
 
 
 def _collectives(
-    captures: Sequence[CaptureTables],
-    joined: Joined,
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    inferred: Inferred,
+    captures: Sequence[CaptureTables], read: Read, inferred: Inferred
 ) -> tuple[list[Collective], list[int]]:
     """All collectives that anything was seen of, and the instance number of each."""
     entries, relative = inferred.bounded.entries, inferred.bounded.relative
-    enter, leave = relative.enter_ns.tolist(), entries.leave_ns.tolist()
-    lateness, bound = relative.lateness_ns.tolist(), relative.bound.tolist()
-    error, cause = relative.error_ns.tolist(), inferred.causes.cause.tolist()
-    why = _reasons(captures, joined, entries, relative)
-    offsets = entries.offsets.tolist()
-    nbytes = exchanges["bytes"]
-    phases = ring_phases(exchanges, instances)
+    every = _rank_entries(captures, read.joined, inferred)
+    times = np.stack([relative.enter_ns, entries.leave_ns], axis=1)
+    nbytes = read.exchanges["bytes"]
+    phases = ring_phases(read.exchanges, read.instances)
     found: list[Collective] = []
     of: list[int] = []
-    for number, instance in enumerate(instances):
-        rows = range(offsets[number], offsets[number + 1])
-        complete = bool(entries.whole[rows.start])
-        ranks = [
-            RankEntry(
-                endpoint=endpoint,
-                enter_ns=_known(enter[row]) if bound[row] != 3 else None,
-                leave_ns=_known(leave[row]),
-                lateness_ns=_known(lateness[row]) if complete else None,
-                error_ns=_known(error[row]) if bound[row] != 3 and complete else None,
-                bound=cast("Bound", BOUNDS[bound[row]] if complete else "unobservable"),
-                cause=cast("Cause", CAUSES[cause[row]]),
-                why=why[row],
-            )
-            for row, endpoint in zip(rows, instance.order, strict=True)
-        ]
-        if not complete:
-            for rank in ranks:
-                rank.enter_ns = None
-        seen = [t for row in rows for t in (enter[row], leave[row]) if t != NEVER]
-        if not seen:
+    for number, instance in enumerate(read.instances):
+        rows = slice(*entries.offsets[number : number + 2].tolist())
+        seen = times[rows][times[rows] != NEVER]
+        if not len(seen):
             continue
-        start, end = min(seen), max(seen)
         of.append(number)
         found.append(
             Collective(
@@ -212,18 +174,44 @@ def _collectives(
                 root=instance.root_endpoint,
                 bytes=instance.size,
                 wire_bytes=int(nbytes[instance.rows].sum()),
-                start_ns=start,
-                end_ns=end,
+                start_ns=int(seen.min()),
+                end_ns=int(seen.max()),
                 confidence=instance.confidence,
-                complete=complete,
+                complete=bool(entries.whole[rows.start]),
                 phases=phases[number],
-                ranks=ranks,
+                ranks=every[rows],
                 op_alternatives=cast("list[OpToken]", [op.token for op in instance.alike]),
                 protocol=cast("Protocol | None", instance.slicing.protocol),
                 bytes_between=instance.slicing.between,
             )
         )
     return found, of
+
+
+def _rank_entries(captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred) -> list[RankEntry]:
+    """One for each row of Entries."""
+    entries, relative = inferred.bounded.entries, inferred.bounded.relative
+    columns = (
+        entries.endpoint, relative.enter_ns, entries.leave_ns, relative.lateness_ns, relative.error_ns,
+        relative.bound, inferred.causes.cause, entries.whole,
+    )  # fmt: skip
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    why = _reasons(captures, joined, entries, relative)
+    return [
+        RankEntry(
+            endpoint=endpoint,
+            enter_ns=_known(enter) if whole and bound != 3 else None,
+            leave_ns=_known(leave),
+            lateness_ns=_known(lateness) if whole else None,
+            error_ns=_known(error) if whole and bound != 3 else None,
+            bound=cast("Bound", BOUNDS[bound] if whole else "unobservable"),
+            cause=cast("Cause", CAUSES[cause]),
+            why=reason,
+        )
+        for (endpoint, enter, leave, lateness, error, bound, cause, whole), reason in zip(
+            rows, why, strict=True
+        )
+    ]
 
 
 def _known(value: int) -> int | None:
@@ -234,44 +222,41 @@ def _reasons(
     captures: Sequence[CaptureTables], joined: Joined, entries: Entries, relative: Relative
 ) -> list[str]:
     """For each row of Entries the rule its entry rests on and the frame that shows it."""
-    reasons = []
     sentences = {int(rule): sentence for rule, (_, sentence) in RULES.items()}
     bounded = {int(rule) for rule, (bound, _) in RULES.items() if bound == "at_most"} | {Rule.LONG_AFTER}
-    lower = (relative.enter_ns < entries.enter_ns) | (
-        (entries.enter_ns == NEVER) & (relative.enter_ns != NEVER)
-    )
+    lower = relative.enter_ns < entries.enter_ns
+    lower |= (entries.enter_ns == NEVER) & (relative.enter_ns != NEVER)
     since = np.where(lower, entries.since_act, NONE32)
     columns = (entries.rule, entries.act, entries.after, entries.stalled_ns, since)
-    transfers = joined.transfers
-    for rule, act, after, stalled, left in zip(*(column.tolist() for column in columns), strict=True):
+
+    def reason(rule: int, act: int, after: int, stalled: int, left: int) -> str:
         if act == left == NONE32:
-            reasons.append(sentences[rule])
-            continue
-        packets = ""
+            return sentences[rule]
+        packets = []
         if act != NONE32:
-            capture, message = int(transfers["capture"][act]), int(transfers["message"][act])
-            packets = f"packet {_frame(captures, capture, message)} of {captures[capture].info.vantage}"
+            packets.append(f"packet {_sent(captures, joined.transfers[act])}")
         if after != NONE32 and rule in bounded:
-            capture = int(transfers["arrival_capture"][after])
-            frame = _frame(captures, capture, int(transfers["arrival_message"][after]), "last_frame")
-            packets += f", after {frame} of {captures[capture].info.vantage}"
-        if left != NONE32:
-            by_send = (
-                rule == Rule.QUEUED
-            )  # shown by the act of a call before, else by what ended the one before
-            sight = ("capture", "message") if by_send else ("arrival_capture", "arrival_message")
-            capture, message = (int(transfers[name][left]) for name in sight)
-            frame = _frame(captures, capture, message, "first_frame" if by_send else "last_frame")
-            packets += ", " if packets else ""
-            packets += f"no earlier than {frame} of {captures[capture].info.vantage}"
+            packets.append(f"after {_arrived(captures, joined.transfers[after])}")
+        if left != NONE32:  # shown by the act of a call before, else by what ended the one before
+            shown = _sent if rule == Rule.QUEUED else _arrived
+            packets.append(f"no earlier than {shown(captures, joined.transfers[left])}")
         later = f"; in mid-operation it sat on an input for {stalled / 1e6:.1f} ms" if stalled else ""
-        reasons.append(f"{sentences[rule]} ({packets}){later}")
-    return reasons
+        return f"{sentences[rule]} ({', '.join(packets)}){later}"
+
+    return [reason(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _frame(captures: Sequence[CaptureTables], capture: int, message: int, which: str = "first_frame") -> int:
-    """Number of a message's first or last packet in its capture, as Wireshark counts."""
-    return int(captures[capture].messages[which][message]) + 1
+def _sent(captures: Sequence[CaptureTables], transfer: np.void) -> str:
+    """The first packet of a transfer where it was seen to be sent, as Wireshark counts."""
+    tables = captures[int(transfer["capture"])]
+    return f"{int(tables.messages['first_frame'][transfer['message']]) + 1} of {tables.info.vantage}"
+
+
+def _arrived(captures: Sequence[CaptureTables], transfer: np.void) -> str:
+    """The last packet of a transfer where it was seen to arrive."""
+    tables = captures[int(transfer["arrival_capture"])]
+    frame = int(tables.messages["last_frame"][transfer["arrival_message"]]) + 1
+    return f"{frame} of {tables.info.vantage}"
 
 
 def _seen_with(
@@ -346,6 +331,10 @@ def _account(found: Found, endpoints: Sequence[Endpoint]) -> Account:
     )
 
 
+def _s(number: int) -> str:
+    return "s" if number > 1 else ""
+
+
 def _limits(joined: Joined, untold: int) -> list[str]:
     limits = list(joined.limits)
     if untold:
@@ -366,7 +355,7 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
         return []
     cut = sum(not each.complete for each in bulk)
     return [
-        f"{len(bulk)} bulk one-sided transfer{'s' if len(bulk) > 1 else ''}: no packet says what the bytes"
+        f"{len(bulk)} bulk one-sided transfer{_s(len(bulk))}: no packet says what the bytes"
         " are or which request they belong to; one that follows another without a pause counts with it"
         + (f"; {cut} began before or ended after the capture, or lack packets." if cut else ".")
     ]
@@ -378,28 +367,28 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     hidden = [i for i in instances if i.view.near is None and i.hides_ranks and not gpus_within(i)]
     if hidden:
         limits.append(
-            f"{len(hidden)} collective{'s' if len(hidden) > 1 else ''} had more ranks than endpoints (up to"
+            f"{len(hidden)} collective{_s(len(hidden))} had more ranks than endpoints (up to"
             f" {max(i.rank_count for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand"
             " their data on inside their nodes or share an adapter. They may have been later, or the first."
         )
     handed = sum(i.view.inside and i.op == Op.SEND_RECV for i in instances)
     if handed:
         limits.append(
-            f"{handed} transfer{'s' if handed > 1 else ''} between adapters of one rail may carry data of"
+            f"{handed} transfer{_s(handed)} between adapters of one rail may carry data of"
             " any GPU of the sender's node (PXN), and be parts of one all_to_all of all: each sender's entry"
             " is a bound, and nobody is judged by that."
         )
     together = sum(i.view.inside and i.op == Op.ALL_TO_ALL for i in instances)
     if together:
         limits.append(
-            f"{together} all_to_all{'s' if together > 1 else ''} went between nodes on the receivers' rails"
+            f"{together} all_to_all{_s(together)} went between nodes on the receivers' rails"
             " (PXN), where all GPUs of a node send together: an entry is a bound, but where a node waited for"
             " one of its GPUs alone. What GPUs of one node send each other shows in no packet."
         )
     inside = sum(i.view.inside and i.op not in (Op.SEND_RECV, Op.ALL_TO_ALL) for i in instances)
     if inside:
         limits.append(
-            f"{inside} collective{'s' if inside > 1 else ''} went through trees or chains over nodes of"
+            f"{inside} collective{_s(inside)} went through trees or chains over nodes of"
             " several GPUs: what leaves a node may have waited for any of them, so each entry is a bound."
         )
     return limits

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.assemble import assemble
+from dpuflow.assemble import Known, assemble
 from dpuflow.entries import build_entries
 from dpuflow.findings.build import build_findings
+from dpuflow.islands.analyse import Read
 from dpuflow.matching import Instance
 from dpuflow.results import Analysis
 from dpuflow.schedules.algorithms import GLOO, Algorithm
@@ -312,7 +313,8 @@ def concluded(
     captures: list[CaptureTables], joined: Joined, exchanges: Rows, instances: Sequence[Instance]
 ) -> Analysis:
     """The result for collectives that are already known, of captures made by hand."""
-    inferred = infer(joined, exchanges, instances, build_entries(exchanges, instances))
-    result, _ = assemble(captures, joined, {}, exchanges, instances, inferred, 0, None)
+    read = Read(joined, exchanges, list(instances), build_entries(exchanges, instances), 0, {})
+    inferred = infer(joined, exchanges, instances, read.entries)
+    result, _ = assemble(captures, read, inferred, Known())
     build_findings(captures, joined, exchanges, instances, inferred, result)
     return result

@@ -10,7 +10,7 @@ unasked is one exchange up to its flag (``flagged``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.schema.tables import Rows
+
+    Bools = NDArray[np.bool_]
 
 _FAR = np.iinfo(np.int64).max
 _NEGATIVE = 1 << 31  # MPI tags of a library's own, as unsigned numbers
@@ -223,34 +225,70 @@ def _count_within(
     return np.asarray(total - before[group] - 1, np.int64)
 
 
+class _Marks(NamedTuple):
+    """Which rows are what of their exchange."""
+
+    offer: Bools
+    grant: Bools
+    data: Bools
+    says_read: Bools
+    read: Bools  # whose header was read, not inferred
+
+
 def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where: NDArray[np.int64]) -> Rows:
     """The EXCHANGE rows for rows numbered ``number``; ``where`` are their TRANSFER rows."""
     out = EXCHANGE.zeros(int(number.max()) + 1)
-    count = len(out)
-    for name in EXCHANGE.dtype.names or ():
-        if name.endswith("_ns"):
-            out[name] = NEVER
     role = rows["role"]
-
-    def earliest(name: str, mask: NDArray[np.bool_], times: NDArray[np.int64]) -> None:
-        use = mask & (times != NEVER)
-        low = np.full(count, _FAR)
-        np.minimum.at(low, number[use], times[use])
-        out[name] = np.where(low == _FAR, NEVER, low)
-
-    def latest(name: str, mask: NDArray[np.bool_], times: NDArray[np.int64]) -> None:
-        high = np.full(count, NEVER)
-        np.maximum.at(high, number[mask], times[mask])
-        out[name] = high
-
     offer, grant = role == Role.OFFER, role == Role.GRANT
     read = (rows["flags"] & MessageFlag.HIDDEN) == 0
     data = (role == Role.DATA) | (role == Role.BURST)
-    data |= _synchronous(rows, number, count, offer & read, grant, data)
-    earliest("offer_ns", offer, rows["sent_ns"])
-    earliest("offer_arrived_ns", offer, rows["arrived_end_ns"])
-    earliest("grant_ns", grant, rows["sent_ns"])
-    earliest("grant_arrived_ns", grant, rows["arrived_end_ns"])
+    data |= _synchronous(rows, number, offer & read, grant, data)
+    marks = _Marks(offer, grant, data, _says_read(rows), read)
+    _fill_times(out, rows, number, marks)
+    out["bytes"] = _sizes(rows, number, marks, len(out))
+    for name in ("retransmitted", "ecn_marked"):
+        out[name] = np.bincount(number, rows[name], len(out))
+    out["packets"] = np.bincount(number[data], rows["packets"][data], len(out))
+    # What is the same in all rows of an exchange: rows without it (0) give way to those with it.
+    for name in ("connection", "context", "tag", "sub", "op"):
+        np.maximum.at(out[name], number, rows[name])
+    out["src"][number] = src
+    out["dst"][number] = np.where(grant | marks.says_read, rows["src"], rows["dst"])
+    wire = rows["wire"]
+    for mask in (grant, offer, data, (data | marks.says_read) & (wire == Wire.TAGGED_DONE)):
+        out["wire"][number[mask]] = wire[mask]
+    np.bitwise_or.at(out["flags"], number, rows["flags"])
+    out["seen"] = 0xFF
+    seen = rows["seen"]
+    against = src == rows["dst"]
+    np.bitwise_and.at(out["seen"], number, np.where(against, (seen & 1) << 1 | seen >> 1 & 1, seen))
+    for name, mask in (("offer", offer), ("grant", grant), ("data", data)):
+        out[name] = NONE32
+        np.minimum.at(out[name], number[mask], where[mask].astype(np.uint32))
+    return out
+
+
+def _fill_times(out: Rows, rows: Rows, number: NDArray[np.int64], marks: _Marks) -> None:
+    """All times of EXCHANGE rows."""
+    for name in EXCHANGE.dtype.names or ():
+        if name.endswith("_ns"):
+            out[name] = NEVER
+
+    def earliest(name: str, mask: Bools, times: NDArray[np.int64]) -> None:
+        use = mask & (times != NEVER)
+        low = np.full(len(out), _FAR)
+        np.minimum.at(low, number[use], times[use])
+        out[name] = np.where(low == _FAR, NEVER, low)
+
+    def latest(name: str, mask: Bools, times: NDArray[np.int64]) -> None:
+        high = np.full(len(out), NEVER)
+        np.maximum.at(high, number[mask], times[mask])
+        out[name] = high
+
+    data, says_read = marks.data, marks.says_read
+    for name, mask in (("offer", marks.offer), ("grant", marks.grant)):
+        earliest(f"{name}_ns", mask, rows["sent_ns"])
+        earliest(f"{name}_arrived_ns", mask, rows["arrived_end_ns"])
     earliest("data_ns", data, rows["sent_ns"])
     earliest("arrived_ns", data, rows["arrived_ns"])
     latest("data_end_ns", data, rows["sent_end_ns"])
@@ -265,7 +303,6 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         puts, fins = _finished(rows)
         taken[puts] = rows["arrived_end_ns"][fins]
     latest("taken_ns", data, taken)
-    says_read = _says_read(rows)
     if says_read.any():  # it says when the receiver had all; the sender learns from it what an ACK would tell
         # libfabric hands a message on when its own word has been acknowledged (rxm_rndv_rx_finish).
         holds = (rows["flags"] & MessageFlag.HOLDS_SENDER) != 0
@@ -276,6 +313,10 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
         heard = np.maximum(rows["arrived_end_ns"], np.where(tcp, NEVER, rows["taken_ns"]))
         latest("acked_ns", data | says_read, np.where(says_read, heard, rows["acked_ns"]))
 
+
+def _sizes(rows: Rows, number: NDArray[np.int64], marks: _Marks, count: int) -> NDArray[np.float64]:
+    """Bytes of each of ``count`` exchanges, as announced, or allowed, or seen."""
+    offer, grant, data, _, read = marks
     carried = np.bincount(number[data], rows["bytes"][data], count)
     announced, granted, inferred = np.zeros((3, count), np.uint64)
     guessed = (offer | grant) & ~read
@@ -288,29 +329,7 @@ def _fill(rows: Rows, src: NDArray[np.uint32], number: NDArray[np.int64], where:
     whole = gloo & (np.bincount(number, data & read, count) > 0)
     told = np.where(granted > 0, granted, inferred)
     seen = np.where(whole | (told == 0), carried, told)
-    out["bytes"] = np.where(announced > 0, announced, seen)
-    for name in ("retransmitted", "ecn_marked"):
-        out[name] = np.bincount(number, rows[name], count)
-    out["packets"] = np.bincount(number[data], rows["packets"][data], count)
-
-    # What is the same in all rows of an exchange: rows without it (0) give way to those with it.
-    for name in ("connection", "context", "tag", "sub", "op"):
-        np.maximum.at(out[name], number, rows[name])
-    out["src"][number] = src
-    out["dst"][number] = np.where((role == Role.GRANT) | says_read, rows["src"], rows["dst"])
-    out["wire"][number[grant]] = rows["wire"][grant]
-    out["wire"][number[offer]] = rows["wire"][offer]
-    out["wire"][number[data]] = rows["wire"][data]
-    out["wire"][number[known | (says_read & (rows["wire"] == Wire.TAGGED_DONE))]] = Wire.TAGGED_DONE
-    np.bitwise_or.at(out["flags"], number, rows["flags"])
-    out["seen"] = 0xFF
-    seen = rows["seen"]
-    against = src == rows["dst"]
-    np.bitwise_and.at(out["seen"], number, np.where(against, (seen & 1) << 1 | seen >> 1 & 1, seen))
-    for name, mask in (("offer", offer), ("grant", grant), ("data", data)):
-        out[name] = NONE32
-        np.minimum.at(out[name], number[mask], where[mask].astype(np.uint32))
-    return out
+    return np.where(announced > 0, announced, seen)
 
 
 def _finished(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -332,19 +351,12 @@ def _finished(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return part[first], part[first + 1]
 
 
-def _synchronous(
-    rows: Rows,
-    number: NDArray[np.int64],
-    count: int,
-    offer: NDArray[np.bool_],
-    grant: NDArray[np.bool_],
-    data: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
+def _synchronous(rows: Rows, number: NDArray[np.int64], offer: Bools, grant: Bools, data: Bools) -> Bools:
     """Offers of ob1 that hold all the data there is, and were acknowledged: its synchronous sends.
 
     Its barriers let ranks go with them (mca_pml_ob1_send_request_start_rndv, no PUT request for what fits).
     """
-    alone = np.zeros(count, bool)
+    alone = np.zeros(int(number.max()) + 1, bool)
     alone[number[grant & (rows["wire"] == Wire.OB1_OTHER)]] = True
     alone[number[data]] = False
     whole = offer & (rows["wire"] == Wire.OB1_RNDV) & (rows["bytes"] >= rows["announces"])

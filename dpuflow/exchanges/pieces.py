@@ -120,25 +120,31 @@ def _families(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
     bare = [line for line in lines if not line.granted]
     # Where it was not told whose entries are whose, any line may have the first pieces.
     heads = [line for line in lines if line.granted] or bare
-    lowest = {id(line): int(line.va.min()) for line in lines}
     members: dict[int, dict[int, _Line]] = {}
     for line in bare:
-        behind = {id(head): lowest[id(line)] - lowest[id(head)] for head in heads if head is not line}
-        # Most likely the buffer that begins right before.
-        near = sorted(
-            (head for head in heads if head is not line),
-            key=lambda h: (behind[id(h)] < 0, abs(behind[id(h)])),
-        )
-        for head in near:
-            index = _index(head, line)
-            if index:
-                members.setdefault(id(head), {})[index] = line
-                break
+        head, index = _head_of(line, heads)
+        if head is not None:
+            members.setdefault(id(head), {})[index] = line
     for head in heads:
         mine = members.get(id(head), {})
         family = [head, *(mine[index] for index in sorted(mine))]
         if mine and sorted(mine) == list(range(1, len(mine) + 1)) and _adds_up(family):
             yield family
+
+
+def _head_of(line: _Line, heads: Sequence[_Line]) -> tuple[_Line | None, int]:
+    """The line with the first pieces of the messages that ``line`` has others of, and which; None, 0."""
+
+    def behind(head: _Line) -> tuple[bool, int]:
+        distance = int(line.va.min()) - int(head.va.min())
+        return distance < 0, abs(distance)
+
+    # Most likely the buffer that begins right before.
+    for head in sorted((head for head in heads if head is not line), key=behind):
+        index = _index(head, line)
+        if index:
+            return head, index
+    return None, 0
 
 
 def _index(head: _Line, line: _Line) -> int:

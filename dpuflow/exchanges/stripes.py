@@ -158,33 +158,11 @@ def _goes_to(va: NDArray[np.uint64], credit: _Line) -> int:
 
 def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_Line]]]:
     """Lines with entries to spare, each with the lines whose data these allow."""
-    # More entries than may be out at a capture's end; or fewer, where one without any carries as many
-    # messages, or one less, for queue pairs take turns.
-    turns = {len(line.data) + more for line in lines if not len(line.entries) for more in (0, 1)}
-    lines = [
-        line
-        for line in lines
-        if not len(line.entries)
-        or len(line.entries) > len(line.data) + AHEAD
-        or (len(line.data) in turns and 0 < len(line.data) < len(line.entries))
-    ]
+    lines = _uneven(lines)
     credits_ = sorted((line for line in lines if len(line.entries)), key=lambda line: int(line.entries[0]))
     if not credits_:
         return
-    slot = max(line.slot for line in credits_)
-    groups: list[list[_Line]] = []
-    # The queue pair of the entries carries the first message, to the buffer's start: the next one with
-    # entries begins another connection's buffer, be it right behind.
-    for line in sorted(
-        (line for line in lines if len(line.data)), key=lambda e: (e.lowest, not len(e.entries))
-    ):
-        begins = len(line.entries) > 0 and bool(groups) and any(len(e.entries) for e in groups[-1])
-        if groups and line.lowest - groups[-1][-1].lowest <= slot and not begins:
-            groups[-1].append(line)
-        else:
-            groups.append([line])
-    groups.sort(key=lambda group: min(int(line.data[0]) for line in group))
-    for group in groups:
+    for group in _side_by_side(lines, max(line.slot for line in credits_)):
         own = [line for line in group if len(line.entries)]
         fits = [
             credit
@@ -195,6 +173,36 @@ def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_
         if len(fits) == 1:
             credits_.remove(fits[0])
             yield fits[0], group
+
+
+def _uneven(lines: Sequence[_Line]) -> list[_Line]:
+    """Lines with more entries than may be out at a capture's end, or none.
+
+    Or with a few more, where one without any carries as many messages, or one less: queue pairs take turns.
+    """
+    turns = {len(line.data) + more for line in lines if not len(line.entries) for more in (0, 1)}
+    return [
+        line
+        for line in lines
+        if not len(line.entries)
+        or len(line.entries) > len(line.data) + AHEAD
+        or (len(line.data) in turns and 0 < len(line.data) < len(line.entries))
+    ]
+
+
+def _side_by_side(lines: Sequence[_Line], slot: int) -> list[list[_Line]]:
+    """Lines with data into the same buffer's slots, those that began first first."""
+    groups: list[list[_Line]] = []
+    # The queue pair of the entries carries the first message, to the buffer's start: the next one with
+    # entries begins another connection's buffer, be it right behind.
+    carrying = [line for line in lines if len(line.data)]
+    for line in sorted(carrying, key=lambda e: (e.lowest, not len(e.entries))):
+        begins = len(line.entries) > 0 and bool(groups) and any(len(e.entries) for e in groups[-1])
+        if groups and line.lowest - groups[-1][-1].lowest <= slot and not begins:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return sorted(groups, key=lambda group: min(int(line.data[0]) for line in group))
 
 
 def _even(credit: _Line, group: Sequence[_Line]) -> bool:
