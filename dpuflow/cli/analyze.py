@@ -52,6 +52,26 @@ COMPILING = (
 )
 
 
+def _mind_compiling(vantages: Sequence[Vantage], quiet: bool) -> None:
+    """Where kernels must be compiled: several at a time, and say so."""
+    from dpuflow.kernels import _ready
+
+    _ready.when_compiling[:] = [lambda: _ready.compile_beside(*_kernel_after_parsing(vantages))]
+    if not quiet:
+        _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
+
+
+def _say(result: Analysis, color: str, warnings_only: bool) -> None:
+    """The verdict, or what is wrong with captures alone."""
+    if not warnings_only:
+        import dpuflow
+
+        dpuflow.write_text(result, color={"always": True, "never": False}.get(color))
+        return
+    for warning in (text for capture in result.captures for text in capture.warnings):
+        click.echo(f"dpuflow: {warning}", err=True)
+
+
 @click.command(epilog=EPILOG)
 @click.argument("captures", metavar="CAPTURE...", nargs=-1)
 @click.option(
@@ -152,11 +172,8 @@ def analyze(
     from dpuflow import analysis
     from dpuflow.cli.progress import ProgressLine
     from dpuflow.identity.rankmap import read_hosts
-    from dpuflow.kernels import _ready
 
-    _ready.when_compiling[:] = [lambda: _ready.compile_beside(*_kernel_after_parsing(vantages))]
-    if not quiet:
-        _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
+    _mind_compiling(vantages, quiet)
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
     with ProgressLine(enabled=not quiet) as progress:
         result, marks = analysis.analyze_marked(
@@ -176,11 +193,7 @@ def analyze(
     if json_file is not None:
         dpuflow.write_json(result, json_file)
     write_reports(result, asked)
-    if not quiet and json_file != "-" and "-" not in asked.values():
-        dpuflow.write_text(result, color={"always": True, "never": False}.get(color))
-    else:
-        for warning in (text for capture in result.captures for text in capture.warnings):
-            click.echo(f"dpuflow: {warning}", err=True)
+    _say(result, color, quiet or "-" in (json_file, *asked.values()))
     if recorded:
         from dpuflow.recorded import say_agreement
 

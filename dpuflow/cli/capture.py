@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpuflow.cli.nodes import ending_of, given, on_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from dpuflow.live.options import LiveOptions
 
 EPILOG = """\b
 Examples:
@@ -86,6 +88,70 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     for line in interface_lines():
         click.echo(line)
     ctx.exit()
+
+
+def _wrong_output(options: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with where packets are to be written."""
+    path, messages = options["path"], options["mode"] == "messages"
+    rotated = options["rotate_size"] or options["rotate_time"]
+    if path == "-" and sys.stdout.isatty():
+        yield "-w - would write packets to the terminal: pipe it, or name a file."
+    if path == "":
+        yield "-w needs the name of a file, or -."
+    if messages and path is not None and _PACKETS.search(path):
+        yield "--mode messages writes a column file: give it a name such as node0.dpuflow."
+    if rotated and path in (None, "-"):
+        yield "--rotate-size and --rotate-time need a file, named with -w."
+    if (rotated or path == "-") and messages:
+        yield "--mode messages writes one column file: name it with -w, without rotation."
+    if options["files"] and not rotated:
+        yield "--files needs --rotate-size or --rotate-time."
+
+
+def _wrong_backend(options: dict[str, Any]) -> Iterator[str]:
+    """Options that the backend has not."""
+    backend = options["backend"]
+    if backend in ("bcc", "psample", "doca") and options["mode"] == "messages":
+        yield f"--backend {backend} supports packets mode only."
+    if backend in ("afpacket", "psample", "doca") and options["hook"] != "auto":
+        yield f"--backend {backend} has no hooks: drop --hook."
+    if backend != "psample" and given("group"):
+        yield "--group goes with --backend psample."
+    for name in ("peer", "copy_by", "production", "sample_packets"):
+        if backend != "doca" and given(name):
+            yield f"--{name.replace('_', '-')} goes with --backend doca."
+    if options["timestamps"] == "hardware" and backend != "ebpf":
+        yield "--timestamps hardware needs --backend ebpf."
+
+
+def _wrong_filter(options: dict[str, Any]) -> Iterator[str]:
+    """A filter expression beside what it replaces."""
+    others = any(options[name] for name in ("hosts", "ports", "qps", "vlans")) or given("protocols")
+    if options["expression"] is not None and others:
+        yield "--filter replaces --protocol, --host, --port, --qp and --vlan: give one or the other."
+
+
+def _live_options(options: dict[str, Any]) -> LiveOptions:
+    """What to capture, and how."""
+    from dpuflow.errors import OptionError
+    from dpuflow.live.expression import translate
+    from dpuflow.live.options import DocaOptions, LiveOptions
+
+    names = (
+        "interfaces", "snaplen", "sample", "buffer", "hook", "mode", "timestamps", "promiscuous", "group",
+    )  # fmt: skip
+    wanted = ("protocols", "hosts", "ports", "qps", "vlans")
+    of_doca = ("peer", "copy_by", "production", "sample_packets")
+    try:
+        expression = options["expression"]
+        filters = options if expression is None else vars(translate(expression))
+        return LiveOptions(
+            **{name: options[name] for name in names},
+            **{name: filters[name] for name in wanted},
+            doca=DocaOptions(*(options[name] for name in of_doca)),
+        )
+    except OptionError as error:
+        raise click.UsageError(f"{error}.") from None
 
 
 @click.command(epilog=EPILOG)
@@ -302,54 +368,16 @@ def capture(
     Packets are copied in the kernel and never delayed, dropped or changed; other programs on the interface
     are left alone. Ctrl-C or SIGTERM stops it with a complete file.
     """
-    if path == "-" and sys.stdout.isatty():
-        raise click.UsageError("-w - would write packets to the terminal: pipe it, or name a file.")
-    if path == "":
-        raise click.UsageError("-w needs the name of a file, or -.")
-    if mode == "messages" and path is not None and _PACKETS.search(path):
-        raise click.UsageError("--mode messages writes a column file: give it a name such as node0.dpuflow.")
-    if (rotate_size or rotate_time) and path in (None, "-"):
-        raise click.UsageError("--rotate-size and --rotate-time need a file, named with -w.")
-    if (rotate_size or rotate_time or path == "-") and mode == "messages":
-        raise click.UsageError("--mode messages writes one column file: name it with -w, without rotation.")
-    if backend in ("bcc", "psample", "doca") and mode == "messages":
-        raise click.UsageError(f"--backend {backend} supports packets mode only.")
-    if backend in ("afpacket", "psample", "doca") and hook != "auto":
-        raise click.UsageError(f"--backend {backend} has no hooks: drop --hook.")
-    if backend != "psample" and given("group"):
-        raise click.UsageError("--group goes with --backend psample.")
-    for name in ("peer", "copy_by", "production", "sample_packets"):
-        if backend != "doca" and given(name):
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend doca.")
-    if timestamps == "hardware" and backend != "ebpf":
-        raise click.UsageError("--timestamps hardware needs --backend ebpf.")
-    if files and not (rotate_size or rotate_time):
-        raise click.UsageError("--files needs --rotate-size or --rotate-time.")
+    options = click.get_current_context().params
+    for sentence in (*_wrong_output(options), *_wrong_backend(options), *_wrong_filter(options)):
+        raise click.UsageError(sentence)
 
-    if expression is not None and (hosts or ports or qps or vlans or given("protocols")):
-        raise click.UsageError(
-            "--filter replaces --protocol, --host, --port, --qp and --vlan: give one or the other."
-        )
-
-    from dpuflow.errors import DpuflowError, OptionError
-    from dpuflow.live.options import DocaOptions, LiveOptions
+    from dpuflow.errors import DpuflowError
     from dpuflow.live.output import Rotation
-    from dpuflow.live.record import record
+    from dpuflow.live.record import Until, record
     from dpuflow.reports.live import LiveLine, summary_lines
 
-    try:
-        if expression is not None:
-            from dpuflow.live.expression import translate
-
-            wanted = translate(expression)
-            protocols, hosts, ports = wanted.protocols, wanted.hosts, wanted.ports
-            qps, vlans = wanted.qps, wanted.vlans
-        options = LiveOptions(
-            interfaces, snaplen, protocols, hosts, ports, qps, vlans, sample, buffer, hook, mode,
-            DocaOptions(peer, copy_by, production, sample_packets), timestamps, promiscuous, group,
-        )  # fmt: skip
-    except OptionError as error:
-        raise click.UsageError(f"{error}.") from None
+    asked = _live_options(options)
     if on:
         on_nodes(on, over, path, mode, duration, quiet)
         return
@@ -357,15 +385,12 @@ def capture(
     def take(file: str | None, seconds: float | None, stopped: Callable[[], bool] = lambda: False) -> None:
         with LiveLine(enabled=not quiet and not as_node) as line:
             summary = record(
-                options,
+                asked,
                 file,
                 backend=backend,
                 rotation=Rotation(rotate_size, rotate_time, files),
-                duration_s=seconds,
-                count=count,
-                every_second=line.show,
-                started=line.started,
-                stopped=stopped,
+                until=Until(seconds, count, stopped),
+                watcher=line,
             )
         for text in summary_lines(summary, warnings_only=quiet):
             click.echo(text, err=True)
@@ -375,7 +400,7 @@ def capture(
     if as_node:
         from dpuflow.live.node import serve
 
-        with open(0, "rb", buffering=0, closefd=False) as asked:
-            serve(take, ending_of(mode), asked, sys.stdout.buffer)
+        with open(0, "rb", buffering=0, closefd=False) as words:
+            serve(take, ending_of(mode), words, sys.stdout.buffer)
     else:
         take(path, duration)

@@ -87,26 +87,29 @@ def read_islands(joined: Joined, nodes: Ints, read: Callable[[Joined], Read]) ->
 def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[Read]:
     """Trees and chains that go through all GPUs of nodes, each rail's part by itself: there a NIC stands for
     its node, whose entry it dates. What else there is, and captures of one place, as they are."""
-    trees = all(
-        i.view.inside and i.view.near is None and i.algorithm is not None and i.algorithm.name in _IN_NODES
-        for i in whole.instances
-    )
+    trees = all(i.view.inside and i.view.near is None and _in_nodes(i) for i in whole.instances)
     if not whole.instances or not trees or len(whole.joined.captures) < 2:
         return [whole]
-    view = whole.joined
-    pairs = {(int(a), int(b)) for a, b in zip(view.columns["src"], view.columns["dst"], strict=True)}
+    columns = whole.joined.columns
+    pairs = {(int(a), int(b)) for a, b in zip(columns["src"], columns["dst"], strict=True)}
     rails = [{end for pair in part for end in pair} for part in connected(sorted(pairs), lambda pair: pair)]
-    found = []
-    for rail in rails:
-        rows = view.transfers[np.isin(view.columns["src"], list(rail))]
-        local = [[end for end in ends if end in rail] for ends in view.local]
-        used = frozenset(capture for capture, ends in enumerate(local) if ends)
-        found.append(
-            read(replace(view, transfers=rows, narrow=Picked.transfers(rows), local=local, used=used))
-        )
+    found = [read(_rail(whole.joined, rail)) for rail in rails]
     fit = all(each.understood and _of_nodes(each, nodes) is not None for each in found)
     alike = fit and all(_same(found[0], each) for each in found)
     return found if alike and len(found) > 1 else [whole]
+
+
+def _in_nodes(instance: Instance) -> bool:
+    """Whether it is an algorithm that goes through all GPUs of a node."""
+    return instance.algorithm is not None and instance.algorithm.name in _IN_NODES
+
+
+def _rail(view: Joined, ends: set[int]) -> Joined:
+    """What these endpoints sent, and the captures at them."""
+    rows = view.transfers[np.isin(view.columns["src"], list(ends))]
+    local = [[end for end in mine if end in ends] for mine in view.local]
+    used = frozenset(capture for capture, mine in enumerate(local) if mine)
+    return replace(view, transfers=rows, narrow=Picked.transfers(rows), local=local, used=used)
 
 
 def _sharing_nodes(views: Sequence[Joined], nodes: Ints) -> list[list[int]]:
@@ -133,8 +136,6 @@ def _without_doubles(reads: Sequence[Read]) -> None:
 
 def _read_together(views: Sequence[Joined], nodes: Ints, read: Callable[[Joined], Read]) -> list[Read] | None:
     """The islands read as one, each with its part of every operation; None where that makes no sense."""
-    from dpuflow.entries import build_entries
-
     by_ns = _laid(views, nodes)
     if by_ns is None:
         return None
@@ -150,34 +151,35 @@ def _read_together(views: Sequence[Joined], nodes: Ints, read: Callable[[Joined]
         return None
     for view, by in zip(laid, by_ns, strict=True):
         _set_clocks(view, by)
-    place = np.full(len(rows) + 1, NONE32, np.int64)
-    found = []
     line = np.full(int(rows["connection"].max(initial=0)) + 1, -1)
     line[rows["connection"]] = of
     island_of = line[whole.exchanges["connection"]]
-    for number, view in enumerate(laid):
-        mine = np.flatnonzero(of == number)
-        place[mine] = np.arange(len(mine))
-        transfers = rows[mine]
-        exchanges = whole.exchanges[island_of == number]
-        for name in ("offer", "grant", "data"):
-            exchanges[name] = place[np.minimum(exchanges[name], len(rows))]
-        row_of = np.cumsum(island_of == number) - 1
-        parts = [_part(i, i.rows[island_of[i.rows] == number], whole, row_of) for i in whole.instances]
-        kept = [n for n, part in enumerate(parts) if part is not None]
-        instances = [part for part in parts if part is not None]
-        found.append(
-            replace(
-                whole,
-                joined=replace(view, transfers=transfers, narrow=Picked.transfers(transfers)),
-                exchanges=exchanges,
-                instances=instances,
-                entries=build_entries(exchanges, instances),
-                untold=whole.untold if not number else 0,
-                ties=np.array(kept, np.int64),
-            )
-        )
+    found = [_share(whole, view, of == n, island_of == n) for n, view in enumerate(laid)]
+    for each in found[1:]:
+        each.untold = 0
     return found
+
+
+def _share(whole: Read, view: Joined, sent: NDArray[np.bool_], seen: NDArray[np.bool_]) -> Read:
+    """An island's part of what was read together: transfers ``sent`` and exchanges ``seen`` there."""
+    from dpuflow.entries import build_entries
+
+    place = np.full(len(sent) + 1, NONE32, np.int64)
+    place[:-1][sent] = np.arange(int(sent.sum()))
+    transfers, exchanges = whole.joined.transfers[sent], whole.exchanges[seen]
+    for name in ("offer", "grant", "data"):
+        exchanges[name] = place[np.minimum(exchanges[name], len(sent))]
+    row_of = np.cumsum(seen) - 1
+    parts = [_part(i, i.rows[seen[i.rows]], whole, row_of) for i in whole.instances]
+    instances = [part for part in parts if part is not None]
+    return replace(
+        whole,
+        joined=replace(view, transfers=transfers, narrow=Picked.transfers(transfers)),
+        exchanges=exchanges,
+        instances=instances,
+        entries=build_entries(exchanges, instances),
+        ties=np.array([n for n, part in enumerate(parts) if part is not None], np.int64),
+    )
 
 
 def _part(instance: Instance, rows: Ints, whole: Read, row_of: Ints) -> Instance | None:
@@ -283,27 +285,42 @@ def _tie(reads: Sequence[Read], nodes: Ints) -> None:
     while left:
         first = left.pop(0)
         for of_nodes in (True, False):
-            kind = _of_nodes(first, nodes) if of_nodes else _in_part(first)
-            if kind is None:
-                continue
-            kin = [each for each in left if (_of_nodes(each, nodes) if of_nodes else _in_part(each)) == kind]
-            if of_nodes and kin:  # each goes through these nodes' GPUs, whatever was lost of one's operations
-                for each in (first, *kin):
-                    each.of_nodes = True
-            alike = [each for each in kin if _same(first, each)]
+            alike = _alike(first, left, nodes, of_nodes)
             if not alike:
                 continue
-            for each in (first, *alike):
+            parts = [first, *alike]
+            for each in parts:
                 each.ties = number + np.arange(len(each.instances))
                 _lay_beside(each, first)
             if not of_nodes and first.instances[0].view.near is None:  # each carries channels of its own
-                for parts in zip(*(each.instances for each in (first, *alike)), strict=True):
-                    sizes = [part.size for part in parts]
-                    for part in parts:
-                        part.size = None if None in sizes else sum(size or 0 for size in sizes)
+                _add_up(parts)
             number += len(first.instances)
             left = [each for each in left if all(each is not other for other in alike)]
             break
+
+
+def _alike(first: Read, others: Sequence[Read], nodes: Ints, of_nodes: bool) -> list[Read]:
+    """Islands with parts of the same operations as the first: NICs ``of_nodes``, or some of the ranks."""
+
+    def kind_of(each: Read) -> object:
+        return _of_nodes(each, nodes) if of_nodes else _in_part(each)
+
+    kind = kind_of(first)
+    if kind is None:
+        return []
+    kin = [each for each in others if kind_of(each) == kind]
+    if of_nodes and kin:  # each goes through these nodes' GPUs, whatever was lost of one's operations
+        for each in (first, *kin):
+            each.of_nodes = True
+    return [each for each in kin if _same(first, each)]
+
+
+def _add_up(reads: Sequence[Read]) -> None:
+    """Give parts of one operation the size that they have together."""
+    for parts in zip(*(each.instances for each in reads), strict=True):
+        sizes = [part.size for part in parts]
+        for part in parts:
+            part.size = None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def _of_nodes(read: Read, nodes: Ints) -> tuple[int, frozenset[int]] | None:
@@ -319,7 +336,7 @@ def _of_nodes(read: Read, nodes: Ints) -> tuple[int, frozenset[int]] | None:
         (len(instance.order), frozenset(captured.intersection(nodes[instance.order].tolist())))
         for instance in read.instances
     }
-    known = all(i.algorithm is not None and i.algorithm.name in _IN_NODES for i in read.instances)
+    known = all(_in_nodes(i) for i in read.instances)
     alone = all(len({int(nodes[end]) for end in i.order}) == len(i.order) for i in read.instances)
     if len(found) > 1 or not known or not alone or len(read.instances[0].order) < 2:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpuflow.figures import list_attribution, list_operations, list_tax
 from dpuflow.findings.ranks import late_in_turn, unit_name
@@ -38,32 +38,38 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
     groups, collectives = _collectives(islands, ties, of_nodes, node)
     leading = _leading(ties)
     chosen = _lateness(islands, of_nodes, node)
+    steps = [islands[n] for n in leading]  # others have the same ones
     whole = replace(
         first,
         endpoints=_endpoints(islands),
         groups=groups,
         collectives=collectives,
         lateness=[unit for _, _, unit in chosen],
-        edges=[row for each in islands for row in each.edges],
-        what_if=[row for n in leading if not of_nodes[n] for row in islands[n].what_if],
-        steps=[row for n in leading for row in islands[n].steps],
+        edges=_rows(islands, "edges"),
+        what_if=_rows([islands[n] for n in leading if not of_nodes[n]], "what_if"),
+        steps=_rows(steps, "steps"),
         accounts=[
-            replace(row, group=_group_of(islands[n].groups[row.group].endpoints, groups))
-            for n in leading
-            for row in islands[n].accounts
+            replace(row, group=_group_of(each.groups[row.group].endpoints, groups))
+            for each in steps
+            for row in each.accounts
         ],
-        pipelines=[row for each in islands for row in each.pipelines],
-        transfers=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.transfers)],
-        requests=[replace(row, id=n) for n, row in enumerate(r for each in islands for r in each.requests)],
-        loss_tax=[row for n in leading for row in islands[n].loss_tax],
-        decode=[row for n in leading for row in islands[n].decode],
-        network_cost=[row for each in islands for row in each.network_cost],
+        pipelines=_rows(islands, "pipelines"),
+        transfers=[replace(row, id=n) for n, row in enumerate(_rows(islands, "transfers"))],
+        requests=[replace(row, id=n) for n, row in enumerate(_rows(islands, "requests"))],
+        loss_tax=_rows(steps, "loss_tax"),
+        decode=_rows(steps, "decode"),
+        network_cost=_rows(islands, "network_cost"),
         limits=list(_limits(islands)),
     )
     whole.operations, whole.attribution = list(list_operations(whole)), list(list_attribution(whole))
     whole.tax = list(list_tax(whole))
     found = list(_findings(islands, chosen, whole))
     return replace(whole, findings=found, judged=list(_judged(islands, found)))
+
+
+def _rows(islands: Sequence[Analysis], name: str) -> list[Any]:
+    """The rows of that name of all these islands."""
+    return [row for each in islands for row in getattr(each, name)]
 
 
 def _judged(islands: Sequence[Analysis], found: Sequence[Finding]) -> Iterator[Judged]:
@@ -139,16 +145,8 @@ def _collectives(
 def _one(parts: Sequence[Collective], of_nodes: bool, node: dict[int, int | None]) -> Collective:
     """One collective of its parts. Where NICs stand for nodes each part has bytes of its own."""
     first = parts[0]
-    sizes = {part.bytes for part in parts}
-    ranks: dict[int, list[RankEntry]] = {}
-    for rank in (rank for part in parts for rank in part.ranks):
-        own = node[rank.endpoint] if of_nodes else None
-        said = _untold(rank) if of_nodes and own is None else replace(rank, node=own)
-        ranks.setdefault(rank.endpoint if own is None else own, []).append(said)
-    if of_nodes:
-        size = None if None in sizes else sum(part.bytes or 0 for part in parts)
-    else:
-        size = first.bytes if len(sizes) == 1 else None
+    sizes = [part.bytes for part in parts]
+    size = _sum(sizes) if of_nodes else first.bytes if len(set(sizes)) == 1 else None
     return replace(
         first,
         bytes=size,
@@ -158,8 +156,23 @@ def _one(parts: Sequence[Collective], of_nodes: bool, node: dict[int, int | None
         end_ns=max(part.end_ns for part in parts),
         confidence=min(part.confidence for part in parts),
         complete=all(part.complete for part in parts),
-        ranks=[_best(ranks[end]) for end in sorted(ranks)],
+        ranks=_ranks(parts, of_nodes, node),
     )
+
+
+def _sum(sizes: Sequence[int | None]) -> int | None:
+    """None where one is not known."""
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _ranks(parts: Sequence[Collective], of_nodes: bool, node: dict[int, int | None]) -> list[RankEntry]:
+    """The entries of all parts: of an endpoint, or of a node, the one that tells most."""
+    ranks: dict[int, list[RankEntry]] = {}
+    for rank in (rank for part in parts for rank in part.ranks):
+        own = node[rank.endpoint] if of_nodes else None
+        said = _untold(rank) if of_nodes and own is None else replace(rank, node=own)
+        ranks.setdefault(rank.endpoint if own is None else own, []).append(said)
+    return [_best(ranks[end]) for end in sorted(ranks)]
 
 
 def _untold(rank: RankEntry) -> RankEntry:
@@ -213,54 +226,54 @@ def _findings(
 ) -> Iterator[Finding]:
     """Those of flows and captures, which all islands know of, once; of who is late in turn one."""
     units = {(number, row.endpoint): unit for number, row, unit in chosen}
-    members: dict[int, list[int]] = {}
-    for endpoint in whole.endpoints:
-        if endpoint.node is not None:
-            members.setdefault(endpoint.node, []).append(endpoint.id)
-
-    def ends_of(unit: Lateness) -> list[int]:
-        # An endpoint with several GPUs behind it is a node of its own.
-        return [unit.endpoint] if unit.node is None else members.get(unit.node, [unit.node])
-
     told: set[tuple[str, tuple[int, ...], str]] = set()
     found: list[Finding] = []
     turns: list[tuple[Finding, list[Lateness]]] = []
-    for number, each in enumerate(islands):
-        for row in each.findings:
+    for number, row in ((number, row) for number, each in enumerate(islands) for row in each.findings):
+        if row.condition != "straggler":
             key = (row.condition, tuple(row.endpoints), row.summary)
-            if row.condition != "straggler":
-                found += [] if key in told else [row]
-                told.add(key)
-                continue
-            mine = [units[number, end] for end in row.endpoints if (number, end) in units]
-            if any(unit.steadiness == "rotating" for unit in mine):
-                turns.append((row, mine))
-            elif mine:
-                name, here = (
-                    unit_name(whole, mine[0]),
-                    unit_name(whole, replace(mine[0], node=None, endpoint=row.endpoints[0])),
-                )
-                summary = row.summary.replace(here, name)
-                found.append(replace(row, endpoints=ends_of(mine[0]), summary=summary))
-    late = sorted((unit for _, mine in turns for unit in mine), key=lambda unit: -(unit.caused_wait_ns or 0))
-    if late:
-        parts = [row for row, _ in turns]
-        summary = late_in_turn(late, whole) if len(late) > 1 else parts[0].summary
-        severity = max((part.severity for part in parts), key=("info", "warning", "critical").index)
-        one = replace(
-            parts[0],
-            endpoints=list(dict.fromkeys(end for unit in late for end in ends_of(unit))),
-            start_ns=min((p.start_ns for p in parts if p.start_ns is not None), default=None),
-            end_ns=max((p.end_ns for p in parts if p.end_ns is not None), default=None),
-            severity=severity,
-            confidence=min(part.confidence for part in parts),
-            summary=summary,
-            cost_ns=sum(unit.caused_wait_ns or 0 for unit in late),
-            cost_share=max((part.cost_share for part in parts if part.cost_share is not None), default=None),
-            evidence=[part.evidence[0] for part in parts if part.evidence],
-        )
-        found.insert(0, one)
+            found += [] if key in told else [row]
+            told.add(key)
+            continue
+        mine = [units[number, end] for end in row.endpoints if (number, end) in units]
+        if any(unit.steadiness == "rotating" for unit in mine):
+            turns.append((row, mine))
+        elif mine:
+            here = unit_name(whole, replace(mine[0], node=None, endpoint=row.endpoints[0]))
+            summary = row.summary.replace(here, unit_name(whole, mine[0]))
+            found.append(replace(row, endpoints=_ends_of(mine[0], whole), summary=summary))
+    if turns:
+        late = [unit for _, mine in turns for unit in mine]
+        found.insert(0, _in_turn([row for row, _ in turns], late, whole))
     yield from (replace(row, id=number) for number, row in enumerate(found))
+
+
+def _ends_of(unit: Lateness, whole: Analysis) -> list[int]:
+    """The endpoints of what is judged as one."""
+    if unit.node is None:
+        return [unit.endpoint]
+    # An endpoint with several GPUs behind it is a node of its own.
+    return [end.id for end in whole.endpoints if end.node == unit.node] or [unit.node]
+
+
+def _in_turn(parts: Sequence[Finding], late: Sequence[Lateness], whole: Analysis) -> Finding:
+    """One finding of those of several islands that ranks are late in turn: ``late`` are these."""
+    late = sorted(late, key=lambda unit: -(unit.caused_wait_ns or 0))
+    starts = [part.start_ns for part in parts if part.start_ns is not None]
+    ends = [part.end_ns for part in parts if part.end_ns is not None]
+    shares = [part.cost_share for part in parts if part.cost_share is not None]
+    return replace(
+        parts[0],
+        endpoints=list(dict.fromkeys(end for unit in late for end in _ends_of(unit, whole))),
+        start_ns=min(starts, default=None),
+        end_ns=max(ends, default=None),
+        severity=max((part.severity for part in parts), key=("info", "warning", "critical").index),
+        confidence=min(part.confidence for part in parts),
+        summary=late_in_turn(late, whole) if len(late) > 1 else parts[0].summary,
+        cost_ns=sum(unit.caused_wait_ns or 0 for unit in late),
+        cost_share=max(shares, default=None),
+        evidence=[part.evidence[0] for part in parts if part.evidence],
+    )
 
 
 def _limits(islands: Sequence[Analysis]) -> Iterator[str]:

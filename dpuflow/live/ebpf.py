@@ -56,11 +56,11 @@ class EbpfCapture:
             stack.callback(self.ring.close)
             self._wall = WallMap()
             stack.callback(self._wall.close)
-            clock_ns = self.clock.start.real_ns
+            shared = place.Shared(self.clock.start.real_ns, self.ring, self._wall.fd, compile)
             for number, interface in enumerate(self.interfaces):
                 if options.promiscuous:
                     stack.enter_context(take_all(interface.index, interface.name))
-                each = place.Place(number, interface, options, clock_ns, self.ring, self._wall.fd, compile)
+                each = place.Place(number, interface, options, shared)
                 self._places.append(each)
                 stack.callback(each.close)
             self.hooks = ", ".join(sorted({each.hook for each in self._places}))

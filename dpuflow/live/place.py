@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpuflow.errors import DpuflowError, MissingError
 from dpuflow.live import attach, libbpf
@@ -33,6 +33,15 @@ _FRAME = bytes(64)  # which the second one does not look at
 Programs = libbpf.Loaded | Compiled
 
 
+class Shared(NamedTuple):
+    """What the places of one capture have in common."""
+
+    clock_ns: int
+    ring: Ring
+    wall_fd: int
+    compile: bool
+
+
 class Place:
     """One interface, number ``number`` of its capture, with the programs of ``options`` attached."""
 
@@ -41,15 +50,12 @@ class Place:
         number: int,
         interface: Interface,
         options: LiveOptions,
-        clock_ns: int,
-        ring: Ring,
-        wall_fd: int,
-        compile: bool,
+        shared: Shared,
     ) -> None:
         """Load and attach. Raises MissingError, DpuflowError; nothing stays attached then."""
         self.interface = interface
-        self._number, self._clock_ns, self._ring, self._compile = number, clock_ns, ring, compile
-        self._wall_fd = wall_fd
+        self._number = number
+        self._clock_ns, self._ring, self._wall_fd, self._compile = shared
         self._on: dict[str, attach.Link | attach.Filter] = {}
         with ExitStack() as stack:
             self._nic = self._clock(options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dpuflow.errors import OptionError
 from dpuflow.live.capture import LiveCapture, Summary
@@ -36,21 +36,35 @@ class _Signals:
             signal.signal(number, handler)
 
 
+class Until(NamedTuple):
+    """What ends a capture, whichever comes first; a signal does, too."""
+
+    duration_s: float | None
+    packets: int | None
+    stopped: Callable[[], bool]
+
+
+class Watcher(Protocol):
+    """Who is told how a capture goes on."""
+
+    def started(self, capture: LiveCapture) -> None:
+        """Packets are being taken."""
+
+    def show(self, status: Status) -> None:
+        """Every second."""
+
+
 def record(
     options: LiveOptions,
     path: str | None,
     *,
     backend: str = "ebpf",
     rotation: Rotation | None = None,
-    duration_s: float | None = None,
-    count: int | None = None,
-    every_second: Callable[[Status], None] | None = None,
-    started: Callable[[LiveCapture], None] | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    until: Until,
+    watcher: Watcher,
 ) -> Summary:
     """Capture to ``path`` ("-": standard output; None: nowhere) until told to end.
 
-    Time, packets, a signal or ``stopped`` tell. ``started`` is called once packets are being taken.
     In messages mode ``path`` is a column file, made at the end of what was written to ``journal_of(path)``
     meanwhile. Raises OptionError, MissingError, DpuflowError, OSError.
     """
@@ -68,13 +82,13 @@ def record(
         def each(status: Status) -> None:
             if output is not None:
                 output.note()
-            if every_second is not None:
-                every_second(status)
+            watcher.show(status)
 
-        if started is not None:
-            started(capture)
-        pieces = capture.pieces(duration_s, count, lambda: signals.came or stopped(), each)
-        for piece in pieces:
+        def ended() -> bool:
+            return signals.came or until.stopped()
+
+        watcher.started(capture)
+        for piece in capture.pieces(until.duration_s, until.packets, ended, each):
             if output is not None:
                 output.write(piece)
     finally:

@@ -149,40 +149,34 @@ class Workers:
         try:
             parser, adopted = Parser(), Adopted()
             for window in range(self._first + number, self.windows, self._count):
-                if not self._window(window, number, file, form, near_ns, parser, adopted):
+                base = window * WINDOW
+                data = file.bytes.window(base, base + WINDOW + SLACK)
+                guess = _guess(data, form, near_ns)
+                out.put(WindowEnd(base + guess if guess >= 0 else -1))
+                if guess < 0:
+                    out.put(WindowEnd(-1, complete=False))
+                    continue
+                parser.state[c.S_LIMIT] = min(WINDOW - guess, len(data) - guess)
+                # Data as the reader would have it.
+                end = self._parse(number, data[guess:], form, parser, adopted)
+                if end is None:
                     return
+                out.put(WindowEnd(base + guess + end.stop, end.complete))
         except BaseException as error:  # handed to the reader, who raises it
             out.put(error)
 
-    def _window(
-        self,
-        window: int,
-        number: int,
-        file: CaptureFile,
-        form: Format,
-        near_ns: int,
-        parser: Parser,
-        adopted: Adopted,
-    ) -> bool:
-        """Parse one window; False if it is time to stop."""
+    def _parse(
+        self, number: int, data: Bytes, form: Format, parser: Parser, adopted: Adopted
+    ) -> WindowEnd | None:
+        """Put out a window's blocks; returns where they end in ``data``, None if it is time to stop."""
         out, free, state = self._out[number], self._free[number], parser.state
-        base = window * WINDOW
-        data = file.bytes.window(base, base + WINDOW + SLACK)
-        guess = _guess(data, form, near_ns)
-        out.put(WindowEnd(base + guess if guess >= 0 else -1))
-        if guess < 0:
-            out.put(WindowEnd(-1, complete=False))
-            return True
-        data = data[guess:]  # as the reader would have it
-        base += guess
         state[c.S_POS], state[c.S_END] = 0, len(data)
-        state[c.S_LIMIT] = min(WINDOW - guess, len(data))
         state[c.S_PREVIOUS] = NEVER
         status = c.FULL
         while status == c.FULL:
             buffers = free.get()
             if buffers is None or self._stop.is_set():
-                return False
+                return None
             start = int(state[c.S_POS])
             parser.start_block()
             state[c.S_DROPS], state[c.S_COMMENTS] = -1, 0
@@ -201,8 +195,7 @@ class Workers:
                     copy(parser.known), adopted,
                 )
             )  # fmt: skip
-        out.put(WindowEnd(base + int(state[c.S_POS]), complete=status == c.LIMIT))
-        return True
+        return WindowEnd(int(state[c.S_POS]), complete=status == c.LIMIT)
 
 
 def _guess(data: Bytes, form: Format, near_ns: int) -> int:
