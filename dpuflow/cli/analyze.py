@@ -19,6 +19,7 @@ from dpuflow.cli.vantages import Moment
 
 if TYPE_CHECKING:
     from dpuflow import Vantage
+    from dpuflow.marks import Marks
     from dpuflow.results import Analysis
 
 FAILED: Final = 3
@@ -52,13 +53,25 @@ COMPILING = (
 )
 
 
-def _mind_compiling(vantages: Sequence[Vantage], quiet: bool) -> None:
+def _mind_compiling(vantages: list[Vantage], quiet: bool) -> None:
     """Where kernels must be compiled: several at a time, and say so."""
     from dpuflow.kernels import _ready
 
     _ready.when_compiling[:] = [lambda: _ready.compile_beside(*_kernel_after_parsing(vantages))]
     if not quiet:
         _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
+
+
+def _write(result: Analysis, marks: list[Marks], lua_file: str | None, json_file: str | None) -> None:
+    """The files that were asked for."""
+    import dpuflow
+
+    if lua_file is not None:
+        from dpuflow.reports.lua import write_lua
+
+        write_lua(result, marks, lua_file)
+    if json_file is not None:
+        dpuflow.write_json(result, json_file)
 
 
 def _say(result: Analysis, color: str, warnings_only: bool) -> None:
@@ -186,12 +199,7 @@ def analyze(
             marked=lua_file is not None,
             messages=with_messages,
         )
-    if lua_file is not None:
-        from dpuflow.reports.lua import write_lua
-
-        write_lua(result, marks, lua_file)
-    if json_file is not None:
-        dpuflow.write_json(result, json_file)
+    _write(result, marks, lua_file, json_file)
     write_reports(result, asked)
     _say(result, color, quiet or "-" in (json_file, *asked.values()))
     if recorded:
