@@ -363,14 +363,7 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
 
 def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     """What is not told of ranks that share nodes."""
-    limits = []
-    hidden = [i for i in instances if i.view.near is None and i.hides_ranks and not gpus_within(i)]
-    if hidden:
-        limits.append(
-            f"{len(hidden)} collective{_s(len(hidden))} had more ranks than endpoints (up to"
-            f" {max(i.rank_count for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand"
-            " their data on inside their nodes or share an adapter. They may have been later, or the first."
-        )
+    limits = _limits_of_hidden([i for i in instances if i.view.near is None and i.hides_ranks])
     handed = sum(i.view.inside and i.op == Op.SEND_RECV for i in instances)
     if handed:
         limits.append(
@@ -392,6 +385,18 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
             " several GPUs: what leaves a node may have waited for any of them, so each entry is a bound."
         )
     return limits
+
+
+def _limits_of_hidden(instances: Sequence[Instance]) -> list[str]:
+    """What is not told of ranks behind those that were seen."""
+    hidden = [i for i in instances if not gpus_within(i)]
+    if not hidden:
+        return []
+    return [
+        f"{len(hidden)} collective{_s(len(hidden))} had more ranks than endpoints (up to"
+        f" {max(i.rank_count for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand"
+        " their data on inside their nodes or share an adapter. They may have been later, or the first."
+    ]
 
 
 def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> list[str]:

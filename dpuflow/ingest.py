@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.errors import CaptureError, FormatError
+from dpuflow.schema.rows import MESSAGE
 from dpuflow.schema.tables import CaptureTables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dpuflow.capture import CaptureSource
-    from dpuflow.schema.tables import Rows
+    from dpuflow.messages.roce import RoceMessages
+    from dpuflow.messages.tcp import TcpMessages
+    from dpuflow.schema.tables import Block, Rows
 
 
 def ingest(
@@ -88,46 +91,68 @@ def ingest_source(
     source: CaptureSource, threads: int = 1, progress: Callable[[int, int | None], None] | None = None
 ) -> CaptureTables:
     """The same of an open source of packets, such as a live capture."""
-    from dpuflow.messages.roce import RoceMessages
     from dpuflow.messages.stamps import set_aside
-    from dpuflow.messages.tcp import TcpMessages
     from dpuflow.packets.records import read_blocks
-    from dpuflow.schema.rows import MEMBER, MESSAGE, PAUSE, SETUP
+    from dpuflow.schema.rows import MEMBER, PAUSE, SETUP
 
     reader = read_blocks(source, threads, progress)
-    roce: RoceMessages | None = None
-    tcp: TcpMessages | None = None
+    readers = _Messages()
     pauses = [PAUSE.zeros(0)]
     for block in reader:
-        flows = reader.flows
-        if len(block.tcp):
-            tcp = tcp or TcpMessages()
-            tcp.feed(block, flows, reader.endpoints)
-        if len(block.tcp) < block.rows:
-            roce = roce or RoceMessages()
-            if tcp is not None:
-                # Before the packets of these queue pairs: they follow their exchange.
-                roce.name_pairs(tcp.setups.named(reader.endpoints), flows)
-            roce.feed(block, flows)
+        readers.feed(block, reader.flows, reader.endpoints)
         if len(block.pause):
             seen = block.pause.copy()
             seen["packet"] = block.columns["frame"][seen["packet"]]
             pauses.append(seen)
-    flows = reader.flows
+    flows, tcp = reader.flows, readers.tcp
     if tcp and tcp.barred:
         reader.info.warnings.append(
             f"{reader.info.files[0] if reader.info.files else reader.info.vantage}: {tcp.barred} TCP streams"
             " are read as bursts from some point on: they have too many messages, smaller than any library's"
         )
-    empty = MESSAGE.zeros(0)
-    if roce and tcp:
-        roce.name_pairs(tcp.setups.named(reader.endpoints), flows)
-    messages = merge(roce.finish(flows) if roce else empty, tcp.finish(flows) if tcp else empty)
+    messages = readers.finish(flows, reader.endpoints)
     tables = CaptureTables(
         reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses),
         tcp.told if tcp else SETUP.zeros(0), tcp.members if tcp else MEMBER.zeros(0),
     )  # fmt: skip
     return set_aside(tables)
+
+
+class _Messages:
+    """Reads the messages of RoCE and of TCP, each from where there is any."""
+
+    def __init__(self) -> None:
+        self.roce: RoceMessages | None = None
+        self.tcp: TcpMessages | None = None
+
+    def feed(self, block: Block, flows: Rows, endpoints: Rows) -> None:
+        """Take in one block."""
+        if len(block.tcp):
+            if self.tcp is None:
+                from dpuflow.messages.tcp import TcpMessages
+
+                self.tcp = TcpMessages()
+            self.tcp.feed(block, flows, endpoints)
+        if len(block.tcp) < block.rows:
+            if self.roce is None:
+                from dpuflow.messages.roce import RoceMessages
+
+                self.roce = RoceMessages()
+            # Before the packets of these queue pairs: they follow their exchange.
+            self._name_pairs(flows, endpoints)
+            self.roce.feed(block, flows)
+
+    def _name_pairs(self, flows: Rows, endpoints: Rows) -> None:
+        if self.roce and self.tcp:
+            self.roce.name_pairs(self.tcp.setups.named(endpoints), flows)
+
+    def finish(self, flows: Rows, endpoints: Rows) -> Rows:
+        """All MESSAGE rows."""
+        self._name_pairs(flows, endpoints)
+        empty = MESSAGE.zeros(0)
+        return merge(
+            self.roce.finish(flows) if self.roce else empty, self.tcp.finish(flows) if self.tcp else empty
+        )
 
 
 def merge(roce: Rows, tcp: Rows) -> Rows:

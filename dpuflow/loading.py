@@ -18,7 +18,7 @@ from dpuflow.schema import tables
 from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -62,22 +62,28 @@ def rows_of(kind: type[T], value: object, file: str) -> list[T]:
 
 def _check(result: results.Analysis, file: str) -> None:
     """Raise FormatError where a row names what is not listed: ids are positions."""
-    ends, captures = len(result.endpoints), len(result.captures)
     for name in ("captures", "endpoints", "flows", "groups", "collectives", "findings"):
         if any(each.id != place for place, each in enumerate(getattr(result, name))):
             raise FormatError(file, f"the ids of {name} are not their positions")
-    named = [(row.endpoint for row in result.lateness), (end for g in result.groups for end in g.endpoints)]
-    named += [(entry.endpoint for each in result.collectives for entry in each.ranks)]
-    named += [(end for flow in result.flows for end in (flow.src, flow.dst))]
-    named += [(end for each in result.findings for end in each.endpoints)]
-    if any(not 0 <= end < ends for each in named for end in each):
-        raise FormatError(file, "an endpoint is named that is not listed")
-    seen = [clock.capture for clock in result.clocks]
-    seen += [each.capture for finding in result.findings for each in finding.evidence]
-    if any(not 0 <= capture < captures for capture in seen):
-        raise FormatError(file, "a capture is named that is not listed")
-    if any(not 0 <= each.group < len(result.groups) for each in result.collectives):
-        raise FormatError(file, "a group is named that is not listed")
+    captures = [clock.capture for clock in result.clocks]
+    captures += [each.capture for finding in result.findings for each in finding.evidence]
+    for what, listed, named in (
+        ("an endpoint", result.endpoints, _endpoints_named(result)),
+        ("a capture", result.captures, captures),
+        ("a group", result.groups, [each.group for each in result.collectives]),
+    ):
+        if any(not 0 <= each < len(listed) for each in named):
+            raise FormatError(file, f"{what} is named that is not listed")
+
+
+def _endpoints_named(result: results.Analysis) -> Iterator[int]:
+    """The endpoints that rows name, each as often."""
+    for flow in result.flows:
+        yield from (flow.src, flow.dst)
+    for each in (*result.groups, *result.findings):
+        yield from each.endpoints
+    for row in (*result.lateness, *(rank for each in result.collectives for rank in each.ranks)):
+        yield row.endpoint
 
 
 @cache

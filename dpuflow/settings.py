@@ -100,23 +100,29 @@ class Reader:
         skip: tuple[str, ...] = ()
         if kinds:
             cls, skip = self._kind(kinds, node, key), ("kind",)
-        known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+        values = self._values(cls, node, key, skip)
+        for f in fields(cls):  # type: ignore[arg-type]
+            if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+                raise self.fail(node, _path(key, f.name), "is missing")
+        return cls(**values)
+
+    def _values(
+        self, cls: type[Any], node: yaml.MappingNode, key: str, skip: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """What a mapping says of the fields of ``cls``, ``skip`` left out."""
+        known = {f.name: f for f in fields(cls)}
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}
         for name_node, value in node.value:
             name = str(name_node.value)
-            path = f"{key}.{name}" if key else name
             if name in skip:
                 continue
             if name not in known:
-                raise self.fail(name_node, path, _unknown(name, [*skip, *known]))
+                raise self.fail(name_node, _path(key, name), _unknown(name, [*skip, *known]))
             if name in values:
-                raise self.fail(name_node, path, "given twice")
-            values[name] = self._value(hints[name], known[name], value, path)
-        for name, f in known.items():
-            if name not in values and f.default is MISSING and f.default_factory is MISSING:
-                raise self.fail(node, f"{key}.{name}" if key else name, "is missing")
-        return cls(**values)
+                raise self.fail(name_node, _path(key, name), "given twice")
+            values[name] = self._value(hints[name], known[name], value, _path(key, name))
+        return values
 
     def _kind(self, kinds: dict[str, type[Any]], node: yaml.MappingNode, key: str) -> type[Any]:
         for name, value in node.value:
@@ -132,29 +138,23 @@ class Reader:
                 return None
             hint = next(arg for arg in get_args(hint) if arg is not NoneType)
         if get_origin(hint) is list:
-            (inner,) = get_args(hint)
-            if self.optional and isinstance(node, yaml.ScalarNode):  # one value is a list of one
-                return [] if _is_null(node) else [self._value(inner, f, node, key)]
-            if not isinstance(node, yaml.SequenceNode):
-                raise self.fail(node, key, "must be a list")
-            return [self._value(inner, f, item, f"{key}[{i}]") for i, item in enumerate(node.value)]
+            return self._list(get_args(hint)[0], f, node, key)
         if hasattr(hint, "__dataclass_fields__"):
             return self.build(hint, node, key)
         if not isinstance(node, yaml.ScalarNode):
             raise self.fail(node, key, "must be one value")
-        unit = f.metadata.get("unit")
-        value = self._scalar(hint, node, key, unit)
-        choices, low, high = (f.metadata.get(name) for name in ("choices", "low", "high"))
-        if choices and value not in choices:
-            raise self.fail(node, key, f"{value!r} is not one of {', '.join(map(str, choices))}")
-        if low is not None and value < low:
-            raise self.fail(node, key, f"{node.value} is below {_written(low, unit)}")
-        if high is not None and value > high:
-            raise self.fail(node, key, f"{node.value} is above {_written(high, unit)}")
-        check = f.metadata.get("check")
-        if check is not None and (wrong := check(value)) is not None:
+        value = self._scalar(hint, node, key, f.metadata.get("unit"))
+        wrong = _refused(f, value, node.value)
+        if wrong is not None:
             raise self.fail(node, key, wrong)
         return value
+
+    def _list(self, hint: Any, f: Field[Any], node: yaml.Node, key: str) -> list[Any]:
+        if self.optional and isinstance(node, yaml.ScalarNode):  # one value is a list of one
+            return [] if _is_null(node) else [self._value(hint, f, node, key)]
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.fail(node, key, "must be a list")
+        return [self._value(hint, f, item, f"{key}[{i}]") for i, item in enumerate(node.value)]
 
     def _scalar(self, hint: Any, node: yaml.ScalarNode, key: str, unit: str | None) -> Any:
         text = str(node.value)
@@ -180,6 +180,24 @@ class Reader:
             wanted = _WANTED.get(unit or "", "a whole number" if hint is int else "a number")
             raise self.fail(node, key, f"{text!r} is not {wanted}") from None
         return value
+
+
+def _path(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _refused(f: Field[Any], value: Any, text: str) -> str | None:
+    """Why the field cannot have the value that stands as ``text``; None where it can."""
+    choices, low, high, unit, check = (
+        f.metadata.get(name) for name in ("choices", "low", "high", "unit", "check")
+    )
+    if choices and value not in choices:
+        return f"{value!r} is not one of {', '.join(map(str, choices))}"
+    if low is not None and value < low:
+        return f"{text} is below {_written(low, unit)}"
+    if high is not None and value > high:
+        return f"{text} is above {_written(high, unit)}"
+    return None if check is None else check(value)
 
 
 def _written(value: float, unit: str | None) -> Any:

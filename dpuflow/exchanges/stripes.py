@@ -164,13 +164,10 @@ def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_
         return
     for group in _side_by_side(lines, max(line.slot for line in credits_)):
         own = [line for line in group if len(line.entries)]
-        fits = [
-            credit
-            for credit in (own or [line for line in credits_ if not len(line.data)])
-            if len(own) < 2 and _even(credit, group) and _follows(rows, credit, group)
-        ]
+        tried = own or [line for line in credits_ if not len(line.data)]
+        fits = [each for each in tried if _even(each, group) and _follows(rows, each, group)]
         # Several channels that do the same work look alike: which entries allow whose data stays open then.
-        if len(fits) == 1:
+        if len(own) < 2 and len(fits) == 1:
             credits_.remove(fits[0])
             yield fits[0], group
 

@@ -90,10 +90,7 @@ def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[
     trees = all(i.view.inside and i.view.near is None and _in_nodes(i) for i in whole.instances)
     if not whole.instances or not trees or len(whole.joined.captures) < 2:
         return [whole]
-    columns = whole.joined.columns
-    pairs = {(int(a), int(b)) for a, b in zip(columns["src"], columns["dst"], strict=True)}
-    rails = [{end for pair in part for end in pair} for part in connected(sorted(pairs), lambda pair: pair)]
-    found = [read(_rail(whole.joined, rail)) for rail in rails]
+    found = [read(_rail(whole.joined, ends)) for ends in _talking(whole.joined)]
     fit = all(each.understood and _of_nodes(each, nodes) is not None for each in found)
     alike = fit and all(_same(found[0], each) for each in found)
     return found if alike and len(found) > 1 else [whole]
@@ -102,6 +99,12 @@ def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[
 def _in_nodes(instance: Instance) -> bool:
     """Whether it is an algorithm that goes through all GPUs of a node."""
     return instance.algorithm is not None and instance.algorithm.name in _IN_NODES
+
+
+def _talking(view: Joined) -> list[set[int]]:
+    """Endpoints in sets that talk to each other."""
+    pairs = {(int(a), int(b)) for a, b in zip(view.columns["src"], view.columns["dst"], strict=True)}
+    return [{end for pair in part for end in pair} for part in connected(sorted(pairs), lambda pair: pair)]
 
 
 def _rail(view: Joined, ends: set[int]) -> Joined:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpuflow.figures import list_attribution, list_operations, list_tax
 from dpuflow.findings.ranks import late_in_turn, unit_name
 from dpuflow.results import Group, Judged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dpuflow.results import Analysis, Collective, Endpoint, Finding, Lateness, RankEntry, Verdict
+
+T = TypeVar("T")
 
 _BY_BOUND = ("exact", "at_least", "at_most", "unobservable")
 _BY_VERDICT = ("late", "intermittent", "on_time", "unknown")
@@ -243,8 +245,7 @@ def _findings(
             summary = row.summary.replace(here, unit_name(whole, mine[0]))
             found.append(replace(row, endpoints=_ends_of(mine[0], whole), summary=summary))
     if turns:
-        late = [unit for _, mine in turns for unit in mine]
-        found.insert(0, _in_turn([row for row, _ in turns], late, whole))
+        found.insert(0, _in_turn(turns, whole))
     yield from (replace(row, id=number) for number, row in enumerate(found))
 
 
@@ -256,24 +257,28 @@ def _ends_of(unit: Lateness, whole: Analysis) -> list[int]:
     return [end.id for end in whole.endpoints if end.node == unit.node] or [unit.node]
 
 
-def _in_turn(parts: Sequence[Finding], late: Sequence[Lateness], whole: Analysis) -> Finding:
-    """One finding of those of several islands that ranks are late in turn: ``late`` are these."""
-    late = sorted(late, key=lambda unit: -(unit.caused_wait_ns or 0))
-    starts = [part.start_ns for part in parts if part.start_ns is not None]
-    ends = [part.end_ns for part in parts if part.end_ns is not None]
-    shares = [part.cost_share for part in parts if part.cost_share is not None]
+def _in_turn(turns: Sequence[tuple[Finding, Sequence[Lateness]]], whole: Analysis) -> Finding:
+    """One finding of those of several islands that ranks are late in turn."""
+    parts = [part for part, _ in turns]
+    late = [unit for _, mine in turns for unit in mine]
+    late.sort(key=lambda unit: -(unit.caused_wait_ns or 0))
     return replace(
         parts[0],
         endpoints=list(dict.fromkeys(end for unit in late for end in _ends_of(unit, whole))),
-        start_ns=min(starts, default=None),
-        end_ns=max(ends, default=None),
+        start_ns=min(_told(part.start_ns for part in parts), default=None),
+        end_ns=max(_told(part.end_ns for part in parts), default=None),
         severity=max((part.severity for part in parts), key=("info", "warning", "critical").index),
         confidence=min(part.confidence for part in parts),
         summary=late_in_turn(late, whole) if len(late) > 1 else parts[0].summary,
         cost_ns=sum(unit.caused_wait_ns or 0 for unit in late),
-        cost_share=max(shares, default=None),
+        cost_share=max(_told(part.cost_share for part in parts), default=None),
         evidence=[part.evidence[0] for part in parts if part.evidence],
     )
+
+
+def _told(values: Iterable[T | None]) -> list[T]:
+    """Those that are known."""
+    return [value for value in values if value is not None]
 
 
 def _limits(islands: Sequence[Analysis]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dpuflow.join.envelope import USUAL_DRIFT, Line, fit_line, fit_lines
 from dpuflow.schema.tables import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dpuflow.join.clockmap import Ints, Samples
     from dpuflow.schema.tables import CaptureInfo
@@ -121,8 +121,7 @@ def estimate(
     within, error = _errors(pairs, refit, reference, ends)
     for capture in sorted(set(tied) - {reference}):
         place = found.maps[capture] = tied[capture]
-        near = [r.span for s, r in zip(samples, refit, strict=True) if capture in (s.x, s.y)]
-        span = min(t[0] for t in near) + origin, max(t[1] for t in near) + origin
+        span = _shared_span(capture, samples, refit, origin)
         bend = max((abs(j) for _, j in place.jumps() if abs(j) <= within[capture]), default=0.0)
         extra = closure.get(capture, 0.0) + bend
         found.slack_ns = max(found.slack_ns, round(within[capture] + extra))
@@ -136,9 +135,22 @@ def estimate(
             _how_estimated(place, origin, span, within[capture]),
             round(within[capture] + extra),
         )
-    for s, r in zip(samples, refit, strict=True):
+    found.limits += _misfits(infos, samples, refit)
+
+
+def _shared_span(
+    capture: int, samples: Sequence[Samples], rest: Sequence[Line], origin: int
+) -> tuple[float, float]:
+    """From when to when a capture shares packets with others."""
+    near = [r.span for s, r in zip(samples, rest, strict=True) if capture in (s.x, s.y)]
+    return min(t[0] for t in near) + origin, max(t[1] for t in near) + origin
+
+
+def _misfits(infos: Sequence[CaptureInfo], samples: Sequence[Samples], rest: Sequence[Line]) -> Iterator[str]:
+    """Sentences on pairs that no line fits."""
+    for s, r in zip(samples, rest, strict=True):
         if r.broken > BROKEN_SHARE:
-            found.limits.append(
+            yield (
                 f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not fit one "
                 f"line: {100 * r.broken:.0f} % of the time contradicts it (was one set, or stepped?)."
             )

@@ -76,7 +76,6 @@ def tie_clocks(
     """
     if mode not in MODES:
         raise OptionError(f"clock {mode!r} is none of {', '.join(MODES)}")
-    checks = [check_pair(s) for s in samples]
     copies = copies or {}
     islands = [list(range(len(infos)))]
     if mode != "trust":
@@ -88,8 +87,8 @@ def tie_clocks(
     for island in islands:
         kept = set(island) - set(copies)
         if island is islands[0] or not (_meets(kept, found, meeting) or kept <= set(empty)):
-            mine = [n for n, s in enumerate(samples) if s.x in kept and s.y in kept]
-            _tie_island(infos, [samples[n] for n in mine], [checks[n] for n in mine], island, mode, found)
+            mine = [s for s in samples if s.x in kept and s.y in kept]
+            _tie_island(infos, mine, island, mode, found)
     for copy, first in copies.items():
         _take_over(infos, copy, first, found)
     found.limits += _apart(infos, found)
@@ -126,7 +125,6 @@ def _take_over(infos: Sequence[CaptureInfo], copy: int, first: int, found: Clock
 def _tie_island(
     infos: Sequence[CaptureInfo],
     samples: Sequence[Samples],
-    checks: Sequence[Check],
     captures: Sequence[int],
     mode: str,
     found: Clocks,
@@ -135,6 +133,7 @@ def _tie_island(
     reference = captures[0]
     origin = infos[reference].first_ns or 0
     island = len(found.islands)
+    checks = [check_pair(s) for s in samples]
     if mode == "trust" or (mode == "auto" and all(c.passes for c in checks)):
         error = nearest(reference, samples, [float(c.bound_ns) for c in checks])[0]
         found.slack_ns = max(found.slack_ns, round(max(error.values())))

@@ -46,7 +46,7 @@ from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen
 from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dpuflow.join.clockgraph import Clocks
     from dpuflow.schema.tables import CaptureTables, Rows
@@ -103,10 +103,13 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         )
         for island, rows in zip(found.islands, transfers, strict=True)
     ]
-    if len(views) == 1:
-        return views[0]
-    islands = [_island(view, members) for view, members in zip(views, found.islands, strict=True)]
-    return replace(islands[0], local=common.local, islands=islands)
+    return views[0] if len(views) == 1 else _several(views, found.islands)
+
+
+def _several(views: Sequence[Joined], islands: Sequence[Sequence[int]]) -> Joined:
+    """The first island's view, with those of all."""
+    narrow = [_island(view, members) for view, members in zip(views, islands, strict=True)]
+    return replace(narrow[0], local=views[0].local, islands=narrow)
 
 
 def _all_transfers(
@@ -181,7 +184,16 @@ def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sight
             way = {y: ahead_ns(x, y, sets) for x, y in pairs if x == capture}
             way |= {x: -ahead_ns(x, y, sets) for x, y in pairs if y == capture}
             _settle(common, capture, way, answers)
-    for x, y in pairs:  # two captures at one end: the farther one sees it through a switch
+    _move_apart(common, pairs, ahead_ns)
+
+
+def _move_apart(
+    common: Common,
+    pairs: Sequence[tuple[int, int]],
+    ahead_ns: Callable[[int, int, list[list[int]]], float],
+) -> None:
+    """Of two captures at one end the farther one sees it through a switch."""
+    for x, y in pairs:
         both = sorted(set(common.local[x]) & set(common.local[y]))
         if both:
             rest = [e for e in range(len(common.endpoints)) if e not in both]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 from dpuflow.errors import OptionError
@@ -97,6 +98,11 @@ def _clause(words: _Reader) -> _Term:
         raise _refused("and within parentheses is not supported")
     if not words.took(")"):
         raise _refused("unclosed parenthesis")
+    return _any_of(terms)
+
+
+def _any_of(terms: list[_Term]) -> _Term:
+    """What one of the alternatives at least wants."""
     if len({term.what() for term in terms}) > 1:
         raise _refused("alternatives of different kinds are not supported")
     kinds: _Kinds = {}
@@ -126,20 +132,25 @@ def _term(words: _Reader) -> _Term:
     if word == "qp":
         return _Term(kinds={"roce": frozenset({_number(words, "qp")})})
     if word in ("tcp", "udp", "port"):
-        if word == "tcp" and words.peek() != "port":
-            return _Term(kinds={"tcp": _All})
-        if word == "udp" and words.peek() != "port":
-            raise _refused("the only UDP captured is RoCEv2: write roce")
-        if word != "port":
-            words.next()
-        port = _number(words, "port")
-        kinds: _Kinds = {} if word == "udp" else {"tcp": frozenset({port})}
-        if port == ROCE_V2_PORT and word != "tcp":
-            kinds["roce"] = _All
-        if not kinds:
-            raise _refused("the only UDP captured is RoCEv2: write roce")
-        return _Term(kinds=kinds)
+        return _Term(kinds=_of_port(word, words))
     raise _refused(f"{word!r} is not supported" if word else "unexpected end")
+
+
+def _of_port(word: str, words: _Reader) -> _Kinds:
+    """What ``tcp``, ``udp`` and ``port`` want, with the port that may follow."""
+    if word == "tcp" and words.peek() != "port":
+        return {"tcp": _All}
+    if word == "udp" and words.peek() != "port":
+        raise _refused("the only UDP captured is RoCEv2: write roce")
+    if word != "port":
+        words.next()
+    port = _number(words, "port")
+    kinds: _Kinds = {} if word == "udp" else {"tcp": frozenset({port})}
+    if port == ROCE_V2_PORT and word != "tcp":
+        kinds["roce"] = _All
+    if not kinds:
+        raise _refused("the only UDP captured is RoCEv2: write roce")
+    return kinds
 
 
 def _number(words: _Reader, what: str) -> int:
@@ -156,16 +167,11 @@ def _all_of(clauses: list[_Term]) -> Wanted:
         if sum(clause.what() == what for clause in clauses) > 1:
             raise _refused(f"give {what} once, or as alternatives in parentheses: traffic between two of them"
                            " cannot be singled out")  # fmt: skip
-    kinds: _Kinds = _USUAL
     named = [clause.kinds for clause in clauses if clause.kinds is not None]
-    for number, each in enumerate(named):
-        kinds = each if number == 0 else _both(kinds, each)
+    kinds = reduce(_both, named) if named else _USUAL
     if not kinds:
         raise _refused("no packet matches all of that")
-    if "other" in kinds:
-        protocols: tuple[str, ...] = ("any",)
-    else:
-        protocols = tuple(name for name in ("roce", "tcp") if name in kinds)
+    protocols = ("any",) if "other" in kinds else tuple(name for name in ("roce", "tcp") if name in kinds)
     return Wanted(
         protocols,
         tuple(dict.fromkeys(host for clause in clauses for host in clause.hosts)),

@@ -79,6 +79,10 @@ class LiveOptions:
             raise OptionError("name at least one interface to capture from")
         if len(set(self.interfaces)) < len(self.interfaces):
             raise OptionError("an interface is named twice")
+        self._check_manner()
+        self._check_filters()
+
+    def _check_filters(self) -> None:
         for what, values, most in (
             ("interfaces", self.interfaces, 255),
             ("hosts", self.hosts, ring.MAX_HOSTS),
@@ -88,24 +92,6 @@ class LiveOptions:
         ):
             if len(values) > most:
                 raise OptionError(f"{len(values)} {what} given; at most {most} are supported")
-        for word, value, words in (
-            ("mode", self.mode, MODES),
-            ("hook", self.hook, HOOKS),
-            ("stamp", self.timestamps, TIMESTAMPS),
-        ):
-            if value not in words:
-                raise OptionError(f"{value!r} is not a {word}: {', '.join(words)}")
-        if self.timestamps == "hardware" and self.hook == "xdp-generic":
-            raise OptionError("hardware timestamps need --hook tcx, clsact or xdp")
-        if self.snaplen and not MIN_SNAPLEN <= self.snaplen <= ring.MAX_SNAPLEN:
-            raise OptionError(
-                f"snap length {self.snaplen} is out of range: {MIN_SNAPLEN} (the headers) to"
-                f" {ring.MAX_SNAPLEN}, or 0 for whole packets"
-            )
-        if not MIN_BUFFER <= self.buffer <= MAX_BUFFER:
-            raise OptionError(f"a buffer of {self.buffer} bytes: must be 64Ki to 2Gi")
-        if not 0 <= self.sample <= MAX_SAMPLE:
-            raise OptionError(f"sampling 1 of 2^{self.sample:g} pairs of hosts: must be 0 to {MAX_SAMPLE}")
         for host in self.hosts:
             address_words(host)
         bits = self.protocol_bits()
@@ -126,6 +112,26 @@ class LiveOptions:
             for number in numbers:
                 if not 0 <= number <= top:
                     raise OptionError(f"{number} is not a {what}: must be 0 to {top}")
+
+    def _check_manner(self) -> None:
+        for word, value, words in (
+            ("mode", self.mode, MODES),
+            ("hook", self.hook, HOOKS),
+            ("stamp", self.timestamps, TIMESTAMPS),
+        ):
+            if value not in words:
+                raise OptionError(f"{value!r} is not a {word}: {', '.join(words)}")
+        if self.timestamps == "hardware" and self.hook == "xdp-generic":
+            raise OptionError("hardware timestamps need --hook tcx, clsact or xdp")
+        if self.snaplen and not MIN_SNAPLEN <= self.snaplen <= ring.MAX_SNAPLEN:
+            raise OptionError(
+                f"snap length {self.snaplen} is out of range: {MIN_SNAPLEN} (the headers) to"
+                f" {ring.MAX_SNAPLEN}, or 0 for whole packets"
+            )
+        if not MIN_BUFFER <= self.buffer <= MAX_BUFFER:
+            raise OptionError(f"a buffer of {self.buffer} bytes: must be 64Ki to 2Gi")
+        if not 0 <= self.sample <= MAX_SAMPLE:
+            raise OptionError(f"sampling 1 of 2^{self.sample:g} pairs of hosts: must be 0 to {MAX_SAMPLE}")
 
     def settings(self, iface: int, clock_ns: int) -> NDArray[np.void]:
         """The SETTINGS row of the programs of interface number ``iface``."""

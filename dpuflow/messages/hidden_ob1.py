@@ -192,15 +192,16 @@ def _options(
             yield Filling(fins, requests, expected, 0)
             continue
         even = [(each,) * count for each in usual if left == count * each]
-        for frames in even:
-            yield Filling(fins, requests, frames, 0)
-        if even:
-            continue
-        # What is sent in segments ends with a shorter one.
-        for each in (_FIN,) if count == 1 else usual - {_RNDV}:
-            last = left - (count - 1) * each
-            if last >= _MATCH and (count == 1 or last < each):
-                yield Filling(fins, requests, (*(each,) * (count - 1), last), 1)
+        for frames in even or _uneven(left, count, usual):
+            yield Filling(fins, requests, frames, 0 if even else 1)
+
+
+def _uneven(size: int, count: int, usual: frozenset[int]) -> Iterator[tuple[int, ...]]:
+    """Frames of which the last is shorter than the others: so ends what is sent in segments."""
+    for each in (_FIN,) if count == 1 else usual - {_RNDV}:
+        last = size - (count - 1) * each
+        if last >= _MATCH and (count == 1 or last < each):
+            yield (*(each,) * (count - 1), last)
 
 
 def _fins(rows: Rows, order: Ints, run: Ints, found: int) -> int:

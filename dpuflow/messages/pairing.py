@@ -56,6 +56,14 @@ class Sides(NamedTuple):
     ours: list[int]  # from src to dst
     theirs: list[int]  # from dst to src
 
+    def without(self, found: list[Found]) -> Sides:
+        """Those whose part in the pairs found nobody has."""
+        ours, theirs = {a for a, _, _ in found}, {b for _, b, _ in found}
+        return self._replace(
+            ours=[flow for flow in self.ours if flow not in ours],
+            theirs=[flow for flow in self.theirs if flow not in theirs],
+        )
+
     def left(self, found: list[Found]) -> tuple[list[int], list[int]]:
         """Places of those that are in no pair found."""
         taken = {flow for a, b, _ in found for flow in (a, b)}
@@ -271,12 +279,10 @@ class Pairs:
     def _between(self, sides: Sides, flows: Rows, peers: Rows, last: bool) -> list[Found]:
         """New pairs of the flows between two endpoints."""
         found = self._by_handshake(sides, flows)
-        named = {a for a, _, _ in found}, {b for _, b, _ in found}
-        ours = [flow for flow in sides.ours if flow not in named[0]]
-        theirs = [flow for flow in sides.theirs if flow not in named[1]]
+        sides = sides.without(found)
+        ours, theirs = sides[2:]
         if not ours or not theirs:
             return found
-        sides = sides._replace(ours=ours, theirs=theirs)
         acks, conflicts, echoes = self._evidence(sides, peers)
         excluded = conflicts > np.maximum(_by_chance(conflicts, acks), 0 if last else 1)
         fits = ~excluded & (acks >= (1 if last else ENOUGH_ACKS)) & (2 * echoes >= acks)

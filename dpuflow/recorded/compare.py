@@ -68,15 +68,10 @@ class Agreement:
 
 def compare(result: Analysis, recorded: Recorded) -> Agreement:
     """How far they agree."""
-    end = next((e.id for e in result.endpoints if e.rank is not None and e.rank == recorded.rank), None)
-    who = f"rank {recorded.rank}" if end is None else name_of(result.endpoints[end])
+    end, who = _whose(result, recorded.rank)
     seen = [] if end is None else _seen(result, end)
     calls = [call for call in recorded.calls if call.op != "send_recv"][:MOST]
     made = Agreement(recorded.file, recorded.kind, recorded.rank, who, 0, 0, 0, 0, len(calls), len(seen), 0)
-    if recorded.rank is None:
-        made.who = "of a rank that it does not name"
-    elif end is None:
-        made.who = f"rank {recorded.rank}, which is no endpoint's here (--ranks)"
     shift, places = best_shift([c.op for c in calls], [c.bytes for c in calls], seen)
     if shift is None:
         return made
@@ -90,6 +85,16 @@ def compare(result: Analysis, recorded: Recorded) -> Agreement:
     if apart is not None:
         made.apart_ns, made.apart_p90_ns = (round(float(np.percentile(apart, q))) for q in (50, 90))
     return made
+
+
+def _whose(result: Analysis, rank: int | None) -> tuple[int | None, str]:
+    """The endpoint of a rank, and how it is called."""
+    if rank is None:
+        return None, "of a rank that it does not name"
+    for end in result.endpoints:
+        if end.rank == rank:
+            return end.id, name_of(end)
+    return None, f"rank {rank}, which is no endpoint's here (--ranks)"
 
 
 def _seen(result: Analysis, end: int) -> list[Call]:

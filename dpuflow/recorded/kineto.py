@@ -11,13 +11,17 @@ def read_kineto(file: str, trace: dict[str, Any]) -> Recorded:
     """Kernels of NCCL; where a trace has none, what the host called (``record_param_comms``)."""
     told = trace.get("distributedInfo") or {}
     base = int(trace.get("baseTimeNanoseconds") or 0)
-    events = [each for each in trace["traceEvents"] if isinstance(each, dict) and each.get("ph") == "X"]
-    kernels = [each for each in events if each.get("cat") == "kernel" and "nccl" in str(each["name"]).lower()]
-    hosts = [each for each in events if each.get("name") == "record_param_comms"]
-    calls = [call for each in kernels or hosts if (call := _call(each, base)) is not None]
+    calls = [call for each in _events(trace) if (call := _call(each, base)) is not None]
     calls.sort(key=lambda call: call.begin_ns or 0)
     rank = told.get("rank")
     return Recorded(file, "a trace of PyTorch's profiler", None if rank is None else int(rank), calls)
+
+
+def _events(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events that calls are read from."""
+    events = [each for each in trace["traceEvents"] if isinstance(each, dict) and each.get("ph") == "X"]
+    kernels = [each for each in events if each.get("cat") == "kernel" and "nccl" in str(each["name"]).lower()]
+    return kernels or [each for each in events if each.get("name") == "record_param_comms"]
 
 
 def _call(event: dict[str, Any], base_ns: int) -> Call | None:

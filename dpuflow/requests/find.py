@@ -207,12 +207,19 @@ def _cut(
         "again_down": add(_sent_again(bursts), down),
         "whole": whole,
     }
-    order = np.argsort(np.where(made["sent_ns"] == NEVER, first, made["sent_ns"]), kind="stable")
+    return _in_time(made, {"token_ns": token_ns, "late_ns": late}, offsets)
+
+
+def _in_time(
+    made: dict[str, NDArray[Any]], of_tokens: dict[str, Ints], offsets: Ints
+) -> dict[str, NDArray[Any]]:
+    """Columns of requests and those of tokens (``offsets``: each request's first), in order of asking."""
+    order = np.argsort(np.where(made["sent_ns"] == NEVER, made["first_ns"], made["sent_ns"]), kind="stable")
     several = [np.arange(offsets[n], offsets[n + 1]) for n in order.tolist()]
     places = np.concatenate(several) if several else np.zeros(0, np.int64)
-    moved: dict[str, Any] = {name: column[order] for name, column in made.items()}
-    offsets = np.r_[0, np.cumsum(tokens[order])]
-    return moved | {"token_ns": token_ns[places], "late_ns": late[places], "offsets": offsets}
+    moved = {name: column[order] for name, column in made.items()}
+    moved |= {name: column[places] for name, column in of_tokens.items()}
+    return moved | {"offsets": np.r_[0, np.cumsum(moved["tokens"])]}
 
 
 def _gaps(token_ns: Ints, offsets: Ints) -> tuple[Floats, Floats]:

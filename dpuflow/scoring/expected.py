@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,42 +18,69 @@ ONSET_WITHIN: Final = 3  # iterations by which the onset may be missed
 BLAMED: Final = ("compute", "host")
 
 
+class _Said(NamedTuple):
+    """Endpoints by what the verdicts call them."""
+
+    late: set[int]
+    at_times: set[int]
+    steadiness: dict[str | None, set[int]]
+
+    @classmethod
+    def of(cls, rows: list[dict[str, Any]]) -> _Said:
+        """Of ``lateness`` rows."""
+        verdicts: dict[str, set[int]] = {"late": set(), "intermittent": set()}
+        steadiness: dict[str | None, set[int]] = {}
+        for row in rows:
+            if row["verdict"] in verdicts:
+                verdicts[row["verdict"]].add(row["endpoint"])
+                steadiness.setdefault(row["steadiness"], set()).add(row["endpoint"])
+        return cls(verdicts["late"], verdicts["intermittent"], steadiness)
+
+    def steadily(self, how: str) -> set[int]:
+        """Those that are late in that manner."""
+        return self.steadiness.get(how, set())
+
+
 def check_verdicts(
     case: Case, rows: list[dict[str, Any]], nodes: Mapping[int, list[int]] = MappingProxyType({})
 ) -> str | None:
     """What is wrong with the verdicts, None where nothing is. ``nodes``: the endpoints of each node."""
     rows = _of_members(case, rows, nodes)
-    late = {row["endpoint"] for row in rows if row["verdict"] == "late"}
-    sometimes = {row["endpoint"] for row in rows if row["verdict"] == "intermittent"}
-    fault = case.compute_fault
-    if case.network_fault and fault is None:
-        blamed = {row["endpoint"] for row in rows if row["cause"] in BLAMED} & (late | sometimes)
-        return f"a fault of the network is blamed on {_names(blamed)}" if blamed else None
-    if fault is None:
-        return f"nobody was made late, but {_names(late)} is called late" if late else None
-    kind = fault["kind"]
-    persistent = {row["endpoint"] for row in rows if row["steadiness"] == "persistent"} & (late | sometimes)
-    if kind == "random":
-        if persistent:
-            return f"random lateness, but {_names(persistent)} is called persistently late"
-        return None if late | sometimes else "random lateness, but nobody is called late"
-    if kind == "rotating":
-        rotating = {row["endpoint"] for row in rows if row["steadiness"] == "rotating"} & (late | sometimes)
-        return None if len(rotating) > 1 and not persistent else "rotating lateness is not called so"
+    said, fault = _Said.of(rows), case.compute_fault
+    if fault is not None:
+        return _check_fault(case, fault, rows, said)
+    if not case.network_fault:
+        return f"nobody was made late, but {_names(said.late)} is called late" if said.late else None
+    blamed = {row["endpoint"] for row in rows if row["cause"] in BLAMED} & (said.late | said.at_times)
+    return f"a fault of the network is blamed on {_names(blamed)}" if blamed else None
+
+
+def _check_fault(case: Case, fault: dict[str, Any], rows: list[dict[str, Any]], said: _Said) -> str | None:
+    """The same where ranks were made late."""
+    if fault["kind"] == "random":
+        return _check_random(said)
+    if fault["kind"] == "rotating":
+        fits = len(said.steadily("rotating")) > 1 and not said.steadily("persistent")
+        return None if fits else "rotating lateness is not called so"
     guilty = _guilty(case, fault)
-    if kind == "transient":
-        for_a_time = {row["endpoint"] for row in rows if row["steadiness"] == "transient"} & (
-            late | sometimes
-        )
-        fits = guilty <= for_a_time and late <= guilty
+    if fault["kind"] == "transient":
+        fits = guilty <= said.steadily("transient") and said.late <= guilty
         return None if fits else f"{_names(guilty)} was late for a time, and that is not what is said"
-    if late != guilty:
-        return f"{_names(guilty)} was made late, but {_names(late) if late else 'nobody'} is called late"
-    if kind == "persistent" and late != persistent:
+    if said.late != guilty:
+        late = _names(said.late) if said.late else "nobody"
+        return f"{_names(guilty)} was made late, but {late} is called late"
+    if fault["kind"] == "persistent" and said.late != said.steadily("persistent"):
         return f"{_names(guilty)} was late throughout, but is not called persistent"
     if fault.get("from_iter"):
         return _check_onset(case, fault["from_iter"], [row for row in rows if row["endpoint"] in guilty])
     return None
+
+
+def _check_random(said: _Said) -> str | None:
+    persistent = said.steadily("persistent")
+    if persistent:
+        return f"random lateness, but {_names(persistent)} is called persistently late"
+    return None if said.late | said.at_times else "random lateness, but nobody is called late"
 
 
 def _of_members(

@@ -126,8 +126,6 @@ def score_case(
     nodes = members_of_nodes(analysis)
     matches = match_collectives(case.collectives, analysis["collectives"], nodes)
     span = _span(analysis)
-    lists_transfers = any(truth.op == "send_recv" for truth in case.collectives)
-    taken = set(matches.values())
     for number, truth in enumerate(case.collectives):
         guess = analysis["collectives"][matches[number]] if number in matches else None
         if truth.warm_up or _is_partial(truth, guess, span):
@@ -141,17 +139,9 @@ def score_case(
             _score_times(score, truth, guess)
         _score_last(score, truth, guess, margin_ns, case)
         _score_late(score, truth, guess, late_ns, case)
-    timed = [truth for truth in case.collectives if not truth.warm_up]
-    first_ns = min((truth.start_ns for truth in timed), default=0)
-    last_ns = max((truth.end_ns for truth in timed), default=0)
-    for number, guess in enumerate(analysis["collectives"]):
-        if number not in taken:
-            if not guess["complete"] or (guess["op"] == "send_recv" and not lists_transfers):
-                score.uncounted += 1
-            else:
-                score.invented += 1
-                middle_ns = (guess["start_ns"] + guess["end_ns"]) // 2
-                score.invented_outside += not first_ns <= middle_ns <= last_ns
+    taken = set(matches.values())
+    unmatched = [guess for number, guess in enumerate(analysis["collectives"]) if number not in taken]
+    _score_invented(score, case, unmatched)
     score.inferred = score.found + score.invented
     note = check_verdicts(case, analysis["lateness"], nodes)
     score.verdicts = 1
@@ -160,6 +150,21 @@ def score_case(
     score.clock_errors_ns = _clock_errors(case, analysis)
     score.moved = score_transfers(case.transfers, analysis.get("transfers", ()))
     return score
+
+
+def _score_invented(score: Score, case: Case, unmatched: list[dict[str, Any]]) -> None:
+    """Collectives of the analysis that are none of the truth's."""
+    lists_transfers = any(truth.op == "send_recv" for truth in case.collectives)
+    timed = [truth for truth in case.collectives if not truth.warm_up]
+    first_ns = min((truth.start_ns for truth in timed), default=0)
+    last_ns = max((truth.end_ns for truth in timed), default=0)
+    for guess in unmatched:
+        if not guess["complete"] or (guess["op"] == "send_recv" and not lists_transfers):
+            score.uncounted += 1
+        else:
+            score.invented += 1
+            middle_ns = (guess["start_ns"] + guess["end_ns"]) // 2
+            score.invented_outside += not first_ns <= middle_ns <= last_ns
 
 
 def members_of_nodes(analysis: dict[str, Any]) -> dict[int, list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpuflow.errors import TruthError
 from dpuflow.identity.rankmap import canonical_address
@@ -110,37 +110,43 @@ def read_case(folder: str, analysis: dict[str, Any]) -> Case:
 def place_case(truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, Any], where: str) -> Case:
     """The case in terms of ``analysis``; ``where`` names it in errors. Raises TruthError."""
     try:
-        ranks = _endpoints_of_ranks(meta, analysis)
-        clocks = _true_clocks(meta, analysis)
-        reference = _reference(analysis)
-        on_switch = _lab_times(truth) if meta.get("clocks") and reference not in clocks else None
-        if meta.get("clocks") and reference not in clocks and on_switch is None:
-            raise TruthError(f"{where}/meta.json: no clock for the reference capture of the analysis")
-        own = clocks.get(reference)
-        lines = {} if on_switch else _lines_of_ranks(meta, analysis, clocks)
-        collectives = []
-        rows = (
-            truth["collectives"] if "case" not in truth else truth.get("collectives", [])
-        )  # perftest has none
-        for number, row in enumerate(rows):
-            enter, leave = on_switch[number] if on_switch else (row["enter_ns"], row["leave_ns"])
-            collectives.append(_collective(row, enter, leave, ranks, meta, own, lines))
-        fault = meta.get("fault") or {}
-        software = meta.get("software")
-        return Case(
-            name=str(meta.get("case", where)),
-            software=software if isinstance(software, str) else str((software or {}).get("stack") or ""),
-            collectives=sorted(collectives, key=lambda c: c.start_ns),
-            endpoint_of_rank=ranks,
-            compute_fault=fault.get("compute"),
-            network_fault=bool(fault.get("network")),
-            transfers=[] if on_switch else [_transfer(row, ranks, own) for row in truth.get("transfers", ())],
-            clock_offsets={} if on_switch else _offsets(clocks, reference, analysis),
-        )
+        return _placed(truth, meta, analysis, where)
     except KeyError as error:
         raise TruthError(f"{where}: truth.json or meta.json lacks {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise TruthError(f"{where}: truth.json or meta.json is not in the known form ({error})") from None
+
+
+def _placed(truth: dict[str, Any], meta: dict[str, Any], analysis: dict[str, Any], where: str) -> Case:
+    ranks = _endpoints_of_ranks(meta, analysis)
+    clocks = _true_clocks(meta, analysis)
+    reference = _reference(analysis)
+    unknown = bool(meta.get("clocks")) and reference not in clocks
+    on_switch = _lab_times(truth) if unknown else None
+    if unknown and on_switch is None:
+        raise TruthError(f"{where}/meta.json: no clock for the reference capture of the analysis")
+    own = clocks.get(reference)
+    places = _Places(ranks, own, {} if on_switch else _lines_of_ranks(meta, analysis, clocks))
+    # perftest has no collectives
+    rows = truth["collectives"] if "case" not in truth else truth.get("collectives", [])
+    times = on_switch or [(row["enter_ns"], row["leave_ns"]) for row in rows]
+    collectives = [_collective(row, *each, places, meta) for row, each in zip(rows, times, strict=True)]
+    fault = meta.get("fault") or {}
+    return Case(
+        name=str(meta.get("case", where)),
+        software=_software(meta.get("software")),
+        collectives=sorted(collectives, key=lambda c: c.start_ns),
+        endpoint_of_rank=ranks,
+        compute_fault=fault.get("compute"),
+        network_fault=bool(fault.get("network")),
+        transfers=[] if on_switch else [_transfer(row, ranks, own) for row in truth.get("transfers", ())],
+        clock_offsets={} if on_switch else _offsets(clocks, reference, analysis),
+    )
+
+
+def _software(told: str | dict[str, Any] | None) -> str:
+    """What a case was made with."""
+    return told if isinstance(told, str) else str((told or {}).get("stack") or "")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -167,27 +173,35 @@ def _endpoints_of_ranks(meta: dict[str, Any], analysis: dict[str, Any]) -> dict[
     return ranks
 
 
+class _Places(NamedTuple):
+    """Where ranks and times of the truth are in an analysis."""
+
+    ranks: dict[int, int]
+    own: Callable[[int], float] | None
+    lines: Mapping[int, Callable[[int], float]]
+    """Of ranks on other islands than the first."""
+
+    def placed(self, times: list[int | None]) -> dict[int, int]:
+        """The latest time of each endpoint's ranks."""
+        latest: dict[int, int] = {}
+        for rank, time_ns in enumerate(times):
+            if time_ns is not None:
+                line = self.lines.get(rank, self.own)
+                moved = time_ns if line is None else time_ns + round(line(time_ns))
+                end = self.ranks[rank]
+                latest[end] = max(moved, latest.get(end, moved))
+        return latest
+
+
 def _collective(
     row: dict[str, Any],
     enter: list[int | None],
     leave: list[int | None],
-    ranks: dict[int, int],
+    places: _Places,
     meta: dict[str, Any],
-    own: Callable[[int], float] | None,
-    lines: Mapping[int, Callable[[int], float]],
 ) -> TrueCollective:
-    def placed(
-        times: list[int | None], lines: Mapping[int, Callable[[int], float]] = lines
-    ) -> dict[int, int]:
-        latest: dict[int, int] = {}
-        for rank, time_ns in enumerate(times):
-            if time_ns is not None:
-                line = lines.get(rank, own)
-                moved = time_ns if line is None else time_ns + round(line(time_ns))
-                latest[ranks[rank]] = max(moved, latest.get(ranks[rank], moved))
-        return latest
-
-    enter_ns, leave_ns = placed(enter), placed(leave)
+    ranks = places.ranks
+    enter_ns, leave_ns = places.placed(enter), places.placed(leave)
     if not enter_ns or enter_ns.keys() != leave_ns.keys():
         raise TruthError(
             f"{meta.get('case')}: collective {row.get('seq')} has no times, or enter without leave"
@@ -208,7 +222,7 @@ def _collective(
         injected={ranks[rank] for rank, ns in enumerate(row.get("injected_ns") or []) if ns},
         root=None if root is None else ranks[root],
         held_ns=held or None,
-        entered_ns=placed(enter, {}) if lines else None,
+        entered_ns=places._replace(lines={}).placed(enter) if places.lines else None,
     )
 
 
@@ -246,14 +260,12 @@ def _lines_of_ranks(
     """For each rank whose capture is on another island than the first: that island's time line minus the
     truth's clock, at a time on the truth's."""
     rows = {row["capture"]: row for row in analysis["clocks"]}
-    first = next((row.get("island") for row in analysis["clocks"] if row["reference"]), None)
-    leads = {
-        row.get("island"): row
-        for row in reversed(analysis["clocks"])
-        if row["reference"] and row["capture"] in clocks
+    references = [row for row in analysis["clocks"] if row["reference"]]
+    first = references[0].get("island") if references else None
+    leads = {row.get("island"): row for row in reversed(references) if row["capture"] in clocks}
+    holds = {
+        _stem(file): row["id"] for row in analysis["captures"] for file in row.get("files", [row["file"]])
     }
-    rows_of = ((row["id"], row.get("files", [row["file"]])) for row in analysis["captures"])
-    holds = {_stem(file): capture for capture, files in rows_of for file in files}
     found: dict[int, Callable[[int], float]] = {}
     for node in meta["nodes"]:
         capture = holds.get(_stem(str(node.get("capture") or node.get("pcap") or "")))

@@ -28,6 +28,8 @@ from dpuflow.schema.tables import CaptureInfo, CaptureTables
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from dpuflow.schema.rows import Record
     from dpuflow.schema.tables import Rows
 
@@ -243,11 +245,7 @@ def _rows(name: str, table: str, described: dict[str, Any], body: int, size: int
         return record.zeros(0)
     rows = np.fromfile(name, dtype, count, offset=at)
     sums = described.get("crc")
-    bad = [
-        k
-        for k, pair in enumerate(zip_longest(sums or (), _sums(rows.view(np.uint8).data) if sums else ()))
-        if pair[0] != pair[1]
-    ]
+    bad = _bad_blocks(rows, sums) if sums else []
     if dtype != record.dtype:
         older, rows = rows, record.zeros(count)
         for field in dtype.names or ():
@@ -258,15 +256,27 @@ def _rows(name: str, table: str, described: dict[str, Any], body: int, size: int
         raise CaptureError(
             name, at + bad[0] * BLOCK, f"the column file is damaged: a checksum of its {table} differs"
         )
-    whole = np.ones(count, bool)
-    for k in bad:
-        whole[k * BLOCK // wide : -(-(k + 1) * BLOCK // wide)] = False
+    whole = _undamaged(count, wide, bad)
     spans = ", ".join(f"{at + k * BLOCK}" for k in bad[:4]) + (" ..." if len(bad) > 4 else "")
     damaged.append(
         f"{name}: {int((~whole).sum())} of {count} {table} were left out, as they are damaged (blocks of"
         f" {BLOCK >> 10} KiB at byte {spans})"
     )
     return rows[whole]
+
+
+def _bad_blocks(rows: Rows, sums: list[int]) -> list[int]:
+    """Numbers of the blocks whose checksums differ from those that were kept."""
+    found = zip_longest(sums, _sums(rows.view(np.uint8).data))
+    return [block for block, (told, own) in enumerate(found) if told != own]
+
+
+def _undamaged(count: int, wide: int, bad: list[int]) -> NDArray[np.bool_]:
+    """Rows, each so many bytes ``wide``, of which nothing lies in a bad block."""
+    whole = np.ones(count, bool)
+    for k in bad:
+        whole[k * BLOCK // wide : -(-(k + 1) * BLOCK // wide)] = False
+    return whole
 
 
 def _check_places(name: str, tables: dict[str, Rows], size: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -194,27 +195,27 @@ def _split(of: Ints, sizes: list[int]) -> list[Ints]:
 
 def _info(infos: list[CaptureInfo]) -> CaptureInfo:
     first = infos[0]
-    skipped: dict[str, int] = {}
+    skipped: Counter[str] = Counter()
     for info in infos:
-        for reason, count in info.skipped.items():
-            skipped[reason] = skipped.get(reason, 0) + count
-    firsts = [info.first_ns for info in infos if info.first_ns is not None]
-    lasts = [info.last_ns for info in infos if info.last_ns is not None]
-    lost = [info.lost_packets for info in infos if info.lost_packets is not None]
-    links = dict.fromkeys(link for info in infos for link in info.link_type.split(",") if link)
+        skipped.update(info.skipped)
+
+    def known(name: str) -> list[int]:
+        return [value for info in infos if (value := getattr(info, name)) is not None]
+
+    lost = known("lost_packets")
     return CaptureInfo(
         id=first.id,
         vantage=first.vantage,
         files=[file for info in infos for file in info.files],
-        link_type=",".join(links),
-        packets=sum(info.packets for info in infos),
-        bytes=sum(info.bytes for info in infos),
-        first_ns=min(firsts) if firsts else None,
-        last_ns=max(lasts) if lasts else None,
+        link_type=",".join(dict.fromkeys(link for i in infos for link in i.link_type.split(",") if link)),
+        packets=sum(known("packets")),
+        bytes=sum(known("bytes")),
+        first_ns=min(known("first_ns"), default=None),
+        last_ns=max(known("last_ns"), default=None),
         lost_packets=sum(lost) if lost else None,
-        skipped=skipped,
+        skipped=dict(skipped),
         complete=all(info.complete for info in infos),
         warnings=list(dict.fromkeys(warning for info in infos for warning in info.warnings)),
-        disordered=sum(info.disordered for info in infos),
+        disordered=sum(known("disordered")),
         machine=first.machine,
     )
