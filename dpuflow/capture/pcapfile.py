@@ -120,9 +120,7 @@ def _open_bytes(name: str) -> ByteSource:
         regular = stat.S_ISREG(status.st_mode)
         if stat.S_ISDIR(status.st_mode):
             raise DpuflowError(f"{name}: is a directory")
-        head = file.read(4)
-        while head and len(head) < 4 and (more := file.read(4 - len(head))):
-            head += more
+        head = _head(file)
     except OSError as error:
         raise DpuflowError(f"{name}: {error.strerror or error}") from None
     compressed = head.startswith(GZIP) or is_zstd(head)
@@ -132,6 +130,14 @@ def _open_bytes(name: str) -> ByteSource:
     decode = gunzip if head.startswith(GZIP) else unzstd if is_zstd(head) else plain
     counted = _Counted(file, len(head))
     return Streamed(name, decode(cast("BinaryIO", counted), head), on_disk, counted.tell, file)
+
+
+def _head(file: BinaryIO) -> bytes:
+    """The first four bytes; a pipe may hand them over one by one."""
+    head = file.read(4)
+    while head and len(head) < 4 and (more := file.read(4 - len(head))):
+        head += more
+    return head
 
 
 class _Counted:

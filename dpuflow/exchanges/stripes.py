@@ -165,7 +165,7 @@ def _matched(rows: Rows, lines: Sequence[_Line]) -> Iterator[tuple[_Line, list[_
     for group in _side_by_side(lines, max(line.slot for line in credits_)):
         own = [line for line in group if len(line.entries)]
         tried = own or [line for line in credits_ if not len(line.data)]
-        fits = [each for each in tried if _even(each, group) and _follows(rows, each, group)]
+        fits = [each for each in tried if _fits(rows, each, group)]
         # Several channels that do the same work look alike: which entries allow whose data stays open then.
         if len(own) < 2 and len(fits) == 1:
             credits_.remove(fits[0])
@@ -200,6 +200,11 @@ def _side_by_side(lines: Sequence[_Line], slot: int) -> list[list[_Line]]:
         else:
             groups.append([line])
     return sorted(groups, key=lambda group: min(int(line.data[0]) for line in group))
+
+
+def _fits(rows: Rows, credit: _Line, group: Sequence[_Line]) -> bool:
+    """Whether the entries may be those that allow the group's data."""
+    return _even(credit, group) and _follows(rows, credit, group)
 
 
 def _even(credit: _Line, group: Sequence[_Line]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpuflow.figures import list_attribution, list_operations, list_tax
@@ -260,11 +261,11 @@ def _ends_of(unit: Lateness, whole: Analysis) -> list[int]:
 def _in_turn(turns: Sequence[tuple[Finding, Sequence[Lateness]]], whole: Analysis) -> Finding:
     """One finding of those of several islands that ranks are late in turn."""
     parts = [part for part, _ in turns]
-    late = [unit for _, mine in turns for unit in mine]
-    late.sort(key=lambda unit: -(unit.caused_wait_ns or 0))
+    every = chain.from_iterable(mine for _, mine in turns)
+    late = sorted(every, key=lambda unit: -(unit.caused_wait_ns or 0))
     return replace(
         parts[0],
-        endpoints=list(dict.fromkeys(end for unit in late for end in _ends_of(unit, whole))),
+        endpoints=list(dict.fromkeys(chain.from_iterable(_ends_of(unit, whole) for unit in late))),
         start_ns=min(_told(part.start_ns for part in parts), default=None),
         end_ns=max(_told(part.end_ns for part in parts), default=None),
         severity=max((part.severity for part in parts), key=("info", "warning", "critical").index),

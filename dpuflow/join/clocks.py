@@ -80,10 +80,7 @@ def tie_clocks(
     islands = [list(range(len(infos)))]
     if mode != "trust":
         islands = _islands(len(infos), [s for s in samples if s.forward.any() and not s.forward.all()])
-    found = Clocks(
-        [Clock(c, False, "none", why="it shares no packets with the others") for c in range(len(infos))],
-        [None] * len(infos),
-    )
+    found = _untied(len(infos))
     for island in islands:
         kept = set(island) - set(copies)
         if island is islands[0] or not (_meets(kept, found, meeting) or kept <= set(empty)):
@@ -93,6 +90,12 @@ def tie_clocks(
         _take_over(infos, copy, first, found)
     found.limits += _apart(infos, found)
     return found
+
+
+def _untied(captures: int) -> Clocks:
+    """As before anything is known of them."""
+    why = "it shares no packets with the others"
+    return Clocks([Clock(c, False, "none", why=why) for c in range(captures)], [None] * captures)
 
 
 def _islands(captures: int, ties: Sequence[Samples]) -> list[list[int]]:

@@ -46,7 +46,7 @@ from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen
 from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from dpuflow.join.clockgraph import Clocks
     from dpuflow.schema.tables import CaptureTables, Rows
@@ -67,13 +67,13 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     their own (``Joined.islands``). What is left out of all keeps its flows, not its messages.
     """
     copies = find_copies(captures)
-    captures = [replace(t, messages=t.messages[:0]) if c in copies else t for c, t in enumerate(captures)]
+    captures = _emptied(captures, copies)
     infos = [t.info for t in captures]
     steady = [unwound(t) for t in captures]
     captures = [t for t, _ in steady]
     common = find_common(captures)
     alone = len(captures) == 1  # nothing to match: its messages need not be laid out for it
-    seen = collect([replace(captures[0], messages=captures[0].messages[:0])] if alone else captures, common)
+    seen = collect(_emptied(captures, (0,)) if alone else captures, common)
     order = np.argsort(seen.key, kind="stable") if len(captures) > 1 else np.zeros(0, np.int64)
     ties = find_ties(seen, order)
     _decide_local(captures, common, seen, ties)
@@ -104,6 +104,11 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
         for island, rows in zip(found.islands, transfers, strict=True)
     ]
     return views[0] if len(views) == 1 else _several(views, found.islands)
+
+
+def _emptied(captures: Sequence[CaptureTables], which: Collection[int]) -> list[CaptureTables]:
+    """The captures, these of them without messages."""
+    return [replace(t, messages=t.messages[:0]) if c in which else t for c, t in enumerate(captures)]
 
 
 def _several(views: Sequence[Joined], islands: Sequence[Sequence[int]]) -> Joined:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import Final
 
 from dpuflow.errors import OptionError
@@ -174,10 +175,10 @@ def _all_of(clauses: list[_Term]) -> Wanted:
     protocols = ("any",) if "other" in kinds else tuple(name for name in ("roce", "tcp") if name in kinds)
     return Wanted(
         protocols,
-        tuple(dict.fromkeys(host for clause in clauses for host in clause.hosts)),
+        tuple(dict.fromkeys(chain.from_iterable(clause.hosts for clause in clauses))),
         tuple(sorted(kinds.get("tcp") or ())),
         tuple(sorted(kinds.get("roce") or ())),
-        tuple(dict.fromkeys(vlan for clause in clauses for vlan in clause.vlans)),
+        tuple(dict.fromkeys(chain.from_iterable(clause.vlans for clause in clauses))),
     )
 
 

@@ -263,10 +263,8 @@ class Pairs:
             alone = len(ours) == len(theirs) == 1 and not self._named
             between = self._only if alone else self._between
             for a, b, how in between(Sides(src, dst, ours, theirs), flows, peers, last):
-                for flow, other in ((a, b), (b, a)):
-                    peers["peer"][flow] = other
-                    flows["peer"][flow] = other
-                    flows["pairing"][flow] = how
+                peers["peer"][[a, b]] = flows["peer"][[a, b]] = b, a
+                flows["pairing"][[a, b]] = how
                 yield a, b
 
     def _between_ends(self, flows: Rows, ripe: int | None) -> list[tuple[int, int]]:
