@@ -20,7 +20,7 @@ from dpuflow.agent.config import parse_config
 from dpuflow.entries import needs, relative
 from dpuflow.errors import FormatError, OptionError
 from dpuflow.identity.rankmap import read_rank_map
-from dpuflow.matching import Job, hypotheses
+from dpuflow.matching import Job, hypotheses, parts
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
@@ -256,3 +256,15 @@ def test_thousands_of_addresses_have_no_schedules_of_as_many_squared():
         hypotheses._shapes(op, tuple(range(ranks)), edges, near, 4096)
     assert time.process_time() - start < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150 << 10
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_grants_that_came_all_at_one_time_are_no_crash():
+    """The usual time between two of them was the mean of none."""
+    same = np.zeros(4, np.int64)
+    sending = SimpleNamespace(
+        rows=same, grants=same, arrivals=np.arange(4), sizes=same + 9, number=np.arange(4), idle=same,
+        starts=same, slots=1,
+    )  # fmt: skip
+    maybe = parts.Parts._evidence(sending)[0]
+    assert maybe.tolist()[0] == 0

@@ -67,9 +67,7 @@ def find_congestion(case: Case) -> Iterator[Finding]:
                 f"{int(flows['ecn_marked'][numbers].sum())} of {packets} packets {path} carry a congestion"
                 f" mark; {int(flows['cnp'][numbers].sum())} congestion notifications were seen. {_took(lost)}"
             )
-        told = {
-            "alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause
-        }
+        told = {"alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause}
         yield make_finding(
             condition,
             [*senders, receiver] if condition == "congestion" else [receiver, *senders],
