@@ -7,6 +7,7 @@ are left out, as the format allows (docs/analysis.md); another format, or a dama
 from __future__ import annotations
 
 import json
+import math
 import types
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -30,10 +31,18 @@ def load(file: str) -> results.Analysis:
     """The result in ``file``, as ``dpuflow analyze --json`` wrote it. Raises FormatError, OSError."""
     with open(file, encoding="utf-8") as stream:
         try:
-            value = json.load(stream)
+            value = json.load(stream, parse_float=_number, parse_constant=_number)
         except (ValueError, RecursionError) as error:
             raise FormatError(file, f"not JSON, or cut short: {error}") from None
     return analysis_of(value, file)
+
+
+def _number(text: str) -> float:
+    """What no result holds, and JSON does not know, is refused: reports would fail on it later."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no number")
+    return value
 
 
 def analysis_of(value: object, file: str) -> results.Analysis:

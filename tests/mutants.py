@@ -64,10 +64,10 @@ def mutant_capture(rng: Random, count: int, more: tuple[bytes, ...] = ()) -> byt
     """A pcap of ``count`` packets, each changed by itself."""
     link = rng.choice(LINKS)
     frames = pool(link, more)
-    return capture_of(link, (_claimed(rng, mutant(rng, frames)) for _ in range(count)))
+    return capture_of(link, (claimed(rng, mutant(rng, frames)) for _ in range(count)))
 
 
-def _claimed(rng: Random, frame: bytes) -> tuple[bytes, int]:
+def claimed(rng: Random, frame: bytes) -> tuple[bytes, int]:
     """With a length on the wire; some were cut when they were captured."""
     claimed = len(frame)
     dice = rng.random()

@@ -20,7 +20,7 @@ from dpuflow.agent.config import parse_config
 from dpuflow.entries import needs, relative
 from dpuflow.errors import FormatError, OptionError
 from dpuflow.identity.rankmap import read_rank_map
-from dpuflow.matching import Job
+from dpuflow.matching import Job, hypotheses, parts
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
@@ -245,3 +245,26 @@ def test_a_rank_map_nested_without_end_is_one_sentence(tmp_path, text):
     file.write_text(text)
     with pytest.raises(OptionError, match="not YAML"):
         read_rank_map(str(file))
+
+
+def test_thousands_of_addresses_have_no_schedules_of_as_many_squared():
+    """A star of 800 addresses took minutes and 450 MiB: each schedule it might be part of was laid out."""
+    near, ranks = frozenset({0}), 800
+    edges = frozenset((0, k) for k in range(1, ranks)) | frozenset((k, 0) for k in range(1, ranks))
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    for op in (Op.ALL_REDUCE, Op.ALL_TO_ALL, Op.UNKNOWN):
+        hypotheses._shapes(op, tuple(range(ranks)), edges, near, 4096)
+    assert time.process_time() - start < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150 << 10
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_grants_that_came_all_at_one_time_are_no_crash():
+    """The usual time between two of them was the mean of none."""
+    same = np.zeros(4, np.int64)
+    sending = SimpleNamespace(
+        rows=same, grants=same, arrivals=np.arange(4), sizes=same + 9, number=np.arange(4), idle=same,
+        starts=same, slots=1,
+    )  # fmt: skip
+    maybe = parts.Parts._evidence(sending)[0]
+    assert maybe.tolist()[0] == 0

@@ -77,6 +77,8 @@ def test_a_result_of_an_earlier_version_lacks_lists_that_came_later() -> None:
         ("", "not JSON, or cut short"),
         (text_of(rich_job())[:-200], "not JSON, or cut short"),
         ("[1]", "not a result of dpuflow analyze --json"),
+        (text_of(rich_job()).replace("0.25", "1e999", 1), "1e999 is no number"),
+        (text_of(rich_job()).replace("0.25", "NaN", 1), "NaN is no number"),
         ('{"schema": "dpuflow.analysis/2"}', "'dpuflow.analysis/2'; this version reads dpuflow.a"),
         (text_of(rich_job()).replace('"op": "all_reduce"', '"op": "all_regret"', 1), "'all_regret' is not"),
         (text_of(rich_job()).replace('"endpoint": 3', '"endpoint": 99'), "not listed"),

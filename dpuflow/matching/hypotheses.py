@@ -33,6 +33,11 @@ SEGMENTED = frozenset((Op.UNKNOWN, Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE))
 ompi/mca/coll/base); what nobody names may be cut whatever it is."""
 SAMPLE = 1024
 """Messages on which hypotheses are compared; the best one then takes all that it explains."""
+LAID_OUT = 1 << 18
+"""Messages between ranks nobody saw that a schedule may have: a ring of 360 ranks. Who sends from thousands
+of addresses would have schedules laid out of as many messages as the addresses squared,"""
+LOOKED_AT = 4 * LAID_OUT
+"""and of all those that are tried at once."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ class Proposer:
                 self._shapes[edges][1].extend(
                     base
                     for algorithm, order, root in placements(self.op, self._contacts(streams), self.near)
-                    if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))
+                    if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))[0]
                     and edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
                     and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
                 )
@@ -129,7 +134,7 @@ class Proposer:
             for algorithm in self._phased(streams)
             for order in tries
             for root in (range(len(order)) if algorithm.rooted else (0,))
-            if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))
+            if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))[0]
             for base in (Hypothesis(algorithm, order, root, 1, self.near),)
         ]
         return shapes + phased
@@ -231,14 +236,17 @@ def _shapes(
     n = len(endpoints)
     tries = orders(edges, endpoints)
     rooted = _rooted(op, n, None if near is not None else len(edges))
-    return tries, [
-        base
-        for order in tries
-        for algorithm, root in rooted
-        if _is_among(edges, algorithm, order, root, near, most)
-        and (base := Hypothesis(algorithm, order, root, 1, near)).edges
-        and (op != Op.UNKNOWN or len(base.edges) == len(edges))
-    ]
+    room, found = LOOKED_AT, []
+    for order in tries:
+        for algorithm, root in rooted:
+            fits, unseen = _is_among(edges, algorithm, order, root, near, most, min(room, LAID_OUT))
+            room -= unseen
+            if not fits:
+                continue
+            base = Hypothesis(algorithm, order, root, 1, near)
+            if base.edges and (op != Op.UNKNOWN or len(base.edges) == len(edges)):
+                found.append(base)
+    return tries, found
 
 
 @lru_cache(maxsize=256)
@@ -273,20 +281,25 @@ def _is_among(
     root: int,
     near: frozenset[int] | None,
     most: int,
-) -> bool:
-    """Whether all edges that the hypothesis has are among these, and no more than ``most`` messages on them.
+    room: int = LAID_OUT,
+) -> tuple[bool, int]:
+    """Whether the hypothesis can be, and on how many messages that nobody saw it was looked.
 
-    Most have an edge early on that is not. What needs more messages than there are is never laid out: rings
-    of many ranks have as many as the ranks squared.
+    It can if all edges that would have been seen are among these, with no more than ``most`` messages on
+    them, beside no more than ``room`` unseen ones. Most have an edge early on that is not. What needs more
+    messages than there are is never laid out: rings of many ranks have as many as the ranks squared.
     """
+    unseen = 0
     for send in algorithm.sends(len(order), 1.0, root):
         if (order[send.src], order[send.dst]) in edges:
             most -= 1
             if most < 0:
-                return False
-        elif near is None or order[send.src] in near or order[send.dst] in near:
-            return False
-    return True
+                return False, unseen
+        elif near is None or order[send.src] in near or order[send.dst] in near or unseen >= room:
+            return False, unseen
+        else:
+            unseen += 1
+    return True, unseen
 
 
 @lru_cache(maxsize=256)

@@ -187,7 +187,8 @@ class Parts:
         at_once[unknown & ~grown] = 0
         self.slots = max(LEAST, int(at_once[maybe].max(initial=1)))
         apart = np.diff(grants)
-        posted = float(np.median(np.sort(apart[apart > 0])[: max(1, len(apart) // 4)])) if len(apart) else 0.0
+        later = apart[apart > 0]
+        posted = float(np.median(np.sort(later)[: max(1, len(apart) // 4)])) if len(later) else 0.0
         # Who waits for a slot sends as soon as it is given back, not when it calls again.
         blocked = self.idle <= PACE * (self.arrivals - self.starts)
         begins, inside = np.full(count, HIDDEN), np.zeros(count)
