@@ -147,7 +147,7 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
 SEVERITIES: Final = ("info", "warning", "critical")
 _OF_PATHS: Final = ("kv_transfer_bottleneck", "packet_loss", "head_of_line")
 """Whose endpoints all may be where the fault is."""
-_BACK_UP: Final = ("congestion", "slow_link")
+_BACK_UP: Final = ("congestion", "slow_link", "head_of_line")
 """What stops those who pass on: the ranks before them then find no credit."""
 _PAIR: Final = ("from", "to")
 

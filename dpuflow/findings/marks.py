@@ -67,7 +67,9 @@ def find_congestion(case: Case) -> Iterator[Finding]:
                 f"{int(flows['ecn_marked'][numbers].sum())} of {packets} packets {path} carry a congestion"
                 f" mark; {int(flows['cnp'][numbers].sum())} congestion notifications were seen. {_took(lost)}"
             )
-        told = {"alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause}
+        told = {
+            "alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause
+        }
         yield make_finding(
             condition,
             [*senders, receiver] if condition == "congestion" else [receiver, *senders],
@@ -105,10 +107,10 @@ def _shown(rows: Ints, marks: NDArray[np.integer], held: Held | None) -> list[in
 def _stood(held: Held) -> str:
     how = {
         Why.FULL: "others' were not: its port is full of other traffic, or was paused (PFC).",
-        Why.PAUSED: "and nothing came through meanwhile, then all at once: its port stood still, as one that is"
-        " paused (PFC) does.",
-        Why.SLOW: "and whenever messages queue for it they come through at a third of the other ports' pace, or"
-        " more slowly: its port is slow.",
+        Why.PAUSED: "and nothing came through meanwhile, then all at once: its port stood still, as one that"
+        " is paused (PFC) does.",
+        Why.SLOW: "and whenever messages queue for it they come through at a third of the other ports' pace,"
+        " or more slowly: its port is slow.",
     }[held.why]
     return (
         f" Messages to it were held on the way for up to {duration(int(held.late_ns.max()))},"
