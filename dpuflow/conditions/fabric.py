@@ -91,8 +91,8 @@ ROWS: Final = (
         "Packets are sent again that the receiver lacked, or whose acknowledgment was lost; what it had"
         " already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left out.",
         "More than one in ten thousand of a flow's packets, and messages that were held up.",
-        "The time that messages were held up, as far as it lies on the critical path of steps, or in steps longer"
-        " than chance makes any: of the captured time.",
+        "The time that messages were held up, as far as it lies on the critical path of steps, or in steps"
+        " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
         " whether the priority is lossless all the way (PFC, ECN).",
         ("a port or cable that corrupts frames", "a queue that overflows", "reordering"),

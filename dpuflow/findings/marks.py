@@ -94,7 +94,10 @@ def _cost(case: Case, receiver: int, rows: Ints, lost: _Lost, held: Held | None,
         covered = covered_ns(lost.held)
         share *= max(covered - carried_ns(case, rows, lost.held), 0) / max(covered, 1)
     if held is not None:
-        share = max(share, case.taken_share(held.stretches, [receiver]))
+        # What senders that come together fill a port with is wanted there anyway.
+        own = held.why == Why.FULL and why in (INCAST, "")
+        beyond = held.ns / max(covered_ns(held.stretches), 1) if own else 1.0
+        share = max(share, beyond * case.taken_share(held.stretches, [receiver]))
     return Cost(round(share * case.span_ns), share)
 
 
@@ -158,6 +161,10 @@ def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
 
 def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[str], str]:
     """What may have filled the queue, and a sentence on what did where that shows."""
+    # Credits that come back from a neighbour fill no queue.
+    size = case.joined.columns["bytes"][rows].astype(np.int64)
+    filling = size * 2 * len(rows) > size.sum()
+    rows, marked = rows[filling], marked[filling]
     if not marked.any():
         return ("incast", "other traffic on that port"), ""
     if 2 * int((_at_once(case, rows) & marked).sum()) > int(marked.sum()):
