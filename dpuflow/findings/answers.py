@@ -150,6 +150,7 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
             )
             continue
         spread = np.concatenate([np.abs(each.lag_ns - np.median(each.lag_ns)) for each in mine])
+        lost = len(mine) * float(np.median([each.mean() for each in behind]))  # one that waited shifts none
         tail = float(np.percentile(spread, 90))
         yield make_finding(
             "egress_jitter",
