@@ -93,7 +93,7 @@ bench: $(READY) ## speed against the peers, as ratios of CPU time (minutes)
 bench-accuracy: $(READY) ## accuracy on 200 scripted jobs drawn at random, and on the real captures (minutes)
 	$(PYTHON) -m bench.accuracy --count 200 $(ARGS)
 
-conditions: $(READY) ## conditions put into 300 scripted jobs against those found (hours; ARGS="--count 30 --cases")
+conditions: $(READY) ## conditions put into 300 scripted jobs against those found (an hour; ARGS="--count 30 --cases")
 	$(PYTHON) -m bench.conditions $(ARGS)
 
 bench-robustness: $(READY) ## verdicts on twins of captures: late stamps, lost packets, missing nodes (minutes)

@@ -20,6 +20,7 @@ from dpuflow.findings.build import DETECTORS
 from dpuflow.findings.case import Case
 from dpuflow.findings.needs import NEEDS
 from dpuflow.findings.ranks import _began, _share
+from dpuflow.quantities import duration
 from dpuflow.results import Analysis, Finding, Lateness
 from dpuflow.schema.rows import Op, Transport
 from dpuflow.schema.tables import CaptureTables, Clock, Joined
@@ -190,11 +191,9 @@ def test_loss_is_no_straggler() -> None:
     assert len(found.evidence) == 3
 
 
-@pytest.mark.parametrize(
-    ("lost", "held_ms", "severity"), [(1, 1, "info"), (4, 3, "warning"), (13, 3, "warning")]
-)
+@pytest.mark.parametrize(("lost", "held_ms", "severity"), [(1, 1, "info"), (4, 3, "info"), (1, 150, "info")])
 def test_loss_is_as_severe_as_what_it_cost(lost: int, held_ms: int, severity: str) -> None:
-    """The same share of packets each time; the job takes 200 ms, and nobody waits for these messages."""
+    """No step was longer for it, and none of them lay on a step's path (what others cost: test_ports)."""
 
     def change(captures: list[CaptureTables], joined: Joined) -> None:
         flow = joined.flows[0]
@@ -306,14 +305,20 @@ def test_capture_loss(lost: int | None, severity: str | None) -> None:
     assert any(str(lost) in limit for limit in result.limits) == bool(lost)
 
 
-def test_a_clock_tied_to_no_other() -> None:
-    def change(captures: list[CaptureTables], joined: Joined) -> None:
-        joined.captures.append(replace(captures[0].info, id=1, vantage="node9"))
-        joined.clocks.append(Clock(1, False, "none"))
-        joined.local.append([])
+@pytest.mark.parametrize("messages", [True, False])
+def test_a_clock_tied_to_no_other(messages: bool) -> None:
+    """Of a capture that holds no messages nothing is left out."""
 
-    found = only(analysed(job(), 4, change)[0], "clock_untied")
-    assert "node9" in found.summary
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        own = replace(captures[0].info, id=len(captures), vantage="node9")
+        rows = np.zeros(int(messages), captures[0].messages.dtype)
+        joined.captures.append(own)
+        joined.clocks.append(Clock(len(captures), False, "none"))
+        joined.local.append([])
+        captures.append(replace(captures[0], info=own, messages=rows))
+
+    found = [each for each in analysed(job(), 4, change)[0].findings if each.condition == "clock_untied"]
+    assert ["node9" in each.summary for each in found] == [True] * messages
 
 
 def test_ids_are_positions() -> None:
@@ -482,7 +487,10 @@ def test_a_mark_that_cost_nothing_is_information() -> None:
     assert only(analysed(job(), 4, change)[0], "congestion").severity == "info"
 
 
-def test_marks_that_cost_time_are_as_severe_as_that() -> None:
+def test_marks_that_nobody_waited_for_are_information() -> None:
+    """What the marked messages took longer is told; the ranks work for longer than that (what marks cost that
+    steps wait for: test_ports)."""
+
     def change(captures: list[CaptureTables], joined: Joined) -> None:
         joined.flows["ecn_marked"][(joined.flows["dst"] == 2) & (joined.flows["src"] == 0)] = 9
         mine = np.flatnonzero((joined.transfers["dst"] == 2) & (joined.transfers["src"] == 0))
@@ -494,5 +502,5 @@ def test_marks_that_cost_time_are_as_severe_as_that() -> None:
     hit_ns: list[int] = []
     result = analysed(job(), 4, change)[0]
     found = only(result, "congestion")
-    assert found.cost_ns == pytest.approx(hit_ns[0], rel=0.1)
-    assert found.severity in ("warning", "critical"), found.cost_share
+    assert found.severity == "info", found.cost_share
+    assert f"Marked messages took {duration(hit_ns[0])[:2]}" in found.summary

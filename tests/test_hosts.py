@@ -87,3 +87,14 @@ def test_an_answer_behind_other_data_and_jitter_within_the_clocks_error_are_nobo
     result = played(tmp_path, scenario, {"kind": "gpu_late", "rank": 1, "us": 300})
     assert set(told(result)) == {"kv_transfer_bottleneck"}
     assert [row.address for row in result.lateness if row.verdict == "late"] == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize("us", [0, 400])
+def test_a_node_that_is_slow_to_answer_reads(tmp_path: Path, us: int) -> None:
+    job = {"kind": "prefill_decode", "mode": "read", "requests": 24}
+    scenario = {"seed": 1, "cluster": {"nodes": 8}, "job": job}
+    result = played(tmp_path, scenario, {"kind": "slow_pcie", "node": 1, "us": us})
+    assert state(result, "pcie_saturation") == ("found" if us else "not_found")
+    for finding in (row for row in result.findings if row.condition == "pcie_saturation"):
+        assert [result.endpoints[end].address for end in finding.endpoints] == ["10.0.0.2"]
+        assert any("memory" in other for other in finding.alternatives)

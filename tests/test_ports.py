@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.findings.ports import held_ns
+from dpuflow.findings.ports import held_ns, joined_up, stood_ns
 from dpuflow.results import Finding
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
@@ -32,7 +32,7 @@ def found(folder: Path, text: str) -> dict[str, Finding]:
 def test_what_is_held_is_beyond_the_quickest_quarter_of_its_pair() -> None:
     took = np.array([10] * 8 + [10, 510] + [7, 7])
     pair = np.array([1] * 10 + [2] * 2)
-    late, known = held_ns(took, pair)
+    late, known = held_ns(took, pair, surely=True)
     assert late.tolist() == [0] * 9 + [500, 0, 0]
     assert known.tolist() == [True] * 10 + [False] * 2  # of two messages nothing is usual
 
@@ -40,9 +40,29 @@ def test_what_is_held_is_beyond_the_quickest_quarter_of_its_pair() -> None:
 def test_a_port_that_stands_still_is_told_without_any_mark(tmp_path: Path) -> None:
     pauses = "faults: [{kind: pause, node: 2, at_us: 1000, us: 900, every_us: 2500, times: 40}]"
     told = found(tmp_path, LOOP + pauses)
-    assert list(told) == ["congestion"]
-    assert told["congestion"].endpoints[-1] == 2
-    assert "were held on the way" in told["congestion"].summary
+    assert list(told) == ["head_of_line"]
+    assert told["head_of_line"].endpoints[0] == 2
+    assert "its port stood still" in told["head_of_line"].summary
+
+
+def test_what_scatter_explains_was_not_held() -> None:
+    took, pair = np.array([10, 12, 14, 16, 18, 20, 22, 24, 26, 28]), np.ones(10, np.int64)
+    assert held_ns(took, pair, surely=True)[0].tolist() == [0] * 10
+    assert held_ns(took, pair, surely=False)[0].tolist() == [0, 0, 0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_the_longest_standstill_of_each_stretch() -> None:
+    held = np.array([[0, 50, 200], [60, 100, 260]])
+    assert joined_up(held).tolist() == [[0, 200], [100, 260]]
+    passed = np.array([[90, 200, 230], [100, 210, 260]])
+    assert stood_ns(held, passed) == (90 + 20, 100 + 60)
+
+
+def test_a_port_that_others_fill_lets_something_through(tmp_path: Path) -> None:
+    full = (
+        "faults: [{kind: cross_traffic, node: 2, gbps: 95, at_us: 1000, us: 3000, every_us: 6000, times: 30}]"
+    )
+    assert list(found(tmp_path, LOOP + full)) == ["congestion"]
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1])

@@ -9,13 +9,14 @@ import socket
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.findings.clients import rise_of, waiting_ahead
+from dpuflow.findings.clients import _rest_came_late, rise_of, waiting_ahead
 from dpuflow.findings.hosts import since_larger
 from dpuflow.findings.standstills import standstills
 from dpuflow.results import Analysis
@@ -25,12 +26,14 @@ from dpuflow.synth.scenario import parse_scenario
 LIGHT = {"kind": "service", "layers": 2, "layer_us": 200, "prefill_us": 800, "bytes": 4096}
 
 
-def played(folder: Path, job: dict[str, Any], clients: dict[str, Any], *faults: dict[str, Any]) -> Analysis:
+def played(
+    folder: Path, job: dict[str, Any], clients: dict[str, Any], *faults: dict[str, Any], nodes: int = 2
+) -> Analysis:
     """The result of a small service; its truth lies in ``folder``."""
     usual = {"hosts": 4, "sessions": 2, "requests": 6, "tokens": 20, "think_us": 30_000}
     scenario = {
         "seed": 7,
-        "cluster": {"nodes": 2},
+        "cluster": {"nodes": nodes},
         "job": LIGHT | job,
         "clients": usual | clients,
         "faults": list(faults),
@@ -97,6 +100,29 @@ def test_what_clients_suffer_is_named(
     assert condition in found, [row.summary for row in result.findings]
     assert found[condition].cost_ns
     assert "packet_loss" not in found  # the fabric loses nothing
+
+
+@pytest.mark.parametrize("balance", ["even", "skewed"])
+def test_front_ends_are_compared_though_nothing_ties_their_clocks(tmp_path: Path, balance: str) -> None:
+    """Two replicas that share no packet, each with a front end of its own."""
+    clients = {"hosts": 6, "sessions": 4, "requests": 6, "think_us": 10_000}
+    result = played(tmp_path, {"tp": 2, "balance": balance}, clients, nodes=4)
+    assert {clock.island for clock in result.clocks} == {0, 1}
+    found = [row for row in result.findings if row.condition == "session_skew"]
+    assert [row.endpoints for row in found] == ([[0]] if balance == "skewed" else [])
+    assert "clock_untied" not in told(result)
+    for row in found:
+        assert "of 2 front ends" in row.summary
+        assert row.cost_ns
+
+
+def test_the_rest_of_a_prompt_that_comes_a_timeout_later() -> None:
+    took = np.array([1_000] * 8 + [200_000_000, 2_000])
+    requests = SimpleNamespace(
+        whole=np.ones(10, bool), server=np.zeros(10, np.int64), sent_ns=np.zeros(10, np.int64), asked_ns=took
+    )
+    late = _rest_came_late(requests, 0)  # type: ignore[arg-type]
+    assert late.tolist() == [0] * 8 + [199_999_000, 0]
 
 
 def test_waiting_ahead_counts_prompts_without_an_answer() -> None:

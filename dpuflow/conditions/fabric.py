@@ -54,11 +54,11 @@ ROWS: Final = (
         "congestion",
         EAST_WEST,
         "Switches marked packets (ECN), receivers asked senders to slow down (CNP), or messages to one"
-        " receiver stood on the way while those to others did not: a queue, or a port that is paused.",
+        " receiver were held on the way while those to others were not, and some came through meanwhile.",
         "Marked messages against unmarked ones of the same pair and size, with 95 % confidence; what is held"
         " on the way, against three times the middle one of the other receivers'.",
-        "What marked messages took longer, or were held on the way: of the captured time, as far as steps"
-        " have time that no work hides; of an incast what the port carried meanwhile is taken off.",
+        "What marked messages took longer, or were held on the way, as far as it lies on the critical path of"
+        " steps: of the captured time; of an incast what the port carried meanwhile is taken off.",
         "Look at the switch port towards the receiver named last, whose queue marks; spread the load.",
         (
             "incast",
@@ -72,15 +72,18 @@ ROWS: Final = (
     Condition(
         "head_of_line",
         EAST_WEST,
-        "Messages to several receivers stand still at one NIC at the same time, though they may be sent.",
-        "Nothing begins or ends for three times as long as all that is under way would take at the NIC's"
-        " pace.",
-        "The standstills, of the captured time.",
+        "A port stands still with messages that may pass: nothing comes through to a receiver and then all at"
+        " once, or messages to several receivers stand still at one NIC at the same time.",
+        "Before a receiver: messages held beyond their pair's scatter, three times as much as the middle one"
+        " of the other receivers', and nothing comes through for most of the time; where a queue held them"
+        " nine tenths are marked. At a NIC: nothing begins or ends for three times as long as all that is"
+        " under way would take at its pace.",
+        "The standstills, as far as they lie on the critical path of steps: of the captured time.",
         "Look for who pauses the switch (PFC counters of the ports): one slow receiver stops all that its"
         " senders send. Consider other priorities, or ECN that sets in earlier.",
-        ("a NIC that stalls on its own bus", "a shaper of the sending host"),
+        ("a NIC that stalls on its own bus", "a shaper of the sending host", "other traffic on that port"),
         ("roce",),
-        explains=("congestion",),
+        explains=("congestion", "head_of_line", "credit_starvation"),
     ),
     Condition(
         "packet_loss",
@@ -88,7 +91,8 @@ ROWS: Final = (
         "Packets are sent again that the receiver lacked, or whose acknowledgment was lost; what it had"
         " already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left out.",
         "More than one in ten thousand of a flow's packets, and messages that were held up.",
-        "The time that messages were held up, of the captured time; critical only if ranks waited as long.",
+        "The time that messages were held up, as far as it lies on the critical path of steps, or in steps"
+        " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
         " whether the priority is lossless all the way (PFC, ECN).",
         ("a port or cable that corrupts frames", "a queue that overflows", "reordering"),
@@ -140,9 +144,10 @@ ROWS: Final = (
     Condition(
         "slow_link",
         BESIDE,
-        "Data takes three times as long as between other endpoints, or leaves its node late.",
-        "Messages of the same operation and size on the other links.",
-        "What messages took longer: of the captured time, as far as steps have time that no work hides.",
+        "Data takes three times as long as between other endpoints, leaves its node late, or comes through a"
+        " receiver's port at a third of the other ports' pace whenever messages queue for it.",
+        "Messages of the same operation and size on the other links; of ports, the middle one of the others.",
+        "What messages took longer, as far as it lies on the critical path of steps: of the captured time.",
         f"{_PORT}, at both ends, and other jobs on the path.",
         ("a busy receiver host that cannot take data faster", "traffic of another job"),
         (),

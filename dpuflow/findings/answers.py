@@ -135,10 +135,10 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
         share = min(uneven / open_ns, 1.0)
         if share < SMALL_SHARE:
             continue
+        behind = [each.lag_ns - each.lag_ns.min() for each in mine]
+        lost = sum(float(each.mean()) for each in behind)  # as any token, so the last one
         if _lasting(mine):
-            behind = [each.lag_ns - each.lag_ns.min() for each in mine]
             longest = max(float(each.max()) for each in behind)
-            lost = sum(float(each.mean()) for each in behind)
             yield make_finding(
                 "egress_backlog",
                 [server],
@@ -150,15 +150,16 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
             )
             continue
         spread = np.concatenate([np.abs(each.lag_ns - np.median(each.lag_ns)) for each in mine])
+        lost = len(mine) * float(np.median([each.mean() for each in behind]))  # one that waited shifts none
         tail = float(np.percentile(spread, 90))
         yield make_finding(
             "egress_jitter",
             [server],
             times,
-            Cost(round(uneven), share),
+            Cost(round(lost), min(lost / max(case.requests.open_ns, 1), 1.0)),
             0.8,
             f"Tokens of {name} come unevenly behind their steps: one in ten is"
-            f" {duration(round(tail))} off ({percent(share)} of their time).",
+            f" {duration(round(tail))} off, and gaps between them differ by {percent(share)} of their time.",
         )
 
 

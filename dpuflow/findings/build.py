@@ -137,7 +137,8 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
             if _touches(cause, effect):
                 parts = [Part(effect.condition, effect.endpoints, effect.summary), *effect.consists_of]
                 cause.consists_of += parts
-                if cause.cost_share is None:  # what the incident cost
+                more = effect.condition == _BEHIND and (effect.cost_share or 0.0) > (cause.cost_share or 0.0)
+                if cause.cost_share is None or more:  # what the incident cost
                     cause.cost_ns, cause.cost_share = effect.cost_ns, effect.cost_share
                     cause.severity = max(cause.severity, effect.severity, key=SEVERITIES.index)
                 swallowed.add(other)
@@ -147,16 +148,17 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
 SEVERITIES: Final = ("info", "warning", "critical")
 _OF_PATHS: Final = ("kv_transfer_bottleneck", "packet_loss", "head_of_line")
 """Whose endpoints all may be where the fault is."""
-_BACK_UP: Final = ("congestion", "slow_link")
+_BACK_UP: Final = ("congestion", "slow_link", "head_of_line")
 """What stops those who pass on: the ranks before them then find no credit."""
+_BEHIND: Final = "credit_starvation"
 _PAIR: Final = ("from", "to")
 
 
 def _touches(cause: Finding, effect: Finding) -> bool:
     """Whether what ``effect`` is about lies at the endpoints of ``cause``, at the same time."""
-    if effect.condition == "credit_starvation" and cause.condition in _BACK_UP:
-        # Who cannot pass on what it has does not take more: no cause of that costs less than it.
-        costs = (effect.cost_share or 0.0) <= (cause.cost_share or 0.0)
+    if effect.condition == _BEHIND and cause.condition in _BACK_UP:
+        # Who cannot pass on what it has does not take more: the cause of most of that costs as much itself.
+        costs = (effect.cost_share or 0.0) <= 2 * (cause.cost_share or 0.0)
         return costs and effect.endpoints[0] in cause.endpoints
     here = set(about(cause.condition, cause.endpoints))
     there = set(about(effect.condition, effect.endpoints))

@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
     from dpuflow.findings.case import Case
     from dpuflow.requests import Requests
-    from dpuflow.results import Finding
+    from dpuflow.results import Analysis, Finding
 
     Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
 
 SURELY: Final = 3.29
 """Standard errors: with 99.95 % confidence, one side."""
 FEWEST: Final = 3
 """Requests, pauses or units below this say nothing of what is usual."""
 TWICE: Final = 2
+OUTLIER: Final = 10
+"""Times as long as three of four prompts take to come: a timeout of TCP, which lasts 200 ms at least."""
 
 
 class Rise(NamedTuple):
@@ -165,50 +168,73 @@ def _outlier(count: int) -> float:
 
 def find_skews(case: Case) -> Iterator[Finding]:
     """One finding for the front end, or else the connection, that has more than its share beyond chance."""
+    found = find_skew_of(case.result, (case.joined.start_ns, case.joined.end_ns))
+    if found is not None or (found := _skew_of_connections(case)) is not None:
+        yield found
+
+
+def find_skew_of(result: Analysis, times: tuple[int, int]) -> Finding | None:
+    """The front end that answers more than its share, of all that the result lists: no two of their times are
+    compared, so they may be on clocks that nothing ties."""
+    requests = result.requests
+    server = np.array([each.server for each in requests], np.int64)
+    tokens = np.array([each.tokens for each in requests], float)
+    units, mine = np.unique(server, return_inverse=True)
+    work = np.bincount(mine, tokens, len(units)) if len(units) else np.zeros(0)
+    if not _beyond_chance(work, tokens):
+        return None
+    most = int(work.argmax())
+    whole = np.array([each.complete and None not in (each.sent_ns, each.first_ns) for each in requests])
+    waited, opened = (
+        np.array([(getattr(each, last) or 0) - (each.sent_ns or 0) for each in requests])
+        for last in ("first_ns", "last_ns")
+    )
+    own, others = whole & (mine == most), whole & (mine != most)
+    longer = 0.0
+    if own.any() and others.any():
+        longer = float(np.maximum(waited[own] - np.median(waited[others]), 0).sum())
+    share = min(longer / max(int(opened[whole].sum()), 1), 1.0)
+    who = name_of(result.endpoints[units[most]])
+    return _skew(who, [int(units[most])], times, (work, "front ends"), Cost(round(longer), share))
+
+
+def _skew_of_connections(case: Case) -> Finding | None:
     requests = case.requests
     tokens = requests.tokens.astype(np.float64)
-    units = (
-        (requests.server, requests.connections.server, "front ends"),
-        (requests.connection, np.arange(len(requests.connections.number)), "connections"),
-    )
-    for of, every, name in units:
-        known = np.unique(every)
-        if len(known) < 2:
-            continue
-        work = np.array([tokens[of == unit].sum() for unit in known.tolist()])
-        # Each request comes to any unit alike: the variance of a sum of so many of their sizes.
-        share = 1 / len(known)
-        error = float(np.sqrt(share * (1 - share) * (tokens * tokens).sum()))
-        surely = SURELY + float(np.sqrt(2 * np.log(len(known))))  # the largest of so many
-        most = int(work.argmax())
-        if error and (work[most] - work.mean()) / error > surely:
-            yield _skew(case, of == known[most], int(known[most]), work, name)
-            return
+    work = np.bincount(requests.connection, tokens, len(requests.connections.number))
+    if not _beyond_chance(work, tokens):
+        return None
+    one = int(work.argmax())
+    client, server = int(requests.connections.client[one]), int(requests.connections.server[one])
+    who = f"a connection of {name_of(case.result.endpoints[client])}"
+    times = case.joined.start_ns, case.joined.end_ns
+    return _skew(who, [client, server], times, (work, "connections"), Cost(0, 0.0))
 
 
-def _skew(case: Case, mine: NDArray[np.bool_], unit: int, work: NDArray[np.float64], name: str) -> Finding:
-    requests = case.requests
-    server = int(requests.server[np.flatnonzero(mine)[0]])
-    client = int(requests.client[np.flatnonzero(mine)[0]])
-    own, others = requests.whole & mine, requests.whole & ~mine
-    waits = requests.first_ns - requests.asked_ns
-    longer = 0.0
-    if name == "front ends" and own.any() and others.any():
-        longer = float(np.maximum(waits[own] - np.median(waits[others]), 0).sum())
-    share = min(longer / max(requests.open_ns, 1), 1.0)
-    ends = case.result.endpoints
-    who = name_of(ends[server]) if name == "front ends" else f"a connection of {name_of(ends[client])}"
+def _beyond_chance(work: Floats, tokens: Floats) -> bool:
+    """Whether the one with most ``work`` has more than random assignment of these tokens gives."""
+    if len(work) < 2:
+        return False
+    # Each request comes to any unit alike: the variance of a sum of so many of their sizes.
+    share = 1 / len(work)
+    error = float(np.sqrt(share * (1 - share) * (tokens * tokens).sum()))
+    surely = SURELY + float(np.sqrt(2 * np.log(len(work))))  # the largest of so many
+    return bool(error and (work.max() - work.mean()) / error > surely)
+
+
+def _skew(
+    who: str, endpoints: list[int], times: tuple[int, int], work: tuple[Floats, str], cost: Cost
+) -> Finding:
+    shares, units = work
     return make_finding(
         "session_skew",
-        [server] if name == "front ends" else [client, server],
-        (case.joined.start_ns, case.joined.end_ns),
-        Cost(round(longer), share),
+        endpoints,
+        times,
+        cost,
         0.8,
-        f"{who} has {percent(float(work.max() / work.sum()))} of all tokens, of {len(work)} {name} that"
-        f" would have"
-        f" {percent(1 / len(work))} each: more than chance gives. Its prompts waited"
-        f" {duration(round(longer))}"
-        " longer, all together, than those of the others.",
+        f"{who} has {percent(float(shares.max() / shares.sum()))} of all tokens, of {len(shares)} {units}"
+        f" that would have {percent(1 / len(shares))} each: more than chance gives. Its prompts waited"
+        f" {duration(cost.ns or 0)} longer, all together, than those of the others.",
     )
 
 
@@ -230,13 +256,28 @@ def find_client_losses(case: Case) -> Iterator[Finding]:
                 yield found
 
 
+def _rest_came_late(requests: Requests, server: int) -> Ints:
+    """By how much the rest of each prompt came later than that of others: a last packet that is lost before
+    the tap shows no other sign. Only what takes so long as no other prompt does, ten times the usual."""
+    mine = requests.whole & (requests.server == server)
+    took = np.where(mine, requests.asked_ns - requests.sent_ns, 0)
+    if int(mine.sum()) < FEWEST:
+        return np.zeros(len(took), np.int64)
+    usual = float(np.percentile(took[mine], 75))
+    return np.where(took > OUTLIER * usual, took - usual, 0).astype(np.int64)
+
+
 def _client_loss(
     case: Case, condition: str, server: int, rows: Ints, hit: NDArray[np.bool_]
 ) -> Finding | None:
     requests: Requests = case.requests
     flows = case.joined.flows[rows]
     again = int(np.maximum(flows["retransmitted"].astype(np.int64) - flows["spurious"], 0).sum())
-    held = int(requests.held_ns[hit].sum())
+    held_ns = np.where(hit, requests.held_ns, 0)
+    if condition == "ingress_loss":
+        held_ns = np.maximum(held_ns, _rest_came_late(requests, server))
+        hit = hit | (held_ns > 0)
+    held = int(held_ns.sum())
     if condition == "ingress_loss" and held:
         again += int(flows["out_of_order"].sum())  # lost before the tap: only the second copy is seen, late
     packets = int(flows["packets"].sum())

@@ -138,8 +138,8 @@ def _lossy_places(
 def held_up(columns: NDArray[np.int64]) -> NDArray[np.int64]:
     """From when to when messages sent again, of a sender's, were under way longer than the others; two rows.
 
-    ``columns`` as from ``ByEnd``. A message is held to the usual time of the same sender's others of its size;
-    where it has none, to the usual pace of those that took any time, else to the quickest.
+    ``columns`` as from ``ByEnd``. A message is held to the usual time of the same sender's others of its
+    size; where it has none, to the usual pace of those that took any time, else to the quickest.
     """
     from dpuflow.kernels.links import AGAIN, CARRIED, FROM, UNDER_WAY
 

@@ -67,7 +67,9 @@ def find_congestion(case: Case) -> Iterator[Finding]:
                 f"{int(flows['ecn_marked'][numbers].sum())} of {packets} packets {path} carry a congestion"
                 f" mark; {int(flows['cnp'][numbers].sum())} congestion notifications were seen. {_took(lost)}"
             )
-        told = {"alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause}
+        told = {
+            "alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause
+        }
         yield make_finding(
             condition,
             [*senders, receiver] if condition == "congestion" else [receiver, *senders],
@@ -92,7 +94,10 @@ def _cost(case: Case, receiver: int, rows: Ints, lost: _Lost, held: Held | None,
         covered = covered_ns(lost.held)
         share *= max(covered - carried_ns(case, rows, lost.held), 0) / max(covered, 1)
     if held is not None:
-        share = max(share, case.taken_share(held.stretches, [receiver]))
+        # What senders that come together fill a port with is wanted there anyway.
+        own = held.why == Why.FULL and why in (INCAST, "")
+        beyond = held.ns / max(covered_ns(held.stretches), 1) if own else 1.0
+        share = max(share, beyond * case.taken_share(held.stretches, [receiver]))
     return Cost(round(share * case.span_ns), share)
 
 
@@ -105,10 +110,10 @@ def _shown(rows: Ints, marks: NDArray[np.integer], held: Held | None) -> list[in
 def _stood(held: Held) -> str:
     how = {
         Why.FULL: "others' were not: its port is full of other traffic, or was paused (PFC).",
-        Why.PAUSED: "and nothing came through meanwhile, then all at once: its port stood still, as one that is"
-        " paused (PFC) does.",
-        Why.SLOW: "and whenever messages queue for it they come through at a third of the other ports' pace, or"
-        " more slowly: its port is slow.",
+        Why.PAUSED: "and nothing came through meanwhile, then all at once: its port stood still, as one that"
+        " is paused (PFC) does.",
+        Why.SLOW: "and whenever messages queue for it they come through at a third of the other ports' pace,"
+        " or more slowly: its port is slow.",
     }[held.why]
     return (
         f" Messages to it were held on the way for up to {duration(int(held.late_ns.max()))},"
@@ -156,6 +161,10 @@ def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
 
 def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[str], str]:
     """What may have filled the queue, and a sentence on what did where that shows."""
+    # Credits that come back from a neighbour fill no queue.
+    size = case.joined.columns["bytes"][rows].astype(np.int64)
+    filling = size * 2 * len(rows) > size.sum()
+    rows, marked = rows[filling], marked[filling]
     if not marked.any():
         return ("incast", "other traffic on that port"), ""
     if 2 * int((_at_once(case, rows) & marked).sum()) > int(marked.sum()):

@@ -21,6 +21,7 @@ import numpy as np
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.findings.case import SMALL_SHARE
 from dpuflow.schema.rows import Seen, Wire
+from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,34 +68,44 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     """By receiver; of those whose messages were held for a hundredth of the time and three times as long as
     the middle one of the others'."""
     receivers = np.unique(case.joined.flows["dst"]).tolist()
-    every = {end: held for end in receivers if (held := _held(case, end)) is not None}
-    found, paces = {}, {}
-    for end, held in every.items():
-        others = [other.ns for each, other in every.items() if each != end]
-        if others and held.ns > max(TIMES * float(np.median(others)), SMALL_SHARE * case.span_ns):
-            paces = paces or {each: pace_ns(case.joined.transfers[case.received[each]]) for each in every}
-            found[end] = held._replace(why=_why(case, end, held, paces))
+    paces = {end: pace_ns(case.joined.transfers[case.received[end]]) for end in receivers}
+    slow = {end for end, pace in paces.items() if pace > TIMES * _of_others(paces, end) > 0}
+    found = {}
+    for surely in (False, True):
+        every = {end: held for end in receivers if (held := _held(case, end, surely=surely)) is not None}
+        for end, held in every.items():
+            others = [other.ns for each, other in every.items() if each != end]
+            least = max(TIMES * float(np.median(others or [0])), SMALL_SHARE * case.span_ns)
+            if others and held.ns > least and (end in slow) != surely:
+                why = Why.SLOW if end in slow else _why(case, end, held, paces[end])
+                found[end] = held._replace(why=why)
     return found
 
 
-def _why(case: Case, receiver: int, held: Held, paces: dict[int, float]) -> Why:
-    others = [pace for end, pace in paces.items() if end != receiver and pace > 0]
-    if others and paces[receiver] > TIMES * float(np.median(others)):
-        return Why.SLOW
+def _of_others(paces: dict[int, float], receiver: int) -> float:
+    """The middle one of the other ports' paces; 0 where none is known."""
+    return float(np.median([pace for end, pace in paces.items() if end != receiver and pace > 0] or [0.0]))
+
+
+def _why(case: Case, receiver: int, held: Held, pace: float) -> Why:
+    """Of a port that is as quick as others."""
     marked = case.joined.columns["ecn_marked"][held.rows] > 0
     if held.late_ns[marked].sum() > ALL * held.late_ns.sum():
         return Why.FULL
     part = case.joined.transfers[case.received[receiver]]
     part = part[(part["seen"] & Seen.AT_RECEIVER) != 0]
-    stood, together = stood_ns(held.stretches, passing(part, max(paces[receiver], 0.0)))
+    stood, together = stood_ns(held.stretches, passing(part, pace))
     return Why.PAUSED if stood > MOST * together else Why.FULL
 
 
 def pace_ns(part: Rows) -> float:
-    """Time a byte that a port takes for messages that queue for it: of the quickest tenth of those that had
-    left when the one before them was there; 0 where too few did."""
+    """Time a byte that a port takes, of the quickest tenth: from a message's first packet to its last; where
+    messages are too short, of those that had left when the one before them was there; 0 where too few did."""
     known = (part["seen"] == Seen.AT_SENDER | Seen.AT_RECEIVER) & (part["retransmitted"] == 0)
     part = part[known & (part["bytes"] > 0)]
+    long = part[part["packets"] >= PACKETS]
+    if len(long) >= FEWEST:
+        return float(np.percentile((long["arrived_end_ns"] - long["arrived_ns"]) / long["bytes"], 10))
     part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
     end = part["arrived_end_ns"]
     queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
@@ -132,14 +143,15 @@ def joined_up(stretches: Ints) -> Ints:
     return np.stack([begin[fresh], end[np.r_[fresh[1:] - 1, len(end) - 1][: len(fresh)]]])
 
 
-def _held(case: Case, receiver: int) -> Held | None:
+def _held(case: Case, receiver: int, *, surely: bool) -> Held | None:
     rows = case.received[receiver]
     part = case.joined.transfers[rows]
     both = ((part["seen"] & Seen.AT_SENDER) != 0) & ((part["seen"] & Seen.AT_RECEIVER) != 0)
     both &= (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM)
     both &= part["retransmitted"] == 0
     rows, part = rows[both], part[both]
-    late, known = held_ns(part["arrived_end_ns"] - part["sent_end_ns"], part["src"].astype(np.int64))
+    took, pair = part["arrived_end_ns"] - part["sent_end_ns"], part["src"].astype(np.int64)
+    late, known = held_ns(took, pair, surely=surely)
     errors = np.array([clock.error_ns or 0 for clock in case.joined.clocks], np.int64)
     late[late <= errors[part["capture"]] + errors[part["arrival_capture"]]] = 0
     rows, late, end = rows[known], late[known], part["arrived_end_ns"][known]
@@ -151,16 +163,24 @@ def _held(case: Case, receiver: int) -> Held | None:
     return Held(rows[kept], late[kept], stretches[:, kept], max(took, 0), Why.FULL)
 
 
-def held_ns(took: Ints, pair: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """By how much each message took longer than the quickest quarter of its pair's; where that is known."""
+def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.bool_]]:
+    """By how much each message took longer than the quickest quarter of its pair's; where that is known.
+
+    ``surely``: only of those beyond what the scatter of their pair makes any take; where all queue, all are
+    late, and that is not asked.
+    """
     order = np.lexsort((took, pair))
     starts = np.flatnonzero(np.r_[True, pair[order][1:] != pair[order][:-1]][: len(pair)])
     counts = np.diff(np.r_[starts, len(pair)])
-    usual, several = np.zeros((2, len(pair)), np.int64)
-    usual[order] = np.repeat(took[order][starts + counts // 4], counts)
+    usual, scatter, several = np.zeros((3, len(pair)), np.int64)
+    quarter, middle = (took[order][starts + (counts * share) // 4] for share in (1, 2))
+    usual[order] = np.repeat(quarter, counts)
+    # Software takes any time.
+    scatter[order] = np.repeat((1 + SIGMAS / QUARTER_IN_SIGMAS) * (middle - quarter), counts)
     several[order] = np.repeat(counts, counts)
     known: NDArray[np.bool_] = several >= FEWEST
-    return np.where(known, np.maximum(took - usual, 0), 0), known
+    late = took - usual
+    return np.where(known & (late > (scatter if surely else 0)), late, 0), known
 
 
 def carried_ns(case: Case, rows: Ints, held: Ints) -> int:

@@ -51,7 +51,9 @@ def find_untied(case: Case) -> Iterator[Finding]:
     untied = [
         clock.capture
         for clock in case.joined.clocks
-        if clock.method == "none" and captures[clock.capture].sampled is None
+        if clock.method == "none"
+        and captures[clock.capture].sampled is None
+        and len(case.captures[clock.capture].messages)  # of none nothing is left out
     ]
     if not untied:
         return

@@ -14,6 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpuflow.figures import list_attribution, list_operations, list_tax
+from dpuflow.findings.build import explained
+from dpuflow.findings.clients import find_skew_of
 from dpuflow.findings.ranks import late_in_turn, unit_name
 from dpuflow.results import Group, Judged
 
@@ -67,6 +69,10 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
     whole.operations, whole.attribution = list(list_operations(whole)), list(list_attribution(whole))
     whole.tax = list(list_tax(whole))
     found = list(_findings(islands, chosen, whole))
+    skew = find_skew_of(whole, (0, max((row.last_ns or 0 for row in whole.requests), default=0)))
+    if skew is not None:
+        found = explained([row for row in found if row.condition != "session_skew"] + [skew])
+        found = [replace(row, id=number) for number, row in enumerate(found)]
     return replace(whole, findings=found, judged=list(_judged(islands, found)))
 
 

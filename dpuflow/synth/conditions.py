@@ -16,6 +16,7 @@ from dpuflow.synth.scenario import (
     SlowHost,
     SlowInput,
     SlowLink,
+    SlowPcie,
     SlowReceiver,
 )
 
@@ -55,6 +56,8 @@ def _of_fault(scenario: Scenario, fault: Fault) -> dict[str, Any]:
         return {"condition": "input_starvation", "ranks": list(range(scenario.ranks))}
     if isinstance(fault, Nvlink):
         return {"condition": "p2p_throttling", "ranks": of_node(fault.node)}
+    if isinstance(fault, SlowPcie):
+        return {"condition": "pcie_saturation", "ranks": of_node(fault.node)}
     if isinstance(fault, SlowReceiver):
         return {"condition": "credit_starvation", "ranks": [fault.rank]}
     if isinstance(fault, Loss):

@@ -212,7 +212,7 @@ class Fabric(Receiving):
             self._log(flow, sent, LOST)
         else:
             self._log(flow, sent, Arrival(arrival, done_ns - arrival, done_ns))
-            self.engine.at(done_ns, self._answer, flow, message, psn, wanted)
+            self.engine.at(done_ns + flow.dst.answer_ns, self._answer, flow, message, psn, wanted)
         if self.rules.may_lose:
             self._watch(flow)
         port.busy = True

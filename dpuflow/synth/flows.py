@@ -37,6 +37,7 @@ class Port:
         self.paused_until = 0.0
         self.free_at = 0.0  # when the switch's queue towards this NIC will be empty
         self.held_until = 0.0  # its NIC lets nothing come before
+        self.answer_ns = 0.0  # from a READ's request to the first byte that the host's bus has brought
         self.turns: list[float] = []  # times at which software takes up what came, in order
         self.turn = -1.0  # the latest at which it took anything,
         self.taken = 0  # and how many packets then

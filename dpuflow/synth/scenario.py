@@ -29,6 +29,7 @@ from dpuflow.synth.keys.faults import (
     SlowHost,
     SlowInput,
     SlowLink,
+    SlowPcie,
     SlowReceiver,
 )
 from dpuflow.synth.keys.jobs import (
@@ -78,6 +79,7 @@ __all__ = [
     "SlowHost",
     "SlowInput",
     "SlowLink",
+    "SlowPcie",
     "SlowReceiver",
     "Training",
     "parse_scenario",

@@ -143,7 +143,7 @@ def replica_of(scenario: Scenario, session: int) -> int:
     job = scenario.job
     assert isinstance(job, Service)
     count = scenario.ranks // (job.tp or scenario.ranks)
-    if job.balance == "skewed" and session % (2 * count):
+    if job.balance == "skewed" and session % (2 * count) >= count:
         return 0
     return session % count
 

@@ -22,7 +22,7 @@ from dpuflow.synth.packets import at_ports
 from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
-from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Nvlink, Pause, Service
+from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Nvlink, Pause, Service, SlowPcie
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.segments import Streams
 from dpuflow.synth.served import FrontEnd, Served, build_service, draw_requests, replica_of
@@ -281,6 +281,9 @@ def _serve(
 def _begin_faults(scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> None:
     """Pauses and other jobs' traffic come at their times."""
     for fault in scenario.faults:
+        if isinstance(fault, SlowPcie):
+            for port in (port for port in network.nics if port.node == fault.node):
+                port.answer_ns += fault.us * 1e3
         if not isinstance(fault, (CrossTraffic, Pause)):
             continue
         for port in (port for port in network.nics if port.node == fault.node):

@@ -76,6 +76,14 @@ class Nvlink(Fault):
 
 
 @dataclass(kw_only=True)
+class SlowPcie(Fault):
+    """A node's memory or bus is slow: what its NIC is asked for by RDMA READ it can send only later."""
+
+    node: int = setting(MISSING, "which node", low=0)
+    us: float = setting(MISSING, "by how much each answer begins later, us", low=0)
+
+
+@dataclass(kw_only=True)
 class Loss(Fault):
     """The network loses frames."""
 
@@ -146,6 +154,7 @@ Fault.KINDS = {
     "slow_gpu": SlowGpu,
     "slow_input": SlowInput,
     "nvlink": Nvlink,
+    "slow_pcie": SlowPcie,
     "loss": Loss,
     "slow_link": SlowLink,
     "flap": Flap,
