@@ -40,10 +40,9 @@ def scripted(calls: int, ranks: int) -> Analysis:
                       f"its first message, packet {number * ranks + i}")
             for i, ns in enumerate(late)
         ]  # fmt: skip
-        result.collectives.append(
-            Collective(number, 0, "all_reduce", "ring", [], None, 1 << 20, ranks << 21, start, start + 10 * MS,
-                       0.99, True, [], entries)
-        )  # fmt: skip
+        call = Collective(number, 0, "all_reduce", "ring", [], None, 1 << 20, ranks << 21, start,
+                          start + 10 * MS, 0.99, True, [], entries)  # fmt: skip
+        result.collectives.append(call)
     result.lateness = [
         Lateness(i, calls, float(i == 2), float(i == 2), 0, 0, (i == 2) * calls * 5 * MS * ranks,
                  "late" if i == 2 else "on_time", "compute" if i == 2 else "none")
