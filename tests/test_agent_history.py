@@ -23,6 +23,8 @@ from dpuflow.agent.windows import Windows
 from dpuflow.analysis import analyze
 from dpuflow.cli import run
 from dpuflow.errors import DpuflowError
+from dpuflow.reports.top import sources
+from dpuflow.reports.top.seen import seen_of
 from dpuflow.schema.tables import Vantage
 from dpuflow.store.segments import list_segments
 
@@ -164,6 +166,25 @@ def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path, monkeypatch:
     history = kept(FILES[0], tmp_path / "file" / "inside", Settings(directory=str(tmp_path / "file" / "in")))
     assert not history.stand.writing
     assert history.stand.lost > 0
+
+
+def test_top_replays_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(FILES[0], tmp_path)
+    segments = list_segments(str(tmp_path))
+    now_s = 100.0
+    monkeypatch.setattr(sources.time, "monotonic", lambda: now_s)
+    replay = sources.Replay(str(tmp_path), 10.0)
+    first = replay.look()
+    assert replay.look() is first  # nothing new
+    now_s += (segments[-1].end_ns - segments[0].end_ns) / 1e9 / 20
+    middle = replay.look()
+    now_s += 3600
+    last = replay.look()
+    spans = [seen.span_ns or 0 for seen in (first, middle, last)]
+    assert spans == sorted(set(spans))
+    assert "10 times as quick" in middle.health[0]
+    assert last.health[0].endswith(", its end")
+    assert [each.row for each in last.ranks] == [each.row for each in seen_of(analyze([tmp_path]), "x").ranks]
 
 
 def test_diff_compares_spans_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

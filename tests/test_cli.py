@@ -238,6 +238,12 @@ def test_streams_that_the_caller_has_closed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert json.loads(target.read_text())["captures"][0]["packets"] == 0
+    for option in ("--json", "--html", "--perfetto", "--markdown"):  # asked for there, it cannot be
+        done = subprocess.run(
+            ["sh", "-c", f'{shell} "$1" {option} - >&-', sys.executable, str(capture)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (1, "dpuflow: standard output: is closed\n")
 
 
 @pytest.mark.parametrize("name", ["a.pcap", "./a.pcap", "link"])

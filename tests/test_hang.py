@@ -7,8 +7,6 @@ import json
 import struct
 from pathlib import Path
 
-import pytest
-
 from dpuflow.analysis import analyze
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
@@ -16,6 +14,8 @@ from dpuflow.schema.tables import Vantage
 
 CASE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
 MS = 1_000_000
+LATE_NS = min(json.loads((CASE / "truth.json").read_text())["collectives"][15]["enter_ns"]) + 5 * MS
+"""5 ms into an operation that rank 2 enters 10 ms late."""
 
 
 def stopped(tmp_path: Path, at_ns: int, go_on: bool) -> Analysis:
@@ -34,20 +34,13 @@ def stopped(tmp_path: Path, at_ns: int, go_on: bool) -> Analysis:
     return analyze(vantages)
 
 
-@pytest.fixture
-def entered_but_rank_2() -> int:
-    """5 ms into an operation that rank 2 enters 10 ms late."""
-    calls = json.loads((CASE / "truth.json").read_text())["collectives"]
-    return min(calls[15]["enter_ns"]) + 5 * MS
-
-
-def test_who_never_enters_is_named(tmp_path: Path, entered_but_rank_2: int) -> None:
-    result = stopped(tmp_path, entered_but_rank_2, go_on=True)
+def test_who_never_enters_is_named(tmp_path: Path) -> None:
+    result = stopped(tmp_path, LATE_NS, go_on=True)
     (hang,) = (finding for finding in result.findings if finding.condition == "hang")
     assert [result.endpoints[end].address for end in hang.endpoints] == ["10.77.0.3"]
     assert next(text_lines(result)).startswith("HANG: 10.77.0.3 (node2) has not entered all_reduce")
 
 
-def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path, entered_but_rank_2: int) -> None:
-    result = stopped(tmp_path, entered_but_rank_2, go_on=False)
+def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path) -> None:
+    result = stopped(tmp_path, LATE_NS, go_on=False)
     assert "hang" not in {finding.condition for finding in result.findings}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_results import collective, job
+from scripted_results import MS, T0, collective, job
 from test_loading import EVIL, RESULTS, rich_job, text_of
 
 from dpuflow.cli import run
@@ -21,7 +21,7 @@ from dpuflow.quantities import duration, percent, rank_seconds, size
 from dpuflow.reports.html import page
 from dpuflow.reports.html.heat import MOST_COLUMNS, MOST_ROWS, class_limits
 from dpuflow.reports.text import text_lines
-from dpuflow.results import Analysis, Endpoint, Flow, Lateness, RankEntry
+from dpuflow.results import Analysis, Endpoint, Flow, Judged, Lateness, RankEntry
 
 VOID = {"meta", "path", "rect", "line", "circle", "br", "hr"}
 
@@ -135,6 +135,23 @@ def test_the_page_says_what_the_terminal_says(name: str) -> None:
     assert headline in texts
     for sentence in result.limits:
         assert sentence in texts
+
+
+def test_the_first_screen_answers_six_questions() -> None:
+    """Who, since when, at what cost, how sure, why, and what was not seen."""
+    result = job(late_ms=10)
+    result.limits.append("Nor was this.")
+    result.judged = [Judged("congestion", "not_judged", "no switch")]
+    head = page(result).partition("<nav")[0]
+    text = " ".join(" ".join(text for tag, text in Reader(head + "</main></body></html>").texts).split())
+    for said in (
+        "LATE: rank 2 (10.0.0.3)", "from the start", "cost : the others waited 0.3 rank-seconds",
+        "confidence : 97 %", "likely cause : compute", "97 % sure, throughout",
+        f"Not seen: {result.limits[0]}", "1 more, 1 condition not judged",
+    ):  # fmt: skip
+        assert said in text, said
+    result.findings[0].start_ns, result.findings[0].end_ns = T0 + 100 * MS, T0 + 200 * MS
+    assert "sure, from 100 ms to 200 ms" in re.sub("<[^>]*>", "", page(result))
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -21,7 +21,7 @@ from dpuflow.reports.html import page
 from dpuflow.results import Analysis, Rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LISTS = [name for name in Analysis.__dataclass_fields__ if not name.endswith("_ns")]
+LISTS = [name for name in Analysis.__dataclass_fields__ if not name.endswith("_ns") and name != "messages"]
 
 
 def run_cell(source: str, names: dict[str, Any]) -> Any:

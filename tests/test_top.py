@@ -122,6 +122,7 @@ def test_an_agent_is_asked() -> None:
     assert seen.away is None
     assert [each.row.verdict for each in seen.ranks if each.end.rank == 1] == ["late"]
     assert "waited 0.16 rank-seconds for rank 1 (10.0.0.2, node1 gpu0)" in " ".join(seen.waits())
+    assert {"45 sent again", "750 ECN-marked"} <= set(seen.health)
     for part in ("25 % of a core", "10 LOST", "p1 is not captured from", "decode of 25 ms", "straggler"):
         assert part in text(seen) + line_of(seen)
 
@@ -194,7 +195,11 @@ def test_plain_is_a_line_each_time(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all("late: rank 2 (10.0.0.3)" in line for line in lines)
 
 
-def test_what_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", str(tmp_path), "--replay", "10"]) == 1
+    assert "holds no agent's history" in capsys.readouterr().err
+    assert run(["top", "http://127.0.0.1:1", "--replay", "10"]) == 2
+    capsys.readouterr()
     assert run(["top", "nosuch0"]) == 1
     assert capsys.readouterr().err == "dpuflow: nosuch0: no such interface, folder or file, and no URL\n"
 

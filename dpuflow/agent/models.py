@@ -150,6 +150,8 @@ class WindowRow:
     bytes: int
     losses: dict[str, int]
     fidelity: Fidelity
+    retransmitted: int = 0
+    ecn_marked: int = 0
 
 
 class Groups(msgspec.Struct, kw_only=True):
@@ -384,6 +386,8 @@ def window_row(window: Window) -> WindowRow:
         bytes=sum(row.bytes for row in window.traffic),
         losses=dict(window.losses),
         fidelity=window.fidelity,
+        retransmitted=sum(row.retransmitted for row in window.traffic),
+        ecn_marked=sum(row.ecn_marked for row in window.traffic),
     )
 
 

@@ -21,6 +21,8 @@ Examples:
     dpuflow top eth2
   An agent's history, or captures, looked at again when files change:
     dpuflow top /var/lib/dpuflow
+  That history as it went, ten times as quick:
+    dpuflow top /var/lib/dpuflow --replay 10
   For a screen reader, a log or a pipe:
     dpuflow top --plain
 
@@ -39,8 +41,11 @@ AGENT = "http://127.0.0.1:9477"
 @click.option("--every", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
               help="Look this often.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --plain: end after N lines.")
+@click.option("--replay", type=click.FloatRange(min=0.01), metavar="SPEED",
+              help="An agent's history from its beginning, SPEED times as quick as it went.")  # fmt: skip
 @click.option("--token-file", metavar="FILE", help="The token of an agent that asks for one.")
-def top(where: str, plain: bool, every: float, count: int | None, token_file: str | None) -> None:
+def top(where: str, plain: bool, every: float, count: int | None, replay: float | None, token_file: str | None
+) -> None:  # fmt: skip
     """Show who is late now: ranks, who waits for whom, findings, what was lost, how the agent fares.
 
     An agent that goes away is told, and asked again until it is back. NO_COLOR is honoured.
@@ -59,7 +64,11 @@ def top(where: str, plain: bool, every: float, count: int | None, token_file: st
         else:
             terminal.full(source, every, not os.environ.get("NO_COLOR"))
 
-    if "://" in where:
+    if replay is not None:
+        if not os.path.isdir(where):
+            raise click.UsageError("--replay needs the folder of an agent's history")
+        show(sources.Replay(where, replay))
+    elif "://" in where:
         show(sources.Agent(where, token))
     elif os.path.exists(where):
         show(sources.files(where))

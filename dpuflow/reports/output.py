@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -21,6 +22,7 @@ def replacing(target: str) -> Iterator[IO[str]]:
     """
     if target == "-":
         with naming("standard output"):
+            _check_open()
             yield sys.stdout
             sys.stdout.flush()
         return
@@ -33,11 +35,18 @@ def replacing_bytes(target: str) -> Iterator[IO[bytes]]:
     """``replacing`` for bytes."""
     if target == "-":
         with naming("standard output"):
+            _check_open()
             yield sys.stdout.buffer
             sys.stdout.flush()
         return
     with naming(target):
         yield from _written(target, "wb")
+
+
+def _check_open() -> None:
+    """Raise OSError where the caller has closed standard output, which then stands for nothing."""
+    if getattr(sys.stdout, "name", None) == os.devnull:
+        raise OSError(errno.EBADF, "is closed")
 
 
 @contextmanager

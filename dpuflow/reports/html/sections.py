@@ -244,7 +244,7 @@ def others(result: Analysis) -> Iterator[Markup]:
         left = len(rows) - len(cells)
         said = f"{left:,} more are in the JSON only." if left > 0 else ""
         title = name.replace("_", " ").capitalize()
-        yield figure(title, said, grid(heads, cells, caption=title), key=name)
+        yield figure(title, said, grid(heads, cells, caption=f"{title}, row by row"), key=name)
 
 
 def _plain(value: object) -> str:

@@ -15,6 +15,7 @@ from dpuflow.reports.html.figures import in_rank_seconds, share, told
 from dpuflow.reports.html.markup import Markup, figure, join, tag
 from dpuflow.reports.layout import Paint, unwrapped
 from dpuflow.reports.text import by_severity
+from dpuflow.reports.tidy import clean
 from dpuflow.reports.verdict import verdict_lines
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ WORST: Final = 3
 MOST_FINDINGS: Final = 100
 MOST_EVIDENCE: Final = 4
 MOST_DETAILS: Final = 14
+LONGEST_UNSEEN: Final = 300
+THROUGHOUT: Final = 0.95
+"""What lasts for this share of the job is there from beginning to end."""
 
 
 def verdict(result: Analysis, names: Names) -> Markup:
@@ -72,12 +76,31 @@ def worst_findings(result: Analysis) -> Markup:
         return tag("div", tag("h2", "Findings"), tag("p", "None.", class_="quiet"), class_="worst")
     items = [
         tag("li", tag("a", _name(each), href=f"#finding-{each.id}"), " ", _badge(each), _cost(result, each),
-            tag("span", each.summary, class_="brief"))
+            ", ", told(each.confidence, f"findings/{each.id}/confidence", share), " sure",
+            _when(result, each), tag("span", each.summary, class_="brief"))
         for each in found[:WORST]
     ]  # fmt: skip
     left = len(found) - len(items)
     more = tag("p", tag("a", f"and {left:,} more", href="#findings")) if left > 0 else ""
     return tag("div", tag("h2", "Worst findings"), tag("ol", *items), more, class_="worst")
+
+
+def unseen(result: Analysis) -> Markup:
+    """What these captures cannot show, in brief: as much of a verdict as its grounds."""
+    said = [clean(each, LONGEST_UNSEEN) for each in result.limits[:1]]
+    left = len(result.limits) - len(said)
+    dark = sum(each.state == "not_judged" for each in result.judged)
+    more = [f"{left:,} more"] if left else []
+    more += [f"{count(dark, 'condition')} not judged"] if dark else []
+    link = tag("a", ", ".join(more) or "What was looked for", href="#limits")
+    return tag(
+        "p",
+        tag("b", "Not seen: "),
+        *(said or ["the captures have no gap that dpuflow knows of."]),
+        " ",
+        link,
+        class_="brief unseen",
+    )
 
 
 def findings(result: Analysis, names: Names) -> Markup:
@@ -111,6 +134,19 @@ def _cost(result: Analysis, each: Finding) -> Markup | str:
         if waited and each.endpoints == [row.endpoint] and row.caused_wait_ns:
             return join([" ", told(row.caused_wait_ns, f"lateness/{place}/caused_wait_ns", words), said])
     return ""
+
+
+def _when(result: Analysis, each: Finding) -> str:
+    """``, from 120 ms to 400 ms``, as the axis of the time line counts; nothing where there is none."""
+    islands = {clock.island for clock in result.clocks if clock.island is not None}
+    if each.start_ns is None or each.end_ns is None or not result.collectives or len(islands) > 1:
+        return ""
+    first = min(call.start_ns for call in result.collectives)
+    last = max(call.end_ns for call in result.collectives)
+    begin, end = (min(max(at, first), last) - first for at in (each.start_ns, each.end_ns))
+    if end - begin > THROUGHOUT * (last - first):
+        return ", throughout"
+    return f", from {duration(begin)} to {duration(end)}"
 
 
 def _card(result: Analysis, each: Finding, names: Names) -> Markup:

@@ -10,9 +10,10 @@ import os
 import time
 import urllib.request
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from dpuflow.errors import DpuflowError
+from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.quantities import count, duration, percent, size
 from dpuflow.reports.tidy import clean
 from dpuflow.reports.top.seen import Seen, findings_of, jobs_of, ranks_of, seen_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 5.0
 MOST_BYTES: Final = 64 << 20
+REPLAYED_NS: Final = 60 * 10**9
 SHARE: Final = 0.04
 """Of a core: looking takes no more than this, so what takes longer is looked at less often."""
 
@@ -71,7 +73,7 @@ class Agent:
             return rows_of(kind, answer.get(key), self.url)
 
         late, groups, steps = (self._ask(name) for name in ("lateness", "groups", "steps"))
-        found, health = self._ask("findings"), self._ask("health")
+        found, health, windows = (self._ask(name) for name in ("findings", "health", "windows"))
         address = [each.address for each in rows(groups, Endpoint, "endpoints")]
         members = tuple(frozenset(address[end] for end in group["endpoints"]) for group in groups["groups"])
         begin, end = late.get("start_ns"), late.get("end_ns")
@@ -81,7 +83,7 @@ class Agent:
             members,
             jobs_of(rows(steps, Steps, "steps")),
             findings_of(rows(found, Finding, "findings"), rows(found, Endpoint, "endpoints")),
-            _health(health),
+            (*_health(health), *_network(windows)),
             None if begin is None or end is None else end - begin,
         )
 
@@ -106,6 +108,14 @@ def _health(told: dict[str, Any]) -> tuple[str, ...]:
     said += [clean(str(told["degraded"]))] if told.get("degraded") else []
     errors = sum((told.get("errors") or {}).values())
     return (*said, *([count(errors, "error")] if errors else []))
+
+
+def _network(told: dict[str, Any]) -> list[str]:
+    """What the windows held say of loss and marks; nothing where an older agent does not tell."""
+    held = told.get("windows") or []
+    said = (("retransmitted", "sent again"), ("ecn_marked", "ECN-marked"))
+    return [f"{sum(row[key] for row in held):,} {word}" for key, word in said
+            if held and all(key in row for row in held)]  # fmt: skip
 
 
 class Files:
@@ -144,3 +154,40 @@ def files(name: str) -> Files:
     from dpuflow import analyze, load
 
     return Files(name, lambda: analyze([name]) if os.path.isdir(name) else load(name))
+
+
+class Replay:
+    """An agent's history as it went, ``speed`` times as quick; at each moment the last ``REPLAYED_NS``."""
+
+    def __init__(self, folder: str, speed: float) -> None:
+        from dpuflow.store.segments import list_segments
+
+        self._folder, self._speed = folder, speed
+        self._ends = sorted({each.end_ns for each in list_segments(folder)})
+        if not self._ends:
+            raise OptionError(f"--replay: {folder} holds no agent's history")
+        self._begin_ns = min(each.start_ns for each in list_segments(folder))
+        self._began_s: float | None = None
+        self._shown_ns = 0
+        self._last = Seen(folder, health=("reading",))
+
+    def look(self) -> Seen:
+        """What was known at that moment."""
+        from dpuflow import analyze
+        from dpuflow.vantages import vantages_of
+
+        now_s = time.monotonic()
+        self._began_s = now_s if self._began_s is None else self._began_s
+        at_ns = self._ends[0] + int((now_s - self._began_s) * self._speed * 1e9)
+        until_ns = max((end for end in self._ends if end <= at_ns), default=self._ends[0])
+        if until_ns != self._shown_ns:
+            since_ns = max(until_ns - REPLAYED_NS, self._begin_ns)
+            seen = seen_of(analyze(vantages_of([self._folder], since_ns, until_ns)), self._folder)
+            at, last = (
+                f"{datetime.fromtimestamp(ns // 10**9):%H:%M:%S}" for ns in (until_ns, self._ends[-1])
+            )
+            over = (
+                ", its end" if until_ns == self._ends[-1] else f" of {last}, {self._speed:g} times as quick"
+            )
+            self._last, self._shown_ns = replace(seen, health=(f"replay: {at}{over}", *seen.health)), until_ns
+        return self._last

@@ -72,27 +72,26 @@ def _run(window: curses.window, looking: Looking, colour: bool) -> None:
     view = View(ascii="utf" not in (locale.nl_langinfo(locale.CODESET) or "").lower())
     styles = _styles(colour)
     window.timeout(STEP_MS)
-    seen, drawn = looking.seen, None
+    seen = looking.seen
+    drawn: Seen | None = None
     while True:
         if looking.failed is not None:
             raise looking.failed
         seen = seen if view.paused else looking.seen
-        height, width = window.getmaxyx()
-        lines = screen(seen, view, width - 1, height)
-        if lines != drawn:
+        if seen is not drawn:
+            height, width = window.getmaxyx()
             window.erase()
-            for row, (text, style) in enumerate(lines):
+            for row, (text, style) in enumerate(screen(seen, view, width - 1, height)):
                 window.addstr(row, 0, text, styles.get(style, 0))
             window.refresh()
-            drawn = lines
+            drawn = seen
         try:
             key = window.get_wch()
         except curses.error:
             continue  # nothing was pressed
-        view.note = ""
+        view.note, drawn = "", None
         if key == curses.KEY_RESIZE:
             curses.update_lines_cols()
-            drawn = None
         elif not pressed(view, key, seen):
             return
 
