@@ -259,7 +259,7 @@ def _persistence_of(
 
 def _on_time_or_unknown(units: Units, world: World) -> str:
     """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none."""
-    return "on_time" if is_seldom(units.amount_ns, world.whole_ns) else "unknown"
+    return "on_time" if is_seldom(units.open_ns, world.whole_ns) else "unknown"
 
 
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:

@@ -46,6 +46,7 @@ class Units(NamedTuple):
     place: NDArray[np.int64]  # of each row in its unit
     amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
     sure_ns: NDArray[np.int64]  # ... that is no chance (``without_chance``)
+    open_ns: NDArray[np.int64]  # of each unit: with what only messages that nobody read excuse
     enter_ns: NDArray[np.int64]  # of each row
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
@@ -71,7 +72,7 @@ def _units_of(
     else:
         starts = np.arange(len(rows))
     if not len(rows):
-        return Units(rows, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+        return Units(rows, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
     amount = np.add.reduceat(own.amount_ns[rows], starts)
     return Units(
@@ -79,6 +80,7 @@ def _units_of(
         np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
         np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
         amount,
+        np.add.reduceat(own.unread_ns[rows], starts),
         entries.enter_ns[rows],
         kind[entries.collective[rows]],
     )
@@ -93,7 +95,12 @@ def without_chance(
     amount = {e: u.amount_ns for e, u in units.items()}
     acts = sum(map(len, rows)) / max(sum(map(len, amount.values())), 1)
     found = incidents_of(number, amount, acts, stalls)
-    return {e: u._replace(amount_ns=found[e].open_ns, sure_ns=found[e].sure_ns) for e, u in units.items()}
+    return {
+        e: u._replace(
+            amount_ns=found[e].open_ns, sure_ns=found[e].sure_ns, open_ns=found[e].open_ns + u.open_ns
+        )
+        for e, u in units.items()
+    }
 
 
 def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:
