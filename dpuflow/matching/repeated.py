@@ -60,8 +60,9 @@ def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
         if len(clusters) > 1 and explained < EXPLAINED * every:
             whole = _Pattern(exchanges, np.sort(np.concatenate(clusters)))
             apart = [whole] if whole.explained > explained else apart
+        ends = np.unique(np.concatenate([pattern.ends for pattern in apart])) if apart else []
         for pattern in apart:
-            found.extend(pattern.instances(job.position))
+            found.extend(pattern.instances(job.position, stages=len(pattern.ends) == 2 < len(ends)))
     return found
 
 
@@ -143,10 +144,11 @@ class _Pattern:
             (self._cuts(period) for period in self._periods()), key=lambda each: each[0], default=(0.0, [])
         )
 
-    def instances(self, position: Ints) -> list[Instance]:
-        """The collectives, in order of time."""
+    def instances(self, position: Ints, *, stages: bool = False) -> list[Instance]:
+        """The collectives, in order of time. ``stages``: two of several ranks that also are in larger groups;
+        who comes late after its peer's message may be working on that."""
         cuts = self.cuts
-        free = self._free(cuts)
+        free = self._free(cuts, by_pause=not stages)
         found = []
         for (a, b), unasked in zip(cuts, free, strict=True):
             members = np.unique(np.concatenate([self.src[a:b], self.dst[a:b]])).tolist()
@@ -164,12 +166,12 @@ class _Pattern:
         sent = np.bincount(self.src[a:b], self.size[a:b])
         return bool(sent.max() >= MOST * sent.sum())
 
-    def _free(self, cuts: Sequence[tuple[int, int]]) -> list[set[int]]:
+    def _free(self, cuts: Sequence[tuple[int, int]], *, by_pause: bool) -> list[set[int]]:
         """For each block the ranks whose first burst needs no input.
 
         Where it left before anything had reached the rank, in some blocks, it needs no input in all that
         are alike: the same bytes on all ways, and the same first burst. So it does where it mostly comes
-        later than what answers something usually does.
+        later than what answers something usually does (``by_pause``).
         """
         opening: list[dict[int, tuple[int, int, int, int]]] = []
         early: Counter[tuple[int, int, int, int]] = Counter()
@@ -186,7 +188,9 @@ class _Pattern:
                 slow[acts[rank]] += bool(self.pause[a + at] > self.slow)
                 times[acts[rank]] += 1
             opening.append(acts)
-        free = {act for act in times if early[act] >= TWICE or 2 * slow[act] > times[act] >= FEWEST}
+        free = {
+            act for act in times if early[act] >= TWICE or (by_pause and 2 * slow[act] > times[act] >= FEWEST)
+        }
         return [{rank for rank, act in acts.items() if act in free} for acts in opening]
 
     def _silence(self) -> Ints:
