@@ -146,6 +146,7 @@ class World:
     often: frozenset[int] = frozenset()  # endpoints that were late of their own doing as a habit, at a cost
     turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
+    together: bool = False  # ... or those of them that are not late as a habit by themselves
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
 
 
