@@ -19,7 +19,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.matching.levels import MOST, RARE, TWICE
 from dpuflow.matching.model import Instance, InstanceView
-from dpuflow.schema.rows import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +60,11 @@ def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
         if len(clusters) > 1 and explained < EXPLAINED * every:
             whole = _Pattern(exchanges, np.sort(np.concatenate(clusters)))
             apart = [whole] if whole.explained > explained else apart
-        ends = np.unique(np.concatenate([pattern.ends for pattern in apart])) if apart else []
+        larger = any(len(pattern.ends) > 2 for pattern in apart)
         for pattern in apart:
-            found.extend(pattern.instances(job.position, stages=len(pattern.ends) == 2 < len(ends)))
+            # NCCL's collectives of two ``sockets`` reads: what is left beside larger ones are sends.
+            sends = larger and len(pattern.ends) == 2 and pattern.nccl
+            found.extend(pattern.instances(job.position, sends=sends))
     return found
 
 
@@ -106,6 +108,7 @@ class _Pattern:
         self.over = np.ascontiguousarray(picked["data_end_ns"])
         self.there = np.where(picked["arrived_end_ns"] != NEVER, picked["arrived_end_ns"], self.over)
         self.size = picked["bytes"].astype(np.int64)
+        self.nccl = bool((picked["wire"] == Wire.NCCL_DATA).all())
         way = picked["connection"].astype(np.int64) << 1 | (picked["src"] > picked["dst"])
         ways, way = np.unique(way, return_inverse=True)
         # Bytes of all ways in one number: equal sums stand for equal bytes on every way.
@@ -144,11 +147,11 @@ class _Pattern:
             (self._cuts(period) for period in self._periods()), key=lambda each: each[0], default=(0.0, [])
         )
 
-    def instances(self, position: Ints, *, stages: bool = False) -> list[Instance]:
-        """The collectives, in order of time. ``stages``: two of several ranks that also are in larger groups;
+    def instances(self, position: Ints, *, sends: bool = False) -> list[Instance]:
+        """The collectives, in order of time. ``sends``: two may be stages of a pipeline;
         who comes late after its peer's message may be working on that."""
         cuts = self.cuts
-        free = self._free(cuts, by_pause=not stages)
+        free = self._free(cuts, by_pause=not sends)
         found = []
         for (a, b), unasked in zip(cuts, free, strict=True):
             members = np.unique(np.concatenate([self.src[a:b], self.dst[a:b]])).tolist()
