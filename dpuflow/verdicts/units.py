@@ -203,12 +203,11 @@ def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_n
 def comes_again(units: Units, world: World) -> bool:
     """Whether the rank is late as a habit, or has its part in a habit of the whole group.
 
-    What goes round may hit each rank once or twice only.
+    What goes round may hit each rank twice only; once is no coming again.
     """
     total = int(np.minimum(units.sure_ns, world.third_ns).sum())
-    return is_habit(units.sure_ns, world.whole_ns) or (
-        world.among_ranks and is_material(total, world.whole_ns)
-    )
+    twice = world.among_ranks and np.count_nonzero(units.sure_ns) > 1
+    return is_habit(units.sure_ns, world.whole_ns) or (twice and is_material(total, world.whole_ns))
 
 
 def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int = 0) -> dict[int, int]:
