@@ -13,7 +13,7 @@ from dpuflow.entries import build_entries, relate, weigh
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import NEVER, Op, Wire
-from dpuflow.verdicts.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, causes_of
+from dpuflow.verdicts.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, Waits, causes_of
 from dpuflow.verdicts.costs import charge
 
 MS = 1_000_000
@@ -215,3 +215,46 @@ def nodes_of_three(world: World) -> np.ndarray:
         last = to[np.argmax(exchanges["arrived_end_ns"][to])]
         exchanges["arrived_end_ns"][last] += 20 * MS
     return exchanges
+
+
+def test_a_root_is_compared_with_what_its_peers_usually_need() -> None:
+    """Who waits for a late root worked no longer than until that sent: as roots they show what is usual."""
+    world, broadcast = World("rendezvous"), algorithm_of(Op.BROADCAST, "linear")
+    enter = dict.fromkeys(range(4), 0)
+    for turn in range(24):
+        world.play(broadcast, 4096, enter, root=turn % 4)
+        enter = after(world, {0: 5 * MS} if turn == 19 else {})
+    found = caused(world)
+    assert found[20, 0][1] == pytest.approx(5 * MS, abs=300_000)
+    assert all(
+        abs(excess) < 300_000
+        for (turn, rank), (_, excess) in found.items()
+        if 1 < turn < 20 and rank == turn % 4
+    )
+
+
+def test_what_only_unread_messages_excuse_is_told_apart() -> None:
+    world = World("gloo")
+    world.play(RING, 4096, dict.fromkeys(range(4), 0))
+    late = after(world, {2: 5 * MS})
+    world.play(RING, 4096, late)
+    exchanges = build_exchanges(world.transfers())
+    instances = world.instances(exchanges)
+    entries = build_entries(exchanges, instances)
+    relative = relate(entries)
+    charges = charge(entries, relative, np.zeros(len(instances), np.int64))
+    row = np.flatnonzero((entries.collective == 1) & (entries.endpoint == 2))
+    unread = np.full(len(entries.endpoint), NEVER)
+    unread[row] = entries.enter_ns[row] - MS
+    nobody = np.zeros(len(entries.endpoint), bool)
+    causes = causes_of(
+        instances,
+        entries,
+        relative,
+        charges,
+        nobody,
+        Waits(unread=unread, awaited=np.full(len(unread), NEVER)),
+    )
+    assert causes.excess_ns[row] < MS // 2
+    assert causes.unread_ns[row] == pytest.approx(5 * MS, abs=300_000)
+    assert not causes.unread_ns[np.arange(len(unread)) != row].any()

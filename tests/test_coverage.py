@@ -10,7 +10,7 @@ import pytest
 from dpuflow.analysis import analyze
 from dpuflow.results import Analysis
 from dpuflow.schema.tables import Vantage
-from dpuflow.verdicts.coverage import HIDDEN, Coverage, _detectable_ns
+from dpuflow.verdicts.coverage import HIDDEN, Coverage, _detectable_ns, _usual_at_most
 
 MS = 1_000_000
 
@@ -38,6 +38,29 @@ def test_what_half_of_the_times_hide_cannot_be_excluded() -> None:
 
 def test_what_costs_too_little_to_be_named_is_not_excluded() -> None:
     assert _detectable_ns(np.full(30, 1000.0), 30, 30, 300 * MS) == MS // 10
+
+
+def test_what_a_rank_usually_worked_longer_has_an_upper_end() -> None:
+    """Of 30 times the 21st: were it usually longer, 21 would hardly lie below (one capture of twenty)."""
+    times = np.arange(30)[::-1] * MS
+    assert _usual_at_most(times) == 20 * MS
+    assert _usual_at_most(times - 25 * MS) == 0
+    assert _usual_at_most(times[:4]) == HIDDEN
+
+
+def test_two_clean_ranks_on_busy_hosts_are_cleared_by_how_often_each_was_first(shared: Path) -> None:
+    result = analysed(shared, "roce/nccl-ar-n2-256k-clean")
+    assert [row.verdict for row in result.lateness] == ["on_time", "on_time"]
+    assert all(0 < (row.detectable_ns or 0) < 6 * MS for row in result.lateness)
+
+
+def test_late_roots_are_told_though_their_peers_wait(shared: Path) -> None:
+    late = [
+        row.endpoint
+        for row in analysed(shared, "tcp/m_bcast_roots_n4_random").lateness
+        if row.verdict in ("late", "intermittent")
+    ]
+    assert late == [0]
 
 
 def test_an_all_clear_excludes_what_is_critical() -> None:

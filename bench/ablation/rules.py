@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.ablation.switch import Rule
 from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.coverage import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +104,8 @@ VERDICTS: Final = _of("verdicts", [
     ("bulk", _given(1), "_by_siblings"),
     ("causes", _given(1), "_left"),
     ("causes", _no, "_held_peers _granted_late"),
-    ("causes", _given(2), "_beyond_free"),
+    ("causes", lambda result, args: (args[2], np.zeros_like(result[1])), "_against_usual"),
+    ("causes", _no, "_by_unread"),
     ("causes", _never, "_earliest"),
     ("links", _no, "slow_rows _held_back"),
     ("overlap", _says(None), "find_overlap"),
@@ -113,6 +115,7 @@ VERDICTS: Final = _of("verdicts", [
     ("stages", _says([]), "compare_stages"),
     ("judgement", _given(), "add_stages doubt"),
     ("coverage", _given(), "doubt_untold"),
+    ("coverage", _says(float(HIDDEN)), "_usual_at_most"),
     ("receivers", _no, "registered_rows"),
     ("significance", _no, "going_round"),
     ("units", _says(frozenset()), "turns_of"),

@@ -19,7 +19,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.matching.levels import MOST, RARE, TWICE
 from dpuflow.matching.model import Instance, InstanceView
-from dpuflow.schema.rows import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,8 +60,11 @@ def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
         if len(clusters) > 1 and explained < EXPLAINED * every:
             whole = _Pattern(exchanges, np.sort(np.concatenate(clusters)))
             apart = [whole] if whole.explained > explained else apart
+        larger = any(len(pattern.ends) > 2 for pattern in apart)
         for pattern in apart:
-            found.extend(pattern.instances(job.position))
+            # NCCL's collectives of two ``sockets`` reads: what is left beside larger ones are sends.
+            sends = larger and len(pattern.ends) == 2 and pattern.nccl
+            found.extend(pattern.instances(job.position, sends=sends))
     return found
 
 
@@ -105,6 +108,7 @@ class _Pattern:
         self.over = np.ascontiguousarray(picked["data_end_ns"])
         self.there = np.where(picked["arrived_end_ns"] != NEVER, picked["arrived_end_ns"], self.over)
         self.size = picked["bytes"].astype(np.int64)
+        self.nccl = bool((picked["wire"] == Wire.NCCL_DATA).all())
         way = picked["connection"].astype(np.int64) << 1 | (picked["src"] > picked["dst"])
         ways, way = np.unique(way, return_inverse=True)
         # Bytes of all ways in one number: equal sums stand for equal bytes on every way.
@@ -143,10 +147,11 @@ class _Pattern:
             (self._cuts(period) for period in self._periods()), key=lambda each: each[0], default=(0.0, [])
         )
 
-    def instances(self, position: Ints) -> list[Instance]:
-        """The collectives, in order of time."""
+    def instances(self, position: Ints, *, sends: bool = False) -> list[Instance]:
+        """The collectives, in order of time. ``sends``: two may be stages of a pipeline;
+        who comes late after its peer's message may be working on that."""
         cuts = self.cuts
-        free = self._free(cuts)
+        free = self._free(cuts, by_pause=not sends)
         found = []
         for (a, b), unasked in zip(cuts, free, strict=True):
             members = np.unique(np.concatenate([self.src[a:b], self.dst[a:b]])).tolist()
@@ -164,12 +169,12 @@ class _Pattern:
         sent = np.bincount(self.src[a:b], self.size[a:b])
         return bool(sent.max() >= MOST * sent.sum())
 
-    def _free(self, cuts: Sequence[tuple[int, int]]) -> list[set[int]]:
+    def _free(self, cuts: Sequence[tuple[int, int]], *, by_pause: bool) -> list[set[int]]:
         """For each block the ranks whose first burst needs no input.
 
         Where it left before anything had reached the rank, in some blocks, it needs no input in all that
         are alike: the same bytes on all ways, and the same first burst. So it does where it mostly comes
-        later than what answers something usually does.
+        later than what answers something usually does (``by_pause``).
         """
         opening: list[dict[int, tuple[int, int, int, int]]] = []
         early: Counter[tuple[int, int, int, int]] = Counter()
@@ -186,7 +191,9 @@ class _Pattern:
                 slow[acts[rank]] += bool(self.pause[a + at] > self.slow)
                 times[acts[rank]] += 1
             opening.append(acts)
-        free = {act for act in times if early[act] >= TWICE or 2 * slow[act] > times[act] >= FEWEST}
+        free = {
+            act for act in times if early[act] >= TWICE or (by_pause and 2 * slow[act] > times[act] >= FEWEST)
+        }
         return [{rank for rank, act in acts.items() if act in free} for acts in opening]
 
     def _silence(self) -> Ints:

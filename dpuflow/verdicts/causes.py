@@ -52,23 +52,25 @@ class Causes(NamedTuple):
         np.bool_
     ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
     usual: NDArray[np.bool_]  # rows whose excess is by what peers work in other collectives of the kind
+    unread_ns: NDArray[np.int64]  # so much of each rank's lateness is nobody's doing but for messages unread
 
 
 class Waits(NamedTuple):
     """What else ranks may have waited for than their peers in the collective before; per row of Entries.
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
-    it begins when it is there; or when what else it may have waited for was done (``other_waits``, see
-    there). ``registered`` finds rows whose credits say nothing of a host (``registered_rows``), ``kin`` is
-    the row of the same group's collective before. ``overlap`` says whose work goes on beside their
-    collectives: of these it also counts how long ago they had entered the one before, and not again what they
-    were late by before. ``queued``: so long each first message may have waited in its own node
-    (``queued_ns``), which is no work.
+    it begins when it is there; or when what else it may have waited for was done (``awaited``, and
+    ``unread``: messages that nobody read, see ``other_waits``). ``registered`` finds rows whose credits say
+    nothing of a host (``registered_rows``), ``kin`` is the row of the same group's collective before.
+    ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago they
+    had entered the one before, and not again what they were late by before. ``queued``: so long each first
+    message may have waited in its own node (``queued_ns``), which is no work.
     """
 
     fed: Fed | None = None
     registered: Callable[[], NDArray[np.bool_]] | None = None
     awaited: NDArray[np.int64] | None = None
+    unread: NDArray[np.int64] | None = None
     kin: NDArray[np.int64] | None = None
     overlap: Overlap | None = None
     queued: NDArray[np.int64] | None = None
@@ -113,7 +115,7 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly, longer.least, longer.usual)
+    return Causes(causes, excess, beside.partly, longer.least, longer.usual, _by_unread(longer, relative))
 
 
 class _Longer(NamedTuple):
@@ -126,6 +128,14 @@ class _Longer(NamedTuple):
     since_gone_ns: NDArray[np.int64]  # since its own last data had gone
     least: NDArray[np.bool_]  # as of Causes
     usual: NDArray[np.bool_]
+    unread_ns: NDArray[np.int64]  # excess if it had not waited for messages that nobody read
+
+
+def _by_unread(longer: _Longer, relative: Relative) -> NDArray[np.int64]:
+    """How much of each rank's lateness would be its own, had it not waited for what nobody read."""
+    known = (longer.unread_ns != NEVER) & (longer.excess_ns != NEVER) & (relative.lateness_ns != NEVER)
+    most = np.minimum(longer.unread_ns, relative.lateness_ns)
+    return np.where(known, np.maximum(most - np.maximum(longer.excess_ns, 0), 0), 0)
 
 
 def _worked_longer(
@@ -143,13 +153,21 @@ def _worked_longer(
     since_ns = fed_ns
     if waits.awaited is not None:
         since_ns = np.maximum(fed_ns, np.where(last >= 0, waits.awaited, NEVER))
+    read_ns = since_ns
+    if waits.unread is not None:
+        since_ns = np.maximum(since_ns, np.where(last >= 0, waits.unread, NEVER))
     # Who entered after it had left, nobody knows when, may have worked for any time.
     dated = (relative.bound != AT_LEAST) | entries.exact | (entries.rule == Rule.QUEUED)
     left = last if waits.kin is None else _left(entries, last, waits.kin)
     earliest = _earliest(entries, left, instances)
     since_leave = _excess(entries, left, entries.leave_ns, since_ns, dated, earliest)
     since_idle = _excess(entries, left, entries.idle_ns, since_ns, dated, earliest)
-    excess, overlap = np.minimum(since_leave, since_idle), waits.overlap
+    excess, overlap, unread = np.minimum(since_leave, since_idle), waits.overlap, np.full(len(last), NEVER)
+    if (since_ns > read_ns).any():
+        unread = np.minimum(
+            _excess(entries, left, entries.leave_ns, read_ns, dated, earliest),
+            _excess(entries, left, entries.idle_ns, read_ns, dated, earliest),
+        )
     if overlap is not None:
         until = np.maximum(since_ns, left_any(entries))
         excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, dated, earliest))
@@ -170,7 +188,7 @@ def _worked_longer(
     until = np.where(left >= 0, np.maximum(entries.leave_ns, entries.idle_ns)[left], NEVER)
     until = np.where(until != NEVER, np.maximum(until, since_ns), NEVER)
     excess, usual = _against_usual(entries, until, excess, least, _like(instances)[entries.collective])
-    return _Longer(last, staged, excess, since_leave, since_gone, least, usual)
+    return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
 def _unproved(

@@ -214,6 +214,8 @@ MOST: Final = 0.99
 """No verdict is surer: one in a hundred is what chance may do (``persistence.CHANCE``)."""
 EVEN: Final = 0.5
 """Where half of the times show lateness that matters, or incidents cost just what is worth a verdict."""
+CLEARED: Final = 2 / 3
+"""An all-clear that is wrong once in three times is none."""
 SHOWN: Final = 0.75
 """From this share of times on nothing that matters was ever hidden by the others."""
 BOUNDED: Final = 2 / 3
@@ -247,7 +249,7 @@ def with_confidence(
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
             sure = STAGES if each.endpoint in staged else _clear(told.get(each.endpoint), cost)
-            if sure <= MOST * EVEN:  # as likely late as not is no verdict
+            if sure <= MOST * CLEARED:
                 each, sure = each.unknown(), None
         elif each.late and each.cause != "unknown":
             late = rows[own.amount_ns[rows] > 0]

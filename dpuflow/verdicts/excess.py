@@ -37,6 +37,7 @@ class Own:
     unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
     most_ns: NDArray[np.int64]  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: NDArray[np.bool_]  # compared with what peers usually work; how late it was is bounded only
+    unread_ns: NDArray[np.int64]  # late by so much more, if not for messages that nobody read
     compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows that were compared with replicas."""
 
@@ -55,6 +56,7 @@ def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Ca
         unproved,
         own.most_ns,
         own.usual,
+        own.unread_ns,
         rows,
     )
     own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
@@ -111,6 +113,7 @@ def own_lateness(
     unknown = causes.least & (excess != NEVER) & ~mine
     excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
     unproved &= ~unknown
+    unread = np.where(known & (causes.unread_ns > beyond), causes.unread_ns, 0)
     told = unproved & causes.usual & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
-    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved, most, usual)
+    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved, most, usual, unread)

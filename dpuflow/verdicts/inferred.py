@@ -212,7 +212,8 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     return Waits(
         fed_rows(traffic.bulk, entries) if traffic.bulk else None,
         partial(registered_rows, exchanges, read.joined.transfers, instances, entries),
-        np.maximum(unread, left),
+        left,
+        unread,
         kin,
         traffic.overlap,
         traffic.queued,

@@ -18,6 +18,7 @@ from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN
 from dpuflow.verdicts.excess import tied_rows
 from dpuflow.verdicts.persistence import (
+    FEWEST,
     LATE_SHARE,
     in_rhythm,
     is_habit,
@@ -136,6 +137,10 @@ def judge(evidence: Evidence) -> list[Judgement]:
     often = {e for e in often if is_material(turns_ns if e in world.turns else cost_ns[e], world.span_ns)}
     world.turns &= often
     world.often = frozenset(often)
+    world.together = is_habit(
+        np.concatenate([np.zeros(0, np.int64), *(u.sure_ns for e, u in units.items() if e not in often)]),
+        world.whole_ns,
+    )
     return [_judge_one(e, rows[e], units[e], evidence, world) for e in endpoints]
 
 
@@ -258,8 +263,10 @@ def _persistence_of(
 
 
 def _on_time_or_unknown(units: Units, world: World) -> str:
-    """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none."""
-    return "on_time" if is_seldom(units.amount_ns, world.whole_ns) else "unknown"
+    """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none; or again
+    and again, at little cost by itself, where all such ranks together are late as a habit."""
+    beside = world.together and np.count_nonzero(units.sure_ns) >= FEWEST
+    return "on_time" if is_seldom(units.open_ns, world.whole_ns) and not beside else "unknown"
 
 
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:

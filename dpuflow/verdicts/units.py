@@ -46,6 +46,7 @@ class Units(NamedTuple):
     place: NDArray[np.int64]  # of each row in its unit
     amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
     sure_ns: NDArray[np.int64]  # ... that is no chance (``without_chance``)
+    open_ns: NDArray[np.int64]  # of each unit: with what only messages that nobody read excuse
     enter_ns: NDArray[np.int64]  # of each row
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
@@ -71,7 +72,7 @@ def _units_of(
     else:
         starts = np.arange(len(rows))
     if not len(rows):
-        return Units(rows, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+        return Units(rows, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     sigma = np.sqrt(np.add.reduceat(own.sigma_ns[rows] ** 2, starts))
     amount = np.add.reduceat(own.amount_ns[rows], starts)
     return Units(
@@ -79,6 +80,7 @@ def _units_of(
         np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
         np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
         amount,
+        np.add.reduceat(own.unread_ns[rows], starts),
         entries.enter_ns[rows],
         kind[entries.collective[rows]],
     )
@@ -93,7 +95,12 @@ def without_chance(
     amount = {e: u.amount_ns for e, u in units.items()}
     acts = sum(map(len, rows)) / max(sum(map(len, amount.values())), 1)
     found = incidents_of(number, amount, acts, stalls)
-    return {e: u._replace(amount_ns=found[e].open_ns, sure_ns=found[e].sure_ns) for e, u in units.items()}
+    return {
+        e: u._replace(
+            amount_ns=found[e].open_ns, sure_ns=found[e].sure_ns, open_ns=found[e].open_ns + u.open_ns
+        )
+        for e, u in units.items()
+    }
 
 
 def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -139,6 +146,7 @@ class World:
     often: frozenset[int] = frozenset()  # endpoints that were late of their own doing as a habit, at a cost
     turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
+    together: bool = False  # ... or those of them that are not late as a habit by themselves
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
 
 
@@ -195,12 +203,11 @@ def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_n
 def comes_again(units: Units, world: World) -> bool:
     """Whether the rank is late as a habit, or has its part in a habit of the whole group.
 
-    What goes round may hit each rank once or twice only.
+    What goes round may hit each rank twice only; once is no coming again.
     """
     total = int(np.minimum(units.sure_ns, world.third_ns).sum())
-    return is_habit(units.sure_ns, world.whole_ns) or (
-        world.among_ranks and is_material(total, world.whole_ns)
-    )
+    twice = world.among_ranks and np.count_nonzero(units.sure_ns) > 1
+    return is_habit(units.sure_ns, world.whole_ns) or (twice and is_material(total, world.whole_ns))
 
 
 def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int = 0) -> dict[int, int]:
