@@ -89,10 +89,15 @@ def _endpoints_named(result: results.Analysis) -> Iterator[int]:
     """The endpoints that rows name, each as often."""
     for flow in result.flows:
         yield from (flow.src, flow.dst)
-    for each in (*result.groups, *result.findings):
-        yield from each.endpoints
-    for row in (*result.lateness, *(rank for each in result.collectives for rank in each.ranks)):
-        yield row.endpoint
+    for group in result.groups:
+        yield from group.endpoints
+    for finding in result.findings:
+        yield from finding.endpoints
+    for unit in result.lateness:
+        yield unit.endpoint
+    for each in result.collectives:
+        for rank in each.ranks:
+            yield rank.endpoint
 
 
 @cache
