@@ -120,7 +120,7 @@ def _of_island(
     return {name: column[order] for name, column in rows.items()}
 
 
-def _known(rows: NDArray[np.generic], count: int) -> NDArray[np.int64]:
+def _known(rows: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
     return rows[rows < min(count, NONE32)].astype(np.int64)
 
 

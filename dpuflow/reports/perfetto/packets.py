@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Column = NDArray[np.generic] | Sequence[str | None]
+
 SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
 COUNTS, BYTES = 2, 3  # CounterDescriptor.Unit
 NONE: Final = -(1 << 62)
@@ -68,7 +70,8 @@ class Ragged(NamedTuple):
 
     def lengths(self) -> NDArray[np.int64]:
         """How many bytes each row has."""
-        return np.count_nonzero(self.kept, axis=1).astype(np.int64)
+        found: NDArray[np.int64] = self.kept.sum(axis=1, dtype=np.int64)
+        return found
 
 
 def constant(value: bytes, rows: int) -> Ragged:
@@ -120,7 +123,7 @@ class Slices:
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     names: Sequence[str]
-    notes: Mapping[str, NDArray[np.generic] | Sequence[str | None]]
+    notes: Mapping[str, Column]
     starts: NDArray[np.uint64] | None = None
     ends: NDArray[np.uint64] | None = None
 
@@ -130,7 +133,7 @@ class Slices:
     def take(self, rows: NDArray[np.int64]) -> Slices:
         """Some rows, in that order."""
 
-        def taken(column: NDArray[np.generic] | Sequence[str]) -> NDArray[np.generic] | Sequence[str]:
+        def taken(column: Column) -> Column:
             return column[rows] if isinstance(column, np.ndarray) else [column[n] for n in rows.tolist()]
 
         return Slices(
