@@ -180,7 +180,7 @@ def find_skew_of(result: Analysis, times: tuple[int, int]) -> Finding | None:
     server = np.array([each.server for each in requests], np.int64)
     tokens = np.array([each.tokens for each in requests], float)
     units, mine = np.unique(server, return_inverse=True)
-    work = np.bincount(mine, tokens, len(units)) if len(units) else np.zeros(0)
+    work: Floats = np.bincount(mine, tokens, len(units)).astype(float) if len(units) else np.zeros(0)
     if not _beyond_chance(work, tokens):
         return None
     most = int(work.argmax())
@@ -201,7 +201,7 @@ def find_skew_of(result: Analysis, times: tuple[int, int]) -> Finding | None:
 def _skew_of_connections(case: Case) -> Finding | None:
     requests = case.requests
     tokens = requests.tokens.astype(np.float64)
-    work = np.bincount(requests.connection, tokens, len(requests.connections.number))
+    work: Floats = np.bincount(requests.connection, tokens, len(requests.connections.number)).astype(float)
     if not _beyond_chance(work, tokens):
         return None
     one = int(work.argmax())

@@ -68,7 +68,7 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     """By receiver; of those whose messages were held for a hundredth of the time and three times as long as
     the middle one of the others'."""
     receivers = np.unique(case.joined.flows["dst"]).tolist()
-    paces = {end: pace_ns(case.joined.transfers[case.received[end]]) for end in receivers}
+    paces: dict[int, float] = {end: pace_ns(case.joined.transfers[case.received[end]]) for end in receivers}
     slow = {end for end, pace in paces.items() if pace > TIMES * _of_others(paces, end) > 0}
     found = {}
     for surely in (False, True):

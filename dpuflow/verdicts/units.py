@@ -206,7 +206,7 @@ def comes_again(units: Units, world: World) -> bool:
     What goes round may hit each rank twice only; once is no coming again.
     """
     total = int(np.minimum(units.sure_ns, world.third_ns).sum())
-    twice = world.among_ranks and np.count_nonzero(units.sure_ns) > 1
+    twice = world.among_ranks and int(np.count_nonzero(units.sure_ns)) > 1
     return is_habit(units.sure_ns, world.whole_ns) or (twice and is_material(total, world.whole_ns))
 
 
