@@ -75,7 +75,18 @@ def list_pipelines(
             backward_ns=[typical_ns(row[BACKWARD]) for row in each.work],
             idle_share=idle_shares(each, entries),
             late=[s.endpoint for s in stages if s.verdict == "late" and s.endpoint in each.stages],
+            steps=max((len(s.incidents_ns) for s in stages if s.endpoint in each.stages), default=0),
+            late_steps=[int(np.count_nonzero(ns)) for ns in _incidents(each, stages)],
+            late_step_ns=[
+                round(float(np.median(ns[ns > 0]))) if ns.any() else None for ns in _incidents(each, stages)
+            ],
         )
+
+
+def _incidents(pipeline: Pipeline, stages: Sequence[Stage]) -> list[NDArray[np.int64]]:
+    """Of each of its stages by how much it worked longer in each step, beyond chance."""
+    found = {stage.endpoint: stage.incidents_ns for stage in stages}
+    return [found.get(endpoint, np.zeros(0, np.int64)) for endpoint in pipeline.stages]
 
 
 def list_what_if(inferred: Inferred, instances: Sequence[Instance]) -> Iterator[WhatIf]:

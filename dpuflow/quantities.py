@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.results import Endpoint, Lateness
+    from dpuflow.results import Endpoint, Lateness, Pipeline
 
 UNKNOWN = "-"
 
@@ -107,3 +107,13 @@ def name_of(endpoint: Endpoint) -> str:
         details = ", ".join(filter(None, [endpoint.address, endpoint.label]))
         return f"rank {endpoint.rank} ({details})"
     return f"{endpoint.address} ({endpoint.label})" if endpoint.label else endpoint.address
+
+
+def in_steps(pipeline: Pipeline, endpoint: int) -> str:
+    """In how many steps a stage worked longer, and by how much; empty where in none."""
+    place = pipeline.stages.index(endpoint)
+    longer = pipeline.late_step_ns[place] if place < len(pipeline.late_step_ns) else None
+    if longer is None:
+        return ""
+    times = f"{pipeline.late_steps[place]} of {pipeline.steps} steps"
+    return f"worked longer in {times}, by {duration(longer)} (median)"

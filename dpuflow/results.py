@@ -291,7 +291,8 @@ class Pipeline:
     """A chain of stages, the first one first; per stage how long it works for one microbatch, in the median.
 
     None where no packet shows it: what a stage computes without sending. ``late``: stages that work longer
-    than the others as a habit.
+    than the others as a habit. Of ``steps`` that tell, ``late_steps`` are those in which a stage worked
+    longer than it does, or its peers, beyond chance; by ``late_step_ns`` in the median.
     """
 
     stages: list[int]
@@ -301,6 +302,9 @@ class Pipeline:
     backward_ns: list[int | None]
     idle_share: list[float | None]
     late: list[int] = field(default_factory=list)
+    steps: int = 0
+    late_steps: list[int] = field(default_factory=list)
+    late_step_ns: list[int | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)

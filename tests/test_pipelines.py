@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, captured, concluded
 
+import dpuflow
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
+from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.schema.rows import Op
 
@@ -190,3 +193,19 @@ def test_times_are_on_the_reference_clock() -> None:
     assert steps.start_ns > TIME_0
     assert steps.count >= 4
     assert np.isclose(steps.step_ns, (8 + 3) * 8.1 * MS, rtol=0.1)
+
+
+def test_a_stage_late_now_and_then_says_in_how_many_steps(shared: Path) -> None:
+    """Of a stage that takes part in no collective the report has its steps, not "0 of 0 collectives"."""
+    case = shared / "captures/nccl/pp-infer-registered-n6-random"
+    result = dpuflow.analyze(sorted(map(str, case.glob("*.pcap.gz"))))
+    (pipeline,) = result.pipelines
+    now_and_then = [row.endpoint for row in result.lateness if row.verdict == "intermittent"]
+    assert now_and_then
+    for endpoint in now_and_then:
+        place = pipeline.stages.index(endpoint)
+        assert 0 < pipeline.late_steps[place] < pipeline.steps / 2
+        assert 1_000_000 <= (pipeline.late_step_ns[place] or 0) <= 7_000_000  # as injected
+    text = " ".join(" ".join(text_lines(result)).split())
+    assert "0 of 0" not in text
+    assert f"worked longer in {pipeline.late_steps[pipeline.stages.index(now_and_then[0])]} of" in text

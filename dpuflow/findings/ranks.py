@@ -11,7 +11,7 @@ import numpy as np
 
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence
-from dpuflow.quantities import duration, late_by, late_in, listed, name_of, rank_seconds
+from dpuflow.quantities import duration, in_steps, late_by, late_in, listed, name_of, rank_seconds
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -112,6 +112,10 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
                 f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
+    for pipeline in [] if row.collectives else result.pipelines:
+        incidents = in_steps(pipeline, row.endpoint) if row.endpoint in pipeline.stages else ""
+        if incidents:
+            return f"{names[0]} is a stage of a pipeline that {incidents}; the stages after it wait."
     by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
         f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"

@@ -11,7 +11,17 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.quantities import count, duration, entry_times, late_by, late_in, listed, percent, rank_seconds
+from dpuflow.quantities import (
+    count,
+    duration,
+    entry_times,
+    in_steps,
+    late_by,
+    late_in,
+    listed,
+    percent,
+    rank_seconds,
+)
 from dpuflow.reports.layout import Paint, wrap
 from dpuflow.reports.sampled import sampled_one_of
 from dpuflow.verdicts.pauses import worked_ns
@@ -343,9 +353,15 @@ def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterato
 def _stage(result: Analysis, row: Lateness) -> str:
     """Of a slow stage of a pipeline: what it works for a microbatch, and what the others do."""
     for pipeline in result.pipelines:
-        if row.endpoint not in pipeline.late:
+        if row.endpoint not in pipeline.stages:
             continue
         place = pipeline.stages.index(row.endpoint)
+        where = f"stage {place + 1} of {len(pipeline.stages)}"
+        if row.endpoint not in pipeline.late:
+            incidents = in_steps(pipeline, row.endpoint)
+            if incidents and not row.collectives:
+                return f"{where} {incidents}"
+            continue
         parts = []
         for way, times in (("forward", pipeline.forward_ns), ("backward", pipeline.backward_ns)):
             others = [t for at, t in enumerate(times) if at != place and t is not None]
@@ -353,7 +369,6 @@ def _stage(result: Analysis, row: Lateness) -> str:
                 parts.append(f"{way} {duration(times[place])}, the others {duration(median(others))}")
         if not parts:  # it was compared with the same stage of other pipelines
             continue
-        where = f"stage {place + 1} of {len(pipeline.stages)}"
         return ", ".join(
             [f"{where} works longer for each microbatch: {'; '.join(parts)}", *_since(result, row)]
         )

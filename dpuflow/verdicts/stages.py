@@ -44,9 +44,9 @@ class Stage:
     """One stage of a pipeline, compared with ``peers``. Tokens are those of the result format.
 
     ``excess_ns``: how much longer it works than its peers in a step (without steps: for a message), in
-    the median; ``detectable_ns``: by how much more it would be named. ``sooner_ns``: by how much each of its
-    sends (rows of Entries) would come sooner after its input if it worked like its peers; for late stages
-    alone.
+    the median; ``detectable_ns``: by how much more it would be named; ``incidents_ns``: of each step that
+    tells, by how much it worked longer beyond chance. ``sooner_ns``: by how much each of its sends (rows of
+    Entries) would come sooner after its input if it worked like its peers; for late stages alone.
     """
 
     endpoint: int
@@ -57,6 +57,7 @@ class Stage:
     excess_ns: int = 0
     detectable_ns: int | None = None
     peers: list[int] = field(default_factory=list)
+    incidents_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     sooner_ns: dict[int, int] = field(default_factory=dict)
 
 
@@ -283,7 +284,7 @@ def _judge(
     onset = onset_of(whole_ns, sigma_ns)
     rise = 0 if onset is None else round(float(np.median(whole_ns[onset:]) - np.median(whole_ns[:onset])))
     begun = onset is not None and is_material(rise * (len(whole_ns) - onset), span_ns)
-    sure_ns = incidents.sure_ns
+    stage.incidents_ns = sure_ns = incidents.sure_ns
     habit = is_habit(sure_ns, span_ns) or (often and is_material(int(sure_ns.sum()), span_ns))
     if not habit and not begun and not is_material(usual * len(excess_ns), span_ns):
         if not is_seldom(incidents.open_ns, span_ns):
