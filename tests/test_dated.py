@@ -39,14 +39,21 @@ def test_a_late_rank_beside_ranks_that_waited_for_it(name: str, late: str) -> No
 def _units(amounts_ns: list[int]) -> Units:
     rows = np.arange(len(amounts_ns))
     amounts, none = np.array(amounts_ns, np.int64), np.zeros(len(rows), np.int64)
-    return Units(rows, none, amounts, amounts, rows, none)
+    return Units(rows, none, amounts, amounts, amounts, rows, none)
 
 
-@pytest.mark.parametrize(("beside", "again"), [([7 * MS] * 30, False), ([0, 7 * MS] * 2 + [0] * 26, True)])
-def test_one_incident_beside_a_habit_is_no_habit(beside: list[int], again: bool) -> None:
-    """Beside a rank that is late every time; beside others that had incidents like its own."""
-    once = [7 * MS] + [0] * 29
-    units = {0: _units(beside), 1: _units(once), 2: _units(once), 3: _units([0] * 30)}
+ONCE, TWICE = [7 * MS] + [0] * 29, [0, 7 * MS] * 2 + [0] * 26
+
+
+@pytest.mark.parametrize(
+    ("mine", "beside", "again"),
+    [(TWICE, [7 * MS] * 30, False), (TWICE, [*TWICE[1:], 0], True), (ONCE, TWICE, False)],
+)
+def test_incidents_are_a_habit_beside_others_like_them(
+    mine: list[int], beside: list[int], again: bool
+) -> None:
+    """Not beside a rank that is late every time; beside one that had some, too; never a single one."""
+    units = {0: _units(beside), 1: _units(mine), 2: _units([0] * 30), 3: _units([0] * 30)}
     nobody = standing_of(np.zeros(0, np.int64), np.zeros(0, np.int64))
     world = world_of(units, nobody, np.arange(30), 600 * MS, 600 * MS)
     assert comes_again(units[1], world) is again

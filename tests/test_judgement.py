@@ -426,6 +426,13 @@ def test_two_incidents_each_that_go_round_are_a_habit_of_the_group() -> None:
     assert {(j.verdict, j.steadiness) for j in found} == {("intermittent", "rotating")}
 
 
+def test_one_incident_each_is_no_habit_of_anybody() -> None:
+    """Three of four ranks once each, at other times: what goes round would hit them again."""
+    once = {(0, 5), (1, 17), (3, 30)}
+    found = judged(lambda rank, turn: 8 * MS if (rank, turn) in once else 0)
+    assert not set(verdicts(found)) & {"late", "intermittent"}
+
+
 def test_what_the_verdict_counts_is_told_as_late() -> None:
     """Of three ranks one is late in the second half: the others' entries scatter about it, too."""
     rank = judged(lambda rank, turn: 3 * MS if rank == 1 and turn >= 20 else 0, n=3)[1]
