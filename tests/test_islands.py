@@ -12,6 +12,7 @@ import pytest
 import dpuflow
 from dpuflow.analysis import analyze_tables, read_captures
 from dpuflow.reports.json import json_lines
+from dpuflow.reports.text import text_lines
 from dpuflow.schema.rows import NEVER
 from dpuflow.schema.tables import CaptureTables
 from dpuflow.scoring.score import Score, score_case
@@ -67,6 +68,9 @@ def test_one_communicator_a_rail(shared: Path) -> None:
     assert score.verdict_notes == []
     assert Counter(finding.condition for finding in result.findings) == {"straggler": 1}
     assert sum("islands" in text for text in result.limits) == 1
+    report = " ".join(" ".join(text_lines(result)).split())
+    assert report.count("of it communication") == 1  # rails alike stand once
+    assert "(3 other groups alike)" in report
     # Packets of every rail have their collectives beside them, not those of the first rail alone.
     clocks = {clock.capture: clock.island for clock in result.clocks}
     islands = dict.fromkeys(clocks.values(), frozenset[int]())

@@ -156,7 +156,10 @@ def _inferred(result: Analysis) -> list[str]:
         phrases.append(
             entry_times(*(bounds[bound] for bound in ("exact", "at_least", "at_most", "unobservable")))
         )
-    phrases += [_steps(each) for each in result.steps if each.collectives > 1 or each.count > 1]
+    steps = Counter(_steps(each) for each in result.steps if each.collectives > 1 or each.count > 1)
+    phrases += [
+        text if number == 1 else f"{text} (in {number} groups alike)" for text, number in steps.items()
+    ]
     phrases += [_pipeline(each) for each in result.pipelines]
     phrases += _transfers(result)
     phrases.append(_clocks(result))
