@@ -64,7 +64,8 @@ class Waits(NamedTuple):
     nothing of a host (``registered_rows``), ``kin`` is the row of the same group's collective before.
     ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago they
     had entered the one before, and not again what they were late by before. ``queued``: so long each first
-    message may have waited in its own node (``queued_ns``), which is no work.
+    message may have waited in its own node (``queued_ns``), which is no work. ``place`` of each row in its
+    step (``places_in_steps``).
     """
 
     fed: Fed | None = None
@@ -74,6 +75,7 @@ class Waits(NamedTuple):
     kin: NDArray[np.int64] | None = None
     overlap: Overlap | None = None
     queued: NDArray[np.int64] | None = None
+    place: NDArray[np.int64] | None = None
 
 
 def causes_of(
@@ -168,6 +170,7 @@ def _worked_longer(
             _excess(entries, left, entries.leave_ns, read_ns, dated, earliest),
             _excess(entries, left, entries.idle_ns, read_ns, dated, earliest),
         )
+    until = since_ns
     if overlap is not None:
         until = np.maximum(since_ns, left_any(entries))
         excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, dated, earliest))
@@ -185,9 +188,9 @@ def _worked_longer(
     ):  # what the rest of its node still had to do was not its own data
         gone = np.maximum(entries.leave_ns, entries.gone_ns)
         since_gone = _excess(entries, left, gone, since_ns, dated, _earliest(entries, left, []))
-    until = np.where(left >= 0, np.maximum(entries.leave_ns, entries.idle_ns)[left], NEVER)
-    until = np.where(until != NEVER, np.maximum(until, since_ns), NEVER)
-    excess, usual = _against_usual(entries, until, excess, least, _like(instances)[entries.collective])
+    began = np.where(left >= 0, np.maximum(entries.leave_ns, entries.idle_ns)[left], NEVER)
+    began = np.where(began != NEVER, np.maximum(began, until), NEVER)
+    excess, usual = _against_usual(entries, began, excess, least, _alike(entries, instances, waits.place))
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
@@ -239,12 +242,15 @@ def _held_peers(entries: Entries) -> NDArray[np.bool_]:
     return np.asarray(credited[entries.collective] & (_dated_peers(entries)[0] == 0) & ~by_credit, np.bool_)
 
 
-def _like(instances: Sequence[Instance]) -> NDArray[np.int64]:
-    """Numbers of each collective's operation, size and ranks."""
+def _alike(
+    entries: Entries, instances: Sequence[Instance], place: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Number of each row's operation, size and ranks, and ``place`` in its step: before the first collective
+    of a step ranks do other work than before the others."""
     kinds: dict[tuple[object, ...], int] = {}
-    return np.array(
-        [kinds.setdefault((i.op, i.size, tuple(sorted(i.order))), len(kinds)) for i in instances], np.int64
-    )
+    of = [kinds.setdefault((i.op, i.size, tuple(sorted(i.order))), len(kinds)) for i in instances]
+    kind = np.array(of, np.int64)[entries.collective]
+    return kind if place is None else kind + len(kinds) * (place + 1)
 
 
 def _against_usual(

@@ -27,6 +27,7 @@ from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.costs import INTERVAL_IN_SIGMAS
 from dpuflow.verdicts.persistence import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
+from dpuflow.verdicts.steps import places_in_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ def coverage_of(
     """
     instances, entries, relative = evidence.instances, evidence.entries, evidence.relative
     step, worked_ns, found = evidence.step, evidence.worked_ns, {}
+    places = places_in_steps(step, entries.endpoint)
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
     hides = [i.view.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
     several = np.array(hides, bool)[entries.collective]
@@ -93,7 +95,7 @@ def coverage_of(
         total = round(len(rows) / max(1 - unread.get(endpoint, 0.0), SMALLEST))
         inside = step[rows][step[rows] >= 0]
         steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
-        hidden = _hidden_ns(rows, evidence, _places(step[rows], entries.enter_ns[rows]))
+        hidden = _hidden_ns(rows, evidence, places[rows])
         hidden = np.where(several[rows], HIDDEN, hidden + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
         untold, step_ns = total - exact - bounded, round(worked_ns / max(steps, 1))
@@ -112,7 +114,7 @@ def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.in
     shown = known & ((bound == EXACT) | (bound == AT_LEAST) | own.usual[rows])
     number = max(int(shown.sum()), 1)
     scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number))
-    for mine in classes(np.where(shown, place, -1) + 1):  # the same work comes at the same place of each step
+    for mine in classes(np.where(shown, place + 1, -1) + 1):
         if shown[mine[0]]:
             scatter[mine] = np.minimum(scatter[mine], _usual_at_most(own.excess_ns[rows[mine]]))
     scatter += evidence.entries.margins.clock_ns[rows]
@@ -130,15 +132,6 @@ def _usual_at_most(excess_ns: NDArray[np.int64]) -> float:
     number = len(excess_ns)
     at = ceil((number + ONE_SIDED * sqrt(number) + 1) / 2)  # half a step for continuity
     return max(float(np.partition(excess_ns, at - 1)[at - 1]), 0.0) if at <= number else float(HIDDEN)
-
-
-def _places(step: NDArray[np.int64], enter_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each row's place in its ``step``, in order of time; 0 outside of steps."""
-    place = np.zeros(len(step), np.int64)
-    for rows in classes(step + 1):
-        if step[rows[0]] >= 0:
-            place[rows[np.argsort(enter_ns[rows], kind="stable")]] = np.arange(len(rows))
-    return place
 
 
 def _detectable_ns(hidden_ns: NDArray[np.float64], total: int, steps: int, worked_ns: int) -> int | None:

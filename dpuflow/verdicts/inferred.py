@@ -44,7 +44,7 @@ from dpuflow.verdicts.pipelines import find_pipelines
 from dpuflow.verdicts.receivers import registered_rows, slow_receivers, taken_before, taken_until
 from dpuflow.verdicts.replicas import compare_replicas
 from dpuflow.verdicts.stages import compare_stages
-from dpuflow.verdicts.steps import find_steps
+from dpuflow.verdicts.steps import find_steps, places_in_steps
 from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
         kin,
         traffic.overlap,
         traffic.queued,
+        places_in_steps(read.step, entries.endpoint),
     )
 
 

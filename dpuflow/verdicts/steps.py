@@ -95,6 +95,20 @@ def jobs(instances: Sequence[Instance]) -> list[list[int]]:
     return sorted(sorted({end for order in orders for end in order}) for orders in groups)
 
 
+def places_in_steps(step: NDArray[np.int64], endpoint: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each row's place in its endpoint's ``step``, in order of collectives; -1 outside of steps.
+
+    The same work comes at the same place of each step.
+    """
+    order = np.lexsort((step, endpoint))  # stable: rows stay in order of collectives
+    keys = np.stack([endpoint[order], step[order]])
+    new = np.r_[True, (np.diff(keys, axis=1) != 0).any(axis=0)][: len(order)]
+    number = np.arange(len(order))
+    place = np.empty(len(order), np.int64)
+    place[order] = number - np.maximum.accumulate(np.where(new, number, 0))
+    return np.where(step >= 0, place, -1)
+
+
 def own_rows(entries: Entries, endpoint: int) -> NDArray[np.int64]:
     """Rows of Entries of one endpoint, in the order in which it entered."""
     rows = np.flatnonzero(entries.endpoint == endpoint)
