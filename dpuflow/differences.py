@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from dpuflow.arrays.quantiles import student
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -213,17 +215,6 @@ def _deviation(values: NDArray[np.float64]) -> tuple[float, float]:
     following = min(max(following, 0.0), MOST_FOLLOWING)
     alone = max(len(values) * (1 - following) / (1 + following), 2.0)
     return spread * (n / alone) ** 0.5, alone
-
-
-def student(share: float, freedom: float) -> float:
-    """Student's quantile, from the normal one (Cornish and Fisher; Abramowitz and Stegun 26.7.5)."""
-    x = NormalDist().inv_cdf(share)
-    terms = (
-        (x**3 + x) / 4,
-        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
-        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
-    )
-    return x + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
 def _findings(

@@ -407,6 +407,35 @@ class Attribution:
 
 
 @dataclass(slots=True)
+class AllReduceWhatIf:
+    """What other algorithms would have made of a group's ring all_reduces of one size.
+
+    ``alpha_ns`` a step and ``beta_ns_per_kib``: fitted to ``after_last_ns`` of all sizes, None where those
+    make no line. Gains: so many times as quick, between ``low`` and ``high`` (docs/analysis.md: what these
+    hold); None where the fit's error is too large. ``ranks`` by the bytes on the wire, ``per_node`` of them
+    to a node.
+    """
+
+    group: int
+    protocol: Protocol | None
+    ranks: int | None
+    per_node: int | None
+    bytes: int
+    count: int
+    after_last_ns: int
+    alpha_ns: int | None
+    alpha_error_ns: int | None
+    beta_ns_per_kib: float | None
+    beta_error_ns_per_kib: float | None
+    doubling_gain: float | None
+    doubling_low: float | None
+    doubling_high: float | None
+    two_level_gain: float | None
+    two_level_low: float | None
+    two_level_high: float | None
+
+
+@dataclass(slots=True)
 class Tax:
     """What a typical step of a job pays for communication (of its account, so of the critical path).
 
@@ -579,6 +608,7 @@ class Analysis:
     requests: list[Request] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     attribution: list[Attribution] = field(default_factory=list)
+    all_reduce_what_if: list[AllReduceWhatIf] = field(default_factory=list)
     tax: list[Tax] = field(default_factory=list)
     loss_tax: list[LossTax] = field(default_factory=list)
     decode: list[Decode] = field(default_factory=list)

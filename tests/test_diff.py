@@ -10,8 +10,9 @@ import pytest
 from scripted_results import T0, collective
 from scripted_results import job as scripted
 
+from dpuflow.arrays.quantiles import student
 from dpuflow.cli import run
-from dpuflow.differences import compare, match, student
+from dpuflow.differences import compare, match
 from dpuflow.reports.diff import diff_lines
 from dpuflow.reports.json import write_json
 from dpuflow.reports.parquet import write_parquet
@@ -101,7 +102,11 @@ def test_nothing_in_common_and_too_little_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "freedom", "table"), [(0.975, 10, 2.228), (0.975, 30, 2.042), (0.995, 19, 2.861)]
+    ("share", "freedom", "table"),
+    [
+        *((0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 3, 3.182)),
+        *((0.975, 10, 2.228), (0.975, 30, 2.042), (0.995, 19, 2.861)),
+    ],
 )
 def test_students_quantile_is_that_of_the_tables(share: float, freedom: float, table: float) -> None:
     assert student(share, freedom) == pytest.approx(table, rel=0.01)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import dpuflow
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.figures.operations import BUS, ratio_of, word_of
+from dpuflow.figures.whatif import Shape, fitted, gains
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
@@ -103,6 +104,61 @@ def test_operations_of_a_rank_that_is_late(tmp_path: Path) -> None:
     assert why.verdict == "arrival_skew_dominated"
     alone = [max(each["leave_ns"]) - max(each["enter_ns"]) for each in truth["collectives"]]
     assert why.zero_skew_ns == pytest.approx(np.median(alone), rel=0.1)
+
+
+SIZES = [16384, 65536, 262144, 524288, 1 << 20, 2 << 20]
+
+
+def test_alpha_and_beta_of_a_line() -> None:
+    """Four ranks: six steps of 5 us, and 1.5 times the buffer at 10 bytes a nanosecond."""
+    shape = Shape(4, 4, 4, useful=1.0)
+    seen = {size: [6 * 5000 + 1.5 * size / 10] for size in SIZES}
+    fit = fitted(shape, seen)
+    assert fit is not None
+    assert fit.line == pytest.approx([5000, 0.1])
+    assert fit.apart < 1e-9
+    doubling, two_level = gains(shape, fit, 1 << 20, 100_000)
+    assert doubling[0] == pytest.approx(100_000 / (2 * 5000 + 2 * (1 << 20) / 10))
+    assert doubling[1] == pytest.approx(100_000 / (2 * 5000 + 2 * 2 * (1 << 20) / 10))  # two partners at once
+    assert doubling[2] == pytest.approx(100_000 / (2 * 2500 + 2 * (1 << 20) / 10))  # half the latency
+    assert two_level == (None, None, None)  # nodes of one GPU
+    assert gains(Shape(6, 6, 6, 1.0), fit, 1 << 20, 100_000)[0] == (None, None, None)  # no power of two
+
+
+def test_what_makes_no_line_gains_nothing() -> None:
+    shape = Shape(4, 4, 4, useful=1.0)
+    assert fitted(shape, {16384: [30_000.0], 65536: [36_000.0]}) is None  # nothing tells how true it is
+    assert fitted(shape, {size: [1e9 / size] for size in SIZES}) is None  # the larger the quicker
+    fit = fitted(shape, {1 << 14: [30_000.0], 1 << 16: [90_000.0], 1 << 18: [70_000.0]})
+    assert fit is not None
+    assert gains(shape, fit, 1 << 16, 90_000)[0] == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "key"), [(4, 1, "doubling"), (8, 1, "doubling"), (4, 2, "two_level")]
+)
+def test_what_another_algorithm_makes_of_it(tmp_path: Path, nodes: int, gpus: int, key: str) -> None:
+    """The same cluster with both: what is projected from the one holds the truth of the other."""
+
+    def of(algorithm: str) -> tuple[Analysis, dict[int, float]]:
+        ops = [{"op": "all_reduce", "bytes": size, "algorithm": algorithm, "gap_us": 100} for size in SIZES]
+        job = {"kind": "loop", "iterations": 5, "ops": ops}
+        result, truth = played(tmp_path / algorithm, cluster={"nodes": nodes, "gpus_per_node": gpus}, job=job)
+        took: dict[int, list[int]] = {}
+        for each in truth["collectives"]:
+            took.setdefault(each["bytes"], []).append(max(each["leave_ns"]) - max(each["enter_ns"]))
+        return result, {size: float(np.median(values)) for size, values in took.items()}
+
+    (result, ring), (other, doubling) = of("ring"), of("doubling")
+    rows = [row for row in result.all_reduce_what_if if row.bytes in ring]
+    assert len(rows) >= 4
+    for row in rows:
+        assert (row.ranks, row.per_node) == (nodes * gpus, gpus)
+        low, high = getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
+        assert low < ring[row.bytes] / doubling[row.bytes] < high
+        assert low < getattr(row, f"{key}_gain") < high
+        assert (row.two_level_gain is None) == (gpus == 1)
+    assert not other.all_reduce_what_if  # of rings alone
 
 
 def test_what_loss_takes_of_the_slowest_steps(tmp_path: Path) -> None:

@@ -119,6 +119,71 @@ def test_a_log_of_nccl(tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]
     assert f"the operation agrees in {len(truth)}" in said[0]
 
 
+def inspector(calls: list[dict[str, Any]], rank: int, *, verbose: bool) -> list[dict[str, Any]]:
+    """What NCCL's Inspector would write of these calls."""
+    words = {"all_reduce": "AllReduce", "all_gather": "AllGather"}
+    header = {"id": "0x7f8c", "rank": rank, "n_ranks": 4, "nnodes": 4}
+    told = {"inspector_output_format_version": "v4.0", "hostname": "node", "pid": 42}
+    found = []
+    for each in calls:
+        done: dict[str, Any] = {
+            "coll": words[each["op"]],
+            "coll_sn": sum(row["coll_perf"]["coll"] == words[each["op"]] for row in found),
+            "coll_msg_size_bytes": each["bytes"],
+        }
+        if verbose:
+            begin, end = (each[key][rank] // 1000 for key in ("enter_ns", "leave_ns"))
+            kernels = [{"channel_id": 0, "kernel_start_ts": begin + 7, "kernel_stop_ts": end + 7}]
+            done["event_trace_ts"] = {"coll_start_ts": begin, "coll_stop_ts": begin, "kernel_events": kernels}
+        found.append({"header": header, "metadata": told, "coll_perf": done})
+    return found
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_lines_of_the_inspector(
+    tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]], verbose: bool
+) -> None:
+    result, truth = job
+    rows = inspector(truth, 2, verbose=verbose)
+    rows.insert(1, {"header": rows[0]["header"], "metadata": rows[0]["metadata"], "dump_stats": {}})
+    for row in rows[2:]:  # as from v4.4 on: what a dump's first line says holds for those behind it
+        del row["header"], row["metadata"]
+    file = tmp_path / "node-pid42.log"
+    file.write_text(lines(rows))
+    (recorded,) = read_recorded(str(file))
+    told = compare(result, recorded)
+    assert (told.rank, told.ops, told.sizes, told.only_file) == (2, len(truth), len(truth), 0)
+    assert (told.apart_ns is not None) == verbose
+    assert (told.apart_ns or 0) < 100_000
+
+
+def test_what_the_inspector_skipped_is_not_laid_beside(
+    tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]]
+) -> None:
+    result, truth = job
+    rows = inspector(truth, 1, verbose=False)
+    del rows[2]
+    file = tmp_path / "node-pid42.log"
+    file.write_text(lines(rows))
+    (recorded,) = read_recorded(str(file))
+    told = compare(result, recorded)
+    # The gap shows at the next call of that function: what lies behind it.
+    assert told.both == told.ops == told.sizes == len(truth) - 4
+
+
+def test_sizes_of_the_inspector(tmp_path: Path) -> None:
+    (row,) = inspector([{"op": "all_reduce", "bytes": 64}], 0, verbose=False)
+    row["coll_perf"]["coll"] = "ReduceScatter"
+    file = tmp_path / "node-pid42.log"
+    file.write_text(lines([row]))
+    (recorded,) = read_recorded(str(file))
+    assert recorded.calls == [Call("reduce_scatter", 256)]  # it counts what one of four ranks receives
+
+
 @pytest.mark.skipif(not KINETO.is_dir(), reason="needs the shared captures")
 @pytest.mark.parametrize(
     ("name", "rank", "calls"),
@@ -157,11 +222,28 @@ def test_in_a_job_that_repeats_itself_places_are_counted() -> None:
         (b'{"traceEvents": [', "not whole"),
         (b'{"traceEvents": []}', "no collective operation"),
         (b'{"entries": 5}', "not whole"),
+        (
+            b'{"metadata": {"inspector_output_format_version": "v4.0"}, "coll_perf": {}}',
+            "line 1: key 'hostname'",
+        ),
+        (b'{"metadata": {"inspector_output_format_version": "v9"}, "coll_perf": {}}', "version v9"),
+        (b'{"metadata": {"inspector_output_format_version": "v4.0"}}\n{"coll_pe', "line 2"),
         (b'{"other": 1}', "neither a trace"),
         (pickle.dumps(Path("x")), "no dump of that kind has"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:20], "not whole"),
     ],
-    ids=["empty", "cut", "no_operation", "wrong_type", "other", "pickle", "cut_gzip"],
+    ids=[
+        "empty",
+        "cut",
+        "no_operation",
+        "wrong_type",
+        "inspector",
+        "its_version",
+        "its_end",
+        "other",
+        "pickle",
+        "cut_gzip",
+    ],
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, data: bytes, said: str) -> None:
     file = tmp_path / "bad"

@@ -45,9 +45,9 @@ SURELY: Final = 1.96
 
 def list_operations(result: Analysis) -> Iterator[Operation]:
     """One row for each group, operation, algorithm, protocol and size; the largest part of the time first."""
-    for (group, _, _, _, size), mine in _classes(result.collectives):
+    for (group, _, _, _, size), mine in classes_of(result.collectives):
         took = np.array([each.end_ns - each.start_ns for each in mine], np.float64)
-        after = np.array([ns for each in mine if (ns := _after_last(each)) is not None], np.float64)
+        after = np.array([ns for each in mine if (ns := after_last(each)) is not None], np.float64)
         alone = float(np.median(after)) if len(after) else None
         ranks, bus = len(result.groups[group].endpoints), None
         if size and alone and ranks > 1 and mine[0].op in BUS:
@@ -69,7 +69,7 @@ def list_operations(result: Analysis) -> Iterator[Operation]:
 
 def list_attribution(result: Analysis) -> Iterator[Attribution]:
     """One row for each class of operations of which the ranks' entries are known."""
-    for (group, op, _, _, size), mine in _classes(result.collectives):
+    for (group, op, _, _, size), mine in classes_of(result.collectives):
         if op == "send_recv":
             continue
         pairs = [(each.end_ns - each.start_ns, skew) for each in mine if (skew := _skew(each)) is not None]
@@ -109,7 +109,7 @@ def word_of(low: float, high: float) -> str:
     return "transfer_dominated" if high < HALF else "inconclusive"
 
 
-def _classes(collectives: Iterable[Collective]) -> list[tuple[Key, list[Collective]]]:
+def classes_of(collectives: Iterable[Collective]) -> list[tuple[Key, list[Collective]]]:
     """Whole collectives by group, operation, algorithm, protocol and size; those that took longest first."""
     found: dict[Key, list[Collective]] = defaultdict(list)
     for each in collectives:
@@ -124,7 +124,7 @@ def _skew(each: Collective) -> int | None:
     return max(late) if len(late) == len(each.ranks) > 1 else None
 
 
-def _after_last(each: Collective) -> int | None:
+def after_last(each: Collective) -> int | None:
     """From the last rank's entry to the end; None where that entry is not known."""
     skew = _skew(each)
     if skew is None:

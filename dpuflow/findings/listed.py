@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.figures import (
+    list_all_reduce_what_if,
     list_attribution,
     list_decode,
     list_loss_tax,
@@ -28,6 +29,7 @@ def list_figures(case: Case) -> None:
     result, inferred = case.result, case.inferred
     result.operations = list(list_operations(result))
     result.attribution = list(list_attribution(result))
+    result.all_reduce_what_if = list(list_all_reduce_what_if(result))
     result.tax = list(list_tax(result))
     result.loss_tax = list(list_loss_tax(inferred.steps, inferred.entries, case.held_by_losses))
     result.decode = list(list_decode(inferred.steps, inferred.tokens, case.instances, inferred.entries))

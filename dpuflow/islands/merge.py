@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpuflow.figures import list_attribution, list_operations, list_tax
+from dpuflow.figures import list_all_reduce_what_if, list_attribution, list_operations, list_tax
 from dpuflow.findings.build import explained
 from dpuflow.findings.clients import find_skew_of
 from dpuflow.findings.ranks import late_in_turn, unit_name
@@ -67,6 +67,7 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
         limits=list(_limits(islands)),
     )
     whole.operations, whole.attribution = list(list_operations(whole)), list(list_attribution(whole))
+    whole.all_reduce_what_if = list(list_all_reduce_what_if(whole))
     whole.tax = list(list_tax(whole))
     found = list(_findings(islands, chosen, whole))
     skew = find_skew_of(whole, (0, max((row.last_ns or 0 for row in whole.requests), default=0)))

@@ -1,8 +1,8 @@
 """What a job's own software recorded of its collectives, and how far that agrees with what the packets show.
 
 ``read`` tells the kind of a file: Kineto's traces (``kineto``), PyTorch's Flight Recorder (``flight``),
-NCCL's log (``nccllog``). ``compare`` lays a rank's calls beside the collectives of the result. Nothing here
-changes the result: it is two accounts of one thing.
+NCCL's log (``nccllog``), its Inspector's lines (``inspector``). ``compare`` lays a rank's calls beside the
+collectives of the result. Nothing here changes the result: it is two accounts of one thing.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dpuflow.errors import FormatError
 from dpuflow.recorded.flight import read_flight
+from dpuflow.recorded.inspector import MARK, read_inspector
 from dpuflow.recorded.kineto import read_kineto
 from dpuflow.recorded.nccllog import read_log
 
@@ -75,9 +76,13 @@ def _read(file: str, data: bytes) -> list[Recorded]:
             raise ValueError(str(error) or "it ends early") from None
     if b"NCCL INFO" in data:
         return read_log(file, data.decode("utf-8", "replace").splitlines())
+    if MARK in data[: 1 << 16]:
+        return read_inspector(file, data.decode("utf-8", "replace").splitlines())
     if data.lstrip()[:1] in (b"{", b"["):
         return [_dump(file, json.loads(data))]
-    raise FormatError(file, "neither a trace nor a dump of PyTorch, nor a log of NCCL (NCCL_DEBUG=INFO)")
+    raise FormatError(
+        file, "neither a trace nor a dump of PyTorch, nor what NCCL logs or its Inspector writes"
+    )
 
 
 def _dump(file: str, value: Any) -> Recorded:

@@ -52,7 +52,9 @@ def _lists(result: Analysis) -> Iterator[tuple[str, Iterable[object]]]:
         yield key, getattr(result, key)
     for key in ("edges", "what_if", "steps", "accounts", "pipelines", "transfers", "requests"):
         yield key, getattr(result, key)
-    for key in ("operations", "attribution", "tax", "loss_tax", "decode", "network_cost"):
+    for key in ("operations", "attribution", "all_reduce_what_if"):
+        yield key, getattr(result, key)
+    for key in ("tax", "loss_tax", "decode", "network_cost"):
         yield key, getattr(result, key)
     for key in ("findings", "judged", "limits"):
         yield key, getattr(result, key)
