@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +17,10 @@ from test_loading import rich_job, text_of
 from dpuflow.cli import run
 from dpuflow.errors import MissingError
 from dpuflow.loading import load
+from dpuflow.message_list import Message
 from dpuflow.reports import parquet
 from dpuflow.reports.json import write_json
+from dpuflow.reports.meanings import MEANINGS, meaning_of
 from dpuflow.reports.parquet import read_tables, write_parquet
 from dpuflow.results import RankEntry
 
@@ -55,8 +58,10 @@ def test_any_text_and_number_comes_back(
 def test_columns_say_what_they_are(tmp_path: Path) -> None:
     write_parquet(rich_job(), str(tmp_path))
     schema = pq.read_schema(tmp_path / "entries.parquet")
-    assert schema.field("lateness_ns").metadata == {b"unit": b"ns"}
-    assert schema.field("bound").metadata == {b"tokens": b"exact at_most at_least unobservable"}
+    lateness = schema.field("lateness_ns").metadata
+    assert lateness[b"unit"] == b"ns"
+    assert lateness[b"meaning"].startswith(b"how much later than the earliest rank")
+    assert schema.field("bound").metadata[b"tokens"] == b"exact at_most at_least unobservable"
     assert schema.metadata[b"dpuflow.schema"] == b"dpuflow.analysis/1"
     assert b"unobservable" in schema.metadata[b"meaning"]
     kept = pq.ParquetFile(tmp_path / "entries.parquet").metadata.row_group(0).column(1)
@@ -140,7 +145,7 @@ def test_messages_are_a_table_beside_the_result(tmp_path: Path, capsys: pytest.C
     assert {row["role"] for row in rows} == {"control", "burst", "grant", "offer", "data"}
     assert [row["id"] for row in rows] == list(range(len(rows)))
     assert all(result.flows[row["flow"]].dst == row["dst"] for row in rows)
-    assert table.schema.field("sent_ns").metadata == {b"unit": b"ns"}
+    assert table.schema.field("sent_ns").metadata[b"unit"] == b"ns"
     assert b"offer grant" in table.schema.field("role").metadata[b"tokens"]
     assert text_of(read_tables(str(tmp_path / "t"))) == text_of(result)
     assert run(command) == 0  # the same folder, without them: none of another run stay
@@ -228,3 +233,16 @@ def test_data_frames_answer(engine: str, data_set: Path) -> None:
     answer: object = names["answer"]
     found = answer.reset_index().to_dict("records") if engine == "pandas" else answer.to_dicts()  # type: ignore[attr-defined]
     assert found == [{"address": "10.0.0.3", "jobs": 3, "surest": 0.97}]
+
+
+def test_each_column_says_what_it_means(tmp_path: Path) -> None:
+    result = job(late_ms=5)
+    for name, table in parquet.tables_of(result, "hall 3"):
+        assert table.schema.metadata[b"dpuflow.site"] == b"hall 3"
+        for field in table.schema:
+            assert name == field.name or (field.metadata or {}).get(b"meaning"), f"{name}.{field.name}"
+    assert all(meaning_of("messages", column) for column in get_type_hints(Message))
+    described = {(table, column) for table, columns in MEANINGS.items() for column in columns}
+    tables = dict(parquet.tables_of(result))
+    known = {(name, column) for name, table in tables.items() for column in table.schema.names}
+    assert {each for each in described if each[0] in tables} <= known, "columns that there are not"

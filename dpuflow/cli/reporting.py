@@ -37,6 +37,7 @@ REPORTS: Final = {
 
 _ASKED: Final = "dpuflow.reports"
 _APPEND: Final = "dpuflow.append"
+_SITE: Final = "dpuflow.site"
 _MESSAGES: Final = "dpuflow.messages"
 
 
@@ -48,6 +49,13 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="With --parquet: add the job to a data set in DIR, below day=.../job=...",
         expose_value=False,
         callback=_noted_append,
+    )(command)
+    command = click.option(
+        "--site",
+        metavar="NAME",
+        help="With --parquet: name of the cluster, kept in each file.",
+        expose_value=False,
+        callback=_noted_site,
     )(command)
     for name, report in reversed(REPORTS.items()):
         command = click.option(
@@ -88,6 +96,10 @@ def _noted_append(context: click.Context, option: click.Parameter, value: bool) 
     context.meta[_APPEND] = value
 
 
+def _noted_site(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    context.meta[_SITE] = value
+
+
 def asked_reports() -> dict[str, str]:
     """Which reports the command that runs was asked for: option to file or folder."""
     asked: dict[str, str] = click.get_current_context().meta.get(_ASKED, {})
@@ -110,6 +122,7 @@ def write_reports(result: Analysis, asked: dict[str, str]) -> None:
         report = REPORTS[name]
         write = getattr(import_module(f"dpuflow.reports.{report.module}"), report.writer)
         if name == "parquet":
-            write(result, target, append=click.get_current_context().meta.get(_APPEND, False))
+            noted = click.get_current_context().meta
+            write(result, target, append=noted.get(_APPEND, False), site=noted.get(_SITE))
         else:
             write(result, target)

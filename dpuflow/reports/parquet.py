@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get
 from dpuflow import __version__
 from dpuflow.errors import FormatError, MissingError
 from dpuflow.loading import analysis_of, hints_of, plain_type
+from dpuflow.reports.meanings import meaning_of
 from dpuflow.reports.output import naming
 from dpuflow.results import Analysis, RankEntry
 from dpuflow.schema import tables
@@ -55,8 +56,8 @@ def check_installed(what: str = "--parquet") -> None:
         ) from None
 
 
-def write_parquet(result: Analysis, folder: str, append: bool = False) -> None:
-    """Write all tables below ``folder``; ``append``: as one job of a data set.
+def write_parquet(result: Analysis, folder: str, append: bool = False, site: str | None = None) -> None:
+    """Write all tables below ``folder``; ``append``: as one job of a data set; ``site`` is kept in each file.
 
     The same job again takes its own place. Tables appear when all are written. Raises MissingError, OSError.
     """
@@ -68,7 +69,7 @@ def write_parquet(result: Analysis, folder: str, append: bool = False) -> None:
         os.makedirs(folder, exist_ok=True)
         partial = tempfile.mkdtemp(dir=folder, prefix=".partial.")
         try:
-            for name, table in tables_of(result):
+            for name, table in tables_of(result, site):
                 pq.write_table(
                     table, f"{partial}/{name}.parquet", compression="zstd", compression_level=9,
                     row_group_size=_ROWS, **_encodings(table),
@@ -101,7 +102,7 @@ def _part(result: Analysis) -> str:
     return f"day={begin:%Y-%m-%d}/job={begin:%Y%m%dT%H%M%S}-{short}"
 
 
-def tables_of(result: Analysis) -> Iterable[tuple[str, pa.Table]]:
+def tables_of(result: Analysis, site: str | None = None) -> Iterable[tuple[str, pa.Table]]:
     """Every list of the result as a table, by its name."""
     whole = {
         "dpuflow.start_ns": str(result.start_ns),
@@ -109,6 +110,8 @@ def tables_of(result: Analysis) -> Iterable[tuple[str, pa.Table]]:
         "dpuflow.job": _part(result).rpartition("job=")[2],
         "dpuflow.vantages": " ".join(capture.vantage for capture in result.captures),
     }
+    if site is not None:
+        whole["dpuflow.site"] = site
     for name in [*_kinds(), ENTRIES]:
         yield name, table_of(getattr(result, name), whole)
     if result.messages is not None:
@@ -131,7 +134,7 @@ def message_table(messages: Messages, whole: dict[str, str] | None = None) -> pa
         if key in TOKENS:
             kept = pa.array(values.astype("int8"))
             column = pa.DictionaryArray.from_arrays(kept, pa.array(TOKENS[key])).cast(pa.string())
-        names.append(pa.field(key, column.type, metadata=_meaning(key, hint)))
+        names.append(pa.field(key, column.type, metadata=_meaning(MESSAGES, key, hint)))
         columns.append(column)
     meaning = " ".join((Message.__doc__ or "").split())
     return pa.table(columns, schema=pa.schema(names, metadata={**whole, "meaning": meaning}))
@@ -147,7 +150,7 @@ def table_of(rows: Rows[Any], whole: dict[str, str] | None = None) -> pa.Table:
     if kind is str:
         return pa.table({rows.name: pa.array(rows, pa.string())}).replace_schema_metadata(whole)
     numbers = {"collective": [call.id for call in rows.of for _ in call.ranks]} if kind is RankEntry else {}
-    return _table(kind, rows, whole, numbers)
+    return _table(rows, kind, whole, numbers)
 
 
 @cache
@@ -174,12 +177,12 @@ def _columns(kind: type) -> list[tuple[str, str, Any]]:
     ]
 
 
-def _table(kind: type, rows: list[Any], whole: dict[str, str], more: dict[str, list[int]]) -> pa.Table:
+def _table(rows: Rows[Any], kind: type, whole: dict[str, str], more: dict[str, list[int]]) -> pa.Table:
     import pyarrow as pa
 
     names, columns = [], []
     for key, numbers in more.items():
-        names.append(pa.field(key, pa.int64()))
+        names.append(pa.field(key, pa.int64(), metadata=_meaning(rows.name, key, int)))
         columns.append(pa.array(numbers, pa.int64()))
     for attribute, key, hint in _columns(kind):
         arrow, plain = arrow_type(hint), _plainer(hint)
@@ -188,16 +191,18 @@ def _table(kind: type, rows: list[Any], whole: dict[str, str], more: dict[str, l
             values = [None if row.node is not None else row.endpoint for row in rows]
         if plain is not None:
             values = [None if value is None else plain(value) for value in values]
-        names.append(pa.field(key, arrow, metadata=_meaning(key, hint)))
+        names.append(pa.field(key, arrow, metadata=_meaning(rows.name, key, hint)))
         columns.append(pa.array(values, arrow))
     meaning = " ".join((kind.__doc__ or "").split())
     return pa.table(columns, schema=pa.schema(names, metadata={**whole, "meaning": meaning}))
 
 
-def _meaning(key: str, hint: Any) -> dict[str, str]:
-    """Unit and tokens of a column, as the result's own declarations have them."""
+def _meaning(table: str, key: str, hint: Any) -> dict[str, str]:
+    """Meaning of a column, and its unit and tokens as the result's own declarations have them."""
     unit = next((unit for suffix, unit in _UNITS.items() if key.endswith(suffix)), None)
     said = {} if unit is None else {"unit": unit}
+    if (meaning := meaning_of(table, key)) is not None:
+        said["meaning"] = meaning
     kind = plain_type(hint)
     if get_origin(kind) is Literal:
         said["tokens"] = " ".join(get_args(kind))
