@@ -45,7 +45,7 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     result, rows, metadata, means, *figures, compared = shown
     assert "LATE: 10.77.0.3" in unescape(result._repr_html_())
     assert [address for address, verdict, *_ in rows if verdict == "late"] == ["10.77.0.3"]
-    assert metadata[0] == {b"unit": b"ns"}
+    assert metadata[0][b"unit"] == b"ns"
     assert max(means, key=lambda row: row["lateness_ns_mean"])["endpoint"] == 2
     assert [len(each.page) > 5000 for each in figures] == [True] * 3
     assert {state for _, _, state in compared} <= {"no_difference", "too_few"}
