@@ -9,6 +9,7 @@ import pytest
 
 from dpuflow.analysis import analyze
 from dpuflow.schema.tables import Vantage
+from dpuflow.verdicts import judgement
 from dpuflow.verdicts.significance import standing_of
 from dpuflow.verdicts.units import Units, comes_again, world_of
 
@@ -57,3 +58,16 @@ def test_incidents_are_a_habit_beside_others_like_them(
     nobody = standing_of(np.zeros(0, np.int64), np.zeros(0, np.int64))
     world = world_of(units, nobody, np.arange(30), 600 * MS, 600 * MS)
     assert comes_again(units[1], world) is again
+
+
+@pytest.mark.parametrize(
+    ("incidents", "together", "said"), [(3, False, "on_time"), (3, True, "unknown"), (2, True, "on_time")]
+)
+def test_incidents_that_cost_little_clear_nobody_where_all_together_are_a_habit(
+    incidents: int, together: bool, said: str
+) -> None:
+    mine = _units([MS] * incidents + [0] * 27)
+    nobody = standing_of(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    world = world_of({0: mine, 1: _units([0] * 30)}, nobody, np.arange(30), 9_000 * MS, 9_000 * MS)
+    world.together = together
+    assert judgement._on_time_or_unknown(mine, world) == said
