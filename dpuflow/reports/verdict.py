@@ -335,6 +335,10 @@ def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
         if row.caused_wait_ns is not None:
             text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
         yield wrap(text, "  ", "    ")
+    sure = [row.confidence for row in late if row.confidence is not None]
+    if sure:
+        least = " at the least" if len(set(sure)) > 1 else ""
+        yield wrap(f"confidence: {percent(min(sure))}{least}, of each of them", "  ", "    ")
     yield wrap(
         "a different rank each time: look for what all of them do in turn (garbage collection, uneven input,"
         " checkpoints), not for a bad machine",
