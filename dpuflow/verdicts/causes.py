@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
 CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
+OF_KIND, AT_PLACE = 1, 2
+"""Work is compared with that of peers in all collectives of the kind, or at the same place of a step."""
 
 
 class Causes(NamedTuple):
@@ -51,7 +53,9 @@ class Causes(NamedTuple):
     least: NDArray[
         np.bool_
     ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
-    usual: NDArray[np.bool_]  # rows whose excess is by what peers work in other collectives of the kind
+    usual: NDArray[
+        np.int64
+    ]  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
     unread_ns: NDArray[np.int64]  # so much of each rank's lateness is nobody's doing but for messages unread
 
 
@@ -129,7 +133,7 @@ class _Longer(NamedTuple):
     since_leave_ns: NDArray[np.int64]  # since it had left that
     since_gone_ns: NDArray[np.int64]  # since its own last data had gone
     least: NDArray[np.bool_]  # as of Causes
-    usual: NDArray[np.bool_]
+    usual: NDArray[np.int64]  # as of Causes
     unread_ns: NDArray[np.int64]  # excess if it had not waited for messages that nobody read
 
 
@@ -190,7 +194,8 @@ def _worked_longer(
         since_gone = _excess(entries, left, gone, since_ns, dated, _earliest(entries, left, []))
     began = np.where(left >= 0, np.maximum(entries.leave_ns, entries.idle_ns)[left], NEVER)
     began = np.where(began != NEVER, np.maximum(began, until), NEVER)
-    excess, usual = _against_usual(entries, began, excess, least, _alike(entries, instances, waits.place))
+    place = np.zeros(len(last), np.int64) if waits.place is None else waits.place
+    excess, usual = _against_usual(entries, began, excess, least, (_kind(entries, instances), place))
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
@@ -242,15 +247,11 @@ def _held_peers(entries: Entries) -> NDArray[np.bool_]:
     return np.asarray(credited[entries.collective] & (_dated_peers(entries)[0] == 0) & ~by_credit, np.bool_)
 
 
-def _alike(
-    entries: Entries, instances: Sequence[Instance], place: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
-    """Number of each row's operation, size and ranks, and ``place`` in its step: before the first collective
-    of a step ranks do other work than before the others."""
+def _kind(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
+    """Number of each row's operation, size and ranks."""
     kinds: dict[tuple[object, ...], int] = {}
     of = [kinds.setdefault((i.op, i.size, tuple(sorted(i.order))), len(kinds)) for i in instances]
-    kind = np.array(of, np.int64)[entries.collective]
-    return kind if place is None else kind + len(kinds) * (place + 1)
+    return np.array(of, np.int64)[entries.collective]
 
 
 def _against_usual(
@@ -258,29 +259,34 @@ def _against_usual(
     since_ns: NDArray[np.int64],
     excess: NDArray[np.int64],
     least: NDArray[np.bool_],
-    like: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    alike: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """``excess``, of ranks few of whose peers are dated against what peers work in collectives of the kind.
 
     By the median of those that nothing held: who had waited for its input worked no longer than until that
     came. A root that runs ahead (``least``) works at its own pace until its slots are used up; where no peer
-    ever was free it needed no longer than in the quickest.
+    ever was free it needed no longer than in the quickest. ``alike``: kind and place in the step. Before the
+    first collective of a step ranks do other work than before the others: where too few are told at the same
+    place, all of the kind can accuse, but clear nobody.
     """
-    out, usual = excess.copy(), np.zeros(len(excess), bool)
+    out, usual = excess.copy(), np.zeros(len(excess), np.int64)
+    kind, place = alike
     by_credit = entries.rule == Rule.CREDIT
     known = (since_ns != NEVER) & (entries.enter_ns >= since_ns) & entries.told
     own = np.where(known, entries.enter_ns - since_ns, 0)
     free = known & entries.exact & ~least & ~by_credit
     dated, peers_of = _dated_peers(entries)
     rows = np.flatnonzero((2 * dated < peers_of) & known & (excess != NEVER) & ~by_credit)
-    for places in classes(like[rows], entries.endpoint[rows]):
+    for places in classes(kind[rows], place[rows] + 1, entries.endpoint[rows]):
         mine = rows[places]
-        peers = (like == like[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
+        peers = (kind == kind[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
+        here = peers & (place == place[mine[0]])
+        peers = here if np.count_nonzero(free & here) >= FEWEST else peers
         alone, held = own[free & peers], own[known & peers & by_credit & least[mine].any()]
         if len(alone) >= FEWEST:
             beyond = own[mine] - round(float(np.median(alone)))
             out[mine] = np.where(least[mine], np.maximum(excess[mine], beyond), beyond)
-            usual[mine] = True
+            usual[mine] = AT_PLACE if peers is here else OF_KIND
         elif len(held):
             most = np.maximum(excess[mine], own[mine] - int(held.min()))
             out[mine] = np.where(least[mine], most, excess[mine])

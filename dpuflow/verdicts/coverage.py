@@ -111,7 +111,7 @@ def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.in
     """
     relative, own = evidence.relative, evidence.own
     bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
-    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | own.usual[rows])
+    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | (own.usual & own.at_place)[rows])
     number = max(int(shown.sum()), 1)
     scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number))
     for mine in classes(np.where(shown, place + 1, -1) + 1):
@@ -119,7 +119,8 @@ def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.in
             scatter[mine] = np.minimum(scatter[mine], _usual_at_most(own.excess_ns[rows[mine]]))
     scatter += evidence.entries.margins.clock_ns[rows]
     most = np.where(bound == AT_MOST, relative.lateness_ns[rows], HIDDEN)
-    worked = np.where(own.most_ns[rows] != NEVER, own.most_ns[rows] + scatter, HIDDEN)
+    told = (own.most_ns[rows] != NEVER) & own.at_place[rows]
+    worked = np.where(told, own.most_ns[rows] + scatter, HIDDEN)
     most = np.minimum(most, worked)
     return np.asarray(np.where(shown, scatter, most), np.float64)
 

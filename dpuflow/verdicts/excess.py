@@ -12,7 +12,7 @@ import numpy as np
 
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.causes import CAUSES, COMPUTE, NONE, UNKNOWN, Causes
+from dpuflow.verdicts.causes import AT_PLACE, CAUSES, COMPUTE, NONE, UNKNOWN, Causes
 from dpuflow.verdicts.costs import sigmas_of
 from dpuflow.verdicts.persistence import SIGMAS
 
@@ -37,6 +37,7 @@ class Own:
     unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
     most_ns: NDArray[np.int64]  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: NDArray[np.bool_]  # compared with what peers usually work; how late it was is bounded only
+    at_place: NDArray[np.bool_]  # rows compared with what peers work at the same place of a step
     unread_ns: NDArray[np.int64]  # late by so much more, if not for messages that nobody read
     compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows that were compared with replicas."""
@@ -56,6 +57,7 @@ def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Ca
         unproved,
         own.most_ns,
         own.usual,
+        own.at_place,
         own.unread_ns,
         rows,
     )
@@ -91,7 +93,7 @@ def own_lateness(
     tied = tied_rows(instances, entries) & (causes.excess_ns != NEVER)
     known = tied & np.isin(relative.bound, (EXACT, AT_LEAST))
     # All its peers may have come late, too: but by their usual work it kept them.
-    usual = tied & causes.usual & entries.exact & (relative.bound == AT_MOST)
+    usual = tied & (causes.usual > 0) & entries.exact & (relative.bound == AT_MOST)
     known |= usual
     excess = np.where(known, causes.excess_ns, NEVER)
     sigma, floor = sigmas_of(entries, excess.astype(np.float64), known, group[entries.collective])
@@ -114,6 +116,7 @@ def own_lateness(
     excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
     unproved &= ~unknown
     unread = np.where(known & (causes.unread_ns > beyond), causes.unread_ns, 0)
-    told = unproved & causes.usual & (relative.bound == AT_MOST)
+    told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
-    return Own(np.where(mine, amount, 0), excess, amount, sigma, unproved, most, usual, unread)
+    amount_ns = np.where(mine, amount, 0)
+    return Own(amount_ns, excess, amount, sigma, unproved, most, usual, causes.usual == AT_PLACE, unread)
