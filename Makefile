@@ -14,7 +14,7 @@ CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUF
 RELEASE ?= $(shell . /etc/os-release; echo $$VERSION_CODENAME)
 ARCH ?= $(shell dpkg --print-architecture)
 
-.PHONY: gallery help setup setup-run setup-live demo test test-long fuzz soak boundscheck check lint types format bench \
+.PHONY: gallery help setup setup-run setup-live demo test test-long tests-others tests-live fuzz soak boundscheck check lint types format bench \
 	bench-accuracy bench-robustness conditions \
 	score help-text docs headers bpf doca dist deb deb-check lock test-all test-pythons clean
 
@@ -44,12 +44,17 @@ demo: $(RUN) ## analyse a bundled capture of a job with one late rank and print 
 	@echo "The whole result is in $(CURDIR)/build/demo.json"
 
 test: $(READY) ## run the tests but the long ones, the ten slowest named at the end (ARGS="-k name" picks some)
-	$(PYTHON) -m pytest -m "not long" -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
-	$(PYTHON) -m pytest -m "not long" --durations=10 tests/root $(ARGS) || [ $$? = 5 ]  # 5: none is left
+	@$(MAKE) --no-print-directory -j 1 -k LONG="not long" tests-others tests-live
 
 test-long: $(READY) ## run the long tests: fuzzing, many random inputs, whole jobs, a long-running agent
-	$(PYTHON) -m pytest -m long -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
-	$(PYTHON) -m pytest -m long --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
+	@$(MAKE) --no-print-directory -j 1 -k LONG=long tests-others tests-live
+
+# One after the other: an agent that keeps to a share of a processor is not tested beside others. 5: none is left.
+tests-others:
+	$(PYTHON) -m pytest -m "$(LONG)" -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
+
+tests-live:
+	$(PYTHON) -m pytest -m "$(LONG)" -n 2 --dist loadfile --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
 
 test-all: test test-long ## run all tests
 

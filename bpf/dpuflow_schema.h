@@ -3,7 +3,7 @@
 #ifndef DPUFLOW_SCHEMA_H
 #define DPUFLOW_SCHEMA_H
 
-#define DPUFLOW_SCHEMA 0xbdbfe905U
+#define DPUFLOW_SCHEMA 0x0dda5425U
 #define DPUFLOW_ROCE_V2_PORT 4791
 #define DPUFLOW_CNP_OPCODE 0x81
 #define DPUFLOW_MESSAGE_ENDS 0x00c18f3cU
@@ -131,7 +131,7 @@ struct dpuflow_settings {
 	__u32 ports; /* how many TCP ports are listed; 0: all */
 	__u32 qps; /* how many QPs are listed; 0: all */
 	__u32 vlans; /* how many VLANs are listed; 0: all */
-	__u32 sample; /* of 2^32 flows, those whose hash is below are left out; 0: none */
+	__u32 sample; /* of 2^32 pairs of hosts, those whose hash is below are left out; 0: none, ever */
 	__u32 qp[16]; /* destination QPs to capture */
 	__u16 port[8]; /* TCP ports to capture, either end */
 	__u16 vlan[8]; /* outer VLAN ids to capture */
@@ -163,6 +163,15 @@ _Static_assert(__builtin_offsetof(struct dpuflow_settings, ordered) == 272, "set
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, atomic) == 276, "settings.atomic");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, hardware) == 280, "settings.hardware");
 _Static_assert(__builtin_offsetof(struct dpuflow_settings, reserved) == 284, "settings.reserved");
+
+/* Which pairs of hosts are left out; user space changes it while packets pass. */
+struct dpuflow_sampling {
+	__u32 below; /* of 2^32 pairs of hosts, those whose hash is below */
+	__u32 reserved; /* 0 */
+};
+_Static_assert(sizeof(struct dpuflow_sampling) == 8, "sampling");
+_Static_assert(__builtin_offsetof(struct dpuflow_sampling, below) == 0, "sampling.below");
+_Static_assert(__builtin_offsetof(struct dpuflow_sampling, reserved) == 4, "sampling.reserved");
 
 /* How the NIC's clock stands to the kernel's monotonic one, two times, of which one is being written. */
 struct dpuflow_phc {

@@ -29,6 +29,7 @@ static const struct dpuflow_settings settings = DPUFLOW_SETTINGS;
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_COUNTERS_FD), &zero)
 #define CELL(cpu) bpf_map_lookup_elem_(MAP(DPUFLOW_CELLS_FD), &cpu)
+#define SAMPLING(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_SAMPLING_FD), &zero)
 #define PHC(zero) 0
 #ifdef DPUFLOW_WALL_FD
 #define WALL(zero) bpf_map_lookup_elem_(MAP(DPUFLOW_WALL_FD), &zero)
@@ -77,6 +78,15 @@ struct {
 	__type(value, struct dpuflow_phc);
 } phc SEC(".maps");
 
+/* 0 -> which pairs of hosts are left out; mapped into user space, which may change it at any time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dpuflow_sampling);
+} sampling SEC(".maps");
+
 /* 0 -> how the wall clock stands to the kernel's monotonic one; written by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -91,6 +101,7 @@ struct {
 #define DISCARD(record) bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP)
 #define COUNTERS(zero) bpf_map_lookup_elem(&counters, &zero)
 #define CELL(cpu) bpf_map_lookup_elem(&cells, &cpu)
+#define SAMPLING(zero) bpf_map_lookup_elem(&sampling, &zero)
 #define PHC(zero) bpf_map_lookup_elem(&phc, &zero)
 #define WALL(zero) bpf_map_lookup_elem(&wall, &zero)
 

@@ -14,8 +14,6 @@ from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_wha
 from dpuflow.results import (
     Account,
     Analysis,
-    Bound,
-    Cause,
     Collective,
     Endpoint,
     Flow,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from dpuflow.identity.rankmap import Place
     from dpuflow.islands.analyse import Read
     from dpuflow.matching import Instance
-    from dpuflow.results import Algorithm, OpToken, Protocol, Steadiness, Verdict
+    from dpuflow.results.tokens import Algorithm, Bound, Cause, OpToken, Protocol, Steadiness, Verdict
     from dpuflow.schema.tables import CaptureTables, Joined
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.accounts import Account as Found

@@ -111,6 +111,8 @@ def ingest_source(
             " are read as bursts from some point on: they have too many messages, smaller than any library's"
         )
     messages = readers.finish(flows, reader.endpoints)
+    if readers.roce:
+        reader.info.snaplen_needed = readers.roce.snaplen_needed
     tables = CaptureTables(
         reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses),
         tcp.told if tcp else SETUP.zeros(0), tcp.members if tcp else MEMBER.zeros(0),

@@ -32,6 +32,10 @@ def load(file: str) -> results.Analysis:
     with open(file, encoding="utf-8") as stream:
         try:
             value = json.load(stream, parse_float=_number, parse_constant=_number)
+        except UnicodeDecodeError:
+            raise FormatError(
+                file, "not a result of dpuflow (no text at all): captures are read by `dpuflow analyze`"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise FormatError(file, f"not JSON, or cut short: {error}") from None
     return analysis_of(value, file)

@@ -53,7 +53,10 @@ def vantages_of(
         histories += [(folder, segments)] if segments else []
         found += [] if segments else _captures(folder)
         if not segments and (since_ns is not None or until_ns is not None):
-            raise FormatError(folder, "holds captures, no agent's history: no span of it can be chosen")
+            raise FormatError(
+                folder,
+                "holds captures, no agent's history: no span of it can be chosen (--since and --until)",
+            )
     found += _histories(histories)
     return [*found, *(each for each in captures if isinstance(each, Vantage))]
 

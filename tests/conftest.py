@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from longer import LONGER
 
 # The same examples in every run, so that a change is judged by what it changed;
 # HYPOTHESIS_PROFILE=default draws new ones.
@@ -17,6 +18,15 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # Programs that tests start themselves, from packages that were unpacked, not installed (tools/setup.sh).
 _UNPACKED = [str(folder) for folder in (CHECKOUT / ".cache/tools").glob("*/usr/*bin")]
 os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *_UNPACKED])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as long the parametrizations that ``LONGER`` names."""
+    for item in items:
+        test, _, parameters = item.nodeid.rpartition("/")[2].partition("[")
+        if test in LONGER and LONGER[test][0].search(parameters.removesuffix("]")):
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

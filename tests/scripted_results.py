@@ -9,7 +9,6 @@ import numpy as np
 from dpuflow.message_list import UNKNOWN, Message, Messages
 from dpuflow.results import (
     Analysis,
-    Bound,
     Collective,
     Endpoint,
     Evidence,
@@ -21,6 +20,7 @@ from dpuflow.results import (
     RankEntry,
     WhatIf,
 )
+from dpuflow.results.tokens import Bound
 from dpuflow.schema.tables import CaptureInfo, Clock
 
 MS = 1_000_000

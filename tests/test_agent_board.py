@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dpuflow.agent.board import Board, FindingState, Health, Traffic, Window
+from dpuflow.agent.board import FRESH, Board, FindingState, Health, Traffic, Window
 from dpuflow.agent.stream import COUNTERS
-from dpuflow.results import Analysis, Collective, Endpoint, Finding, Group, Lateness, RankEntry
+from dpuflow.results import Analysis, Collective, Endpoint, Finding, Group, Judged, Lateness, RankEntry
 
 MS = 1_000_000
 
@@ -120,3 +120,22 @@ def test_errors_of_parts_show_in_the_health() -> None:
 def test_traffic_has_every_counter_of_a_flow() -> None:
     """One that it lacked cost the agent all its windows."""
     assert set(COUNTERS) <= {field.name for field in fields(Traffic)}
+
+
+def test_of_windows_that_are_fresh_no_more_nothing_is_lost() -> None:
+    """What each says of the whole span was kept of 600, the same rows over and over: 21 MiB."""
+    board, made = Board(windows=100), []
+    for number in range(120):
+        made.append(window(number))
+        made[-1].analysis.judged = [Judged(f"c{k}", "not_judged", f"why {number}") for k in range(33)]
+        made[-1].analysis.limits = [f"limit {number}"]
+        board.publish(made[-1])
+    held = board.windows()
+    assert [each.number for each in held] == list(range(20, 120))
+    assert [bool(each.analysis.judged) for each in held] == [False] * (100 - FRESH) + [True] * FRESH
+    for number in (20, 50, 119):
+        assert board.analysis(number) == made[number].analysis
+    assert board.analysis() == made[-1].analysis
+    assert board.analysis(19) is None
+    assert Board().analysis() is None
+    assert len(board._packed) == 100 - FRESH

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def kept(path: Path, folder: Path, settings: Settings | None = None, last: bool 
     history.close()
     history._thread.join()
     return history
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the history of the first capture, for ``folder`` to copy."""
+    made = tmp_path_factory.mktemp("history")
+    kept(FILES[0], made)
+    return made
+
+
+@pytest.fixture
+def folder(once: Path, tmp_path: Path) -> Path:
+    """A history of the test's own, of the first capture."""
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
@@ -168,12 +184,11 @@ def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path, monkeypatch:
     assert history.stand.lost > 0
 
 
-def test_top_replays_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept(FILES[0], tmp_path)
-    segments = list_segments(str(tmp_path))
+def test_top_replays_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = list_segments(str(folder))
     now_s = 100.0
     monkeypatch.setattr(sources.time, "monotonic", lambda: now_s)
-    replay = sources.Replay(str(tmp_path), 10.0)
+    replay = sources.Replay(str(folder), 10.0)
     first = replay.look()
     assert replay.look() is first  # nothing new
     now_s += (segments[-1].end_ns - segments[0].end_ns) / 1e9 / 20
@@ -184,48 +199,43 @@ def test_top_replays_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert spans == sorted(set(spans))
     assert "10 times as quick" in middle.health[0]
     assert last.health[0].endswith(", its end")
-    assert [each.row for each in last.ranks] == [each.row for each in seen_of(analyze([tmp_path]), "x").ranks]
+    assert [each.row for each in last.ranks] == [each.row for each in seen_of(analyze([folder]), "x").ranks]
 
 
-def test_diff_compares_spans_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept(FILES[0], tmp_path)
-    segments = list_segments(str(tmp_path))
+def test_diff_compares_spans_of_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segments = list_segments(str(folder))
     at = datetime.fromtimestamp(segments[len(segments) // 2].end_ns / 1e9, timezone.utc).isoformat()
-    assert run(["diff", f"{tmp_path}@..{at}", f"{tmp_path}@{at}..", "--json", "-"]) == 0
+    assert run(["diff", f"{folder}@..{at}", f"{folder}@{at}..", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["changes"]
     assert all(each["count_before"] and each["count_after"] for each in found["changes"])
-    assert run(["diff", str(tmp_path), f"{tmp_path}@2001-01-01..2001-01-02"]) == 1
+    assert run(["diff", str(folder), f"{folder}@2001-01-01..2001-01-02"]) == 1
     assert "has nothing from that time" in capsys.readouterr().err
 
 
-def test_analyze_reads_the_folder_and_a_part_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept(FILES[0], tmp_path)
-    assert run(["analyze", str(tmp_path), "--quiet", "--json", "-"]) == 0
+def test_analyze_reads_the_folder_and_a_part_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", str(folder), "--quiet", "--json", "-"]) == 0
     whole = json.loads(capsys.readouterr().out)
     (capture,) = whole["captures"]
     assert capture["vantage"] == "node0"
-    segments = list_segments(str(tmp_path))
+    segments = list_segments(str(folder))
     at = datetime.fromtimestamp(segments[2].end_ns / 1e9, timezone.utc).isoformat()
-    assert run(["analyze", str(tmp_path), "--until", at, "--quiet", "--json", "-"]) == 0
+    assert run(["analyze", str(folder), "--until", at, "--quiet", "--json", "-"]) == 0
     part = json.loads(capsys.readouterr().out)
     assert 0 < part["captures"][0]["packets"] < capture["packets"]
-    assert run(["analyze", str(tmp_path), "--since", "2001-01-01T00:00:00Z", "--until", "2001-01-02"]) == 1
+    assert run(["analyze", str(folder), "--since", "2001-01-01T00:00:00Z", "--until", "2001-01-02"]) == 1
     assert "has nothing from that time, only 20" in capsys.readouterr().err
     assert run(["analyze", str(FILES[0]), "--since", "2001-01-01"]) == 2
     assert "name its folder" in capsys.readouterr().err
-    empty = tmp_path / "empty"
+    empty = folder / "empty"
     empty.mkdir()
     assert run(["analyze", str(empty)]) == 1
     assert "nor an agent's history" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "header", "places"])
-def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path, damage: str) -> None:
-    kept(FILES[0], tmp_path)
-    segments = list_segments(str(tmp_path))
+def test_a_damaged_segment_is_left_out_and_named(folder: Path, damage: str) -> None:
+    segments = list_segments(str(folder))
     whole = analyze([Vantage("node0", tuple(s.path for s in segments))], threads=1)
     broken = Path(segments[len(segments) // 2].path)
     data = bytearray(broken.read_bytes())
@@ -239,8 +249,8 @@ def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path, damage: str) ->
         start = 24 + int.from_bytes(data[12:16], "little")
         data[start + 64 : start + 1024] = b"\xff" * 960
     broken.write_bytes(data)
-    result = tmp_path / "x.json"
-    assert run(["analyze", str(tmp_path), "--quiet", "--json", str(result)]) == 0
+    result = folder / "x.json"
+    assert run(["analyze", str(folder), "--quiet", "--json", str(result)]) == 0
     found = json.loads(result.read_text())
     (capture,) = found["captures"]
     assert not capture["complete"]
@@ -248,11 +258,10 @@ def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path, damage: str) ->
     assert 0 < len(found["collectives"]) < len(whole.collectives)
 
 
-def test_a_folder_of_damaged_segments_alone_is_an_error(tmp_path: Path) -> None:
-    kept(FILES[0], tmp_path)
-    for segment in list_segments(str(tmp_path)):
+def test_a_folder_of_damaged_segments_alone_is_an_error(folder: Path) -> None:
+    for segment in list_segments(str(folder)):
         Path(segment.path).write_bytes(Path(segment.path).read_bytes()[:100])
-    assert run(["analyze", str(tmp_path), "--quiet"]) == 1
+    assert run(["analyze", str(folder), "--quiet"]) == 1
 
 
 def test_a_damaged_segment_is_put_aside_when_it_is_to_be_merged(

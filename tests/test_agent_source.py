@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import struct
 import threading
 import time
 
 import pytest
 
+from dpuflow.agent import interfaces
 from dpuflow.agent.config import Capture
 from dpuflow.agent.log import Log
 from dpuflow.agent.source import Source
@@ -49,12 +52,71 @@ def test_other_settings_that_cannot_be_opened_are_not_tried_again_at_once(
     assert source.ring_share() is None
 
 
-def test_ten_thousand_interfaces_are_looked_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of many containers."""
-    from dpuflow.agent import interfaces
+class Kernel:
+    """A routing socket of a kernel with these links: index -> (name, flags)."""
 
-    names = [(number, f"veth{number}") for number in range(2, 10_002)]
-    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [(1, "lo"), *names])
-    started = time.process_time()
-    assert interfaces.wanted(["auto"]) == []  # none of them is there
-    assert time.process_time() - started < 5.0
+    def __init__(self, links: dict[int, tuple[str, int]]) -> None:
+        self.links, self.reads = links, 0
+        self.parts: list[bytes] = []
+        self.waits = self.overrun = False
+
+    def bind(self, address: tuple[int, int]) -> None:
+        assert address == (0, 1)  # RTMGRP_LINK
+
+    def setblocking(self, waits: bool) -> None:
+        self.waits = waits
+
+    def close(self) -> None:
+        self.parts.clear()
+
+    def send(self, request: bytes) -> None:
+        assert struct.unpack_from("=IHH", request)[0] == len(request)
+        said = [self.message(16, index) for index in self.links]
+        self.parts = [b"".join(said[at : at + 30]) for at in range(0, len(said), 30)]
+        self.parts.append(struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0))
+
+    def message(self, kind: int, index: int) -> bytes:
+        name, flags = self.links[index]
+        text = name.encode() + b"\0"
+        mtu = struct.pack("=HHI", 8, 4, 1500)
+        attributes = mtu + struct.pack("=HH", 4 + len(text), 3) + text + bytes(-len(text) % 4)
+        return (
+            struct.pack("=IHHIIBxHiII", 32 + len(attributes), kind, 2, 1, 0, 0, 1, index, flags, 0)
+            + attributes
+        )
+
+    def recv(self, size: int) -> bytes:
+        self.reads += 1
+        if self.overrun:
+            self.overrun = False
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        if not self.parts:
+            raise BlockingIOError
+        return self.parts.pop(0)
+
+
+def test_of_ten_thousand_interfaces_those_are_looked_at_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of many containers: each was asked for its flags once a second, a quarter of a core."""
+    kernel = Kernel(
+        {number: (f"veth{number}", 0) for number in range(2, 10_002)} | {1: ("lo", 9), 5: ("p7x", 1)}
+    )
+    monkeypatch.setattr(interfaces.socket, "socket", lambda *_: kernel)
+    links = interfaces.Links()
+    assert links.wanted(["auto"]) == ["p7x"]
+    assert links.told == 10_001
+    before = kernel.reads
+    for _ in range(100):
+        assert links.wanted(["auto"]) == ["p7x"]
+    assert (links.told, kernel.reads) == (10_001, before + 100)
+    kernel.links[77] = ("veth77", 1)
+    kernel.parts.append(kernel.message(16, 77) + kernel.message(17, 5))
+    assert links.wanted(["auto"]) == ["veth77"]
+    assert links.told == 10_003
+    kernel.links[77] = ("renamed", 1)
+    kernel.parts.append(kernel.message(16, 77))
+    assert links.wanted(["auto"]) == ["renamed"]
+    kernel.overrun = True  # more changed at a time than there was room for
+    kernel.links[78] = ("veth78", 1)
+    assert links.wanted(["auto"]) == ["p7x", "renamed", "veth78"]
+    assert links.wanted(["eth0", "eth1"]) == ["eth0", "eth1"]
+    links.close()

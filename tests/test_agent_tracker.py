@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpuflow.agent.tracker import Tracker
-from dpuflow.results import Analysis, Endpoint, Finding, Severity
+from dpuflow.results import Analysis, Endpoint, Finding
+from dpuflow.results.tokens import Severity
 
 S = 1_000_000_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.windows import Windows
 from dpuflow.analysis import analyze
 from dpuflow.ingest import ingest
+from dpuflow.messages.growing import Growing
 from dpuflow.results import Analysis
 from dpuflow.schema.tables import Vantage
 from dpuflow.synth.case import write_case
@@ -38,6 +40,12 @@ def rows(analysis: Analysis) -> list[tuple[Any, ...]]:
         )
         for c in analysis.collectives
     ]  # fmt: skip
+
+
+@cache
+def whole_of(path: Path) -> list[tuple[Any, ...]]:
+    """Collectives of one analysis of the whole capture."""
+    return rows(analyze([Vantage("x", (str(path),))], threads=1))
 
 
 def live(path: Path, settings: Settings) -> tuple[list[tuple[Any, ...]], list[int]]:
@@ -65,14 +73,14 @@ def live(path: Path, settings: Settings) -> tuple[list[tuple[Any, ...]], list[in
 @pytest.mark.parametrize("step_s", [0.3, 1.0])
 def test_each_collective_is_published_once_and_as_the_whole_capture_has_it(path: Path, step_s: float) -> None:
     found, _ = live(path, Settings(step=step_s))
-    whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
+    whole = whole_of(path)
     assert len(found) == len(set(found))
     assert sorted(found, key=str) == sorted(whole, key=str)
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_what_is_held_is_bounded_by_the_span(path: Path) -> None:
-    whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
+    whole = whole_of(path)
     found, held = live(path, Settings(step=0.25, span=2.0, settle=0.5, longest=10.0, messages=100))
     assert held[-1] <= 100
     assert len(found) == len(set(found))
@@ -104,6 +112,20 @@ def test_messages_are_the_same_however_often_finished_ones_are_let_go(path: Path
     assert end.endpoints.tolist() == whole.endpoints.tolist()
 
 
+def test_what_comes_while_a_snapshot_is_read_goes_on() -> None:
+    """Words of entries were shared: while one thread read them they could not grow, and the agent ended."""
+    first, *rest = (
+        (form, piece) for _, form, piece in pieces(TRACES / "nccl-allreduce-n2/node0.pcap.gz", 10**8)
+    )
+    stream = Stream("x")
+    stream.feed(*first)
+    held = [vars(builder).values() for builder in stream.snapshot(0)._builders]
+    views = [each.rows[:] for values in held for each in values if isinstance(each, Growing)]
+    assert len(views) == 4
+    for form, piece in rest:
+        stream.feed(form, piece)
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_a_clock_that_is_set_loses_nothing(path: Path, hours: int) -> None:
@@ -130,7 +152,7 @@ def test_a_clock_that_is_set_loses_nothing(path: Path, hours: int) -> None:
         step(now)
     for more_s in (1.0, 2.0, 3.5, 5.0, 11.0):
         step(now + round(more_s * 1e9))
-    whole = rows(analyze([Vantage("x", (str(path),))], threads=1))
+    whole = whole_of(path)
     assert sorted(found, key=str) == sorted(whole, key=str)
 
 

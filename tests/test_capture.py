@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import struct
+import subprocess
 import sys
 import zlib
 from contextlib import suppress
@@ -69,6 +70,50 @@ def test_a_zstd_bomb_is_unpacked_piece_by_piece() -> None:
     pieces = [len(piece) for piece in unzstd(io.BytesIO(packed), b"")]
     assert sum(pieces) == 1 << 28
     assert max(pieces) <= 1 << 26
+
+
+UNPACKED = """
+import sys
+from dpuflow.capture.compressed import unzstd
+from dpuflow.capture.base import Damage
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+import zstandard
+list(unzstd(open(sys.argv[1], "rb"), b""))  # what the library takes by itself
+before, size = peak(), 0
+try:
+    for piece in unzstd(open(sys.argv[2], "rb"), b""):
+        size += len(piece)
+except Damage as damage:
+    print(damage, file=sys.stderr)
+print(size, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("window", [0x40, 0x80, None], ids=["256 KiB", "64 MiB", "claims 1 GiB"])
+def test_a_zstd_bomb_takes_no_more_than_its_window(tmp_path: Path, window: int | None) -> None:
+    """1 GiB in 32 kB: reading holds at most 64 MiB more, unless its window is as large; it took 160 MiB."""
+    zstandard = pytest.importorskip("zstandard")
+    size, block = 1 << 30, 1 << 17
+    head = b"\xa0" + size.to_bytes(4, "little") if window is None else bytes([0, window])
+    blocks = [(block << 3 | 1 << 1).to_bytes(3, "little") + b"\0"] * (size // block)  # each a byte, repeated
+    blocks[-1] = (block << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    (tmp_path / "small.zst").write_bytes(zstandard.compress(bytes(100)))
+    (tmp_path / "bomb.zst").write_bytes(b"\x28\xb5\x2f\xfd" + head + b"".join(blocks))
+    assert (tmp_path / "bomb.zst").stat().st_size < 1 << 17
+    files = [str(tmp_path / name) for name in ("small.zst", "bomb.zst")]
+    done = subprocess.run(
+        [sys.executable, "-c", UNPACKED, *files], capture_output=True, text=True, check=True
+    )
+    read, grown = done.stdout.split()
+    print(done.stdout, done.stderr)
+    assert float(grown) <= (64 if window != 0x80 else 64 + 32)  # its window, and some pieces
+    if window is None:
+        assert int(read) == 0
+        assert "needs a window above 64 MiB" in done.stderr
+    else:
+        assert int(read) == size
 
 
 def test_zstd_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,3 +258,28 @@ def test_what_only_unread_messages_excuse_is_told_apart() -> None:
     assert causes.excess_ns[row] < MS // 2
     assert causes.unread_ns[row] == pytest.approx(5 * MS, abs=300_000)
     assert not causes.unread_ns[np.arange(len(unread)) != row].any()
+
+
+def test_what_excuses_a_rank_accuses_no_other() -> None:
+    """Two ranks work 5 ms each; the one may have waited for 4 of them for messages that nobody read."""
+    world = World("rendezvous")
+    world.play(RING, 1 << 16, dict.fromkeys(range(2), 0))
+    for _ in range(3):
+        world.play(RING, 1 << 16, after(world, dict.fromkeys(range(2), 5 * MS)))
+    exchanges = build_exchanges(world.transfers())
+    instances = world.instances(exchanges)
+    entries = build_entries(exchanges, instances)
+    relative = relate(entries)
+    unread = np.where(entries.endpoint == 0, entries.enter_ns - MS, NEVER)
+    causes = causes_of(
+        instances,
+        entries,
+        relative,
+        charge(entries, relative, np.zeros(len(instances), np.int64)),
+        np.zeros(len(entries.endpoint), bool),
+        Waits(unread=unread, awaited=np.full(len(unread), NEVER)),
+    )
+    known = causes.excess_ns != NEVER
+    assert known[2:].all()
+    assert (causes.excess_ns[known & (entries.endpoint == 1)] < MS // 2).all()
+    assert (causes.excess_ns[known & (entries.endpoint == 0)] < -3 * MS).all()

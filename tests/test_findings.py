@@ -243,8 +243,8 @@ def test_a_long_start_up_makes_a_straggler_no_less_severe() -> None:
     rows = np.flatnonzero(wait)
     late = typing.cast(Lateness, SimpleNamespace(steadiness="persistent", since_ns=None))
     begin = _began(known, rows, late)
-    assert (begin, _share(known, rows)) == (100 * MS, pytest.approx(0.05))
-    assert _share(known, rows, begin) == pytest.approx(0.1)
+    assert (begin, _share(known, rows, (0, 200 * MS))) == (100 * MS, pytest.approx(0.05))
+    assert _share(known, rows, (0, 200 * MS), begin) == pytest.approx(0.1)
     late.steadiness = "transient"
     assert _began(known, rows, late) is None
 

@@ -91,8 +91,8 @@ def test_an_answer_behind_other_data_and_jitter_within_the_clocks_error_are_nobo
 
 @pytest.mark.parametrize("us", [0, 400])
 def test_a_node_that_is_slow_to_answer_reads(tmp_path: Path, us: int) -> None:
-    job = {"kind": "prefill_decode", "mode": "read", "requests": 24}
-    scenario = {"seed": 1, "cluster": {"nodes": 8}, "job": job}
+    job = {"kind": "prefill_decode", "mode": "read", "requests": 16}
+    scenario = {"seed": 1, "cluster": {"nodes": 4}, "job": job}
     result = played(tmp_path, scenario, {"kind": "slow_pcie", "node": 1, "us": us})
     assert state(result, "pcie_saturation") == ("found" if us else "not_found")
     for finding in (row for row in result.findings if row.condition == "pcie_saturation"):

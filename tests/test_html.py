@@ -147,7 +147,7 @@ def test_the_first_screen_answers_six_questions() -> None:
     for said in (
         "LATE: rank 2 (10.0.0.3)", "from the start", "cost : the others waited 0.3 rank-seconds",
         "confidence : 97 %", "likely cause : compute", "97 % sure, throughout",
-        f"Not seen: {result.limits[0]}", "1 more, 1 condition not judged",
+        f"not seen : {result.limits[0]}", "1 more, 1 condition not judged",
     ):  # fmt: skip
         assert said in text, said
     result.findings[0].start_ns, result.findings[0].end_ns = T0 + 100 * MS, T0 + 200 * MS

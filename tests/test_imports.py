@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def unit(path: Path) -> str:
     return "" if first == "__init__.py" else first.removesuffix(".py")
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Names of all modules imported anywhere in the file, those for type checkers alone left out."""
     found: set[str] = set()
 
@@ -66,7 +68,7 @@ def imports(path: Path) -> set[str]:
             walk(child)
 
     walk(ast.parse(path.read_text()))
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -128,6 +130,18 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     assert not loaded_after("from dpuflow.cli import run; assert run(['--help']) == 0") & set(HEAVY)
+
+
+def test_analyses_without_reports_load_none() -> None:
+    capture = next((PACKAGE.parent / "traces" / "nccl-allreduce-n2").glob("node0.pcap.gz"))
+    code = f"from dpuflow.cli import run; assert run(['analyze', {str(capture)!r}, '--quiet']) == 0"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    assert not {f"dpuflow.reports.{name}" for name in ("html", "perfetto", "parquet", "markdown")} & loaded
+    assert "pyarrow" not in loaded
 
 
 def test_help_of_a_command_loads_click_alone() -> None:

@@ -127,3 +127,18 @@ def test_trees_over_nodes_name_the_node(shared: Path, without: str) -> None:
         text = "\n".join(json_lines(result))
         assert '"endpoint": null' in text
         assert all(finding.summary.count("rank ") == 0 for finding in result.findings)
+
+
+def test_no_time_is_taken_across_clocks_that_nothing_ties(shared: Path) -> None:
+    """How far clocks of rails are apart changes no word of the verdict; ranks have their captures' names."""
+    captures = captures_of(shared / "captures/nccl/hybrid-tp4dp4-rails-late")
+    told = []
+    for apart_ns in (0, 3_000_000_000):
+        moved = [set_apart(each, apart_ns * int(each.info.vantage[-1])) for each in captures]
+        result = analyze_tables(moved).analysis
+        assert len({clock.island for clock in result.clocks}) == 4
+        assert {each.label for each in result.endpoints} == {each.info.vantage for each in captures}
+        told.append(" ".join(text_lines(result)).partition("Observed")[0])
+    assert told[0] == told[1]
+    assert "into the capture" not in told[0]
+    assert "of the job's time (16 endpoints x 167 ms)" in " ".join(told[0].split())

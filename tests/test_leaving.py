@@ -10,7 +10,7 @@ from collective_worlds import World, algorithm_of
 
 from dpuflow.entries import AT_LEAST, Entries, Rule, build_entries, relate
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
+from dpuflow.schema.rows import NEVER, MessageFlag, Op, Role, Wire
 from dpuflow.verdicts.causes import COMPUTE, NONE, Causes, causes_of
 from dpuflow.verdicts.costs import charge
 
@@ -109,3 +109,28 @@ def test_nobody_works_longer_than_peers_who_came_nobody_knows_when() -> None:
     )
     assert (found.excess_ns[others] == NEVER).all()
     assert abs(found.excess_ns[4 + 3] + 5 * MS) < MS // 10  # as against the late rank alone
+
+
+def test_who_was_not_seen_to_get_all_that_was_announced_is_not_blamed_for_what_came_after() -> None:
+    world = World("rendezvous")
+    world.play(RING, 1 << 20, dict.fromkeys(range(4), 0))
+    leave = world.played[-1].leave_ns
+    world.play(RING, 1 << 20, {r: at + MS + (5 * MS if r == LATE else 0) for r, at in leave.items()})
+    _, causes = concluded(world, world.transfers())
+    assert causes.cause[SECOND] == COMPUTE
+    # Its last data of the first turn is in no capture, nor is what allowed it: it may have come much later.
+    came = [row for row in world.rows if row["play"] == 0 and row["role"] == Role.DATA and row["dst"] == LATE]
+    last = max(came, key=lambda row: row["arrived_end_ns"])
+    same = ("play", "sub", "connection", "context", "tag")
+    hidden = [
+        row for row in world.rows
+        if row["role"] != Role.OFFER and LATE in (row["src"], row["dst"])
+        and all(row[name] == last[name] for name in same)
+        and (row["src"] == last["src"]) == (row["role"] == Role.DATA)
+    ]  # fmt: skip
+    assert len(hidden) == 2
+    world.rows = [row for row in world.rows if row not in hidden]
+    entries, causes = concluded(world, world.transfers())
+    assert entries.idle_ns[FIRST] == NEVER
+    assert causes.excess_ns[SECOND] == NEVER
+    assert causes.cause[SECOND] != COMPUTE

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
 from dpuflow.cli import run
+from dpuflow.cli.commands import dpuflow
 
 WRONG = [
     (("--snaplen", "10"), "snap length 10 is out of range: 64"),
@@ -70,3 +72,12 @@ def test_doctor_says_no_where_a_named_interface_cannot_be_captured(
     assert "NO  nosuch0      nosuch0: no such interface" in said.out
     assert said.err.startswith("dpuflow: ")
     assert run(["doctor", "-i", "lo", "--clean"]) == 2
+
+
+def test_an_interface_is_required_but_to_list_them() -> None:
+    runner = CliRunner()
+    assert "[required]" not in runner.invoke(dpuflow, ["capture", "--help"]).output
+    without = runner.invoke(dpuflow, ["capture"])
+    assert without.exit_code == 2
+    assert "Missing option '-i'" in without.output
+    assert runner.invoke(dpuflow, ["capture", "-D"]).exit_code == 0

@@ -9,12 +9,14 @@ from dpuflow.arrays.ordering import (
     Latest,
     Picked,
     classes,
+    cut_at,
     lower_medians,
     order_within,
     packed,
     percentile,
     percentiles,
 )
+from dpuflow.arrays.quantiles import middle, middle_of_others
 from dpuflow.kernels import ordering as kernels
 from dpuflow.schema.rows import EXCHANGE, NEVER
 
@@ -56,6 +58,24 @@ def test_percentiles_are_those_of_numpy(seed: int) -> None:
     levels = [0.0, 100.0, 5, 25, 50, 95, float(choice.uniform(0, 100))]
     assert percentiles(values, levels) == np.percentile(values, levels).tolist()
     assert percentile(values, 20.000000000000004) == np.percentile(values, 20.000000000000004)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_between_places_are_those_of_numpy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 9, seed * 7)
+    at = np.unique(rng.integers(0, len(values) + 1, seed))
+    assert [part.tolist() for part in cut_at(values, at)] == [p.tolist() for p in np.split(values, at)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_median_of_all_but_one_is_that_of_numpy(seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 6, 2 + seed).tolist()
+    for number, own in enumerate(values):
+        others = values[:number] + values[number + 1 :]
+        assert middle_of_others(sorted(values), own) == np.median(others)
+    assert middle(sorted(values)) == np.median(values)
+    assert middle_of_others([3.0], 3.0) == np.inf  # nobody else to compare with
 
 
 def test_nothing_is_in_order() -> None:

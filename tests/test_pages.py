@@ -70,3 +70,62 @@ def test_pauses_that_part_transfers_leave_parts_of_one_size(gaps: list[int], par
     limit = least_pause(np.array(gaps), size, 10.0)
     cuts = np.flatnonzero(np.array(gaps) > limit) + 1
     assert np.diff([0, *cuts, len(size)]).tolist() == parts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ways_cut_at_once_are_those_cut_one_by_one(seed: int) -> None:
+    import numpy as np
+
+    from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Wire
+    from dpuflow.verdicts.pages import IDLE, cut_pieces, least_pause, page_ways
+
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 200))
+    rows = np.zeros(count, EXCHANGE.dtype)
+    rows["src"], rows["dst"] = rng.integers(0, 3, count), rng.integers(3, 5, count)
+    rows["connection"], rows["order"] = rows["src"] * 5 + rows["dst"], np.arange(count)
+    rows["wire"], rows["op"], rows["grant"], rows["grant_ns"] = Wire.ROCE_WRITE, Op.UNKNOWN, NONE32, NEVER
+    rows["data_ns"] = np.cumsum(rng.choice([1, 2, 400, 90_000], count))
+    rows["data_end_ns"] = rows["data_ns"] + rng.integers(1, 300, count)
+    rows["arrived_end_ns"] = np.where(rng.random(count) < 0.3, NEVER, rows["data_end_ns"] + 50)
+    rows["bytes"] = rng.choice([64, 4096, 8192], count, p=[0.1, 0.6, 0.3])
+    ways = page_ways(rows, [])
+    nothing = np.zeros(0, np.int64)
+    told = [[part.tolist() for part in parts] for parts in cut_pieces(rows, ways, [nothing] * len(ways))]
+    for way, parts in zip(ways, told, strict=True):
+        own = rows[way]
+        assert np.median(own["bytes"]) > 512
+        begin, end = (
+            own["data_ns"],
+            np.where(own["arrived_end_ns"] != NEVER, own["arrived_end_ns"], own["data_end_ns"]),
+        )
+        gap = begin[1:] - np.maximum.accumulate(end)[:-1]
+        usual = float((end - begin).min()) + float(np.median(np.diff(np.sort(end)))) if len(way) > 1 else 0.0
+        cut = np.flatnonzero(gap > least_pause(gap, own["bytes"].astype(np.int64), IDLE * usual)) + 1
+        bounds = {int(part[-1]) for part in np.split(way, cut)}
+        # Parts of several units are cut again, all others stand as the pauses leave them.
+        assert [row for part in parts for row in part] == way.tolist()
+        assert bounds <= {part[-1] for part in parts}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_who_carries_pages_on_a_slow_path_is_told_entry_by_entry(seed: int) -> None:
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from dpuflow.verdicts.bulk import Bulk, fed_rows
+
+    rng = np.random.default_rng(seed)
+    entries = SimpleNamespace(endpoint=rng.integers(0, 3, 40), enter_ns=rng.integers(0, 60, 40))
+    transfers = []
+    for src, start, length, slow in rng.integers([0, 0, -3, 0], [3, 60, 12, 2], (25, 4)).tolist():
+        span = start, start + length  # clocks may put an end before its begin
+        transfers.append(
+            Bulk(src, 9, False, np.zeros(0, np.int64), *span, 1, 1, 1, 0, 0, True, 0, slow=bool(slow))
+        )
+    wanted = [
+        any(each.slow and each.src == end and each.start_ns <= at <= each.end_ns for each in transfers)
+        for end, at in zip(entries.endpoint, entries.enter_ns, strict=True)
+    ]
+    assert fed_rows(transfers, entries).carrying.tolist() == wanted

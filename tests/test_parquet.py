@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from scripted_results import T0, job, messages
 from test_html import PAGES
 from test_loading import rich_job, text_of
 
+from bench.reports import scripted
 from dpuflow.cli import run
 from dpuflow.errors import MissingError
 from dpuflow.loading import load
@@ -75,6 +77,12 @@ def test_tables_are_small(tmp_path: Path) -> None:
     assert size * 20 < len(text_of(result))
 
 
+def test_times_that_vary_by_chance_are_small_too(tmp_path: Path) -> None:
+    result = scripted(800, 64)
+    write_parquet(result, str(tmp_path))
+    assert (tmp_path / "entries.parquet").stat().st_size * 20 < len(text_of(result))
+
+
 def test_a_job_has_one_place_in_a_data_set(tmp_path: Path) -> None:
     for _ in range(2):
         write_parquet(job(late_ms=5), str(tmp_path), append=True)
@@ -106,7 +114,32 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.C
     result.flows[0].bytes = 10**30
     with pytest.raises(OverflowError):
         write_parquet(result, str(tmp_path / "tables"))
-    assert list((tmp_path / "tables").iterdir()) == []
+    assert not (tmp_path / "tables").exists()
+    (tmp_path / "here").mkdir()
+    with pytest.raises(OverflowError):
+        write_parquet(result, str(tmp_path / "here"))
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, tables = tmp_path / "result.json", tmp_path / "tables"
+    write_json(rich_job(), str(file))
+    real, left = pq.write_table, [3]
+
+    def full(table: object, target: str, **how: object) -> None:
+        """As Arrow says it."""
+        real(table, target, **how)
+        left[0] -= 1
+        if not left[0]:
+            detail = "Error writing bytes to file. Detail: [errno 28] No space left on device"
+            raise OSError(errno.ENOSPC, detail)
+
+    monkeypatch.setattr(pq, "write_table", full)
+    assert run(["report", str(file), "--parquet", str(tables)]) == 1
+    assert capsys.readouterr().err == f"dpuflow: {tables}: No space left on device\n"
+    assert not tables.exists()
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import re
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,8 @@ from dpuflow import results
 from dpuflow.quantities import duration, listed, percent, size
 from dpuflow.reports.json import json_lines, write_json
 from dpuflow.reports.layout import Paint, lines_of, table
-from dpuflow.reports.text import MOST_ROWS, text_lines, write_text
-from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness, Told
+from dpuflow.reports.text import MOST_ROWS, by_severity, text_lines, write_text
+from dpuflow.results import Analysis, Edge, Endpoint, Finding, Flow, Lateness, Pipeline, Told
 from dpuflow.schema.tables import CaptureInfo, Clock
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -119,10 +122,25 @@ def in_turn() -> Analysis:
     for row in result.lateness:
         row.verdict, row.steadiness, row.late_share, row.last_share = "intermittent", "rotating", 1 / 3, 1 / 3
         row.caused_wait_ns, row.cause, row.own_share = 30 * MS, "compute", 1 / 3
+        row.late_ns, row.late_bound = 5 * MS, "exact"
+    (straggler,) = job(late_ms=5).findings
+    straggler.endpoints, straggler.start_ns, straggler.end_ns = [0, 1, 2], T0 + 80 * MS, T0 + 380 * MS
+    straggler.summary = "Three ranks enter late in turn."
+    result.findings = [straggler]
     return result
 
 
-WORLDS = {f.__name__: f for f in (one_late, nobody_late, nothing_found, late_now_and_then, in_turn)}
+def hung() -> Analysis:
+    """Rank 2 was late before it came no more."""
+    result = job(late_ms=5)
+    straggler = result.findings[0]
+    hang = replace(straggler, id=0, condition="hang", start_ns=T0 + 400 * MS, end_ns=T0 + 900 * MS)
+    hang.cost_ns, hang.confidence, hang.summary = 1_500 * MS, 0.95, "rank 2 has not entered all_reduce."
+    result.findings = [hang, replace(straggler, id=1)]
+    return result
+
+
+WORLDS = {f.__name__: f for f in (one_late, nobody_late, nothing_found, late_now_and_then, in_turn, hung)}
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -146,6 +164,7 @@ def test_text_is_as_agreed(name: str) -> None:
         (nobody_late, "NOBODY WAS LATE OF ITS OWN DOING."),
         (nothing_found, "NO VERDICT: no collectives were found"),
         (in_turn, "LATE IN TURN: rank 0, rank 1 and rank 2."),
+        (hung, "HANG: rank 2 has not entered all_reduce."),
     ],
 )
 def test_first_line_answers(world: typing.Callable[[], Analysis], headline: str) -> None:
@@ -191,7 +210,7 @@ def test_all_clear_tells_single_incidents() -> None:
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
         "NOBODY SEEN LATE of its own doing as a rule by more than 400 us a step, but rank 2 could not be"
-        " judged: rank 2 once by 9 ms, and too little was captured to call that a habit or none."
+        " judged: late once by 9 ms, and too little was captured to call that a habit or none."
     )
 
 
@@ -220,10 +239,44 @@ def test_transfers_alone_give_no_verdict() -> None:
     assert next(text_lines(result)).startswith("NO VERDICT: transfers")
 
 
+def test_every_headline_that_accuses_says_since_when_at_what_cost_why_and_how_sure() -> None:
+    for world in (one_late, late_now_and_then, in_turn, hung):
+        told = " ".join(line.strip() for line in itertools.takewhile(bool, text_lines(world())))
+        since = r"from the start|since 2026-|from \d+ ms to \d+ ms into"
+        for said in (since, "cost: the others (have )?waited", "likely cause: ", r"confidence: \d+ %"):
+            assert re.search(said, told), (world.__name__, said)
+
+
+def test_collectives_without_lateness_are_no_all_clear() -> None:
+    result = nobody_late()
+    result.lateness = []
+    assert next(text_lines(result)).startswith("NO VERDICT")
+
+
+def test_the_costliest_finding_is_the_worst() -> None:
+    one, two, three = (replace(job(late_ms=5).findings[0], id=number) for number in range(3))
+    one.cost_share, one.confidence = 0.1, 0.9
+    two.cost_share, two.confidence = 0.6, 0.7
+    three.cost_share, three.condition = None, "hang"
+    assert [each.id for each in by_severity([one, two, three])] == [2, 1, 0]
+
+
+def test_ranks_that_only_send_to_each_other_belong_to_no_collective() -> None:
+    result = nobody_late()
+    for row in result.lateness:
+        row.verdict = "unknown"
+    result.pipelines = [Pipeline([0, 1, 2, 3], None, 4, [5, 5, 5, 5], [None] * 4, [None] * 4, [])]
+    for each in result.collectives:
+        each.op = "send_recv"
+    assert next(text_lines(result)) == "COULD NOT BE JUDGED: their messages belong to no collective."
+
+
 def test_a_network_fault_is_in_the_first_lines() -> None:
     result = nobody_late()
     result.findings = late_now_and_then().findings[-1:]
     assert list(text_lines(result))[1].startswith("  but: slow link (rank ")
+    assert next(text_lines(result, Paint(True))).startswith("\033[1;33m")  # no green with a fault below it
+    assert next(text_lines(nobody_late(), Paint(True))).startswith("\033[1;32m")
 
 
 def test_the_table_is_bounded() -> None:

@@ -9,6 +9,7 @@ import pytest
 from collective_worlds import World, run_job
 from test_judgement import MS, RING, judged, stages
 
+from dpuflow.entries import Tail
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.judgement import Judgement
 from dpuflow.verdicts.persistence import CHANCE
@@ -78,6 +79,36 @@ def test_incidents_of_one_rank_are_told_from_chance() -> None:
         found = incidents_of(*dealt(seed, 5, often=0.35), 1, None)
         assert found[0].sure_ns.any()
         assert not any(found[rank].sure_ns.any() for rank in range(1, 5))
+
+
+def test_stalls_that_add_up_in_steps_of_many_collectives_are_no_incidents() -> None:
+    """Three in a hundred hand-overs stall by 5 ms; a rank of another group has steps of one collective."""
+
+    def stalled(rng: np.random.Generator, times: int) -> np.ndarray:
+        stalls = (rng.random(times) < 0.06) * rng.exponential(5 * MS, times)
+        return (stalls * (stalls > 3 * MS)).astype(np.int64)
+
+    accused = 0
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        seen = Tail((rng.random(2_000) < 0.03) * rng.exponential(5 * MS, 2_000))
+        units = {rank: np.repeat(np.arange(12), 36) for rank in range(3)} | {3: 100 + np.arange(48)}
+        amounts = {rank: stalled(rng, len(each)) for rank, each in units.items()}
+        accused += any(each.sure_ns.any() for each in incidents_of(units, amounts, 1, seen).values())
+        late = amounts | {0: np.where(np.arange(432) % 12 == 0, 25 * MS, amounts[0])}
+        assert incidents_of(units, late, 1, seen)[0].sure_ns.any()
+    assert accused <= 2
+
+
+def test_a_handful_of_hand_overs_explains_no_habit_away() -> None:
+    """One long hand-over of twenty may be one in a thousand: it clears nobody of as long incidents."""
+    units = {rank: np.arange(24) for rank in range(4)}
+    amounts = {rank: np.where(np.arange(24) % 12 == rank, 12 * MS, 0) for rank in range(4)}
+    few = Tail(np.r_[np.zeros(19), 15 * MS])
+    many = Tail(np.tile(few.ordered, 50))
+    assert all(each.open_ns.any() for each in incidents_of(units, amounts, 1, few).values())
+    assert not any(each.open_ns.any() for each in incidents_of(units, amounts, 1, many).values())
+    assert not any(each.sure_ns.any() for each in incidents_of(units, amounts, 1, few).values())
 
 
 def test_who_works_longest_every_time_stands_where_chance_puts_nobody() -> None:

@@ -173,12 +173,15 @@ def test_incidents_that_stalls_explain() -> None:
     """Five of a hundred hand-overs stall: as many incidents are chance, forty are not, nor is one beyond."""
     stalls = Tail(np.r_[np.zeros(95), np.full(5, 1e6)])
 
-    def least_ns(*amounts: int) -> float:
-        return _least_ns(np.array([*amounts] + [0] * (100 - len(amounts))), 2, stalls)
+    def least_ns(*amounts: int, surely: bool = False) -> float:
+        return _least_ns(np.array([*amounts] + [0] * (100 - len(amounts))), 2, stalls, surely=surely)
 
     assert least_ns(*[900_000] * 8) == float("inf")
     assert least_ns(*[900_000] * 40) == 900_000
     assert least_ns(900_000, 900_000, 50_000_000) == 50_000_000
+    # A hundred hand-overs do not tell whether hosts stall five times of a hundred, or twice.
+    assert least_ns(*[900_000] * 12) == float("inf")
+    assert least_ns(*[900_000] * 12, surely=True) == 900_000
 
 
 def test_errors_hold_where_hosts_stall(tmp_path: Path) -> None:

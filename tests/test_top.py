@@ -154,24 +154,26 @@ def eventually(look: Callable[[], Seen], wanted: Callable[[Seen], bool]) -> Seen
     return seen
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{}", b"{", b"\xff", b'{"endpoints": 3}'])
-def test_what_is_no_agent_is_told(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"{", b"\xff", b'{"endpoints": 3}', None])
+def test_what_is_no_agent_is_told(body: bytes | None) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(404 if body is None else 200)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body or b"")
 
         def log_message(self, *_: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        assert "no answer" in str(Agent(f"http://127.0.0.1:{server.server_port}").look().away)
+        said = str(Agent(f"http://127.0.0.1:{server.server_port}").look().away)
         server.shutdown()
+    assert "no answer" in said
+    assert body is not None or "a fleet has none: name one of its agents" in said
 
 
 def test_a_saved_result_is_looked_at_again_when_it_changes(tmp_path: Path) -> None:

@@ -13,6 +13,11 @@ suite=${1:-bookworm}
 home=$(pwd)/.cache/bare
 image=$home/$suite.tar
 [ "$(id -u)" = 0 ] || { echo "bare: needs root" >&2; exit 1; }
+case $suite in # its packages are signed with keys that Debian has no package of
+    bookworm | trixie | sid) ;;
+    *) [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] ||
+        { echo "bare: no keys of Ubuntu's archive here (Ubuntu's package ubuntu-keyring)" >&2; exit 1; } ;;
+esac
 command -v mmdebstrap >/dev/null || { echo "bare: mmdebstrap is not installed (package: mmdebstrap)" >&2; exit 1; }
 
 case $suite in # Ubuntu has python3-venv in universe, which its images have switched on
@@ -21,7 +26,7 @@ case $suite in # Ubuntu has python3-venv in universe, which its images have swit
 esac
 mkdir -p "$home/pip"
 [ -e "$image" ] || {
-    mmdebstrap --quiet --format=tar --variant=minbase --components=$components --include=git,make,python3-venv,ca-certificates "$suite" "$image.part"
+    mmdebstrap --quiet --format=tar --variant=minbase --components=$components --include=apt,git,make,python3-venv,ca-certificates "$suite" "$image.part"
     mv "$image.part" "$image"
 }
 room=$(mktemp -d "$home/$suite.XXXXXX")

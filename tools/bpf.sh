@@ -11,7 +11,7 @@ fi
 for source in bpf/*.bpf.c; do
     object=dpuflow/live/$(basename "$source" .c).o
     clang -target bpf -mcpu=v3 -g -O2 -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror \
-        -idirafter "/usr/include/$(uname -m)-linux-gnu" -Ibpf -c "$source" -o "$object.new"
-    mv "$object.new" "$object"
+        -idirafter "/usr/include/$(uname -m)-linux-gnu" -Ibpf -c "$source" -o "$object.$$"
+    mv "$object.$$" "$object"
     echo "bpf: $object"
 done

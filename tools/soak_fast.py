@@ -13,6 +13,7 @@ Python has allocated, too. Needs neither root nor namespaces.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import gzip
 import heapq
@@ -154,6 +155,49 @@ def memory() -> tuple[float, float]:
     return int(found["RssAnon"]) / 1024, int(found["VmHWM"]) / 1024
 
 
+class _Mallinfo(ctypes.Structure):
+    """struct mallinfo2 (mallinfo(3))."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def parts() -> str:
+    """Where memory is, MiB: blocks in glibc's heaps, what lies free there, blocks mapped apart, Python's
+    own objects and their arenas."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return ""
+    ask.restype = _Mallinfo
+    found = ask()
+    heap, free, mapped = (getattr(found, name) / 2**20 for name in ("uordblks", "fordblks", "hblkhd"))
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        sys._debugmallocstats()  # type: ignore[attr-defined]  # it writes to stderr
+        os.dup2(kept, 2)
+        os.close(kept)
+        file.seek(0)
+        text = file.read().decode()
+    sizes = {
+        line.split("=")[0]: line.rsplit("=", 1)[1].replace(",", "")
+        for line in text.splitlines()
+        if "=" in line
+    }
+    arenas, used = (
+        next(int(size) for name, size in sizes.items() if what in name) / 2**20
+        for what in ("bytes/arena", "bytes in allocated blocks")
+    )
+    return (
+        f"heap {heap:.1f} + {free:.1f} free, mapped {mapped:.1f}, Python {used:.1f} in arenas of {arenas:.1f}"
+    )
+
+
 def soak(hours: float, gap: float, trace: bool) -> None:
     """Run for so many hours of the packets' time."""
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
@@ -213,7 +257,7 @@ def soak(hours: float, gap: float, trace: bool) -> None:
                     f"{seconds / 3600:5.1f} h  anonymous {anonymous:6.1f} MiB  most in all {most:6.1f}"
                     f"  CPU {spent_s:5.1f} s, {cpus[-1]:4.0f} us a packet"
                     f"  packets {number}  collectives {health.collectives}  held {health.held_messages}"
-                    f" messages, {health.held_flows} flows  objects {len(gc.get_objects())}"
+                    f" messages, {health.held_flows} flows  {parts()}"
                     f"  {time.monotonic() - began_s:.0f} s",
                     flush=True,
                 )

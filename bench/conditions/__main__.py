@@ -17,7 +17,7 @@ from bench.conditions.draw import draw
 from bench.conditions.truth import NEGLIGIBLE, costs, play, waited
 
 if TYPE_CHECKING:
-    from dpuflow.results import Severity
+    from dpuflow.results.tokens import Severity
 
 HEADER = ("condition", "drawn", "found", "above info", "other place", "missed", "invented")
 

@@ -12,6 +12,9 @@ CLIENT = (
     "egress_backlog", "egress_jitter", "early_completion",
 )  # fmt: skip
 
+STOPS = ("hang", "desync")
+"""The job stands still."""
+
 HOST_LINK = {"link_gbps": 1, "latency_us": 30, "mtu": 1024}
 SLOWER = 100
 """A software stack against NICs: its times, and 1 against 100 Gbit/s."""
@@ -55,6 +58,7 @@ def draw(number: int, without: str = "") -> Drawn:
             "think_us": random.choice((15_000, 30_000, 60_000)),
         }  # fmt: skip
     if random.random() < 1 / 3:
+        _stop(drawn, number, without)
         return drawn
     several = 2 if random.random() < 1 / 6 else 1
     for _ in range(several):
@@ -91,6 +95,28 @@ def _job(kind: str, random: Random, slower: int) -> dict[str, Any]:
         },
         "experts": {"kind": kind, "steps": 8},
     }[kind]  # fmt: skip
+
+
+def _stop(drawn: Drawn, number: int, without: str) -> None:
+    """A third of the healthy jobs that can stand still do so, in the second half of their steps.
+
+    Drawn apart, so that all other jobs are what they were before jobs stood still.
+    """
+    random = Random(f"stops {number}")
+    job = drawn.scenario["job"]
+    steps = next((job[key] for key in ("iterations", "steps", "tokens") if key in job), 0)
+    if job["kind"] in ("service", "prefill_decode") or random.random() > 1 / 3:
+        return
+    # Tokens for experts have no one size that a rank could get wrong.
+    kind = "hang" if job["kind"] == "experts" else random.choice(STOPS)
+    rank = random.randrange(drawn.scenario["cluster"]["nodes"])
+    us = 200_000 * (5 if drawn.scenario["machine"]["profile"] == "host" else 1)
+    fault = {"kind": kind, "rank": rank, "iteration": random.randrange(steps // 2, steps), "us": us}
+    if kind == "desync":
+        fault["bytes"] = random.choice((3 << 13, 3 << 18, 3 << 21))
+    if kind != without:
+        drawn.scenario["faults"].append(fault)
+    drawn.conditions[kind] = [rank]
 
 
 def _spoil(drawn: Drawn, kind: str, random: Random, without: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bench.conditions.draw import CLIENT, draw
+from bench.conditions.draw import CLIENT, STOPS, draw
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 
@@ -33,6 +33,9 @@ def costs(number: int, drawn: Drawn, folder: str) -> dict[str, float]:
     found = {}
     with_all = lasted(folder)
     for name in drawn.conditions:
+        if name in STOPS:  # all of the time since then
+            found[name] = 1.0
+            continue
         with tempfile.TemporaryDirectory() as other:
             play(draw(number, without=name).scenario, other)
             without = lasted(other)

@@ -6,19 +6,23 @@ and may keep them. Nothing here waits for a reader.
 
 from __future__ import annotations
 
+import pickle
 import threading
+import zlib
 from collections import deque
 from collections.abc import Mapping  # noqa: TC003  (types of Health's fields are read at run time, for OpenAPI)
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from dpuflow.agent.rolling import Rolled
+from dpuflow.results import Analysis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dpuflow.agent.rolling import GroupState, LatenessState
-    from dpuflow.results import Analysis, Finding, Severity
+    from dpuflow.results import Finding
+    from dpuflow.results.tokens import Severity
 
 EventKind = Literal["window", "finding_opened", "finding_changed", "finding_closed", "health"]
 Fidelity = Literal["packets", "messages", "sampled"]
@@ -27,6 +31,13 @@ KEPT_WINDOWS: Final = 600
 KEPT_ROWS: Final = 150_000
 """Rows of all windows' analyses that are kept (a rank in a collective, an edge, a group, ...), some 300 bytes
 each: windows of large groups are fewer."""
+FRESH: Final = 30
+"""Windows that are kept as they are. Of older ones only what answers over many windows ask for is; the rest,
+which is said again by each window of the span, is packed: it took 30 kB a window, packed it takes 3."""
+LASTING: Final = (
+    "endpoints", "groups", "collectives", "transfers", "edges", "what_if", "steps", "pipelines",
+    "network_cost", "start_ns", "end_ns",
+)  # fmt: skip
 QUEUE: Final = 1000
 
 
@@ -193,6 +204,7 @@ class Board:
         self._lock = threading.Lock()
         self._windows: deque[Window] = deque(maxlen=windows)
         self._rows: deque[int] = deque()  # of each window
+        self._packed: dict[int, bytes] = {}  # of windows that are fresh no more, the rest of the analysis
         self._rolled = Rolled()
         self._findings: dict[str, FindingState] = {}
         self._health = Health()
@@ -207,6 +219,7 @@ class Board:
                 self._forget_oldest()
             self._windows.append(window)
             self._rows.append(_rows(window.analysis))
+            self._pack()
             self._rolled.add(window)
             held = sum(self._rows)
             while held > KEPT_ROWS and len(self._windows) > 1:
@@ -251,6 +264,19 @@ class Board:
             held = list(self._windows)
         return held if n is None else held[max(len(held) - n, 0) :]
 
+    def analysis(self, number: int | None = None) -> Analysis | None:
+        """The whole analysis of a window, None: of the last one; None where it is not held."""
+        with self._lock:
+            found = next((each for each in self._windows if each.number == number), None)
+            if number is None and self._windows:
+                found = self._windows[-1]
+            packed = None if found is None else self._packed.get(found.number)
+        if found is None:
+            return None
+        if packed is None:
+            return found.analysis
+        return replace(found.analysis, **pickle.loads(zlib.decompress(packed)))
+
     def groups(self) -> list[GroupState]:
         """The groups seen in the held windows, most recently active first."""
         with self._lock:
@@ -272,8 +298,6 @@ class Board:
 
     def health(self) -> Health:
         """How the agent fares, as of its last second or so."""
-        from dataclasses import replace
-
         with self._lock:
             errors = dict(self._health.errors)
             for kind, count in self._errors.items():
@@ -294,9 +318,25 @@ class Board:
         for each in subscribers:
             each.close()
 
+    def _pack(self) -> None:
+        """Of the window that is fresh no more, what each window says again."""
+        if len(self._windows) <= FRESH:
+            return
+        window = self._windows[-1 - FRESH]
+        lasting = {name: getattr(window.analysis, name) for name in LASTING}
+        rest = {
+            each.name: list(value) if isinstance(value, list) else value
+            for each in fields(window.analysis)
+            if each.name not in LASTING and (value := getattr(window.analysis, each.name))
+        }
+        self._packed[window.number] = zlib.compress(pickle.dumps(rest), 1)
+        self._windows[-1 - FRESH] = replace(window, analysis=Analysis(**lasting))
+
     def _forget_oldest(self) -> int:
         """Let the oldest window go; how many rows it had."""
-        self._rolled.forget(self._windows.popleft())
+        window = self._windows.popleft()
+        self._packed.pop(window.number, None)
+        self._rolled.forget(window)
         return self._rows.popleft()
 
     def _forget(self, subscription: Subscription) -> None:

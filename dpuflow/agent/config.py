@@ -20,7 +20,7 @@ from dpuflow.live.options import (
     PRODUCTIONS,
     PROTOCOLS,
 )
-from dpuflow.results import CONDITIONS
+from dpuflow.results.tokens import CONDITIONS
 from dpuflow.settings import DURATION, SHARE, SIZE, Reader, setting, written
 
 BACKENDS: Final = ("ebpf", "bcc", "afpacket", "doca")

@@ -40,6 +40,8 @@ SPARSEST_S: Final = 4.0
 ANALYSES: Final = 1.5
 """So often there has to be CPU to analyse each message: once, and half of them again with what follows. Were
 it once alone, each analysis would find more to do than the one before, and come later."""
+SMOOTH: Final = 0.3
+"""Of what analysing a message takes now and took before, how much now counts: a busy machine doubles it."""
 LOOKS_S: Final = 4.0
 """What is used is averaged over this long, the length of a pause between two analyses that cost much."""
 SOON_S: Final = 3.0
@@ -101,6 +103,7 @@ class Governor:
         self._affordable: int | None = None  # messages that an analysis may cost; None: any number
         self._costly_s = 0.0
         self._message_s = 0.0  # CPU seconds that analysing a message took last
+        self._came = self._taken = 0.0  # messages, and the packets that they were of, of late
         self._looks: deque[tuple[float, Use]] = deque()
         self._overdrawn = False
         self._why = ""
@@ -138,6 +141,9 @@ class Governor:
         """Take in what was used during the last ``seconds``, and say what to do."""
         self._since_eased_s += seconds
         self._overdrawn = use.overdrawn
+        if not use.messages:  # no analysis took any away
+            self._came += use.held_most - use.held_least - SMOOTH * self._came
+            self._taken += use.taken - SMOOTH * self._taken
         self._hold(use)
         self._looks.append((seconds, use))
         while len(self._looks) > 1 and sum(each[0] for each in self._looks) > LOOKS_S + seconds / 2:
@@ -162,13 +168,22 @@ class Governor:
         full = use.rss > self.settings.memory * TOO_MUCH
         if full and self._span_s > SHORTEST_SPAN_S:
             self._span_s = max(self._span_s / 2, SHORTEST_SPAN_S)
-        if use.messages > FEWEST_MESSAGES:
-            self._message_s = use.analysis_s / use.messages
+        if use.messages <= FEWEST_MESSAGES:
+            return
+        seen_s = use.analysis_s / use.messages
+        self._message_s += SMOOTH * (seen_s - self._message_s) if self._message_s else seen_s
         affordable_s = SPARSEST_S * ANALYSIS_SHARE * self.settings.cpu
-        if use.analysis_s > affordable_s and use.messages > FEWEST_MESSAGES:
+        if use.analysis_s > affordable_s:
             fewer = max(int(use.messages * affordable_s / use.analysis_s), FEWEST_MESSAGES)
             if self._affordable is None or fewer < self._affordable:
                 self._affordable, self._costly_s, self._easy_s = fewer, use.analysis_s, 0.0
+        elif self._affordable is not None and 2 * self._affordable * self._message_s < affordable_s:
+            self._hold_more()
+
+    def _hold_more(self) -> None:
+        """Let an analysis be of twice as many messages."""
+        assert self._affordable is not None
+        self._affordable = 2 * self._affordable if 2 * self._affordable < self.room // 2 else None
 
     def _fits(self) -> tuple[float, str]:
         """How many times what is wanted now would fit, below 1 where it does not; and what is short.
@@ -213,10 +228,9 @@ class Governor:
         return min(fits, TOO_MUCH) if wanted > TOO_MUCH * limit else max(fits, 1.0)
 
     def _message_rate(self) -> float:
-        """Messages a second that came while no analysis took any away."""
-        still = [(seconds, use) for seconds, use in self._looks if not use.messages]
-        came = sum(use.held_most - use.held_least for _, use in still)
-        return came / max(sum(seconds for seconds, _ in still), 1e-6)
+        """Messages a second, by the packets that come: those from the ring may have waited there for long."""
+        arrived = sum(use.arrived for _, use in self._looks) / sum(seconds for seconds, _ in self._looks)
+        return arrived * self._came / max(self._taken, 1.0)
 
     def _memory_fits(self) -> float:
         """By memory: what comes between two analyses, beside what stays after them."""
@@ -258,9 +272,8 @@ class Governor:
                 self._sample = max(self._sample - STEP * steps, self._full_sample)
                 self._eased()
         elif self._easy_s >= recover_s:
-            full = self.room // 2
             if self._affordable is not None:
-                self._affordable = 2 * self._affordable if 2 * self._affordable < full else None
+                self._hold_more()
             elif self._span_s < self._full_span_s:
                 self._span_s = min(2 * self._span_s, self._full_span_s)
             elif self._mode:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Used(NamedTuple):
-    """What was used since the start, as of some moment: CPU seconds and packets."""
+    """What was used since the start, as of some moment: CPU seconds, but for changes of mode, and packets."""
 
     at_s: float
     cpu_s: float
@@ -50,7 +50,8 @@ class Meter:
         """What was used since the last look, and how many seconds that was."""
         before, losses = self._before, self._source.state.losses
         self._before = now = _Used(
-            time.monotonic(), self._budget.used_s(), self._budget.capture_s, self._analysis_s,
+            time.monotonic(), self._budget.used_s() - self._source.switch_s,
+            self._budget.capture_s - self._source.switch_s, self._analysis_s,
             sum(losses.get(name, 0) for name in ("captured", "folded")), self._source.taken(),
             losses.get("ring_full", 0),
         )  # fmt: skip

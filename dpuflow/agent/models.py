@@ -14,22 +14,9 @@ import msgspec
 
 from dpuflow.agent.board import Health
 from dpuflow.agent.tally import group_name
-from dpuflow.results import (
-    Algorithm,
-    Cause,
-    Collective,
-    Endpoint,
-    Finding,
-    NetworkCost,
-    OpToken,
-    Pipeline,
-    Steadiness,
-    Steps,
-    Told,
-    Transfer,
-    Verdict,
-    WhatIf,
-)
+from dpuflow.results import Collective, Endpoint, Finding, Pipeline, Steps, Told, Transfer, WhatIf
+from dpuflow.results.figures import NetworkCost
+from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Verdict
 from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from dpuflow.results import Told
 
 if TYPE_CHECKING:
     from dpuflow.agent.board import Window
-    from dpuflow.results import Cause, Collective, Lateness, Steadiness, Verdict
+    from dpuflow.results import Collective, Lateness
+    from dpuflow.results.tokens import Cause, Steadiness, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ from dpuflow import __version__, results
 from dpuflow.agent import models
 from dpuflow.agent.config import Config, public
 from dpuflow.agent.tally import group_name
-from dpuflow.results import CONDITIONS, Collective, OpToken, Severity
+from dpuflow.results import Collective
+from dpuflow.results.tokens import CONDITIONS, OpToken, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dpuflow.agent.board import Board, Window
     from dpuflow.agent.events import Stream
+    from dpuflow.results.figures import NetworkCost
 
 Condition = Literal[CONDITIONS]  # type: ignore[valid-type]
 SEVERITIES: Final = ("info", "warning", "critical")
@@ -273,7 +275,7 @@ def network_cost(context: Context, _: Nothing) -> models.NetworkCostAnswer:
     """What the network charged of late for a message of a size."""
     endpoints = models.Endpoints()
     windows = context.board.windows()
-    found: dict[tuple[int, int, int], results.NetworkCost] = {}
+    found: dict[tuple[int, int, int], NetworkCost] = {}
     for window in reversed(windows):
         for row in window.analysis.network_cost:
             src, dst = (endpoints.of(window.analysis, end) for end in (row.src, row.dst))
@@ -308,9 +310,10 @@ def window(context: Context, _: Nothing, number: str) -> bytes:
     """One window's whole analysis."""
     from dpuflow.reports.json import json_lines
 
-    for held in reversed(context.board.windows()):
-        if number in ("latest", str(held.number)):
-            return "".join(json_lines(held.analysis)).encode()
+    if number == "latest" or number.isdecimal():
+        found = context.board.analysis(None if number == "latest" else int(number))
+        if found is not None:
+            return "".join(json_lines(found)).encode()
     raise HTTPException(404, f"window {number} is not held; /api/v1/windows lists those that are")
 
 

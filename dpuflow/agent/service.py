@@ -70,6 +70,7 @@ class Service:
         self.pace = Pace(self.budget, self.stream.held, self._shed, 0, config.limits.memory)
         self.source = Source(config.capture, self.stream, self.lock, log, self.pace)
         self.meter = Meter(self.budget, self.pace, self.source, self.stream)
+        self._warm_up()
         self.governor = _governor(config)
         self.tracker = Tracker(
             config.analysis.confirm, config.analysis.hold, IDLE_S, config.analysis.runbooks
@@ -94,6 +95,12 @@ class Service:
         self._obey(self.governor.orders)
         self.history: History | None = None
         self.outlets: Outlets | Outside | None = None
+
+    def _warm_up(self) -> None:
+        """Analyse nothing: the first analysis loads what all use, and says little of what a message costs."""
+        from dpuflow.analysis import analyze_tables
+
+        analyze_tables([self.stream.snapshot(0).tables()])
 
     def start(self) -> None:
         """Attach and begin. Raises OptionError, MissingError, DpuflowError."""
@@ -367,7 +374,7 @@ def run(
     next_s = time.monotonic() + service.config.windows.step
     look_s = time.monotonic() + HEALTH_S
     try:
-        while not stop.wait(min(max(next_s - time.monotonic(), service.budget.analysis_wait()), longest_s)):
+        while not stop.wait(_pause(service, next_s, min(look_s, time.monotonic() + longest_s))):
             fresh = _reloaded(reload, log)
             if fresh is not None:
                 reloading()
@@ -381,14 +388,20 @@ def run(
             if now_s >= next_s and not service.budget.analysis_wait():
                 service.safe_step()
                 next_s = max(next_s + service.config.windows.step, time.monotonic())
-            if now_s >= look_s:
-                look_s = now_s + HEALTH_S
+            if time.monotonic() >= look_s:
+                look_s = time.monotonic() + HEALTH_S
                 service.look()
             if watchdog is not None:
                 notify("WATCHDOG=1")
     finally:
         notify("STOPPING=1")
         service.close()
+
+
+def _pause(service: Service, next_s: float, latest_s: float) -> float:
+    """For how long there is nothing to do: until the next step that may be paid, or ``latest_s``."""
+    now_s = time.monotonic()
+    return max(min(max(next_s - now_s, service.budget.analysis_wait()), latest_s - now_s), 0.0)
 
 
 def _reloaded(reload: Callable[[], Config | None], log: Log) -> Config | None:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.agent.interfaces import present, wanted
+from dpuflow.agent.interfaces import Links, present
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import columns as c
 from dpuflow.live.base import OUT_BYTES
@@ -55,6 +55,8 @@ class Source:
         self.settings, self.stream, self.lock, self.log = settings, stream, lock, log
         self.pace = pace
         self.mode, self.sample = settings.mode, float(settings.sample)
+        self.switch_s = 0.0  # CPU seconds that going on with other programs has taken in all
+        self._links = Links()
         self._refused: set[tuple[str, float]] = set()  # what the backend cannot do
         self.state = State()
         self.read_until_ns = 0
@@ -72,7 +74,7 @@ class Source:
 
     def names(self) -> list[str]:
         """The interfaces that are, or will be, captured from."""
-        return wanted(self.settings.interfaces)
+        return self._links.wanted(self.settings.interfaces)
 
     def close(self) -> None:
         """Detach; what was taken before is in the stream."""
@@ -118,7 +120,7 @@ class Source:
 
     def _open(self) -> None:
         """Attach to those of the interfaces that are there."""
-        names = wanted(self.settings.interfaces)
+        names = self.names()
         there = [name for name in names if present(name)]
         self.state = replace(self.state, interfaces={name: name in there for name in names})
         if not there:
@@ -153,6 +155,7 @@ class Source:
                 self._stop.wait(RETRY_S)
         if self._capture is not None:
             self._capture.close()
+        self._links.close()
 
     def _fail(self, text: str) -> None:
         if self.state.error != text:
@@ -205,12 +208,14 @@ class Source:
 
     def _switch(self, capture: LiveCapture) -> LiveOptions:
         """Go on with another mode or sampling; as before where that fails."""
+        used_s = time.thread_time()
         try:
             capture.switch(mode=self.mode, sample=self.sample)
         except DpuflowError as error:
             self.log.warning("switch_failed", f"keeping the current capture: {error}")
             self._refused.add((self.mode, self.sample))
             self.mode, self.sample = capture.options.mode, capture.options.sample
+        self.switch_s += time.thread_time() - used_s
         return capture.options
 
     def _look(self, capture: LiveCapture, form: Pcapng, status: Status) -> None:
@@ -233,7 +238,7 @@ class Source:
             self.log.warning(
                 "clock_step", f"the wall clock was stepped by {moved / 1e9:+.3f} s; timestamps follow it"
             )
-        names = wanted(self.settings.interfaces)
+        names = self.names()
         alive = [interface for interface in capture.backend.interfaces if interface.exists()]
         attached = {name for each in alive for name in (each.name, each.called()) if name}
         there = {name: name in attached for name in names}

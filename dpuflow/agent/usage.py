@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from typing import Final, NamedTuple
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -28,17 +29,26 @@ beside: set[int] = set()
 """Numbers of the agent's other processes, whose own memory counts as its."""
 
 
+_files: dict[int, int] = {}  # by process: opening one takes ten times as long as reading it
+_lock: Final = threading.Lock()
+
+
 def memory() -> Memory:
     """What is resident now; zeros where /proc does not tell."""
-    found = [_of("self"), *map(_of, tuple(beside))]
+    with _lock:
+        processes = (os.getpid(), *beside)
+        for process in _files.keys() - processes:
+            os.close(_files.pop(process))
+        found = [*map(_of, processes)]
     own = sum(each.own for each in found)
     return Memory(found[0].resident - found[0].own + own, own)
 
 
-def _of(process: str | int) -> Memory:
+def _of(process: int) -> Memory:
     try:
-        with open(f"/proc/{process}/statm", encoding="ascii") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
+        if process not in _files:
+            _files[process] = os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        _, resident, shared, *_ = map(int, os.pread(_files[process], 256, 0).split())
     except (OSError, ValueError):
         return Memory()
     return Memory(resident * _PAGE, (resident - shared) * _PAGE)

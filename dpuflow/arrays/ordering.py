@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +28,12 @@ def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.i
     count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
     ordering.within(keys, of, np.cumsum(count) - count, np.empty_like(order), order)
     return order
+
+
+def cut_at(values: NDArray[Any], at: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """The parts of ``values`` between places ``at`` (ascending); np.split takes four times as long."""
+    bounds = [0, *at.tolist(), len(values)]
+    return [values[a:b] for a, b in pairwise(bounds)]
 
 
 class Latest:
@@ -79,7 +86,7 @@ def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     if int(of.max()) > SPARSE * len(of):
         of = np.unique(of, return_inverse=True)[1]
     order = order_within(np.zeros(len(of), np.int64), np.ascontiguousarray(of))
-    return np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
+    return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
 
 
 def percentiles(values: NDArray[Any], levels: Sequence[float]) -> list[float]:

@@ -22,8 +22,8 @@ ZSTD: Final = b"\x28\xb5\x2f\xfd"
 SKIPPABLE: Final = b"\x2a\x4d\x18"  # after a byte of 0x50 to 0x5f
 CHUNK: Final = 1 << 18
 PIECE: Final = (
-    1 << 10
-)  # of zstd: four bytes may give a block of 128 KiB (RFC 8878, 3.1.1.2.2), so 32 MiB at most
+    1 << 8
+)  # of zstd: four bytes may give a block of 128 KiB (RFC 8878, 3.1.1.2.2), so 8 MiB at most
 WINDOW: Final = 1 << 26  # of zstd: what a frame may ask to keep in memory, as all levels up to 21 do
 
 

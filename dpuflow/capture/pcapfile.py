@@ -109,6 +109,8 @@ def open_file(name: str) -> CaptureFile:
     for prefix, kind in _REFUSED.items():
         if start.startswith(prefix):
             raise FormatError(name, f"this is {kind}, which is not supported; convert it to pcap or pcapng")
+    if b'"dpuflow.analysis/' in bytes(head[:4096]):
+        raise FormatError(name, "this is a result of dpuflow, not a capture: use `dpuflow report`")
     raise FormatError(name, f"neither pcap nor pcapng (it starts with {start[:4].hex(' ')})")
 
 

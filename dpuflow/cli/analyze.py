@@ -45,7 +45,8 @@ Examples:
   From tcpdump:
     tcpdump -i eth0 -s 128 -w - | dpuflow analyze -
 
-Snap length 128 is enough. Exit status: 0 the analysis ran, whoever was late;
+Snap length 128 is enough; 192 behind ERSPAN or VXLAN, with IPv6 256.
+Exit status: 0 the analysis ran, whoever was late;
 1 a capture or the environment is at fault; 2 wrong usage; 3 --fail-on was met."""
 
 COMPILING = (

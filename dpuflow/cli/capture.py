@@ -90,6 +90,13 @@ def _list_interfaces(ctx: click.Context, param: click.Parameter, wanted: bool) -
     ctx.exit()
 
 
+def _named(ctx: click.Context, param: click.Parameter, interfaces: tuple[str, ...]) -> tuple[str, ...]:
+    """-i stands, as ``required`` would have it; but --help does not call it so, as -D goes without."""
+    if not interfaces and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=param)
+    return interfaces
+
+
 def _wrong_output(options: dict[str, Any]) -> Iterator[str]:
     """What is wrong with where packets are to be written."""
     path, messages = options["path"], options["mode"] == "messages"
@@ -161,8 +168,8 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     "interfaces",
     metavar="IF",
     multiple=True,
-    required=True,
-    help="Interface to capture on, both directions; repeatable.",
+    callback=_named,
+    help="Interface to capture on, both directions; repeatable. Required, but for -D.",
 )
 @click.option(
     "-D",
@@ -200,7 +207,7 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     default=128,
     show_default=True,
     metavar="B",
-    help="Bytes to keep of each packet: 64 to 262144, or 0 for all.",
+    help="Bytes to keep of each packet: 64 to 262144, or 0 for all; 192 behind ERSPAN or VXLAN, IPv6 256.",
 )
 @click.option(
     "--filter",
@@ -234,7 +241,7 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     type=click.IntRange(0, 16),
     default=0,
     metavar="K",
-    help="Keep all traffic of one in 2^K host pairs.",
+    help="Of 2^K pairs of hosts keep one, with all of its traffic: messages can be followed.",
 )
 @click.option(
     "--buffer",
@@ -281,6 +288,7 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     type=click.Choice(["auto", "mirror", "flood"]),
     default="auto",
     show_default=True,
+    hidden=True,  # docs/doca.md
     help="doca: the shared mirror (DOCA 2.5 to 3.1) or a hash pipe that floods (from 3.1).",
 )
 @click.option(
@@ -288,6 +296,7 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     type=click.Choice(["pair", "kernel"]),
     default="pair",
     show_default=True,
+    hidden=True,  # docs/doca.md
     help="doca: traffic is forwarded by the card itself (pair), or as the kernel has set it up (kernel).",
 )
 @click.option(
@@ -295,8 +304,8 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     type=click.IntRange(0, 16),
     default=0,
     metavar="K",
-    help="doca: copy one in 2^K packets, picked by the card. Enough for rates and ECN marks; messages"
-    " cannot be followed.",
+    help="doca: of 2^K packets copy one, picked by the card, whatever --sample leaves. Enough for rates"
+    " and ECN marks; messages cannot be followed.",
 )
 @click.option(
     "--timestamps",

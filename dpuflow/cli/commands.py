@@ -14,7 +14,7 @@ COMMANDS: Final = {
     "mirror": "Mirror a card's or host's traffic to where it can be captured.",
     "doctor": "Check what this machine can capture live, and how to fix the rest.",
     "agent": "Run for weeks on a node: lateness and findings as they happen.",
-    "ingest": "Reduce captures to column files, to be analysed without them.",
+    "ingest": "Reduce captures to column files, which analyze reads in their place.",
     "analyze": "Read captures of one job and say which rank was late.",
     "report": "Make reports of a saved result: page, trace, tables, summary.",
     "diff": "Compare two results: what changed, and how sure that is.",
@@ -39,6 +39,17 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = getattr(import_module(f"dpuflow.cli.{cmd_name}"), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name what was likely meant where there is no such command."""
+        import difflib
+
+        near = difflib.get_close_matches(args[0], COMMANDS, 1) if args[0] not in COMMANDS else []
+        if near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table, without importing the commands."""

@@ -37,7 +37,8 @@ def doctor(interfaces: tuple[str, ...], clean: bool) -> None:
         return
     checks = live.examine(list(interfaces))
     for check in checks:
-        click.echo(f"{'ok' if check.met else 'NO':3} {check.name:12} {check.text}")
+        mark = "ok" if check.met else "--" if check.absent else "NO"
+        click.echo(f"{mark:3} {check.name:12} {check.text}")
     unmet = [check.name for check in checks if check.needed and not check.met]
     if "capture" in unmet:
         raise MissingError("live capture does not work on this machine; see above")

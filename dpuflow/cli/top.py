@@ -48,7 +48,7 @@ def top(where: str, plain: bool, every: float, count: int | None, replay: float 
 ) -> None:  # fmt: skip
     """Show who is late now: ranks, who waits for whom, findings, what was lost, how the agent fares.
 
-    An agent that goes away is told, and asked again until it is back. NO_COLOR is honoured.
+    Where an agent disappears, its last answer stays, top says so and asks again. NO_COLOR is honoured.
     """
     from dpuflow.reports.top import sources, terminal
 

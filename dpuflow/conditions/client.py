@@ -13,8 +13,8 @@ ROWS: Final = (
         "admission_backlog",
         NORTH_SOUTH,
         "Prompts that arrive while others wait for their first answer wait longer themselves.",
-        "Half of all prompts find two or more before them, and each of these adds to the time to first"
-        " answer, with 99.9 % confidence.",
+        "half of all prompts find two or more waiting before them, and each of these adds to the time to"
+        " first answer (99.9 % confidence).",
         f"What that rise adds up to: {_OF_REQUESTS}.",
         "Look at the scheduler's queue and its admission limits, and at prefill capacity; then at the balance"
         " between front ends.",
@@ -25,8 +25,8 @@ ROWS: Final = (
         "ingress_starvation",
         NORTH_SOUTH,
         "Ranks stand still while no prompt is open, for longer than such pauses were before.",
-        "A pause longer than any with a prompt open, and than chance gives by the others without one; most of"
-        " those who had asked ask again after it.",
+        "a pause is longer than any pause with a prompt open, and longer than chance makes the pauses without"
+        " one; and most clients that had asked before it ask again after it.",
         "The pauses, of the captured time.",
         "Look in front of the service: load balancer, gateway, clients. The ranks have nothing to do.",
         ("clients that ask less", "a gateway or load balancer that holds requests back"),
@@ -36,9 +36,9 @@ ROWS: Final = (
         "session_skew",
         NORTH_SOUTH,
         "One front end answers more than its share of requests, or one connection receives more than its"
-        " share"
-        " of tokens.",
-        "More than random assignment of the same requests gives, with 99.9 % confidence over all of them.",
+        " share of tokens.",
+        "the share is more than random assignment of the same requests gives, with 99.9 % confidence over all"
+        " that are compared.",
         f"What its requests waited longer for their first answer than those of the others: {_OF_REQUESTS}.",
         "Look at the balancer's rule (sticky sessions, prefix routing) and at what that client asks for.",
         ("routing by prefix on purpose", "one client with much longer answers"),
@@ -49,7 +49,7 @@ ROWS: Final = (
         "ingress_loss",
         NORTH_SOUTH,
         "Segments of prompts were sent again.",
-        "More than one in ten thousand, and more than one.",
+        "more than one segment was sent again, and more than one in ten thousand.",
         f"What prompts took longer than others of that size: {_OF_REQUESTS}.",
         "Check the way from the clients: gateway, wide area network, the front end's port.",
         ("a client's own network", "reordering"),
@@ -60,9 +60,9 @@ ROWS: Final = (
         "egress_loss",
         NORTH_SOUTH,
         "Segments of answers were sent again.",
-        "More than one in ten thousand, and more than one.",
+        "more than one segment was sent again, and more than one in ten thousand.",
         f"What tokens came later than the usual gap: {_OF_REQUESTS}.",
-        "Check the way to the clients; the fabric between the ranks is another one.",
+        "Check the path to the clients, not the fabric between the ranks.",
         ("a client's own network", "reordering"),
         ("requests",),
     ),
@@ -70,8 +70,8 @@ ROWS: Final = (
         "egress_backlog",
         NORTH_SOUTH,
         "Tokens leave at a slower pace than decode steps end: answers fall behind while steps do not.",
-        "Each token's delay behind its step: a hundredth of the time of answers, and lasting from token to"
-        " token with 99.9 % confidence.",
+        "the delays of tokens behind their steps come to a hundredth of the time that answers take, and last"
+        " from token to token (99.9 % confidence).",
         f"How far answers fell behind: {_OF_REQUESTS}.",
         "Look at the front end's process: detokenising, serialising, its threads and its socket buffers.",
         ("copies from device to host that are slow (output_bottleneck)", "a front end short of CPU"),
@@ -82,7 +82,8 @@ ROWS: Final = (
         "egress_jitter",
         NORTH_SOUTH,
         "Tokens come unevenly behind the decode steps that bring them.",
-        "Each token's delay behind its step, against the one before: a hundredth of the time of answers.",
+        "what tokens are delayed behind their steps beyond the token before comes to a hundredth of the time"
+        " that answers take.",
         f"What tokens came later behind their steps than the ones before: {_OF_REQUESTS}.",
         "Look at the front end's threads and at batching of writes (Nagle, HTTP chunking).",
         ("a front end short of CPU", "writes that are batched on purpose"),
@@ -93,7 +94,7 @@ ROWS: Final = (
         NORTH_SOUTH,
         "Answers that began together end apart, and no new one takes a free place until the last one is done,"
         " though prompts wait.",
-        "Every one of three batches or more refills only when it is empty.",
+        "there are three batches or more, and each of them is refilled only when it is empty.",
         "Places that stood empty: of the time of all places.",
         "Turn on continuous (in-flight) batching, or batch requests of like length.",
         ("few clients, so that no prompt waits",),
@@ -105,8 +106,8 @@ ROWS: Final = (
         NORTH_SOUTH,
         "A front end's port carries as much as it ever does, and answers are acknowledged later while it"
         " does.",
-        "Acknowledgments in milliseconds at 90 % or more of the port's own ceiling against the others', with"
-        " 99.9 % confidence.",
+        "in milliseconds in which the port carries 90 % or more of the most that it ever does,"
+        " acknowledgments take longer than in the others (99.9 % confidence).",
         f"What answers were acknowledged later: {_OF_REQUESTS}.",
         "Move clients' traffic off the port that the ranks use, or give it a priority of its own.",
         ("a burst of other traffic on the same port",),

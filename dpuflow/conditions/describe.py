@@ -19,6 +19,21 @@ MARK: Final = "<!-- rows: python -m dpuflow.conditions.describe -->"
 """What follows in docs/runbook.md is made from the table."""
 WIDTH: Final = 100
 """Columns of a page."""
+NEEDED: Final = {
+    "operations": "a recognised collective operation or pipeline",
+    "requests": "clients' requests captured from beginning to end",
+    "front_end": "a capture at a front end",
+    "steps": "a job of more than six recognised steps",
+    "nodes": "a node known to have several ranks, beside other nodes",
+    "reads": "bulk RDMA READs",
+    "within": "three or more nodes that pass data on between GPUs of their own",
+    "transfers": "bulk one-sided transfers",
+    "pipelines": "a recognised pipeline",
+    "all_to_alls": "all_to_all operations",
+    "roce": "RoCE traffic",
+    "replicas": "two groups that are alike and apart",
+}
+"""What ``Condition.needs`` names, in words (``findings.needs`` looks whether it is there)."""
 
 
 def runbook() -> str:
@@ -38,34 +53,38 @@ def _wrapped(line: str) -> str:
 
 
 def _overview() -> Iterator[str]:
-    yield from ("| condition | observability | today |", "| --- | --- | --- |")
+    yield from ("| condition | seen | judged |", "| --- | --- | --- |")
     for family in FAMILIES:
         for row in _of(family):
-            yield f"| [`{row.name}`](#{row.name}) | {row.observability} | {_today(row)} |"
+            seen = "not at all" if row.observability == NONE else f"{row.observability}ly"
+            yield f"| [`{row.name}`](#{row.name}) | {seen} | {_judged(row)} |"
     yield ""
 
 
 def _family(family: str) -> Iterator[str]:
     yield from (f"## {family}", "")
     for row in _of(family):
-        yield from (f"### {row.name}", "", row.shows, "")
-        yield f"- Seen: {_seen(row)}"
-        if not row.judged:
-            yield f"- What to do: {row.advice}"
-            yield ""
-            continue
-        if row.told_as:
-            yield f"- Told as `{row.told_as}`, with this among what else it may be; not there without that."
-        if row.needs:
-            yield f"- Needs: {', '.join(each.replace('_', ' ') for each in row.needs)}; else `not_judged`."
-        yield f"- Held to: {row.threshold}"
-        yield f"- Cost: {row.cost}"
+        yield from (f"### {row.name}", "", row.shows, "", f"- Seen: {_seen(row)}")
+        yield from _rule(row) if row.judged else ()
         yield f"- What to do: {row.advice}"
-        if row.alternatives:
+        yield from (f"- Look at: {command}." for command in row.commands)
+        if row.judged and row.alternatives:
             yield f"- What else it may be: {'; '.join(row.alternatives)}."
         if row.explains:
-            yield f"- Lists as its own effects: {', '.join(row.explains)}."
+            others = (f"another {name}" if name == row.name else name for name in row.explains)
+            yield f"- May be the cause, at the same endpoints, of: {', '.join(others)}."
         yield ""
+
+
+def _rule(row: Condition) -> Iterator[str]:
+    """Of a condition that is judged."""
+    if row.told_as:
+        yield f"- Told as `{row.told_as}`, which lists this among what else it may be."
+    if row.needs:
+        needs = ", and ".join(NEEDED[each] for each in row.needs)
+        yield f"- Needs {needs}; else the result says `not_judged`."
+    yield f"- Reported when: {row.threshold}"
+    yield f"- Cost: {row.cost}"
 
 
 def _seen(row: Condition) -> str:
@@ -73,13 +92,13 @@ def _seen(row: Condition) -> str:
         return f"not at all: {row.why}. The result says `not_judged`."
     if row.observability == DIRECT:
         return "directly" + (f"; {row.why}." if row.why else ".")
-    return f"as a shadow: {row.why}."
+    return f"indirectly: {row.why}."
 
 
-def _today(row: Condition) -> str:
+def _judged(row: Condition) -> str:
     if not row.judged:
-        return "not judged: cannot be seen"
-    return f"told as `{row.told_as}`" if row.told_as else "judged"
+        return "no"
+    return f"as `{row.told_as}`" if row.told_as else "yes"
 
 
 def _of(family: str) -> list[Condition]:

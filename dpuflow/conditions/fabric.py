@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpuflow.conditions.row import BESIDE, CAPTURE, EAST_WEST, Condition
+from dpuflow.conditions.row import CAPTURE, EAST_WEST, RDMA, STOPPED, SWITCH, Condition
 
 _OF_RANKS = "rank-seconds, of the time of all ranks"
 _PORT = "Check the link's negotiated rate and width, shaping and policing, cable and port errors"
@@ -14,26 +14,24 @@ ROWS: Final = (
         "straggler",
         EAST_WEST,
         "A rank enters collectives late of its own doing, and its peers wait.",
-        "The noise of its group's entries, or its peers' work in the same steps"
-        " (docs/inference/verdicts.md).",
+        "its lateness stands out from the noise of its group's entries, or from its peers' work in the same"
+        " steps (docs/inference/verdicts.md).",
         f"What a step would be shorter by, else what peers waited: {_OF_RANKS}.",
         "Compare the rank's work with its peers' first: layers, shard and batch sizes, input lengths, tokens"
         " routed to its experts; then its host: data loading, garbage collection, checkpoints, other jobs;"
-        " then"
-        " power and clock limits. Move the rank to another GPU: lateness that stays with the rank is its"
-        " work,"
-        " lateness that stays with the GPU is the machine. Where ranks are late in turn, nothing is wrong"
-        " with"
-        " any one of them.",
+        " then power and clock limits. Move the rank to another GPU: lateness that stays with the rank is its"
+        " work, lateness that stays with the GPU is the machine. Where ranks are late in turn, nothing is"
+        " wrong with any one of them.",
         ("a larger shard, stage or batch", "a busy host", "a GPU that is throttled"),
         ("operations",),
         explains=("pipeline_bubble", "p2p_throttling"),
+        commands=("`nvidia-smi -q -d PERFORMANCE,CLOCK`: clocks, and what holds them down",),
     ),
     Condition(
         "pipeline_bubble",
         EAST_WEST,
         "Stages of a pipeline stand idle for longer than their schedule asks for.",
-        "The schedule's own bubble, by stages and microbatches.",
+        "stages stand idle for longer than their schedule's own bubble, by stages and microbatches.",
         f"The idle time beyond that: {_OF_RANKS}.",
         "Balance the stages (layers, embedding and head), or use more microbatches a step.",
         ("one stage with more work", "transfers between stages that nothing hides"),
@@ -42,8 +40,8 @@ ROWS: Final = (
     Condition(
         "load_skew",
         EAST_WEST,
-        "One member receives more than its share in the operations whose sizes are free (all_to_all).",
-        "The mean of its share over operations, with 99.9 % confidence over all members.",
+        "One member receives more than an even share of the bytes of all_to_all operations.",
+        "its mean over the operations is above an even share, with 99.9 % confidence over all members.",
         "What the extra bytes take at the link's usual pace, of the captured time.",
         "Look at the router's balance (auxiliary loss, capacity factor) and at where hot experts are placed.",
         ("a data set that favours some experts",),
@@ -55,11 +53,13 @@ ROWS: Final = (
         EAST_WEST,
         "Switches marked packets (ECN), receivers asked senders to slow down (CNP), or messages to one"
         " receiver were held on the way while those to others were not, and some came through meanwhile.",
-        "Marked messages against unmarked ones of the same pair and size, with 95 % confidence; what is held"
-        " on the way, against three times the middle one of the other receivers'.",
+        "marked messages take longer than unmarked ones of the same pair and size (95 % confidence); or"
+        " messages to one receiver are held on the way for more than three times the median of the other"
+        " receivers.",
         "What marked messages took longer, or were held on the way, as far as it lies on the critical path of"
-        " steps: of the captured time; of an incast what the port carried meanwhile is taken off.",
-        "Look at the switch port towards the receiver named last, whose queue marks; spread the load.",
+        " steps: of the captured time. What the port carried meanwhile at its own pace is taken off.",
+        "Look at the switch port towards the receiver (the last of the finding's endpoints): its queue marks."
+        " Spread the load.",
         (
             "incast",
             "other traffic on that port",
@@ -68,29 +68,39 @@ ROWS: Final = (
         ),
         (),
         explains=("credit_starvation",),
+        commands=(
+            f"{RDMA}: at the receiver `np_ecn_marked_roce_packets`, `np_cnp_sent`, at the senders"
+            " `rp_cnp_handled`",
+            f"{SWITCH}: ECN marks and drops of the queue towards the receiver",
+        ),
     ),
     Condition(
         "head_of_line",
         EAST_WEST,
-        "A port stands still with messages that may pass: nothing comes through to a receiver and then all at"
+        "A port stands still though messages wait for it: nothing comes through to a receiver and then all at"
         " once, or messages to several receivers stand still at one NIC at the same time.",
-        "Before a receiver: messages held beyond their pair's scatter, three times as much as the middle one"
-        " of the other receivers', and nothing comes through for most of the time; where a queue held them"
-        " nine tenths are marked. At a NIC: nothing begins or ends for three times as long as all that is"
-        " under way would take at its pace.",
+        "before a receiver, messages are held beyond their pair's usual scatter, for more than three times"
+        " the median of the other receivers, and nothing comes through for most of that time (where nine"
+        " tenths of them are ECN-marked, a queue held them: that is congestion); or at a NIC nothing begins"
+        " or ends for three times as long as all that is under way would take at its pace.",
         "The standstills, as far as they lie on the critical path of steps: of the captured time.",
         "Look for who pauses the switch (PFC counters of the ports): one slow receiver stops all that its"
         " senders send. Consider other priorities, or ECN that sets in earlier.",
         ("a NIC that stalls on its own bus", "a shaper of the sending host", "other traffic on that port"),
         ("roce",),
         explains=("congestion", "head_of_line", "credit_starvation"),
+        commands=(
+            "`ethtool -S IF | grep -E 'pause|discard'`: who sends pauses (`tx_prioN_pause`), who is stopped"
+            " by them (`rx_prioN_pause_duration`, in us)",
+            f"{SWITCH}: pauses received, port by port, towards the one that sends them",
+        ),
     ),
     Condition(
         "packet_loss",
         EAST_WEST,
         "Packets are sent again that the receiver lacked, or whose acknowledgment was lost; what it had"
         " already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left out.",
-        "More than one in ten thousand of a flow's packets, and messages that were held up.",
+        "more than one in ten thousand of a flow's packets is lost, and messages were held up by it.",
         "The time that messages were held up, as far as it lies on the critical path of steps, or in steps"
         " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
@@ -98,35 +108,42 @@ ROWS: Final = (
         ("a port or cable that corrupts frames", "a queue that overflows", "reordering"),
         (),
         explains=("kv_transfer_bottleneck",),
+        commands=(
+            "`ethtool -S IF | grep -E 'discard|crc|symbol|out_of_buffer'`: `rx_crc_errors_phy` is a bad link,"
+            " `rx_discards_phy` a NIC without buffers",
+            f"{RDMA}: at the receiver `out_of_sequence`, at the sender `packet_seq_err`,"
+            " `local_ack_timeout_err`",
+            "`nstat -az TcpRetransSegs` (TCP)",
+            f"{SWITCH}: drops and errors of each port on the path",
+        ),
     ),
     Condition(
         "credit_starvation",
         EAST_WEST,
         "The sender had data and the receiver did not take it: receiver-not-ready NAKs, TCP windows of zero,"
         " or NCCL's clear-to-send entries that come when the data waits already.",
-        "Any refusal; of late credits, the receiver's against its peers'.",
+        "there is any refusal; or a receiver's credits come later than its peers'.",
         f"What operations waited for credits on their critical path: {_OF_RANKS}.",
         "Look at the receiver's host, not at the sender or the link: is its process running and reading, are"
-        " its"
-        " buffers and receive queues large enough, is its memory bandwidth or PCIe busy.",
+        " its buffers and receive queues large enough, is its memory bandwidth or PCIe busy.",
         ("a receiver that was late itself", "receive buffers set too small", "a busy host"),
         (),
+        commands=(
+            f"{RDMA}: at the sender `rnr_nak_retry_err`, at the receiver `out_of_buffer`",
+            "at the receiver `nstat -az TcpExtTCPToZeroWindowAdv`, `ss -tmi` (TCP)",
+        ),
     ),
     Condition(
         "kv_transfer_bottleneck",
         EAST_WEST,
         "Endpoints stand idle while pages come, and go on when these are there (disaggregated inference).",
-        "At least three such waits, and a hundredth of the time.",
+        "there are three such waits or more, and they come to a hundredth of the time.",
         "The waits, of the receivers' time.",
         "Where most of the wait lay before the first page, look at the sender: it still computed, or handed"
-        " the"
-        " cache on late (of a READ also at the receiver, which may have asked late). Between pages: at who"
-        " posts"
-        " them, the sender of a WRITE, the reader of a READ. With pages under way: at the path, if lossy,"
-        " marked"
-        " or slow; else move caches layer by layer, over more links, or make them smaller. After the last"
-        " page:"
-        " at how the receiver learns that they are there.",
+        " the cache on late (of a READ also at the receiver, which may have asked late). Between pages: at"
+        " who posts them, the sender of a WRITE, the reader of a READ. With pages under way: at the path, if"
+        " lossy, marked or slow; else move caches layer by layer, over more links, or make them smaller."
+        " After the last page: at how the receiver learns that they are there.",
         ("memory or PCIe of either host", "a transfer engine with too few pages under way"),
         ("transfers",),
     ),
@@ -134,7 +151,7 @@ ROWS: Final = (
         "early_stop_skew",
         EAST_WEST,
         "One of several alike replicas stops its operations while the others go on.",
-        "Silence of twice the longest pause that it ever made, with the capture still on.",
+        "it is silent for twice the longest pause that it made before, while the capture goes on.",
         f"The silence: {_OF_RANKS}.",
         "Look at how requests are given to replicas, and whether that one still gets any.",
         ("a replica that was drained on purpose", "sequences that end early"),
@@ -143,10 +160,11 @@ ROWS: Final = (
     ),
     Condition(
         "slow_link",
-        BESIDE,
+        STOPPED,
         "Data takes three times as long as between other endpoints, leaves its node late, or comes through a"
         " receiver's port at a third of the other ports' pace whenever messages queue for it.",
-        "Messages of the same operation and size on the other links; of ports, the middle one of the others.",
+        "messages take three times as long as those of the same operation and size on the other links; or a"
+        " port passes queued messages at a third of the median pace of the other ports.",
         "What messages took longer, as far as it lies on the critical path of steps: of the captured time.",
         f"{_PORT}, at both ends, and other jobs on the path.",
         ("a busy receiver host that cannot take data faster", "traffic of another job"),
@@ -159,14 +177,19 @@ ROWS: Final = (
             "slow_link",
             "credit_starvation",
         ),
+        commands=(
+            "`ethtool IF | grep -E 'Speed|Lanes'`: the rate that both ends agreed on",
+            "`ethtool -S IF | grep -E 'pause|discard|crc|symbol|link_down'`",
+            "`tc -s qdisc show dev IF`: a shaper of the host",
+            f"{SWITCH}: speed, errors, policers and shapers of the port",
+        ),
     ),
     Condition(
         "hang",
-        BESIDE,
+        STOPPED,
         "Some ranks never entered the last operation, though captures go on for longer than the group ever"
-        " took"
-        " between two.",
-        "Twice the longest time from one operation of the group to the next.",
+        " took between two.",
+        "nothing happens for twice the longest time from one operation of the group to the next.",
         "All of the time since then: critical.",
         "Take stacks of the processes named first: they are stopped, wait for something else, or run another"
         " operation than their peers; those that wait show the same stack.",
@@ -176,15 +199,13 @@ ROWS: Final = (
     ),
     Condition(
         "desync",
-        BESIDE,
+        STOPPED,
         "Ranks of one group carry out another operation than their peers, or the same one with other sizes,"
-        " and"
-        " neither is ever finished.",
-        "What the group did alike before.",
+        " and neither is ever finished.",
+        "ranks that did the same before now do different things.",
         "All of the time since then: critical.",
         "Compare what these processes call, in which order and with which sizes: a branch that only some"
-        " ranks"
-        " take, an uneven last batch, parameters that differ.",
+        " ranks take, an uneven last batch, parameters that differ.",
         ("ranks that disagree on which operation comes next",),
         ("operations",),
         explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
@@ -193,7 +214,7 @@ ROWS: Final = (
         "capture_loss",
         CAPTURE,
         "The capture itself misses packets.",
-        "Any; a warning above one in ten thousand.",
+        "any packet is missing; a warning above one in ten thousand.",
         "None of the job's time.",
         "Keep fewer bytes of each packet (128), use a larger buffer, or capture messages instead of packets.",
         ("traffic that took another interface of the same node",),
@@ -202,7 +223,7 @@ ROWS: Final = (
         "clock_untied",
         CAPTURE,
         "Nothing ties a capture's clock to the others', and its messages are left out.",
-        "Any.",
+        "a capture is not tied.",
         "None of the job's time.",
         "Capture traffic between such a node and another that is captured too (docs/troubleshooting.md).",
     ),

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 DIRECT: Final = "direct"
-SHADOW: Final = "shadow"
+INDIRECT: Final = "indirect"
 NONE: Final = "none"
 RUNBOOK: Final = "docs/runbook.md"
-NO_DETECTOR: Final = "no detector yet"
+RDMA: Final = "`rdma statistic show link DEV/1`"
+SWITCH: Final = "the switch's counters"
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,11 @@ class Condition:
     """One condition.
 
     ``shows``: what in the packets shows it; ``needs``: without which it is not judged (``needs.NEEDS``);
-    ``threshold``: what the statistic is held to; ``cost``: what its severity follows from; ``explains``:
-    conditions at the same endpoints that it is the cause of; ``observability``: direct, shadow (``why`` says
-    what casts the same one), or none (``why`` says why). ``told_as``: another condition with the same shadow,
+    ``threshold``: when it is reported, a clause; ``cost``: what its severity follows from; ``explains``:
+    conditions at the same endpoints that it is the cause of; ``observability``: direct, indirect (``why``
+    says what looks the same), or none (``why`` says why). ``told_as``: another condition that looks the same,
     as which it is told: without that one it is not there either. ``judged`` is False where nothing judges it.
+    ``commands``: what an operator runs to confirm it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Condition:
     why: str = ""
     judged: bool = True
     told_as: str = ""
+    commands: tuple[str, ...] = ()
 
     @property
     def runbook(self) -> str:
@@ -46,6 +49,6 @@ class Condition:
 NORTH_SOUTH: Final = "North-south: clients and front ends"
 PCIE: Final = "PCIe observer: what a node's own bus and host do"
 EAST_WEST: Final = "East-west: ranks and the network between them"
-BESIDE: Final = "Beside the study"
+STOPPED: Final = "Slow links and jobs that stand still"
 CAPTURE: Final = "The capture itself"
-FAMILIES: Final = (NORTH_SOUTH, PCIE, EAST_WEST, BESIDE, CAPTURE)
+FAMILIES: Final = (NORTH_SOUTH, PCIE, EAST_WEST, STOPPED, CAPTURE)

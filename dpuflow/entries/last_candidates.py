@@ -15,6 +15,7 @@ the collective before, if that was one which nobody leaves before all have enter
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +27,8 @@ from dpuflow.schedules.graph import dependencies, depths
 from dpuflow.schema.rows import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -78,18 +80,8 @@ def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
     waits: list[float] = []
     steps: list[float] = []
     for seen in members:
-        sent = {name[1:]: when for name, (when, _) in seen.times.items() if name[0] == "send"}
-        allowed = [
-            when for name, (when, _) in seen.times.items() if name[0] == "grant" and name[1][0] in captured
-        ]
-        own = sorted((when, *name) for name, when in sent.items() if name[0][0] in captured)
-        for place, (when, edge, turn) in enumerate(own):
-            inputs = needs.get((edge, turn), [])
-            if inputs and place and all(each in sent for each in inputs):
-                # Who is not allowed to send does not go on either.
-                free = [at for at in allowed if at < when]
-                came, before = max([*(sent[each] for each in inputs), *free]), own[place - 1][0]
-                (waits if came > before else steps).append(max(when - max(came, before), 0))
+        for when, came, before in _sends(seen, captured, needs):
+            (waits if came > before else steps).append(max(when - max(came, before), 0))
     if len(waits) >= FEWEST:
         middle, quartile = np.percentile(waits, (50, 75)).tolist()
         return Pace(middle, UNEXPLAINED * (quartile - middle))
@@ -100,12 +92,26 @@ def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
     return Pace(None, 0.0)
 
 
+def _sends(
+    seen: Seen, captured: AbstractSet[int], needs: Mapping[tuple[Edge, int], Sequence[tuple[Edge, int]]]
+) -> Iterator[tuple[int, int, int]]:
+    """Of captured ranks' sends that need something: when they left, when that had come, the send before."""
+    sent = {name[1:]: when for name, (when, _) in seen.times.items() if name[0] == "send"}
+    # Who is not allowed to send does not go on either.
+    grants = ((name, when) for name, (when, _) in seen.times.items() if name[0] == "grant")
+    allowed = [when for name, when in grants if name[1][0] in captured]
+    own = sorted((when, name) for name, when in sent.items() if name[0][0] in captured)
+    for (before, _), (when, name) in pairwise(own):
+        inputs = needs.get(name, [])
+        if inputs and all(each in sent for each in inputs):
+            yield when, max([*(sent[each] for each in inputs), *(at for at in allowed if at < when)]), before
+
+
 def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, int]]:
     """For rows of ranks heard of: when they are likely to have entered; the message that first showed it."""
-    algorithm, n, root = seen.shape()
     rows = {seat: seen.row + place for place, seat in enumerate(seen.seats())}
     captured = seen.captured()
-    paths = depths(algorithm, n, root)
+    paths = depths(*seen.shape())
     zero = seen.first_ns()  # a double holds no epoch to the nanosecond
     entered = {
         seat: float(entries.enter_ns[rows[seat]] - zero)
@@ -116,19 +122,12 @@ def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, 
     shown: dict[int, tuple[int, int]] = {}
     plain: set[int] = set(entered)  # nothing heard before explains what was heard of these
     for act, when, row in sorted(seen_acts(seen), key=lambda found: found[1]):
-        sender = act.edge[0] if act.kind == "send" else act.edge[1]
-        links = (
-            paths[act.edge, act.number]
-            if act.kind == "send"
-            else {rank: over - 1 for rank, over in act.may.ranks.items()}
-        )
+        sends = act.kind == "send"
+        sender = act.edge[0] if sends else act.edge[1]
+        ranks = act.may.ranks
+        links = paths[act.edge, act.number] if sends else {rank: ranks[rank] - 1 for rank in ranks}
         left = float(when - zero - (entries.margins.usual_way_ns[rows[sender]] if sender in rows else 0))
-        expected = [
-            likely[rank] + links[rank] * (pace.middle_ns or 0)
-            for rank in likely
-            if links.get(rank, 0) > 0 and pace.middle_ns is not None
-        ]
-        explained = bool(expected) and left <= max(expected) + pace.beyond_ns
+        explained = _explained(left, likely, links, pace)
         for rank in act.must:
             far = links.get(rank, 0)
             if far and pace.middle_ns is None:
@@ -144,6 +143,14 @@ def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, 
         for rank in plain
         if rank in rows and (rank in shown or rank in entered)
     }
+
+
+def _explained(left: float, likely: Mapping[int, float], links: Mapping[int, int], pace: Pace) -> bool:
+    """Whether an act comes as late as those make it that were heard of before, so many links away."""
+    away = {rank: links[rank] for rank in likely if links.get(rank, 0) > 0}
+    if pace.middle_ns is None or not away:
+        return False
+    return left <= max(likely[rank] + far * pace.middle_ns for rank, far in away.items()) + pace.beyond_ns
 
 
 TYING: Final = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER)

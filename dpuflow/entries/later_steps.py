@@ -22,7 +22,8 @@ from dpuflow.schedules.graph import edge_sizes, schedule
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from dpuflow.entries.handover import Usual
     from dpuflow.entries.rows import Entries
@@ -203,18 +204,13 @@ def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual
     way, leave = entries.margins.way_ns.copy(), entries.leave_ns.copy()
     open_ = np.isin(rule, (Rule.PARTLY, Rule.UNSEEN, Rule.AFTER_INPUT, Rule.ANSWER))
     solved = [[_solve(seen) for seen in members] for members in groups]
-    every = [link_ns for found in solved for _, links_ns in found for link_ns in links_ns]
-    for members, found in zip(groups, solved, strict=True):
-        own = [link_ns for _, links_ns in found for link_ns in links_ns]
-        links_ns = own if len(own) >= FEWEST else every
-        least = _least_hop_ns(members, entries, usual)
-        hop = max(least, _percentile(links_ns, SLOW)) if len(links_ns) >= FEWEST else None
+    for members, found, hop in zip(groups, solved, _hops_ns(groups, solved, entries, usual), strict=True):
         if hop is None:
             continue
         for seen, (shown, _) in zip(members, found, strict=True):
-            for place, sign in shown.items():
-                at = seen.row + place
-                if open_[at] and sign.alone and sign.beyond_ns(hop) > 0:
+            alone = {seen.row + place: sign for place, sign in shown.items() if sign.alone}
+            for at, sign in alone.items():
+                if open_[at] and sign.beyond_ns(hop) > 0:
                     # What NCCL's ranks pass on streams through GPUs, proxies and slots that nobody saw.
                     rule[at] = Rule.WAITED if seen.allowed else Rule.BEHIND
                     enter[at], act[at] = sign.when, sign.row
@@ -222,6 +218,18 @@ def date_behind(entries: Entries, groups: Sequence[Sequence[Seen]], usual: Usual
                     leave[at] = max(int(leave[at]), sign.when)
     margins = replace(entries.margins, way_ns=way)
     return replace(entries, rule=rule, enter_ns=enter, act=act, leave_ns=leave, margins=margins)
+
+
+def _hops_ns(
+    groups: Sequence[Sequence[Seen]], solved: Sequence[Sequence[_Solved]], entries: Entries, usual: Usual
+) -> Iterator[float | None]:
+    """By group how long a link takes at the most, 95 of 100 times; None where too few tell."""
+    every = [link_ns for found in solved for _, links_ns in found for link_ns in links_ns]
+    for members, found in zip(groups, solved, strict=True):
+        own = [link_ns for _, links_ns in found for link_ns in links_ns]
+        links_ns = own if len(own) >= FEWEST else every
+        least = _least_hop_ns(members, entries, usual)
+        yield max(least, _percentile(links_ns, SLOW)) if len(links_ns) >= FEWEST else None
 
 
 def read_alike(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[list[Seen]]:
@@ -257,8 +265,7 @@ def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
     """
     picked = exchanges[instance.rows]
     assert instance.algorithm is not None
-    seats = instance.seats
-    seat = dict(zip(instance.order, seats, strict=True))
+    seat = dict(zip(instance.order, instance.seats, strict=True))
     near = instance.view.near or frozenset()
     sizes = edge_sizes(instance.algorithm, instance.rank_count, instance.root or 0)
     edges: dict[Edge, list[int]] = {}
@@ -267,32 +274,31 @@ def read_seen(exchanges: Rows, instance: Instance, row: int) -> Seen | None:
     captured = {seat[end] for end in instance.order if end in near}
     wire = int(picked["wire"][0])
     seen = Seen(row, instance, {}, [], is_gloo(wire), bool((picked["retransmitted"] > 0).any()))
-    # A host posts clear-to-send entries ahead of its GPU: these stand for nobody's entry.
-    granted = wire >= Wire.GLOO_HELLO
-    nccl = wire == Wire.ROCE_WRITE_IMM
     for edge, places in edges.items():
         cuts, rest = divmod(len(places), len(sizes.get(edge, ())) or 1)
         if rest or edge not in sizes:
             return None
-        mine = picked[np.array(places)]
-        offered = mine["offer_ns"] != NEVER
-        own = np.where(offered, mine["offer_ns"], mine["data_ns"])
-        there = np.where(mine["offer_arrived_ns"] != NEVER, mine["offer_arrived_ns"], mine["arrived_ns"])
-        first = np.where(mine["offer"] != NONE32, mine["offer"], mine["data"])
-        order = np.argsort(own if edge[0] in captured else there, kind="stable")
-        for turn, at in enumerate(order[::cuts].tolist()):
-            if edge[0] in captured:
-                _note(seen, ("send", edge, turn), own[at], first[at])
-            else:
-                _note(seen, ("send", edge, turn), there[at], first[at])
-            if granted:
-                came = mine["grant_arrived_ns"] if edge[0] in captured else mine["grant_ns"]
-                _note(seen, ("grant", edge, turn), came[at], mine["grant"][at])
-            if nccl and edge[1] in captured and mine["grant_ns"][at] != NEVER:
-                seen.allowed["send", edge, turn] = int(mine["grant_ns"][at])
-        if edge[1] in captured:
-            seen.transfer_ns += (mine["arrived_end_ns"] - mine["arrived_ns"]).tolist()
+        _read_edge(seen, edge, picked[np.array(places)], cuts, captured)
     return seen
+
+
+def _read_edge(seen: Seen, edge: Edge, mine: Rows, cuts: int, captured: AbstractSet[int]) -> None:
+    """Note the acts that messages of an edge show, ``cuts`` to a message of the schedule."""
+    leaves, comes = edge[0] in captured, edge[1] in captured
+    own = np.where(mine["offer_ns"] != NEVER, mine["offer_ns"], mine["data_ns"])
+    there = np.where(mine["offer_arrived_ns"] != NEVER, mine["offer_arrived_ns"], mine["arrived_ns"])
+    shown = own if leaves else there
+    first = np.where(mine["offer"] != NONE32, mine["offer"], mine["data"])
+    wire = int(mine["wire"][0])
+    for turn, at in enumerate(np.argsort(shown, kind="stable")[::cuts].tolist()):
+        _note(seen, ("send", edge, turn), shown[at], first[at])
+        if wire >= Wire.GLOO_HELLO:  # a host posts clear-to-send entries ahead of its GPU: nobody's entry
+            came = mine["grant_arrived_ns"] if leaves else mine["grant_ns"]
+            _note(seen, ("grant", edge, turn), came[at], mine["grant"][at])
+        if wire == Wire.ROCE_WRITE_IMM and comes and mine["grant_ns"][at] != NEVER:
+            seen.allowed["send", edge, turn] = int(mine["grant_ns"][at])
+    if comes:
+        seen.transfer_ns += (mine["arrived_end_ns"] - mine["arrived_ns"]).tolist()
 
 
 def _note(seen: Seen, name: tuple[str, Edge, int], when: int, row: int) -> None:
@@ -308,12 +314,15 @@ def seen_acts(seen: Seen) -> list[tuple[Act, int, int]]:
     return [(act, *seen.times[name]) for act, name in names if name in seen.times]
 
 
-def _solve(seen: Seen) -> tuple[dict[int, _Shown], list[float]]:
+_Solved = tuple[dict[int, _Shown], list[float]]
+
+
+def _solve(seen: Seen) -> _Solved:
     """What shows the entry of ranks not heard of before, by place in ``order``; and times of single links.
 
     The latter, ns a link: of messages that had waited for nobody unknown.
     """
-    seats, times, acts = seen.seats(), seen.times, seen_acts(seen)
+    seats, acts = seen.seats(), seen_acts(seen)
     first: dict[int, int] = {}  # rank -> which act shows first that it had entered
     for place in sorted(range(len(acts)), key=lambda place: acts[place][1]):
         for rank in acts[place][0].must:
@@ -323,21 +332,10 @@ def _solve(seen: Seen) -> tuple[dict[int, _Shown], list[float]]:
     heard = {rank: acts[place][1] for rank, place in first.items()}
     for place, (act, when, row) in enumerate(acts):
         # Who was heard of by this message, or later, is one that it may have waited for.
-        others = [
-            (heard[rank], links)
-            for rank, links in act.may.ranks.items()
-            if rank in heard and heard[rank] < when and first[rank] != place
-        ]
-        unknown = [rank for rank in act.may.ranks if first.get(rank, place) == place or heard[rank] >= when]
-        others += [
-            (times[own][0], links)
-            for own, links in act.may.own.items()
-            if own in times and times[own][0] < when
-        ]
-        # Nor does data go before its credit, which its receiver's GPU gives when it is there.
-        allowed = seen.allowed.get((act.kind, act.edge, act.number), NEVER)
-        if NEVER < allowed < when:
-            others.append((allowed, 1))
+        before = {rank: heard[rank] for rank, at in first.items() if at != place and heard[rank] < when}
+        unknown = [rank for rank in act.may.ranks if rank not in before]
+        others = [(before[rank], links) for rank, links in act.may.ranks.items() if rank in before]
+        others += _inputs(seen, act, when)
         if not unknown and others:
             links_ns.append(max(min((when - time) / links for time, links in others), 0.0))
         for rank in unknown:
@@ -345,6 +343,18 @@ def _solve(seen: Seen) -> tuple[dict[int, _Shown], list[float]]:
                 alone = len(unknown) == 1 and bool(others)
                 shown[seats.index(rank)] = _Shown(when, row, act.may.ranks[rank], tuple(others), alone)
     return shown, links_ns
+
+
+def _inputs(seen: Seen, act: Act, when: int) -> list[tuple[int, int]]:
+    """When captured ranks had done what the act needs, before it, and how many links lie between.
+
+    Nor does data go before its credit, which its receiver's GPU gives when it is there.
+    """
+    own = [(seen.times[name][0], links) for name, links in act.may.own.items() if name in seen.times]
+    allowed = seen.allowed.get((act.kind, act.edge, act.number), NEVER)
+    if allowed > NEVER:
+        own.append((allowed, 1))
+    return [(time, links) for time, links in own if time < when]
 
 
 def _least_hop_ns(members: Sequence[Seen], entries: Entries, usual: Usual) -> float:

@@ -87,11 +87,15 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
     filled = filled_ns(picked, places.instances, places.of, sender, total)
     own = np.minimum(sent, filled)
+    # What was announced and not seen to come it still had to get: when it was done is not known.
+    lacking = np.zeros(total, bool)
+    begun = (picked["offer_ns"] != NEVER) | (picked["data_ns"] != NEVER)
+    lacking[receiver[begun & (there == NEVER) & ~far[receiver]]] = True
     acked = np.full(total, NEVER, np.int64)
     np.maximum.at(acked, sender, picked["acked_ns"])
     return Leaves(
         leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), acts.enter_ns),
-        idle_ns=np.maximum(np.maximum(done, own), acts.enter_ns),
+        idle_ns=np.where(lacking, NEVER, np.maximum(np.maximum(done, own), acts.enter_ns)),
         gone_ns=own,
         fed=fed,
         last=last,
@@ -218,7 +222,7 @@ def as_acknowledged(entries: Entries, places: Places) -> tuple[NDArray[np.int64]
     limit = np.full(len(leave), FAR)
     limit[last[rows]] = entries.enter_ns[rows]
     leave = np.maximum(entries.leave_ns, np.minimum(leave, limit))
-    return leave, np.maximum(entries.idle_ns, leave)
+    return leave, np.where(entries.idle_ns != NEVER, np.maximum(entries.idle_ns, leave), NEVER)
 
 
 def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDArray[np.int64]:

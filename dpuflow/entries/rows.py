@@ -34,7 +34,12 @@ ENTRY: Final = make_record(
     ("endpoint", "i8", "row", "the rank's endpoint"),
     ("enter_ns", "i8", "ns", "first act, which dates the entry; NEVER where nobody saw one"),
     ("leave_ns", "i8", "ns", "all it needed was there; without input: all was sent (NCCL: can have been)"),
-    ("idle_ns", "i8", "ns", "besides, its last data had left the node, or was acknowledged if sent again"),
+    (
+        "idle_ns",
+        "i8",
+        "ns",
+        "besides, its last data had left (sent again: was acknowledged); NEVER: not all it was to get came",
+    ),
     ("gone_ns", "i8", "ns", "the same of its own last data alone; NEVER where it sent none"),
     ("acked_ns", "i8", "ns", "all its data had been acknowledged, as far as that was seen"),
     ("since_ns", "i8", "ns", "it entered no earlier than this"),

@@ -77,9 +77,10 @@ def date_by_slots(entries: Entries, exchanges: Picked, instances: Sequence[Insta
     spread = entries.margins.spread_ns.copy()  # of transfers little else shows how hand-overs differ
     spread[row] = _of_hosts(entries.endpoint[row], posted, SLOW).astype(np.int64)
     leave = np.where(entries.leave_ns != NEVER, np.maximum(entries.leave_ns, enter), entries.leave_ns)
+    idle = np.where(entries.idle_ns != NEVER, np.maximum(entries.idle_ns, leave), NEVER)
     return replace(
         entries, rule=rule, enter_ns=enter, act=act, after=after, leave_ns=leave,
-        idle_ns=np.maximum(entries.idle_ns, leave), margins=replace(entries.margins, spread_ns=spread),
+        idle_ns=idle, margins=replace(entries.margins, spread_ns=spread),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dpuflow.arrays.ordering import classes, percentile
 from dpuflow.entries.handover import by_rank, may_hand_over
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import BEYOND, BY_GPUS, FEWEST, QUICK, SLOW
-from dpuflow.schema.rows import NEVER, Op
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from dpuflow.entries.rows import Entries, Times
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
+
+
+ONE_SIDED = 1.645
+"""Standard deviations below which 95 % of a normal distribution lie."""
 
 
 def tail_ns(values: NDArray[np.int64]) -> float:
@@ -50,13 +54,18 @@ class Tail:
         beyond = self.ordered[self.ordered > self.high]
         self.excess = float((beyond - self.high).mean()) if len(beyond) else 0.0
 
-    def share_beyond(self, least_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Which share of such values lies beyond each of ``least_ns``."""
+    def share_beyond(self, least_ns: NDArray[np.int64], *, surely: bool = False) -> NDArray[np.float64]:
+        """Which share of such values lies beyond each of ``least_ns``; ``surely``: at the least (95 %)."""
         counted = 1 - np.searchsorted(self.ordered, least_ns, "right") / len(self.ordered)
-        if not self.excess:
-            return counted
-        far = (1 - SLOW / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
-        return np.where(least_ns > self.high, far, counted)
+        share = counted
+        if self.excess:
+            far = (1 - SLOW / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
+            share = np.where(least_ns > self.high, far, counted)
+        if not surely:
+            return share
+        some = ONE_SIDED**2 / len(self.ordered)  # the lower end of Wilson's interval (1927)
+        off = np.sqrt(some * (share * (1 - share) + some / 4))
+        return np.asarray((share + some / 2 - off) / (1 + some), np.float64)
 
 
 def stalls(
@@ -67,8 +76,9 @@ def stalls(
     Sends that had waited for an input; slots given back, and in rings and all_to_alls, where nothing more is
     done on a connection after its last input, first entries of the next one; elsewhere those that follow a
     rank's last input of all: of each group's middle rank, for one that is slow at that is a fault of its
-    own. GPUs work whatever their host does: where none of their hand-overs is seen they have no stalls.
-    ``of_row``: the group of each row.
+    own. Over RoCE NCCL's proxy thread spins, and GPUs work whatever it does: where none of its hand-overs is
+    seen they have no stalls. A kernel that sends for it may; of puts no packet says whether a GPU posted
+    them. ``of_row``: the group of each row.
     """
     ends = np.array([_ends_with_last(i) for i in instances], bool)
     rows, ns = entries.reactions.between
@@ -81,7 +91,8 @@ def stalls(
     every = np.concatenate(found)
     if len(every) >= FEWEST:
         return Tail(every - np.median(every))
-    return Tail(np.zeros(1)) if served_alike(entries, exchanges, instances).all() else None
+    spinning = _of_wires(entries, exchanges, instances, lambda wire: wire == Wire.ROCE_WRITE_IMM).all()
+    return Tail(np.zeros(1)) if spinning else None
 
 
 def _ends_with_last(instance: Instance) -> bool:

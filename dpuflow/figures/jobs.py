@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.stretches import covered_ns
-from dpuflow.results import Decode, Tax
+from dpuflow.results.figures import Decode, Tax
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.stretches import covered_between
-from dpuflow.results import LossTax
+from dpuflow.results.figures import LossTax
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.results import NetworkCost
+from dpuflow.results.figures import NetworkCost
 from dpuflow.schema.rows import NEVER, Seen
 
 if TYPE_CHECKING:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.results import Attribution, Operation
+from dpuflow.results.figures import Attribution, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from dpuflow.results import Analysis, Collective, OpToken
+    from dpuflow.results import Analysis, Collective
+    from dpuflow.results.tokens import OpToken
 
     Floats = NDArray[np.float64]
     Key = tuple[int, str, str, str | None, int | None]

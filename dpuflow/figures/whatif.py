@@ -24,7 +24,7 @@ import numpy as np
 
 from dpuflow.arrays.quantiles import student
 from dpuflow.figures.operations import after_last, classes_of
-from dpuflow.results import AllReduceWhatIf
+from dpuflow.results.figures import AllReduceWhatIf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

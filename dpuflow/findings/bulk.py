@@ -88,61 +88,66 @@ def wait_of(each: Bulk, first_ns: int) -> Wait:
 
 def find_kv_bottlenecks(case: Case) -> Iterator[Finding]:
     """One finding for each way that the network troubles, and one for all others together."""
-    from statistics import median
-
-    result, bulk = case.result, case.inferred.bulk
     ways: dict[tuple[int, int] | None, list[Bulk]] = {}
-    first_ns: dict[int, int] = {}
-    for each, told in zip(bulk, result.transfers, strict=True):
+    waits: dict[tuple[int, int] | None, list[Wait]] = {}
+    for each, told in zip(case.inferred.bulk, case.result.transfers, strict=True):
         if each.waited and each.last and each.cache and told.first_token_ns is not None:
-            ways.setdefault((each.src, each.dst) if each.path else None, []).append(each)
-            first_ns[id(each)] = told.first_token_ns
+            way = (each.src, each.dst) if each.path else None
+            ways.setdefault(way, []).append(each)
+            waits.setdefault(way, []).append(wait_of(each, told.first_token_ns))
     for way, mine in ways.items():
         receivers = sorted({each.dst for each in mine})
-        share = sum(each.exposed_ns for each in mine) / (case.span_ns * len(receivers))
-        if len(mine) < FEWEST or share < SMALL_SHARE:
-            continue
-        sources = sorted({each.src for each in mine})
-        names = [name_of(result.endpoints[end]) for end in (*sources, *receivers)]
-        exposed_ms = median(each.exposed_ns for each in mine) / 1e6
-        rate = median(8 * each.bytes / max(each.busy_ns, 1) for each in mine)
-        path = mine[0].path if way is not None else None
-        waits = [wait_of(each, first_ns[id(each)]) for each in mine]
-        parts = {part.name: sum(getattr(wait, part.name) for wait in waits) for part in fields(Wait)}
-        side = max(parts, key=parts.__getitem__)
-        reads = mine[0].read
-        said, advice = _SIDES[side]
-        asked = " was asked for: the sender was not ready, or the receiver asked late" if reads else " left"
-        because = said.format(asked=asked, poster="receiver" if reads else "sender")
-        advice = advice.format(poster="receiver" if reads else "sender")
-        if path and side in ("sender", "receiver"):
-            because += f" Besides, {_PATHS[path]}."
-        elif path:
-            because = f"The path is at fault: {_PATHS[path]}."
-            advice = _NETWORK_ADVICE.format(src=names[0], dst=names[-1])
-        total_ms = sum(parts.values()) / len(mine) / 1e6
-        shares = ", ".join(
-            f"{100 * part / max(sum(parts.values()), 1):.0f} % {_WHERE[name]}" for name, part in parts.items()
-        )
-        worst = sorted(mine, key=lambda each: -each.exposed_ns)[:SHOWN]
-        yield make_finding(
-            "kv_transfer_bottleneck",
-            [*receivers, *sources],
-            (min(each.idle_ns for each in mine), max(each.end_ns for each in mine)),
-            Cost(sum(each.exposed_ns for each in mine), share),
-            0.9 if path else 0.8,
-            f"{_listed(names[len(sources) :])} stood idle {len(mine)} times while pages"
-            f" (likely KV caches) came from {_listed(names[: len(sources)])}: {exposed_ms:.2f} ms in the"
-            f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s."
-            f" Of {total_ms:.2f} ms between two collectives (mean) {shares}. {because}",
-            advice=advice,
-            alternatives=[
-                "memory or PCIe of either host that cannot keep up with the link",
-                "a transfer engine that keeps too few pages under way",
-                *([] if path else ["a link shared with other traffic"]),
-            ],
-            evidence=message_evidence(case.captures, case.joined, sorted(each.message for each in worst)),
-        )
+        share = sum(each.exposed_ns for each in mine) / (case.span_ns(receivers) * len(receivers))
+        if len(mine) >= FEWEST and share >= SMALL_SHARE:
+            yield _finding(case, mine, waits[way], share)
+
+
+def _finding(case: Case, mine: list[Bulk], waits: list[Wait], share: float) -> Finding:
+    """Of transfers with the parts of their waits, which took that ``share`` of the receivers' time."""
+    from statistics import median
+
+    sources, receivers = sorted({each.src for each in mine}), sorted({each.dst for each in mine})
+    endpoints, path = case.result.endpoints, mine[0].path
+    senders, waiting = (_listed([name_of(endpoints[end]) for end in ends]) for ends in (sources, receivers))
+    exposed_ms = median(each.exposed_ns for each in mine) / 1e6
+    rate = median(8 * each.bytes / max(each.busy_ns, 1) for each in mine)
+    parts = {part.name: sum(getattr(wait, part.name) for wait in waits) for part in fields(Wait)}
+    because, advice = _why(max(parts, key=parts.__getitem__), mine[0].read, path)
+    if path:
+        advice = advice.format(src=name_of(endpoints[sources[0]]), dst=name_of(endpoints[receivers[-1]]))
+    total = max(sum(parts.values()), 1)
+    total_ms = sum(parts.values()) / len(mine) / 1e6
+    shares = ", ".join(f"{100 * part / total:.0f} % {_WHERE[name]}" for name, part in parts.items())
+    worst = sorted(mine, key=lambda each: -each.exposed_ns)[:SHOWN]
+    return make_finding(
+        "kv_transfer_bottleneck",
+        [*receivers, *sources],
+        (min(each.idle_ns for each in mine), max(each.end_ns for each in mine)),
+        Cost(sum(each.exposed_ns for each in mine), share),
+        0.9 if path else 0.8,
+        f"{waiting} stood idle {len(mine)} times while pages"
+        f" (likely KV caches) came from {senders}: {exposed_ms:.2f} ms in the"
+        f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s."
+        f" Of {total_ms:.2f} ms between two collectives (mean) {shares}. {because}",
+        advice=advice,
+        alternatives=[
+            "memory or PCIe of either host that cannot keep up with the link",
+            "a transfer engine that keeps too few pages under way",
+            *([] if path else ["a link shared with other traffic"]),
+        ],
+        evidence=message_evidence(case.captures, case.joined, sorted(each.message for each in worst)),
+    )
+
+
+def _why(side: str, reads: bool, path: str | None) -> tuple[str, str]:
+    """What the wait is due to, and what to do: by the side that took most of it and the path's trouble."""
+    said, advice = _SIDES[side]
+    asked = " was asked for: the sender was not ready, or the receiver asked late" if reads else " left"
+    poster = "receiver" if reads else "sender"
+    because, advice = said.format(asked=asked, poster=poster), advice.format(poster=poster)
+    if path and side in ("sender", "receiver"):
+        return f"{because} Besides, {_PATHS[path]}.", advice
+    return (f"The path is at fault: {_PATHS[path]}.", _NETWORK_ADVICE) if path else (because, advice)
 
 
 def _listed(names: Sequence[str]) -> str:

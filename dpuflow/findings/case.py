@@ -10,6 +10,7 @@ import numpy as np
 
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.conditions import TABLE
+from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.evidence import ByEnd
 from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.figures.spans import Job
     from dpuflow.findings.repeats import Repeats
     from dpuflow.matching import Instance
     from dpuflow.requests import Requests
-    from dpuflow.results import Analysis, Severity
+    from dpuflow.results import Analysis
+    from dpuflow.results.tokens import Severity
     from dpuflow.schema.tables import CaptureTables, Joined, Rows
     from dpuflow.verdicts import Inferred
 
@@ -80,8 +83,8 @@ class Case:
 
     @cached_property
     def lost_ns(self) -> int:
-        """For how long any message was."""
-        return covered_ns(self.held_by_losses)
+        """For how long any message was, while the job ran."""
+        return covered_ns(self.held_by_losses, *self.job_ns())
 
     @cached_property
     def of_clients(self) -> NDArray[np.bool_]:
@@ -90,10 +93,28 @@ class Case:
         found: NDArray[np.bool_] = np.isin(numbers, self.requests.connections.number)
         return found
 
-    @property
-    def span_ns(self) -> int:
-        """What the captures span."""
-        return max(self.joined.end_ns - self.joined.start_ns, 1)
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Who works together, and when."""
+        return list_jobs(self.result)
+
+    def job_ns(self, endpoints: Collection[int] = ()) -> tuple[int, int]:
+        """From when to when the jobs of ``endpoints`` ran, or all jobs without one; what was captured where
+        no operation was."""
+        mine = jobs_with(self.jobs, endpoints)
+        if not mine:
+            return self.joined.start_ns, self.joined.end_ns
+        return min(job.start_ns for job in mine), max(job.end_ns for job in mine)
+
+    def span_ns(self, endpoints: Collection[int] = ()) -> int:
+        """The time that every cost at ``endpoints`` is a share of: what lies before and after the job,
+        however long it was captured, dilutes none."""
+        begin, end = self.job_ns(endpoints)
+        return max(end - begin, 1)
+
+    def cost(self, share: float, endpoints: Collection[int]) -> Cost:
+        """Of a ``share`` of the time of the jobs of ``endpoints``."""
+        return Cost(round(share * self.span_ns(endpoints)), share)
 
     @cached_property
     def exposed_share(self) -> float:
@@ -106,15 +127,16 @@ class Case:
         return exposed / steps if steps else 1.0
 
     def taken_share(self, held: NDArray[np.int64], endpoints: Collection[int]) -> float:
-        """Of the captured time what the job lost while messages from or to one of ``endpoints`` were ``held``
-        (from when to when, two rows): as far as they lay on the critical path of its steps.
+        """Of its time what the job lost while messages from or to one of ``endpoints`` were ``held`` (from
+        when to when, two rows): as far as they lay on the critical path of its steps.
 
         A step that is longer than others ever are is so because of what held messages meanwhile, wherever its
-        path went. What lies before the first step's end or after the last one's counts whole.
+        path went. What of the job lies before the first step's end or after the last one's counts whole.
         """
         if not held.size:
             return 0.0
-        found = [] if self.inferred.accounts else [covered_ns(held)]
+        whole = covered_ns(held, *self.job_ns(endpoints))
+        found = [] if self.inferred.accounts else [whole]
         for account in self.inferred.accounts:
             steps = np.r_[account.ends_ns[:1] - account.lengths_ns[:1], account.ends_ns]
             _, _, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
@@ -126,9 +148,9 @@ class Case:
                 np.bincount(of, on_path, account.steps),
                 np.minimum(covered_between(steps, held), beyond_others(account.lengths_ns)),
             )
-            outside = covered_ns(held) - covered_ns(held, int(steps[0]), int(steps[-1]))
-            found.append(int(by_step.sum()) + outside)
-        return min(max(found) / self.span_ns, 1.0)
+            outside = whole - covered_ns(held, int(steps[0]), int(steps[-1]))
+            found.append(int(by_step.sum()) + max(outside, 0))
+        return min(max(found) / self.span_ns(endpoints), 1.0)
 
     @cached_property
     def network_share(self) -> float:

@@ -117,7 +117,7 @@ def find_starved_ranks(case: Case) -> Iterator[Finding]:
         if lengths[n] > max(most, _by_chance(lengths[without], lengths[n])) and _come_back(requests, idle[n])
     ]
     lost = int(sum(lengths[n] for n in long))
-    share = lost / case.span_ns
+    share = lost / case.span_ns()
     if not long or share < SMALL_SHARE:
         return
     ranks = sorted({end for group in case.inferred.groups for end in group})

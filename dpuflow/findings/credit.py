@@ -42,7 +42,7 @@ def find_starvation(case: Case) -> Iterator[Finding]:
                 case.captures, case.joined, most(case.received[receiver][theirs], columns[AGAIN][theirs])
             ),
             0.9 if refused >= FEWEST else 0.6,
-            Cost(held_ns, held_ns / case.span_ns),
+            Cost(held_ns, held_ns / case.span_ns([receiver])),
         )
 
 
@@ -59,7 +59,7 @@ def find_slow_receivers(case: Case) -> Iterator[Finding]:
             f" {duration(each.cost_ns)}.",
             message_evidence(case.captures, case.joined, case.received[each.endpoint][:SHOWN].tolist()),
             0.9,
-            Cost(each.cost_ns, each.cost_ns / case.span_ns),
+            Cost(each.cost_ns, each.cost_ns / case.span_ns([each.endpoint])),
         )
 
 

@@ -1,4 +1,4 @@
-"""Operations, requests and READs in, findings about what a node's own bus and host do out: all are shadows.
+"""Operations, requests and READs in, findings about what a node's own bus and host do out: seen indirectly.
 
 What changes is told against the same thing before, what differs against the other nodes at the same time.
 """
@@ -56,7 +56,7 @@ def find_starved_inputs(case: Case) -> Iterator[Finding]:
         return
     usual = int(np.median(delay[:since]))
     lost = int((delay[since:] - usual).sum())
-    share = lost / case.span_ns
+    share = lost / case.span_ns()
     if share < SMALL_SHARE:
         return
     ranks = sorted({end for group in case.inferred.groups for end in group})
@@ -127,7 +127,7 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
             "p2p_throttling",
             [end for end in account.in_node if most in (end, ends[end].node)],
             (case.joined.start_ns, case.joined.end_ns),
-            Cost(round(share * case.span_ns * len(account.endpoints)), share),
+            Cost(round(share * case.span_ns(account.endpoints) * len(account.endpoints)), share),
             0.5,
             f"What the node of {name_of(ends[most])} takes in leaves it {duration(within[most])} later, all"
             f" together in a step, that of the other nodes {duration(round(usual))}: {percent(share)} of it.",

@@ -44,7 +44,7 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
         if not mean[most] > surely * error[most]:
             continue
         lost = float(mean[most]) * len(numbers) * _pace(case)
-        share = min(lost / case.span_ns, 1.0)
+        share = min(lost / case.span_ns(members), 1.0)
         if share < SMALL_SHARE:
             continue
         name = name_of(case.result.endpoints[members[most]])
@@ -101,7 +101,7 @@ def find_early_stops(case: Case) -> Iterator[Finding]:
         last = min(ends[other] for other in peers)
         starts = np.sort([begin for begin, _ in spans[group]])
         quiet = min(last, *(until.get(end, NEVER) for end in members)) - ended
-        share = quiet / case.span_ns
+        share = quiet / case.span_ns(members)
         if quiet <= TWICE * int(np.diff(starts).max()) or share < SMALL_SHARE:
             continue
         names = [name_of(case.result.endpoints[end]) for end in members]
@@ -145,7 +145,7 @@ def find_bubbles(case: Case) -> Iterator[Finding]:
             "pipeline_bubble",
             [pipeline.stages[most], *(end for n, end in enumerate(pipeline.stages) if n != most)],
             (case.joined.start_ns, case.joined.end_ns),
-            Cost(round(share * case.span_ns * (stages - 1)), share),
+            Cost(round(share * case.span_ns(pipeline.stages) * (stages - 1)), share),
             0.8,
             f"{name} works {duration(round(float(work[most])))} for a microbatch, the other stages"
             f" {duration(round(float(np.median(work[others]))))}: they stand idle for it {percent(share)} of"
@@ -190,7 +190,7 @@ def find_node_skews(case: Case) -> Iterator[Finding]:
         if len(ends) < 2 or set(late) != set(ends) or len(rows) == len(ends):
             continue
         waited = sum(rows[end].caused_wait_ns or 0 for end in ends)
-        share = min(waited / max(case.span_ns * (len(rows) - len(ends)), 1), 1.0)
+        share = min(waited / max(case.span_ns(ends) * (len(rows) - len(ends)), 1), 1.0)
         host = all(rows[end].cause == "host" for end in ends)
         names = [name_of(case.result.endpoints[end]) for end in ends]
         rails = "grant credits and enter" if host else "enter"

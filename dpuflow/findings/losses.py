@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.stretches import covered_ns
-from dpuflow.findings.case import Cost, make_finding
+from dpuflow.findings.case import make_finding
 from dpuflow.findings.evidence import message_evidence, most
 from dpuflow.quantities import name_of, percent
 from dpuflow.schema.rows import Seen
@@ -59,17 +59,18 @@ def find_losses(case: Case) -> Iterator[Finding]:
         others = {int(flows[name][n]) for n in numbers for name in ("src", "dst")} - {place}
         # Messages that nobody waited for cost the job nothing.
         share = case.taken_share(stretches, [place])
+        held_share = covered_ns(stretches, *case.job_ns([place])) / case.span_ns([place])
         ways = "from" if len(senders) == 1 else "from and to"
         yield make_finding(
             "packet_loss",
             [place, *sorted(others)],
             (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
-            Cost(round(share * case.span_ns), share),
+            case.cost(share, [place]),
             0.5 if lost < FEWEST else 0.9,
             f"{lost} of {packets} packets {ways} {name_of(case.result.endpoints[place])} were retransmitted"
             f" ({100 * lost / max(packets, 1):.2f} %): they or their acknowledgments were lost"
             f" or late{_besides(again - lost)}. Messages were held up by it for {held_ns / 1e6:.1f} ms"
-            f" ({100 * held_ns / case.span_ns:.1f} % of the time); steps took {percent(share)} longer.",
+            f" ({100 * held_share:.1f} % of the time); steps took {percent(share)} longer.",
             alternatives=[
                 "a switch port or cable that corrupts frames",
                 "a queue that overflows",

@@ -92,13 +92,15 @@ def _cost(case: Case, receiver: int, rows: Ints, lost: _Lost, held: Held | None,
     share = case.taken_share(lost.held, [receiver])
     if why == INCAST and share:
         covered = covered_ns(lost.held)
-        share *= max(covered - carried_ns(case, rows, lost.held), 0) / max(covered, 1)
+        share *= max(
+            covered - carried_ns(case.joined.transfers[rows], case.joined.start_ns, lost.held), 0
+        ) / max(covered, 1)
     if held is not None:
         # What senders that come together fill a port with is wanted there anyway.
         own = held.why == Why.FULL and why in (INCAST, "")
         beyond = held.ns / max(covered_ns(held.stretches), 1) if own else 1.0
         share = max(share, beyond * case.taken_share(held.stretches, [receiver]))
-    return Cost(round(share * case.span_ns), share)
+    return case.cost(share, [receiver])
 
 
 def _shown(rows: Ints, marks: NDArray[np.integer], held: Held | None) -> list[int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.findings.case import SMALL_SHARE
 from dpuflow.schema.rows import Seen, Wire
@@ -26,6 +27,7 @@ from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dpuflow.arrays.ordering import Picked
     from dpuflow.findings.case import Case
     from dpuflow.schema.tables import Rows
 
@@ -67,24 +69,40 @@ class Held(NamedTuple):
 def held_on_the_way(case: Case) -> dict[int, Held]:
     """By receiver; of those whose messages were held for a hundredth of the time and three times as long as
     the middle one of the others'."""
-    receivers = np.unique(case.joined.flows["dst"]).tolist()
-    paces: dict[int, float] = {end: pace_ns(case.joined.transfers[case.received[end]]) for end in receivers}
-    slow = {end for end, pace in paces.items() if pace > TIMES * _of_others(paces, end) > 0}
+    if not _at_both(case.joined.columns).any():
+        return {}
+    paces: dict[int, float] = {}
+    every: dict[bool, dict[int, Held]] = {False: {}, True: {}}
+    for end in np.unique(case.joined.flows["dst"]).tolist():
+        rows = case.received[end]
+        part = case.joined.transfers[rows]
+        paces[end] = pace_ns(part)
+        mine = _at_both(part)
+        if mine.any():
+            for surely, of in every.items():
+                one = _held(case, rows[mine], part[mine], part, surely=surely)
+                if one is not None:
+                    of[end] = one
+    known = sorted(pace for pace in paces.values() if pace > 0)
+    slow = {end for end, pace in paces.items() if pace > 0 and pace > TIMES * middle_of_others(known, pace)}
     found = {}
-    for surely in (False, True):
-        every = {end: held for end in receivers if (held := _held(case, end, surely=surely)) is not None}
-        for end, held in every.items():
-            others = [other.ns for each, other in every.items() if each != end]
-            least = max(TIMES * float(np.median(others or [0])), SMALL_SHARE * case.span_ns)
-            if others and held.ns > least and (end in slow) != surely:
+    for surely, of in every.items():
+        times = sorted(held.ns for held in of.values())
+        for end, held in of.items():
+            least = max(TIMES * middle_of_others(times, held.ns), SMALL_SHARE * case.span_ns([end]))
+            if held.ns > least and (end in slow) != surely:
                 why = Why.SLOW if end in slow else _why(case, end, held, paces[end])
                 found[end] = held._replace(why=why)
     return found
 
 
-def _of_others(paces: dict[int, float], receiver: int) -> float:
-    """The middle one of the other ports' paces; 0 where none is known."""
-    return float(np.median([pace for end, pace in paces.items() if end != receiver and pace > 0] or [0.0]))
+def _at_both(part: Rows | Picked) -> NDArray[np.bool_]:
+    """RoCE messages that both ends' captures hold, and that were sent once."""
+    both = Seen.AT_SENDER | Seen.AT_RECEIVER
+    seen: NDArray[np.bool_] = (part["seen"] & both) == both
+    seen &= (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM)
+    seen &= part["retransmitted"] == 0
+    return seen
 
 
 def _why(case: Case, receiver: int, held: Held, pace: float) -> Why:
@@ -143,13 +161,8 @@ def joined_up(stretches: Ints) -> Ints:
     return np.stack([begin[fresh], end[np.r_[fresh[1:] - 1, len(end) - 1][: len(fresh)]]])
 
 
-def _held(case: Case, receiver: int, *, surely: bool) -> Held | None:
-    rows = case.received[receiver]
-    part = case.joined.transfers[rows]
-    both = ((part["seen"] & Seen.AT_SENDER) != 0) & ((part["seen"] & Seen.AT_RECEIVER) != 0)
-    both &= (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM)
-    both &= part["retransmitted"] == 0
-    rows, part = rows[both], part[both]
+def _held(case: Case, rows: Ints, part: Rows, came: Rows, *, surely: bool) -> Held | None:
+    """By how much a receiver's messages (``rows``, ``part``) were held; ``came`` is all that it received."""
     took, pair = part["arrived_end_ns"] - part["sent_end_ns"], part["src"].astype(np.int64)
     late, known = held_ns(took, pair, surely=surely)
     errors = np.array([clock.error_ns or 0 for clock in case.joined.clocks], np.int64)
@@ -159,7 +172,7 @@ def _held(case: Case, receiver: int, *, surely: bool) -> Held | None:
         return None
     stretches = np.stack([end - late, end])
     kept = late > 0
-    took = covered_ns(stretches) - carried_ns(case, case.received[receiver], stretches)
+    took = covered_ns(stretches) - carried_ns(came, case.joined.start_ns, stretches)
     return Held(rows[kept], late[kept], stretches[:, kept], max(took, 0), Why.FULL)
 
 
@@ -183,15 +196,14 @@ def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.b
     return np.where(known & (late > (scatter if surely else 0)), late, 0), known
 
 
-def carried_ns(case: Case, rows: Ints, held: Ints) -> int:
-    """What all that came to a port while messages were held takes at its own pace: a queue of what is wanted
-    there anyway costs nothing."""
-    part = case.joined.transfers[rows]
+def carried_ns(part: Rows, start_ns: int, held: Ints) -> int:
+    """What all that came to a port since ``start_ns`` while messages were held takes at its own pace: a queue
+    of what is wanted there anyway costs nothing."""
     long = part["packets"] >= PACKETS
     if not long.any():
         return 0
     took = (part["arrived_end_ns"] - part["arrived_ns"])[long]
     pace = float(np.percentile(took / np.maximum(part["bytes"][long], 1), 10))
     part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
-    covered = covered_between(np.r_[case.joined.start_ns, part["arrived_end_ns"]], held) > 0
+    covered = covered_between(np.r_[start_ns, part["arrived_end_ns"]], held) > 0
     return round(pace * float(part["bytes"][covered].sum()))

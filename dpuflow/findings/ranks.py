@@ -28,38 +28,47 @@ if TYPE_CHECKING:
 
 def find_stragglers(case: Case) -> Iterator[Finding]:
     """One finding a late rank; those that are late in turn share one, for so do their causes."""
-    joined, inferred, result = case.joined, case.inferred, case.result
     # Whoever a node without a capture may have been kept by, lateness alone is no finding against it.
     late = [
         r
-        for r in result.lateness
+        for r in case.result.lateness
         if r.verdict in ("late", "intermittent") and r.cause not in ("network", "unknown")
     ]
     late.sort(key=lambda row: -(row.caused_wait_ns or 0))
     turns = [row for row in late if row.steadiness == "rotating"]
-    for together in [[row] for row in late if row.steadiness != "rotating"] + ([turns] if turns else []):
-        rows = np.concatenate([_late_rows(inferred, row) for row in together])
-        steadiness = together[0].steadiness or "transient"
-        since = together[0].since_ns if len(together) == 1 else None
-        ends = {row.endpoint for row in together}
-        saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
-        begin = _began(inferred, rows, together[0]) if len(together) == 1 else None
-        # Of some bounded lateness the path does not say what it cost; what peers waited does.
-        taken = min(sum(saved) or _share(inferred, rows, begin), 1.0)
-        waited = sum(row.caused_wait_ns or 0 for row in together)
-        begins = since if since is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns)
-        ends_ns = max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns
-        yield make_finding(
-            "straggler",
-            [row.endpoint for row in together],
-            (begins, ends_ns),
-            Cost(waited or round(taken * case.span_ns * (len(result.lateness) - 1)), taken),
-            min(row.confidence or 0.0 for row in together),
-            _summary(together, inferred, result),
-            advice=_ADVICE[steadiness],
-            alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
-            evidence=_evidence(case.captures, joined, inferred, rows),
-        )
+    for row in late:
+        if row.steadiness != "rotating":
+            since = row.since_ns, _began(case.inferred, _late_rows(case.inferred, row), row)
+            yield _finding(case, [row], *since)
+    if turns:
+        yield _finding(case, turns)
+
+
+def _finding(
+    case: Case, together: Sequence[Lateness], since_ns: int | None = None, begin_ns: int | None = None
+) -> Finding:
+    """``since_ns``: the onset, if there is one; ``begin_ns``: from when on its share of the time counts."""
+    inferred, result, joined = case.inferred, case.result, case.joined
+    rows = np.concatenate([_late_rows(inferred, row) for row in together])
+    steadiness = together[0].steadiness or "transient"
+    ends = [row.endpoint for row in together]
+    saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
+    # Of some bounded lateness the path does not say what it cost; what peers waited does.
+    taken = min(sum(saved) or _share(inferred, rows, case.job_ns(ends), begin_ns), 1.0)
+    waited = sum(row.caused_wait_ns or 0 for row in together)
+    begins = since_ns if since_ns is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns)
+    ends_ns = max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns
+    return make_finding(
+        "straggler",
+        ends,
+        (begins, ends_ns),
+        Cost(waited or round(taken * case.span_ns(ends) * (len(result.lateness) - 1)), taken),
+        min(row.confidence or 0.0 for row in together),
+        _summary(together, inferred, result),
+        advice=_ADVICE[steadiness],
+        alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
+        evidence=_evidence(case.captures, joined, inferred, rows),
+    )
 
 
 def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
@@ -89,14 +98,13 @@ def _began(inferred: Inferred, rows: NDArray[np.int64], row: Lateness) -> int | 
     return max(row.since_ns, first) if row.since_ns is not None else first
 
 
-def _share(inferred: Inferred, rows: NDArray[np.int64], begin_ns: int | None = None) -> float:
-    """Of their peers' time, from ``begin_ns`` on if given, the share that they waited for these entries."""
+def _share(
+    inferred: Inferred, rows: NDArray[np.int64], job_ns: tuple[int, int], begin_ns: int | None = None
+) -> float:
+    """Of their peers' time in the job, from ``begin_ns`` on if given, the share waited for these."""
     entries = inferred.entries
-    seen = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
-    if not len(rows) or not seen.any():
-        return 0.0
-    begin = int(entries.enter_ns[seen].min()) if begin_ns is None else begin_ns
-    span = int(entries.leave_ns[seen].max()) - begin
+    begin = job_ns[0] if begin_ns is None else begin_ns
+    span = job_ns[1] - begin
     rows = rows[entries.enter_ns[rows] >= begin]
     return min(float(inferred.charges.cost_ns[rows].sum()) / max(span, 1), 1.0)
 

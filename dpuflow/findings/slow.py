@@ -110,7 +110,7 @@ def _cost(case: Case, slow: _Slow) -> Cost:
     longer = np.maximum(slow.took - _usual_pace(case), 0) * size
     end = np.maximum(moved["sent_end_ns"], moved["arrived_end_ns"])
     share = case.taken_share(np.stack([end - longer.astype(np.int64), end]), [slow.node])
-    return Cost(round(share * case.span_ns), share)
+    return case.cost(share, [slow.node])
 
 
 def _moves(case: Case, slow: _Slow) -> str:

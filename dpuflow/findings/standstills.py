@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
+from dpuflow.findings.case import SMALL_SHARE, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence
@@ -30,14 +30,16 @@ TIMES = 3
 
 def find_standstills(case: Case) -> Iterator[Finding]:
     """One finding for each NIC from which messages to several receivers stand still at the same time."""
+    all_of = case.joined.columns
+    several = (all_of["wire"] >= Wire.ROCE_SEND) & (all_of["wire"] <= Wire.ROCE_SEND_IMM)
+    several &= (all_of["packets"] > 1) & (all_of["retransmitted"] == 0)
+    several &= (all_of["seen"] & Seen.AT_SENDER) != 0
     for sender in np.unique(case.joined.flows["src"]).tolist():
         rows = case.sent[sender]
-        part = case.joined.transfers[rows]
-        mine = (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM) & (part["packets"] > 1)
-        mine &= (part["retransmitted"] == 0) & ((part["seen"] & Seen.AT_SENDER) != 0)
-        rows, part = rows[mine], part[mine]
+        rows = rows[several[rows]]
         if len(rows) < FEWEST:
             continue
+        part = case.joined.transfers[rows]
         stalls = standstills(part["sent_ns"], part["sent_end_ns"], part["bytes"].astype(float))
         kept, ends = [], set()
         for begin, end in stalls.tolist():
@@ -55,7 +57,7 @@ def find_standstills(case: Case) -> Iterator[Finding]:
             "head_of_line",
             [sender, *sorted(ends)],
             (kept[0][0], kept[-1][1]),
-            Cost(round(share * case.span_ns), share),
+            case.cost(share, [sender]),
             0.8,
             f"Messages from {name_of(case.result.endpoints[sender])} to {listed(names, 4)} stood still at"
             f" the same"
@@ -91,7 +93,7 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
     steps = sum(account.step_ns for account in case.inferred.accounts)
     share = sum(account.credit for account in case.inferred.accounts) / max(steps, 1)
     # What waits while messages are sent again waits for those, whoever's credit comes late for it.
-    share = min(share, 1 - case.lost_ns / case.span_ns)
+    share = min(share, 1 - case.lost_ns / case.span_ns())
     if share < SMALL_SHARE:
         return
     rows = case.exchanges
@@ -127,7 +129,7 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
         " their time.",
         message_evidence(case.captures, case.joined, rows["grant"][mine & soon][:FEWEST].tolist()),
         0.75,
-        Cost(round(share * case.span_ns), share),
+        case.cost(share, [receiver]),
     )
 
 

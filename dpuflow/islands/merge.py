@@ -22,7 +22,8 @@ from dpuflow.results import Group, Judged
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dpuflow.results import Analysis, Collective, Endpoint, Finding, Lateness, RankEntry, Verdict
+    from dpuflow.results import Analysis, Collective, Endpoint, Finding, Lateness, RankEntry
+    from dpuflow.results.tokens import Verdict
 
 T = TypeVar("T")
 
@@ -118,11 +119,14 @@ def _leading(ties: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _endpoints(islands: Sequence[Analysis]) -> list[Endpoint]:
-    """With the rank that some island knows; none by numbers that two islands give to different endpoints."""
+    """With the name and the rank that some island knows; no ranks where two islands number them otherwise."""
+    labels = {
+        row.id: row.label for each in reversed(islands) for row in each.endpoints if row.label is not None
+    }
     ranks = {row.id: row.rank for each in reversed(islands) for row in each.endpoints if row.rank is not None}
     if len(set(ranks.values())) < len(ranks):
         ranks = {row.id: row.rank for row in islands[0].endpoints if row.rank is not None}
-    return [replace(row, rank=ranks.get(row.id)) for row in islands[0].endpoints]
+    return [replace(row, rank=ranks.get(row.id), label=labels.get(row.id)) for row in islands[0].endpoints]
 
 
 def _collectives(
@@ -268,13 +272,14 @@ def _ends_of(unit: Lateness, whole: Analysis) -> list[int]:
 def _in_turn(turns: Sequence[tuple[Finding, Sequence[Lateness]]], whole: Analysis) -> Finding:
     """One finding of those of several islands that ranks are late in turn."""
     parts = [part for part, _ in turns]
+    worst = max(parts, key=lambda part: part.cost_ns or 0)  # no time is taken across two clocks
     every = chain.from_iterable(mine for _, mine in turns)
     late = sorted(every, key=lambda unit: -(unit.caused_wait_ns or 0))
     return replace(
         parts[0],
         endpoints=list(dict.fromkeys(chain.from_iterable(_ends_of(unit, whole) for unit in late))),
-        start_ns=min(_told(part.start_ns for part in parts), default=None),
-        end_ns=max(_told(part.end_ns for part in parts), default=None),
+        start_ns=worst.start_ns,
+        end_ns=worst.end_ns,
         severity=max((part.severity for part in parts), key=("info", "warning", "critical").index),
         confidence=min(part.confidence for part in parts),
         summary=late_in_turn(late, whole) if len(late) > 1 else parts[0].summary,

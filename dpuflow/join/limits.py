@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.schema.rows import Framing, MessageFlag, Transport, Wire
+from dpuflow.messages.cut_entries import NEEDED
+from dpuflow.schema.rows import Framing, MessageFlag, Role, Transport, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from dpuflow.join.common import Common
     from dpuflow.schema.tables import CaptureTables
@@ -31,6 +34,7 @@ def limits_of(captures: Sequence[CaptureTables], common: Common) -> list[str]:
             f"Not captured at their own nodes: {shown}. "
             "What they sent was seen in transit or on arrival only; capture there, too."
         )
+    limits += _cut_entries(captures)
     for tables in captures:
         limits += _cut_headers(tables)
     return limits
@@ -49,6 +53,31 @@ def _not_captured(common: Common) -> list[str]:
     return [address(common.endpoints[row]) for row in ends if row not in local]
 
 
+def _entries(tables: CaptureTables) -> NDArray[np.bool_]:
+    """Which messages are NCCL's clear-to-send entries that the snap length cut off."""
+    rows = tables.messages
+    if not tables.info.snaplen_needed:
+        return np.zeros(len(rows), np.bool_)
+    cut = (rows["flags"] & np.uint8(MessageFlag.HIDDEN)) != 0
+    return np.asarray(cut & (rows["role"] == Role.GRANT) & (rows["wire"] == Wire.ROCE_WRITE), np.bool_)
+
+
+def _cut_entries(captures: Sequence[CaptureTables]) -> list[str]:
+    """A sentence on NCCL's entries beyond the snap length, in all captures."""
+    cut = [tables for tables in captures if tables.info.snaplen_needed]
+    if not cut:
+        return []
+    number = sum(int(np.count_nonzero(_entries(tables))) for tables in cut)
+    files = [file for tables in cut for file in tables.info.files]
+    where = ", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else "")
+    needed = max(tables.info.snaplen_needed for tables in cut)
+    return [
+        f"Raise the snap length to at least {needed} bytes: {number:,} of NCCL's clear-to-send entries lie"
+        f" beyond it in {where}, behind {needed - NEEDED} bytes of headers, a mirror's"
+        " tunnel included."
+    ]
+
+
 def _cut_headers(tables: CaptureTables) -> list[str]:
     """Sentences on messages whose headers a capture has not whole."""
     limits = []
@@ -61,7 +90,7 @@ def _cut_headers(tables: CaptureTables) -> list[str]:
             " header, so that their operations and communicators are not known: capture with a snap"
             " length of 138 bytes or more."
         )
-    hidden = int(np.count_nonzero(beyond & ~sends))
+    hidden = int(np.count_nonzero(beyond & ~sends & ~_entries(tables)))
     if hidden:
         told = (
             "header was cut off by the snap length or lost; its"

@@ -8,7 +8,8 @@ def load_all() -> list[str]:
     from importlib import import_module
     from pkgutil import iter_modules
 
-    names = sorted(m.name for m in iter_modules(__path__) if not m.name.startswith("_"))
+    # A shipped library of compiled kernels (``_build``) is no module.
+    names = sorted(m.name for m in iter_modules(__path__) if m.name.isidentifier() and m.name[0] != "_")
     for name in names:
         import_module(f"{__name__}.{name}")
     return names

@@ -7,7 +7,8 @@ array as one unsigned number, without bounds or wrap-around checks: the caller h
 
 from __future__ import annotations
 
-from threading import Lock, Timer
+from threading import Event, Lock, Thread
+from time import process_time
 from typing import TYPE_CHECKING, Any, Final
 
 import numba
@@ -64,13 +65,12 @@ class Compiled:
                 helper.wait()  # it may be done with this kernel sooner than this process would be
         except RuntimeError:
             pass  # no folder to write to: it is compiled anew in each process
-        slow = Timer(SLOW_S, waiting)
-        slow.daemon = True
-        slow.start()
+        done = Event()
+        Thread(target=_watch, args=(done, process_time()), daemon=True).start()
         try:
             dispatcher.compile(self.signature)
         finally:
-            slow.cancel()
+            done.set()
         dispatcher.disable_compile()
         return dispatcher
 
@@ -81,7 +81,14 @@ class Compiled:
 KERNELS: list[Compiled] = []
 """All kernels so far, for ``_build``."""
 SLOW_S: Final = 1.0
-"""A kernel that takes longer is not in the cache: whoever waits is told so. Loading one takes 20 ms."""
+"""A kernel that takes more CPU is not in the cache: whoever waits is told so. Loading one takes 20 ms."""
+
+
+def _watch(done: Event, since_s: float) -> None:
+    while not done.wait(SLOW_S / 4):
+        if process_time() - since_s > SLOW_S:
+            waiting()
+            return
 
 
 def waiting() -> None:
@@ -100,10 +107,13 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return named
 
 
-inner = numba.njit(**FLAGS)
+INNER: Final = FLAGS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Nobody calls these from Python or C: without entries for that they compile in two thirds of the time."""
+
+inner = numba.njit(**INNER)
 """A function that only kernels call; it becomes part of each of them."""
 
-inlined = numba.njit(**FLAGS, forceinline=True)
+inlined = numba.njit(**INNER, forceinline=True)
 """The same for a kernel's hot loop: a call costs some thirty moves, since arrays pass as seven words."""
 
 

@@ -106,13 +106,24 @@ def find_interface(name: str) -> Interface:
         index = socket.if_nametoindex(name)
     except OSError:
         known = ", ".join(sorted(each for _, each in socket.if_nameindex()))
-        raise DpuflowError(f"{name or repr(name)}: no such interface; this machine has {known}") from None
+        raise DpuflowError(
+            f"{name or repr(name)}: no such interface; this machine has {known}{_hint(name)}"
+        ) from None
     kind, mac = _hardware(name)
     if kind not in _ETHERNET_TYPES:
         raise DpuflowError(
             f"{name}: not an Ethernet interface (ARPHRD type {kind}); only Ethernet is captured"
         )
     return Interface(name, index, mac, loopback=kind == _LOOPBACK)
+
+
+def _hint(name: str) -> str:
+    """What to do where another tool's name of an interface was given."""
+    if name == "any":
+        return " (give -i for each of those that carry the job)"
+    if name and name.isprintable() and "/" not in name and Path("/sys/class/infiniband", name).is_dir():
+        return " (that is an RDMA device, captured by tcpdump or ibdump: README, Where to capture)"
+    return ""
 
 
 def _hardware(name: str) -> tuple[int, bytes]:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from dpuflow.live.options import LiveOptions
 
 BACKENDS: Final = ("ebpf", "bcc", "afpacket", "psample", "doca")
-_PAUSE_S: Final = 0.01  # between looks while packets come; a look that wakes a cold core costs some 100 us
-_IDLE_PAUSE_S: Final = 0.05  # while none come, if the ring holds what may come meanwhile,
+_PAUSE_S: Final = 0.01  # between looks while many packets come; a look costs some 100 us and more
+_IDLE_PAUSE_S: Final = 0.05  # while few or none come, if the ring holds what may come meanwhile,
+_PIECE: Final = 1 << 17  # bytes that are worth a look: of less one waits for more
 _BURST: Final = 1.28e9  # bytes of ring a second: 8 million records of 160 bytes
 _EVERY_S: Final = 1.0
 
@@ -171,7 +172,7 @@ class LiveCapture:
             if hold_s:
                 backend.wait(min(hold_s, _IDLE_PAUSE_S, max(end_s - now_s, 0.0)))
             elif filled < OUT_BYTES // 2:
-                pause_s = _PAUSE_S if filled else min(2 * pause_s, longest_s)
+                pause_s = min(max(pause_s * min(_PIECE / max(filled, 1), 2.0), _PAUSE_S), longest_s)
                 backend.wait(min(pause_s, max(end_s - now_s, 0.0)))
         backend.detach()
         while filled := backend.read(out, 0):

@@ -29,6 +29,11 @@ class Check:
     text: str
     needed: bool = False
 
+    @property
+    def absent(self) -> bool:
+        """Whether it is only what this machine has not: no fault of a plain host."""
+        return not self.met and self.text.startswith(("no BlueField found", "no ovs-vsctl"))
+
 
 def examine(interfaces: list[str]) -> list[Check]:
     """Every condition, and each of ``interfaces``. Nothing is attached to any interface of the machine."""
@@ -44,7 +49,7 @@ def examine(interfaces: list[str]) -> list[Check]:
         works or packet.met,
         "works"
         if works
-        else "works with --backend afpacket"
+        else "works only with --backend afpacket"
         if packet.met
         else "does not work on this machine; see above",
         needed=True,
@@ -95,7 +100,7 @@ def _kernel() -> Check:
     numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in release.split(".")[:2]]
     old = tuple(numbers) < (5, 8)
     btf = "with" if os.path.exists("/sys/kernel/btf/vmlinux") else "without"
-    text = f"Linux {release}, {os.uname().machine}, {btf} BTF (not needed)"
+    text = f"Linux {release}, {os.uname().machine}, {btf} BTF, which dpuflow does not need"
     return Check(
         "kernel", not old, text + ("; eBPF capture needs 5.8 or later: use --backend afpacket" if old else "")
     )
@@ -212,7 +217,7 @@ def _clock() -> Check:
     return Check(
         "clock",
         True,
-        f"read to within {reading.error_ns} ns; TAI - UTC is {ahead} s in the kernel",
+        f"read to within {reading.error_ns} ns; the kernel's offset of TAI from UTC is {ahead} s",
     )
 
 

@@ -175,7 +175,9 @@ class Loaded:
             if int(held["schema"][0]) == ring.layout_number():
                 held[:] = settings
                 return
-        raise DpuflowError(f"{path}: built for another version of dpuflow; rebuild it with `make bpf`")
+        raise DpuflowError(
+            f"{path}: built for another version of dpuflow; install dpuflow anew (in a checkout: `make bpf`)"
+        )
 
     def _choose(self, programs: tuple[str, ...], device: int) -> None:
         lib, program = library(), None

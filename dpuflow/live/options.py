@@ -133,13 +133,19 @@ class LiveOptions:
         if not 0 <= self.sample <= MAX_SAMPLE:
             raise OptionError(f"sampling 1 of 2^{self.sample:g} pairs of hosts: must be 0 to {MAX_SAMPLE}")
 
+    @property
+    def below(self) -> int:
+        """Of 2^32 pairs of hosts, how many are left out."""
+        share: float = 0.5**self.sample
+        return (1 << 32) - round((1 << 32) * share)
+
     def settings(self, iface: int, clock_ns: int) -> NDArray[np.void]:
         """The SETTINGS row of the programs of interface number ``iface``."""
         row = ring.SETTINGS.zeros(1)
         row["clock_ns"], row["schema"], row["iface"] = clock_ns, ring.layout_number(), iface
         row["snaplen"] = self.snaplen or ring.MAX_SNAPLEN
         row["protocols"] = self.protocol_bits()
-        row["sample"] = (1 << 32) - round((1 << 32) * 0.5**self.sample)
+        row["sample"] = self.below
         for k, (high, low) in enumerate(map(address_words, self.hosts)):
             row["host_hi"][0, k], row["host_lo"][0, k] = high, low
         for name, count, values in (

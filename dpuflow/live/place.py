@@ -39,6 +39,7 @@ class Shared(NamedTuple):
     clock_ns: int
     ring: Ring
     wall_fd: int
+    sampling_fd: int
     compile: bool
 
 
@@ -55,7 +56,7 @@ class Place:
         """Load and attach. Raises MissingError, DpuflowError; nothing stays attached then."""
         self.interface = interface
         self._number = number
-        self._clock_ns, self._ring, self._wall_fd, self._compile = shared
+        self._clock_ns, self._ring, self._wall_fd, self._sampling_fd, self._compile = shared
         self._on: dict[str, attach.Link | attach.Filter] = {}
         with ExitStack() as stack:
             self._nic = self._clock(options)
@@ -95,11 +96,13 @@ class Place:
             self._nic = None  # closed with the rest
             return self.load(options)
 
-    def load(self, options: LiveOptions) -> Programs:
-        """The programs that ``options`` ask for here. Raises MissingError, DpuflowError."""
+    def load(self, options: LiveOptions, samples: bool = False) -> Programs:
+        """The programs that ``options`` ask for here; with ``samples`` those that can leave pairs of hosts
+        out later. Raises MissingError, DpuflowError."""
         settings = options.settings(self._number, self._clock_ns)
+        settings["sample"] |= samples
         self._ring.set(settings)
-        maps = self._ring.maps() | {"counters": self._counters_fd}
+        maps = self._ring.maps() | {"counters": self._counters_fd, "sampling": self._sampling_fd}
         if options.timestamps != "kernel":  # without it the programs do not take what was stamped before
             maps["wall"] = self._wall_fd
         xdp = options.hook.startswith("xdp")
@@ -166,11 +169,15 @@ class Place:
         self._programs = programs
         return before
 
+    def flush(self) -> None:
+        """End the runs of messages mode that have stood long."""
+        flush(self._programs)
+
     def counters(self) -> dict[str, int]:
         """The COUNTERS since the start, whichever programs counted. Reads the NIC's clock, too."""
         if self._nic is not None:
             self._nic.sample()
-        flush(self._programs)
+        self.flush()
         return libbpf.read_counters(self._counters_fd)
 
     def warnings(self) -> list[str]:

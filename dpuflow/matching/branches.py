@@ -57,31 +57,39 @@ def waits(down: Lane, up: Lane) -> bool:
 
 def trees(view: View) -> Layout | None:
     """The trees of which the lanes are the edges: all of them, or those at captured ranks."""
-    own = [end for end in view.members if view.is_captured(end)]
     seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
     links = _links(view.lanes) if seen else None
     if links is None:
         return None
-    edges = [(link.up.src, link.up.dst) for link in links]
-    size: int | None
-    if view.whole:
-        n = len(view.members)
-        channels, rest = divmod(len(links), n - 1)
-        size, more = divmod(sum(int(lane.sizes.sum()) for lane in view.lanes), 2 * (n - 1))
-        if rest or more:
-            return None
-        known = _known(edges, channels, view.members)
-    else:
-        told = [_passed_up(rank, links) for rank in own]
-        parts = view.rails()
-        if None in told or (len(parts) > 1 and not meet(view.lanes, [part.members for part in parts])):
-            return None
-        sizes, counts = {each[0] for each in told if each}, {each[1] for each in told if each}
-        size, channels = sizes.pop() if len(sizes) == 1 else None, max(counts)
-        # On one channel any inner rank looks like the root of fewer ranks.
-        known = _known(edges, channels, view.members) if len(counts) == 1 and channels > 1 else None
-    algorithm = known or _some(edges, view.members)
-    return Layout(Op.ALL_REDUCE, algorithm, view.members, size, tails=channels)
+    return _whole(view, links) if view.whole else _in_part(view, links)
+
+
+def _whole(view: View, links: list[_Link]) -> Layout | None:
+    """The trees of which ``links`` are all edges."""
+    hops = len(view.members) - 1
+    channels, rest = divmod(len(links), hops)
+    size, more = divmod(sum(int(lane.sizes.sum()) for lane in view.lanes), 2 * hops)
+    known = _known(links, channels, view.members)
+    return None if rest or more else _layout(view, links, known, size, channels)
+
+
+def _in_part(view: View, links: list[_Link]) -> Layout | None:
+    """The trees of which ``links`` are the edges at captured ranks."""
+    told = [_passed_up(end, links) for end in view.members if view.is_captured(end)]
+    parts = view.rails()
+    if None in told or (len(parts) > 1 and not meet(view.lanes, [part.members for part in parts])):
+        return None
+    sizes, counts = {each[0] for each in told if each}, {each[1] for each in told if each}
+    channels = max(counts)
+    # On one channel any inner rank looks like the root of fewer ranks.
+    known = _known(links, channels, view.members) if len(counts) == 1 and channels > 1 else None
+    return _layout(view, links, known, sizes.pop() if len(sizes) == 1 else None, channels)
+
+
+def _layout(
+    view: View, links: list[_Link], known: Algorithm | None, size: int | None, channels: int
+) -> Layout:
+    return Layout(Op.ALL_REDUCE, known or _some(links, view.members), view.members, size, tails=channels)
 
 
 def trees_by_rail(view: View) -> Layout | None:
@@ -89,9 +97,10 @@ def trees_by_rail(view: View) -> Layout | None:
     each rail has trees of its own, through the same nodes."""
     rails = view.rails()
     found = [each for rail in rails if (each := trees(rail)) is not None]
-    nodes = {frozenset(rail.node(end) for end in rail.members if rail.is_captured(end)) for rail in rails}
+    if len(set(map(_captured_nodes, rails))) > 1 or len(found) < len(rails):
+        return None
     whole = found[0] if view.whole and found else trees(view)
-    if len(nodes) > 1 or len(found) < len(rails) or whole is None:
+    if whole is None:
         return None
     sizes = [each.size for each in found]
     return whole._replace(
@@ -103,6 +112,10 @@ def trees_by_rail(view: View) -> Layout | None:
     )
 
 
+def _captured_nodes(view: View) -> frozenset[int]:
+    return frozenset(view.node(end) for end in view.members if view.is_captured(end))
+
+
 def _passed_up(rank: int, links: Sequence[_Link]) -> tuple[int, int] | None:
     """Bytes of all channels at a captured rank, and how many channels; None where that makes no trees."""
     up = [link.up for link in links if link.up.src == rank]
@@ -110,21 +123,27 @@ def _passed_up(rank: int, links: Sequence[_Link]) -> tuple[int, int] | None:
     for link in links:
         if link.up.dst == rank:
             below.setdefault(link.up.src, []).append(link.up)
+    ends = _ends(up, below)
+    if ends is None:
+        return None
+    return sum(int(lane.sizes.sum()) for lane in (*up, *ends)), len(up) + len(ends)
+
+
+def _ends(up: Sequence[Lane], below: dict[int, list[Lane]]) -> list[Lane] | None:
+    """Of the lanes from ``below`` those that end at the rank, its trees' root; None where several ranks' do,
+    as NCCL's roots have one child."""
+    root = {child: [lane for lane in mine if not _goes_on(lane, up)] for child, mine in below.items()}
     most = max(map(len, below.values()), default=0)
-    root = [
-        (child, lane)
-        for child, mine in below.items()
-        for lane in mine
-        if not any(each.kind == lane.kind and waits(each, lane) for each in up)
-    ]
-    if not root and most >= max(len(up), 2):
+    if not any(root.values()) and most >= max(len(up), 2):
         # It is late as a rule, so that all it sends comes after all it gets. But an inner rank has a parent
         # on all channels, and children on half of them.
-        root = [(child, lane) for child, mine in below.items() if len(mine) == most for lane in mine]
-    if len({child for child, _ in root}) > 1:
-        return None  # NCCL's roots have one child
-    ends = [lane for _, lane in root]
-    return sum(int(lane.sizes.sum()) for lane in (*up, *ends)), len(up) + len(ends)
+        root = {child: mine for child, mine in below.items() if len(mine) == most}
+    ends = [mine for mine in root.values() if mine]
+    return None if len(ends) > 1 else ends[0] if ends else []
+
+
+def _goes_on(lane: Lane, up: Sequence[Lane]) -> bool:
+    return any(each.kind == lane.kind and waits(each, lane) for each in up)
 
 
 def _links(lanes: Sequence[Lane]) -> list[_Link] | None:
@@ -187,8 +206,9 @@ def _in_order(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
     return links
 
 
-def _known(edges: list[tuple[int, int]], channels: int, members: list[int]) -> Algorithm | None:
-    """NCCL's trees over ``members``, where they have these (child, parent): half of the channels each."""
+def _known(links: list[_Link], channels: int, members: list[int]) -> Algorithm | None:
+    """NCCL's trees over ``members``, where they have these edges: half of the channels each."""
+    edges = sorted((link.up.src, link.up.dst) for link in links)
     first, second = double_tree(len(members))
     for trees in ([first] * -(-channels // 2) + [second] * (channels // 2), [first] * channels):
         wanted = [
@@ -197,16 +217,15 @@ def _known(edges: list[tuple[int, int]], channels: int, members: list[int]) -> A
             for child, parent in enumerate(parents)
             if parent >= 0
         ]
-        if sorted(wanted) == sorted(edges):
+        if sorted(wanted) == edges:
             return tree_all_reduce(tuple(dict.fromkeys(trees)))
     return None
 
 
-def _some(edges: list[tuple[int, int]], members: list[int]) -> Algorithm:
-    """Trees with these (child, parent), of which no more is known."""
-    return some_trees(
-        tuple(sorted((members.index(child), members.index(parent)) for child, parent in set(edges)))
-    )
+def _some(links: list[_Link], members: list[int]) -> Algorithm:
+    """Trees with these edges, of which no more is known."""
+    place = {member: number for number, member in enumerate(members)}
+    return some_trees(tuple(sorted({(place[link.up.src], place[link.up.dst]) for link in links})))
 
 
 def chain(view: View) -> Layout | None:
@@ -243,23 +262,24 @@ def _path(view: View, *, back: bool) -> list[int] | None:
     after = {node: view.node(lanes[0].dst) for node, lanes in view.out.items()}
     if len({(view.node(lane.src), view.node(lane.dst)) for lane in view.lanes}) > len(after):
         return None
-    heads = [node for node in after if node not in view.into]
-    if not heads and back:
-        heads = [min(after, key=lambda node: int(np.median([x.starts[:, 0].min() for x in view.out[node]])))]
-    if len(heads) != 1:
+    order = _heads(view, back=back)
+    if len(order) != 1:
         return None
-    order = heads
     while order[-1] in after and after[order[-1]] not in order:
         order.append(after[order[-1]])
-    kinds = Counter(lane.kind for lane in view.out[order[0]])
-    rest = Counter(lane.kind for lane in view.out.get(order[-1], ()))
-    if len(order) != len(after.keys() | view.into.keys()) or len(order) < 2 or not rest <= kinds:
+    if len(order) != len(after.keys() | view.into.keys()) or len(order) < 2:
         return None
-    if after.get(order[-1], order[0]) != order[0]:
-        return None
-    if any(Counter(lane.kind for lane in view.out[node]) != kinds for node in order[:-1]):
-        return None
-    return order
+    kinds, *others, rest = (Counter(lane.kind for lane in view.out.get(node, ())) for node in order)
+    whole = after.get(order[-1], order[0]) == order[0] and rest <= kinds
+    return order if whole and all(each == kinds for each in others) else None
+
+
+def _heads(view: View, *, back: bool) -> list[int]:
+    """The nodes that nothing comes to; with ``back`` else the one that sent first."""
+    heads = [node for node in view.out if node not in view.into]
+    if heads or not back:
+        return heads
+    return [min(view.out, key=lambda node: int(np.median([x.starts[:, 0].min() for x in view.out[node]])))]
 
 
 def _passes(view: View, node: int, *, late: bool) -> bool:

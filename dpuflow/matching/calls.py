@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dpuflow.matching.streams import Edge
 
     Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
 
 
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
@@ -218,16 +219,8 @@ def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     parts = [lane[: count * some].reshape(count, some) for some, lane in zip(per, lanes, strict=True)]
     rounds = np.concatenate(parts, axis=1)
     starts, arrivals = job.columns.starts[rounds], job.columns.arrivals[rounds]
-    apart, early = np.ones(count - 1, bool), 0
-    for end in ends:
-        sends, gets = (np.repeat(of == end, per) for of in (src, dst))
-        first = starts[:, sends].min(axis=1)
-        apart &= starts[:, sends].max(axis=1)[:-1] <= first[1:]
-        if not everyone:
-            apart &= arrivals[:, gets].max(axis=1)[:-1] <= first[1:]
-            early += (first < arrivals[:, gets].min(axis=1)).sum() >= TWICE
-    shown = everyone or 2 * early > len(ends)
-    if not count or not shown or apart.sum() < MOST * (count - 1):
+    sent, got = ([np.repeat(of == end, per) for end in ends] for of in (src, dst))
+    if not count or not _are_apart(starts, arrivals, sent, got, everyone):
         return [], rows
     op, algorithm = (Op.ALL_TO_ALL, _LINEAR) if everyone else (Op.UNKNOWN, None)
     view = InstanceView(free=frozenset(() if everyone else range(len(ends))))
@@ -236,3 +229,21 @@ def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
         for each, when in zip(rounds, starts, strict=True)
     ]
     return found, np.setdiff1d(rows, rounds)
+
+
+def _are_apart(
+    starts: Ints, arrivals: Ints, sent: Sequence[Bools], got: Sequence[Bools], everyone: bool
+) -> bool:
+    """Whether ranks are through with a round before the next, and most were seen to send before they get.
+
+    ``starts`` and ``arrivals`` are (rounds, messages), ``sent`` and ``got`` per rank which of these are its.
+    """
+    apart, early = np.ones(len(starts) - 1, bool), 0
+    for sends, gets in zip(sent, got, strict=True):
+        first = starts[:, sends].min(axis=1)
+        apart &= starts[:, sends].max(axis=1)[:-1] <= first[1:]
+        if not everyone:
+            apart &= arrivals[:, gets].max(axis=1)[:-1] <= first[1:]
+            early += int((first < arrivals[:, gets].min(axis=1)).sum() >= TWICE)
+    shown = everyone or 2 * early > len(sent)
+    return shown and bool(apart.sum() >= MOST * len(apart))

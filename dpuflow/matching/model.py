@@ -14,7 +14,8 @@ from dpuflow.schedules.graph import first_acts, free_ranks
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -186,31 +187,32 @@ class Instance:
         grant where the data is of that step. Libraries that post everything at once (``at_once``) need
         no such order.
         """
+        near, algorithm = self.view.near, self.algorithm
         if self.view.inside:
             return list(range(len(self.order))), []
-        if self.view.near is None:
+        if near is None:
             return [], []
-        hidden = [row for row, end in enumerate(self.order) if end not in self.view.near]
-        if (
-            self.algorithm is not None
-            and self.algorithm.rooted
-            and len(self.order) == 2
-            and not self.placement.ranks
-        ):
+        hidden = [row for row, end in enumerate(self.order) if end not in near]
+        if algorithm is not None and algorithm.rooted and len(self.order) == 2 and not self.placement.ranks:
             # One edge of a tree, of any size: who sends may have waited for others, who receives has not.
             down = self.op in (Op.BROADCAST, Op.SCATTER)
             return hidden, [] if down else hidden
         if self.view.at_once:
             return [], []
-        if self.algorithm is None:
+        if algorithm is None:
             return hidden, hidden
-        n, seats = self.rank_count, self.seats
-        captured = {seats[row] for row, end in enumerate(self.order) if end in self.view.near}
-        sends, grants = first_acts(self.algorithm, n, self.root or 0)
+        captured = {seat for seat, end in zip(self.seats, self.order, strict=True) if end in near}
+        return self._not_first(algorithm, hidden, captured)
+
+    def _not_first(
+        self, algorithm: Algorithm, hidden: Sequence[int], captured: AbstractSet[int]
+    ) -> tuple[list[int], list[int]]:
+        """The same of rows ``hidden``, by the schedule; ``captured`` are seats."""
+        n, seats, root = self.rank_count, self.seats, self.root or 0
+        sends, grants = first_acts(algorithm, n, root)
         # Where several send to one at once, data waits its turn in the network: its arrival dates no entry.
         alone = {seat for seat in captured if len(grants.get(seat, ())) < 2}
-        starters = self.algorithm.starters
-        free = set(seats) if starters is None else starters(n, self.root or 0)
+        free = set(seats) if algorithm.starters is None else algorithm.starters(n, root)
         return (
             [row for row in hidden if sends.get(seats[row]) not in alone or seats[row] not in free],
             [row for row in hidden if captured.isdisjoint(grants.get(seats[row], ()))],

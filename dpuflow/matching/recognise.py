@@ -145,39 +145,50 @@ def _partly(
     known: Sequence[Algorithm],
 ) -> list[Match]:
     """``matches`` where edges between endpoints that were not captured are missing."""
-    n = len(endpoints)
-    found: list[tuple[int, int, Match]] = []
-    tries = [
-        (algorithm, order, root)
-        for order in orders(edges, endpoints)
-        for algorithm in known
-        if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n)
-        for root in (range(n) if algorithm.rooted else (0,))
-    ]
     contacts = [Contact(src, dst, count) for (src, dst), (count, _) in edges.items()]
-    total = sum(size for _, size in edges.values())
-    for algorithm, order, root in chain(tries, placements(op, contacts, near)):
-        if (algorithm.op == Op.BARRIER) != (total == 0):
-            continue
-        expected = {
-            (s, d): sizes
-            for (s, d), sizes in edge_sizes(algorithm, len(order), root).items()
-            if order[s] in near or order[d] in near
-        }
-        share = sum(sum(sizes) for sizes in expected.values())
-        size = total / share if share else 0.0
-        # Each edge must be cut alike: otherwise too many rings fit.
-        cuts = {edges.get((order[s], order[d]), (0, 0))[0] / len(z) for (s, d), z in expected.items()}
-        if len(cuts) != 1 or not cuts.pop().is_integer():
-            continue
-        if expected and agree(edges, expected, order, size, cuts=algorithm.cuts):
-            match = Match(algorithm, order, root, round(size))
-            found.append((_untimely(match, edges, unasked), len(order), match))
+    empty = not any(size for _, size in edges.values())
+    found: list[tuple[int, int, Match]] = []
+    for algorithm, order, root in chain(_tries(edges, endpoints, op, known), placements(op, contacts, near)):
+        if (algorithm.op == Op.BARRIER) == empty:
+            match = _match(edges, near, algorithm, order, root)
+            if match is not None:
+                found.append((_untimely(match, edges, unasked), len(order), match))
     found.sort(key=lambda f: f[:2])  # of equals the fewest ranks, then the simplest algorithm
     best: dict[Algorithm, Match] = {}
     for _, _, match in found:
         best.setdefault(match.algorithm, match)
     return list(best.values())
+
+
+def _tries(
+    edges: EdgeBytes, endpoints: Sequence[int], op: Op, known: Sequence[Algorithm]
+) -> Iterator[tuple[Algorithm, tuple[int, ...], int]]:
+    """(algorithm, endpoints by position, root) of ``op`` among the endpoints that were seen."""
+    n = len(endpoints)
+    for order in orders(edges, endpoints):
+        for algorithm in known:
+            if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n):
+                for root in range(n) if algorithm.rooted else (0,):
+                    yield algorithm, order, root
+
+
+def _match(
+    edges: EdgeBytes, near: frozenset[int], algorithm: Algorithm, order: tuple[int, ...], root: int
+) -> Match | None:
+    """The algorithm, if the edges of endpoints ``near`` carry what it has them carry."""
+    expected = {
+        (s, d): sizes
+        for (s, d), sizes in edge_sizes(algorithm, len(order), root).items()
+        if order[s] in near or order[d] in near
+    }
+    # Each edge must be cut alike: otherwise too many rings fit.
+    cuts = {edges.get((order[s], order[d]), (0, 0))[0] / len(z) for (s, d), z in expected.items()}
+    if len(cuts) != 1 or not cuts.pop().is_integer():
+        return None
+    share = sum(sum(sizes) for sizes in expected.values())
+    size = sum(total for _, total in edges.values()) / share if share else 0.0
+    fits = agree(edges, expected, order, size, cuts=algorithm.cuts)
+    return Match(algorithm, order, root, round(size)) if fits else None
 
 
 def _untimely(match: Match, edges: EdgeBytes, unasked: Mapping[int, int]) -> int:
@@ -258,18 +269,20 @@ def placements(
     turns = [inward, outward] if sorted(inward) == sorted(outward) and inward != outward else [inward]
     busiest = max(c.messages for c in contacts)
     for n in range(len(seen) + (not every), MOST_RANKS + 1):
-        for algorithm in ALGORITHMS:
-            if op not in (Op.UNKNOWN, algorithm.op) or not algorithm.fits(n):
-                continue
-            if algorithm.rooted and op == Op.UNKNOWN:
-                continue  # a leaf's one message fits any tree
-            if busiest < _edges(algorithm, n)[1]:
-                continue
+        for algorithm in _carried_by(op, n, busiest):
             for seat, to, back in _views(algorithm, n).get((len(outward), len(inward)), ()):
                 for heard in turns:
                     order = _fill(n, seat, me, (*to, *back), (*outward, *heard))
                     if order is not None:
                         yield algorithm, order, 0
+
+
+def _carried_by(op: Op, n: int, busiest: int) -> Iterator[Algorithm]:
+    """Algorithms of ``op`` for ``n`` ranks in which some edge carries no more messages than ``busiest``."""
+    for algorithm in ALGORITHMS:
+        of_op = algorithm.op == op or (op == Op.UNKNOWN and not algorithm.rooted)  # a leaf's fits any tree
+        if of_op and algorithm.fits(n) and busiest >= _edges(algorithm, n)[1]:
+            yield algorithm
 
 
 @lru_cache(maxsize=4096)

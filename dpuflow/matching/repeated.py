@@ -92,6 +92,16 @@ def _clusters(exchanges: Rows, rows: Ints) -> list[Ints]:
     return [np.sort(np.concatenate([parts[number] for number in some])) for some in joined]
 
 
+def _weights(count: int) -> Ints:
+    """As good as drawn at random (splitmix64; Steele, Lea and Flood, 2014), without numpy.random's start."""
+    mixed: NDArray[np.uint64] = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    weights: Ints = (mixed >> np.uint64(2)).astype(np.int64)
+    return weights
+
+
 class _Pattern:
     """The bursts of one cluster, and where they repeat."""
 
@@ -112,7 +122,7 @@ class _Pattern:
         way = picked["connection"].astype(np.int64) << 1 | (picked["src"] > picked["dst"])
         ways, way = np.unique(way, return_inverse=True)
         # Bytes of all ways in one number: equal sums stand for equal bytes on every way.
-        weight = np.random.default_rng(len(ways)).integers(1, 1 << 62, len(ways), np.int64)
+        weight = _weights(len(ways))
         self.sums = np.concatenate([[0], np.cumsum(self.size * weight[way.reshape(-1)])])
         self.busy = np.maximum.accumulate(self.there)
         free = np.r_[True, self.busy[:-1] <= self.sent[1:], True]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.matching.lanes import Lane, Passed, View
+    from dpuflow.schedules.algorithms import Algorithm
 
     Ints = NDArray[np.int64]
 
@@ -138,48 +139,42 @@ def _cycles(view: View) -> list[Row]:
 
     # Channels may go round differently: the next node first, then those further on.
     left = {node: sorted(view.out[node], key=ahead) for node in nodes}
-    cycles = []
+    cycles: list[Row] = []
     while left[nodes[0]]:
-        cycle: Row = []
-        at, seen = nodes[0], {nodes[0]}
-        while len(cycle) < n:
-            lane = next(
-                (
-                    lane
-                    for lane in left[at]
-                    if (view.node(lane.dst) not in seen or len(cycle) == n - 1)
-                    and (not cycle or len(lane.sizes) == len(cycle[0].sizes))
-                ),
-                None,
-            )
-            if lane is None:
-                return []
-            left[at] = [each for each in left[at] if each is not lane]
-            cycle.append(lane)
-            at = view.node(lane.dst)
-            seen.add(at)
-        if at != nodes[0]:
+        cycle = _cycle(view, left, nodes[0])
+        if not cycle:
             return []
         cycles.append(cycle)
     return cycles
 
 
+def _cycle(view: View, left: dict[int, list[Lane]], first: int) -> Row:
+    """A ring of lanes that are ``left`` of each node, taken out of them; empty where there is none."""
+    cycle: Row = []
+    at, seen = first, {first}
+    while len(cycle) < len(left):
+        back = len(cycle) == len(left) - 1
+        for lane in left[at]:
+            alike = not cycle or len(lane.sizes) == len(cycle[0].sizes)
+            if alike and (back or view.node(lane.dst) not in seen):
+                break
+        else:
+            return []
+        left[at] = [each for each in left[at] if each is not lane]
+        cycle.append(lane)
+        at = view.node(lane.dst)
+        seen.add(at)
+    return cycle if at == first else []
+
+
 def _rows(view: View) -> list[list[Row]]:
-    """For each channel its rows; none where lanes make no open ring, in which every captured rank sends and
-    receives, and the first of a row has no capture."""
-    pairs = {lane[:2] for lane in view.lanes}
-    after, before = dict(pairs), {dst: src for src, dst in pairs}
-    heads = [end for end in view.members if end not in before]
-    inner = {end for end in view.members if view.is_captured(end)}
-    if not inner or not heads or len(after) < len(pairs) or len(before) < len(pairs):
-        return []
-    if not inner <= after.keys() & before.keys() or not all(inner & set(pair) for pair in pairs):
-        return []
+    """For each channel its rows; none where lanes make no open ring, or channels are not alike."""
+    after = _after(view)
     lanes = grouped(view.lanes, lambda lane: lane[:2])
-    if len({tuple(len(lane.sizes) for lane in mine) for mine in lanes.values()}) > 1:
+    if not after or len({tuple(len(lane.sizes) for lane in mine) for mine in lanes.values()}) > 1:
         return []
     rows = []
-    for head in heads:
+    for head in sorted(set(view.members) - set(after.values()), key=view.members.index):
         row = [head]
         while row[-1] in after:
             row.append(after[row[-1]])
@@ -188,6 +183,16 @@ def _rows(view: View) -> list[list[Row]]:
         return []
     count = len(next(iter(lanes.values())))
     return [[[lanes[pair][k] for pair in pairwise(row)] for row in rows] for k in range(count)]
+
+
+def _after(view: View) -> dict[int, int]:
+    """To whom each rank of an open ring sends; empty unless every captured rank sends and receives."""
+    pairs = {lane[:2] for lane in view.lanes}
+    after, before = dict(pairs), {dst: src for src, dst in pairs}
+    inner = {end for end in view.members if view.is_captured(end)}
+    one_each = len(after) == len(before) == len(pairs)
+    through = bool(inner) and inner <= after.keys() & before.keys()
+    return after if one_each and through and all(inner & set(pair) for pair in pairs) else {}
 
 
 def _single(view: View) -> list[list[int]]:
@@ -228,11 +233,20 @@ def _fits(hops: _Hops, slices: int, slot: int) -> Iterator[Fit]:
         stride = numbers[0] if hops.closed and numbers else 1
         told = [dict(_read(rows, ranks, stride, slices, slot)) for rows in rings]
         for op in (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER):
-            if all(op in each for each in told):
-                sizes = {sum(told[number][op][1] for number in side) for side in hops.sides}
-                loops = max(each[op][0] for each in told)
-                if len(sizes) == 1:
-                    yield from (Fit(op, ranks, gpus, loops, min(sizes)) for gpus in numbers)
+            loops, size = _together([each.get(op) for each in told], hops.sides)
+            if size is not None:
+                yield from (Fit(op, ranks, gpus, loops, size) for gpus in numbers)
+
+
+def _together(
+    told: Sequence[tuple[int, int] | None], sides: Iterable[Sequence[int]]
+) -> tuple[int, int | None]:
+    """Loops and bytes of rings that carry a buffer together; None where ``sides`` differ in that."""
+    rings = [each for each in told if each is not None]
+    if len(rings) < len(told):
+        return 0, None
+    sizes = {sum(rings[number][1] for number in side) for side in sides}
+    return max(loops for loops, _ in rings), sizes.pop() if len(sizes) == 1 else None
 
 
 def _read(
@@ -333,17 +347,16 @@ def _whole(fits: list[Fit], view: View, hops: _Hops) -> Layout:
         fit.size,
         alike=tuple(other.op for other in fits[1:]),
         ranks=0 if alone else max(fit.ranks, len(view.members)),
-        tails=len(rings) * (1 if fit.op == Op.ALL_GATHER else fit.ranks),
+        tails=_tails(fit, hops),
         among=fit.ranks,
     )
 
 
 def _in_part(fits: list[Fit], view: View, hops: _Hops) -> Layout:
     """A ring of which some hops were seen, given all ways to read it."""
-    ops, sizes = sorted({fit.op for fit in fits}), {fit.size for fit in fits}
-    numbers = {fit.ranks for fit in fits}
+    ops, numbers = sorted({fit.op for fit in fits}), {fit.ranks for fit in fits}
+    sizes = {fit.size for fit in fits}
     ranks = numbers.pop() if len(numbers) == 1 else 0
-    tails = max(len(hops.rings) * (1 if fit.op == Op.ALL_GATHER else fit.ranks) for fit in fits)
     found = Layout(
         ops[0] if len(ops) == 1 else Op.UNKNOWN,
         looped_ring(ops[0], max(fit.loops for fit in fits)),
@@ -351,17 +364,34 @@ def _in_part(fits: list[Fit], view: View, hops: _Hops) -> Layout:
         sizes.pop() if len(sizes) == 1 else None,
         alike=tuple(ops) if len(ops) > 1 else (),
         ranks=max(ranks, len(view.members)) if view.shared else 0,
-        tails=0 if view.shared else tails,
+        tails=0 if view.shared else max(_tails(fit, hops) for fit in fits),
         among=ranks,
     )
     if not view.shared:
-        rows = hops.rings[0]
-        order = [end for row in rows for end in (row[0].src, *(lane.dst for lane in row))]
-        if len(ops) == 1 and ranks and (len(rows) == 1 or (len(rows) == 2 and len(order) == ranks)):
-            return found._replace(order=order + [-1 - place for place in range(len(order), ranks)])
-        found = found._replace(order=order)
-    # How far rows are apart is not known, so only what goes along them is laid out.
+        found = found._replace(order=[end for row in hops.rings[0] for end in _ends(row)])
+        if len(ops) == 1 and _follow(hops.rings[0], ranks):
+            return found._replace(order=found.order + [-1 - n for n in range(len(found.order), ranks)])
+    return found._replace(algorithm=_hops_seen(found, fits, view))
+
+
+def _ends(row: Row) -> list[int]:
+    return [row[0].src, *(lane.dst for lane in row)]
+
+
+def _follow(rows: list[Row], ranks: int) -> bool:
+    """Whether the places of all rows in a ring of so many ranks (0: not known) are known."""
+    whole = len(rows) == 2 and sum(len(_ends(row)) for row in rows) == ranks
+    return bool(ranks) and (len(rows) == 1 or whole)
+
+
+def _hops_seen(found: Layout, fits: list[Fit], view: View) -> Algorithm:
+    """How far rows are apart is not known, so only what goes along them is laid out."""
     place = {end: number for number, end in enumerate(found.order)}
     edges = tuple(sorted({(place[lane.src], place[lane.dst]) for lane in view.lanes}))
     steps = max((2 if fit.op == Op.ALL_REDUCE else 1) * fit.loops * (fit.ranks - 1) for fit in fits)
-    return found._replace(algorithm=seen_hops(found.op, edges, steps))
+    return seen_hops(found.op, edges, steps)
+
+
+def _tails(fit: Fit, hops: _Hops) -> int:
+    """How many parts of the buffer may end within a slot."""
+    return len(hops.rings) * (1 if fit.op == Op.ALL_GATHER else fit.ranks)

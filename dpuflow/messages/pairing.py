@@ -253,18 +253,20 @@ class Pairs:
         """
         if last and (peers["datagram_row"] >= 0).any():
             self._read_datagrams(flows, messages)
+        peer, flow_peer, pairing = peers["peer"], flows["peer"], flows["pairing"]
         for src, dst in self._between_ends(flows, ripe):
             row, back = self._directions.get((src, dst)), self._directions.get((dst, src))
             if row is None or back is None or src > dst:
                 continue
-            ours, theirs = ([flow for flow in each if peers["peer"][flow] < 0] for each in (row, back))
+            ours, theirs = ([flow for flow in each if peer[flow] < 0] for each in (row, back))
             if not ours or not theirs:
                 continue
             alone = len(ours) == len(theirs) == 1 and not self._named
             between = self._only if alone else self._between
             for a, b, how in between(Sides(src, dst, ours, theirs), flows, peers, last):
-                peers["peer"][[a, b]] = flows["peer"][[a, b]] = b, a
-                flows["pairing"][[a, b]] = how
+                peer[a] = flow_peer[a] = b
+                peer[b] = flow_peer[b] = a
+                pairing[a] = pairing[b] = how
                 yield a, b
 
     def _between_ends(self, flows: Rows, ripe: int | None) -> list[tuple[int, int]]:
@@ -286,6 +288,8 @@ class Pairs:
         fits = ~excluded & (acks >= (1 if last else ENOUGH_ACKS)) & (2 * echoes >= acks)
         found += [(ours[a], theirs[b], Pairing.ACKS) for a, b in _clear_cut(fits, excluded)]
         left = sides.left(found)
+        if not left[0] or not left[1]:
+            return found
         grid = np.ix_(*left)
         by_port = self._ports(sides, flows)[grid] & ~excluded[grid] & ((acks[grid] >= 2) | last)
         for a, b in _clear_cut(by_port, ~by_port):
@@ -343,9 +347,11 @@ class Pairs:
         at_ours, at_theirs = [place_ours[f] for f in ours], [place_theirs[f] for f in theirs]
         ways = ((ours, at_theirs, conflicts, echoes), (theirs, at_ours, conflicts.T, echoes.T))
         for mine, others, contradicted, echoed in ways:
-            for i, flow in enumerate(mine):
-                if peers["candidates_end"][flow] > peers["candidates"][flow]:
-                    at = int(peers["scores"][flow]) + np.array(others)
+            places = np.array(others)
+            columns = (peers[name][mine].tolist() for name in ("scores", "candidates", "candidates_end"))
+            for i, (scores, begin, end) in enumerate(zip(*columns, strict=True)):
+                if end > begin:
+                    at = scores + places
                     contradicted[i] += self.conflicts[at]
                     echoed[i] += self.echoes[at]
         acks = peers["acks"][ours].astype(np.int64)[:, None] + peers["acks"][theirs].astype(np.int64)[None, :]
@@ -390,14 +396,15 @@ def _clear_cut(fits: NDArray[np.bool_], excluded: NDArray[np.bool_]) -> list[tup
     """
     excluded = excluded.copy()
     found: list[tuple[int, int]] = []
-    while True:
+    while len(found) < min(fits.shape) and fits.any():
         left = ~excluded
         alone = fits & left & ((left.sum(1) == 1)[:, None] | (left.sum(0) == 1)[None, :])
         alone &= (alone.sum(1) == 1)[:, None] & (alone.sum(0) == 1)[None, :]  # two claims on one: neither
-        new = [(int(a), int(b)) for a, b in np.argwhere(alone)]
+        new = [(a, b) for a, b in np.argwhere(alone).tolist()]
         if not new:
-            return found
+            break
         found += new
         for a, b in new:
             excluded[a, :] = True
             excluded[:, b] = True
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.results import Bound
+from dpuflow.results.tokens import Bound
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

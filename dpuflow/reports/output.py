@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import sys
@@ -46,7 +45,7 @@ def replacing_bytes(target: str) -> Iterator[IO[bytes]]:
 def _check_open() -> None:
     """Raise OSError where the caller has closed standard output, which then stands for nothing."""
     if getattr(sys.stdout, "name", None) == os.devnull:
-        raise OSError(errno.EBADF, "is closed")
+        raise OSError(None, "is closed")  # ours, not what the system says of the number
 
 
 @contextmanager
@@ -57,8 +56,9 @@ def naming(target: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.filename is None:
-            raise OSError(error.errno, error.strerror, target) from None
+        if error.filename is None:  # a library may have said more in the place of the reason
+            said = error.strerror if error.errno is None else os.strerror(error.errno)
+            raise OSError(error.errno, said, target) from None
         raise
 
 

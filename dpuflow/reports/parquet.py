@@ -9,8 +9,8 @@ the dataclasses of ``results``; ``entries`` holds the ``ranks`` of all collectiv
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -28,7 +28,7 @@ from dpuflow.schema import tables
 from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 
 ENTRIES: Final = "entries"
 MESSAGES: Final = "messages"
-_LEFT_OUT: Final[dict[type, set[str]]] = {tables.CaptureInfo: {"disordered", "comments", "machine"}}
+_LEFT_OUT: Final[dict[type, set[str]]] = {
+    tables.CaptureInfo: {"disordered", "comments", "machine", "snaplen_needed"}
+}
 """Attributes that the result format does not have."""
 _KEYS: Final = {"sampled": "sampled_one_of"}
 _UNITS: Final = {"_ns": "ns", "bytes": "bytes", "_share": "share of one", "_ppb": "1e-9", "_per_s": "1/s"}
 MOST_JOBS: Final = 8
+_LEVEL: Final = 19
+"""Of zstd: from 16 on it finds the sentences of an entry's rank in the collective before."""
 _ROWS: Final = 1 << 20
 """Rows of a row group."""
 
@@ -65,33 +69,52 @@ def write_parquet(result: Analysis, folder: str, append: bool = False, site: str
     import pyarrow.parquet as pq
 
     part = _part(result) if append else None
-    with naming(folder):
-        os.makedirs(folder, exist_ok=True)
-        partial = tempfile.mkdtemp(dir=folder, prefix=".partial.")
-        try:
-            for name, table in tables_of(result, site):
-                pq.write_table(
-                    table, f"{partial}/{name}.parquet", compression="zstd", compression_level=9,
-                    row_group_size=_ROWS, **_encodings(table),
-                )  # fmt: skip
-            for file in sorted(Path(partial).iterdir()):
-                target = Path(folder, file.stem, part) if part is not None else Path(folder)
-                target.mkdir(parents=True, exist_ok=True)
-                os.replace(file, target / file.name)
-            if result.messages is None:  # those of a result that was here before are not this one's
-                before = Path(folder, MESSAGES, part) if part is not None else Path(folder)
-                (before / f"{MESSAGES}.parquet").unlink(missing_ok=True)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with naming(folder), _room(folder) as partial:
+        for name, table in tables_of(result, site):
+            pq.write_table(
+                table, f"{partial}/{name}.parquet", compression="zstd", compression_level=_LEVEL,
+                row_group_size=_ROWS, **_encodings(table),
+            )  # fmt: skip
+        for file in sorted(Path(partial).iterdir()):
+            target = Path(folder, file.stem, part) if part is not None else Path(folder)
+            target.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target / file.name)
+        if result.messages is None:  # those of a result that was here before are not this one's
+            before = Path(folder, MESSAGES, part) if part is not None else Path(folder)
+            (before / f"{MESSAGES}.parquet").unlink(missing_ok=True)
+
+
+@contextmanager
+def _room(folder: str) -> Iterator[str]:
+    """A folder within ``folder`` to write in; both are gone where nothing came of it."""
+    new = not os.path.exists(folder)
+    os.makedirs(folder, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".partial.") as partial:
+            yield partial
+    except BaseException:
+        with suppress(OSError):  # others may have written there
+            if new:
+                os.rmdir(folder)
+        raise
 
 
 def _encodings(table: pa.Table) -> dict[str, Any]:
-    """Numbers as differences from the one before, as times of a list are close; texts by dictionary."""
-    numbers: list[str] = []
-    texts: list[str] = []
+    """How each column is stored, by what came out smallest for many entries (bench.reports).
+
+    Numbers that grow by little as differences from the one before, times with their bytes apart, sentences by
+    what they have in common with the one before, all other texts by dictionary.
+    """
+    encodings, others = {}, []
     for each in table.schema:
-        (numbers if str(each.type) == "int64" else texts).append(each.name)
-    return {"use_dictionary": texts, "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED")}
+        if str(each.type) == "int64":
+            apart = each.name.endswith("_ns")
+            encodings[each.name] = "BYTE_STREAM_SPLIT" if apart else "DELTA_BINARY_PACKED"
+        elif each.name == "why":
+            encodings[each.name] = "DELTA_BYTE_ARRAY"
+        else:
+            others.append(each.name)
+    return {"use_dictionary": others, "column_encoding": encodings}
 
 
 def _part(result: Analysis) -> str:
@@ -156,15 +179,9 @@ def table_of(rows: Rows[Any], whole: dict[str, str] | None = None) -> pa.Table:
 @cache
 def _kinds() -> dict[str, type]:
     """What the lists of a result hold, by name."""
-    hints = get_type_hints(Analysis, {**vars(tables), **_names()})
+    hints = hints_of(Analysis)
     return {each.name: get_args(hints[each.name])[0] for each in fields(Analysis)
             if get_origin(hints[each.name]) is list}  # fmt: skip
-
-
-def _names() -> dict[str, Any]:
-    from dpuflow import results
-
-    return vars(results)
 
 
 def _columns(kind: type) -> list[tuple[str, str, Any]]:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, TextIO
 
 from dpuflow.quantities import count, duration, entry_times, late_by, listed, percent, size, three_digits
+from dpuflow.reports.headline import STUCK
 from dpuflow.reports.layout import Paint, columns_of, lines_of, table, width, wrap
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import naming
@@ -279,9 +280,14 @@ def _inherited(row: Lateness) -> float | None:
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Critical ones first, the surest first of each severity."""
+    """Critical ones first, of each severity what stops the job, then what costs most, then the surest."""
     order = {"critical": 0, "warning": 1, "info": 2}
-    return sorted(findings, key=lambda each: (order[each.severity], -each.confidence, each.id))
+
+    def place(each: Finding) -> tuple[float, ...]:
+        cost = each.cost_share or 0.0
+        return order[each.severity], each.condition not in STUCK, -cost, -each.confidence, each.id
+
+    return sorted(findings, key=place)
 
 
 def _findings(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
+from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.quantities import (
     count,
     duration,
@@ -22,21 +23,15 @@ from dpuflow.quantities import (
     percent,
     rank_seconds,
 )
+from dpuflow.reports.headline import headline, late_headline, perhaps_late, stuck_in
 from dpuflow.reports.layout import Paint, wrap
-from dpuflow.reports.sampled import sampled_one_of
-from dpuflow.verdicts.pauses import worked_ns
-from dpuflow.verdicts.persistence import CRITICAL_SHARE, is_material
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dpuflow.reports.names import Names
-    from dpuflow.results import Account, Analysis, Lateness
+    from dpuflow.results import Account, Analysis, Finding, Lateness
 
-FEWEST_TIMES = 3
-"""As of the verdict "intermittent": fewer are no habit."""
-MOST_INCIDENTS = 2
-"""Endpoints whose single incidents an all-clear tells."""
 MOST_LATE = 4
 """Late endpoints told in full; the table has the others."""
 LEAST_PART = 0.005
@@ -68,10 +63,17 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
         (row for row in result.lateness if row.verdict in ("late", "intermittent")),
         key=lambda row: (row.verdict != "late", -(row.caused_wait_ns or 0), row.endpoint),
     )
-    text, style = _headline(result, late, names)
+    text, style = headline(result, late, names)
+    if style == "good" and _faults(result):
+        style = "warn"  # nobody is late, yet all is not well
     for line in wrap(text).splitlines():
         yield paint(line, style)
-    for row in _perhaps(result)[:MOST_LATE]:
+    stuck = stuck_in(result)
+    if stuck is not None:
+        yield from (wrap(sentence, "  ", "    ") for sentence in _stuck(result, stuck))
+        if late:
+            yield wrap(f"before that: {late_headline(late, names)}", "  ", "    ")
+    for row in perhaps_late(result)[:MOST_LATE]:
         yield wrap(_perhaps_sentence(result, row, names), "  ", "    ")
     if not late:
         yield from _accounts(result, names)
@@ -79,155 +81,14 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
         yield from _spread(result)
         yield from _what_to_add(result)
     if len(late) > 1 and all(row.steadiness == "rotating" for row in late):
-        yield from _in_turn(late, names)
+        yield from _in_turn(result, late, names)
     else:
         for row in late[:MOST_LATE]:
             yield from _late(result, row, names, alone=len(late) == 1)
-    if len(late) > MOST_LATE:
-        yield f"  and {len(late) - MOST_LATE} more, in the table below"
+        yield from _more(late)
     if late:
         yield from _accounts(result, names)
         yield from _other_faults(result, names, "also")
-
-
-def _headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
-    stuck = [finding for finding in result.findings if finding.condition in ("desync", "hang")]
-    if stuck:
-        return f"{stuck[0].condition.upper()}: {stuck[0].summary}", "bad"
-    if late:
-        told = [row for row in late if row.cause != "unknown"]
-        style = "bad" if told and told[0].verdict == "late" else "warn"
-        if len(told) == len(late):
-            return _late_headline(told, names), style
-        unclear = listed([names.short(row.endpoint) for row in late if row.cause == "unknown"])
-        add = "cannot be told from the nodes captured. Add the captures of the other nodes."
-        if told:
-            return (
-                f"{_late_headline(told, names)} Messages of {unclear} came late, too: whether it or the"
-                f" network kept them {add}"
-            ), style
-        return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network kept them {add}", style
-    if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
-        one_of = sampled_one_of(result)
-        if one_of is not None:
-            return (
-                f"NO VERDICT: about 1 in {one_of:.3g} packets was captured (sampling), too few to follow"
-                " messages. Rates and ECN marks are below."
-            ), "warn"
-        if result.collectives:
-            text = "NO VERDICT: transfers but no collectives were found, so nobody can be called late."
-        else:
-            text = "NO VERDICT: no collectives were found, so nobody can be called late."
-        return text + _add_captures(result), "warn"
-    perhaps = _perhaps(result)
-    if perhaps:
-        who = listed([names.short(row.endpoint) for row in perhaps], 3, "or")
-        return (
-            f"{who}, OR ONE THAT {'IT WAITS' if len(perhaps) == 1 else 'THEY WAIT'} FOR, CAME LATE. Which of"
-            f" them, and why, cannot be told from the nodes captured.{_add_captures(result)}"
-        ), "warn"
-    return _clear_headline(result, names)
-
-
-def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
-    """Where nobody is said to be late: how far that goes, and of whom it is not said."""
-    blind = [row for row in result.lateness if row.verdict == "unknown"]
-    limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
-    beyond = f" by more than {duration(limit)} a step" if limit else ""
-    if blind and len(blind) == len(result.lateness):
-        return f"COULD NOT BE JUDGED: {_why_blind(result, blind)}.{_add_captures(result)}", "warn"
-    if blind:
-        who = listed([names.short(row.endpoint) for row in blind])
-        # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
-        behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
-        why = "entered late, too rarely or not provably by its own doing."
-        waited = f" {listed(behind)} {why}" if behind else ""
-        once = _incidents(result, names, [row.endpoint for row in blind])
-        if once:
-            return (
-                f"NOBODY SEEN LATE of its own doing as a rule{beyond}, but {who} could not be judged: {once},"
-                f" and too little was captured to call that a habit or none.{_add_captures(result)}"
-            ), "warn"
-        return (
-            f"NOBODY SEEN LATE of its own doing{beyond}, but {who} could not be judged:"
-            f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
-        ), "warn"
-    hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
-    if hidden >= CRITICAL_SHARE:
-        return (
-            f"NOBODY SEEN LATE of its own doing{beyond}, but {percent(hidden)} of the time is unexplained."
-            f"{_add_captures(result)}"
-        ), "warn"
-    if _partly(result):
-        return (f"NOBODY SEEN LATE{beyond}, but not every rank was captured.{_add_captures(result)}"), "warn"
-    once = _incidents(result, names)
-    if once:
-        return f"NOBODY WAS LATE OF ITS OWN DOING as a rule{beyond}; {once}.", "good"
-    return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
-
-
-def _incidents(result: Analysis, names: Names, of_all: Sequence[int] = ()) -> str:
-    """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
-
-    Of each endpoint the times beyond what would have been named, had it come step after step; nothing where
-    one ``of_all`` has none.
-    """
-    limit = {row.endpoint: row.detectable_ns for row in result.lateness if row.detectable_ns}
-    late: dict[int, list[int]] = {}
-    for collective in result.collectives:
-        for entry in collective.ranks if collective.complete else ():
-            known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
-            if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
-                late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
-    told: list[str] = []
-    if not late.keys() >= set(of_all):
-        return ""
-    late = {endpoint: times for endpoint, times in late.items() if not of_all or endpoint in of_all}
-    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
-        often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
-        told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
-    more = f", and {len(late) - len(told)} more" if len(late) > len(told) else ""
-    return listed(told) + more if told else ""
-
-
-def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
-    """Why nothing is said of these ranks: most of their times are not told, or too much would be hidden."""
-    hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
-    if 2 * len(hidden) > len(blind):
-        step = [steps.step_ns for steps in result.steps]
-        of = f" (a step takes {duration(median(step))})" if step else ""
-        return f"lateness below {duration(median(hidden))} a step would go unnoticed{of}"
-    told = sum(row.told.exact + row.told.bounded for row in blind)
-    total = told + sum(row.told.untold for row in blind)
-    if 2 * told >= total > 0:
-        return "too few of their entry times are known closely enough"
-    cut = sum(not each.complete for each in result.collectives if each.op != "send_recv")
-    known = f"only {told:,}" if told else "none"
-    text = f"{known} of their {total:,} entry times {'are' if told > 1 else 'is'} known"
-    text += f", {count(cut, 'collective')} only partly captured" if cut else ""
-    lost = any(finding.condition == "capture_loss" for finding in result.findings)
-    return text + (", the captures lost packets" if lost else "")
-
-
-def _perhaps(result: Analysis) -> list[Lateness]:
-    """Endpoints that came last, or wait for one that did, at a cost: a habit, and 1 % of the time."""
-    import numpy as np
-
-    end = max((c.end_ns for c in result.collectives), default=0)
-    span = worked_ns(np.array([c.start_ns for c in result.collectives], np.int64), end)
-    cost = {row.endpoint: row.perhaps_last * (row.perhaps_ns or 0) for row in result.lateness}
-    found = [
-        row
-        for row in result.lateness
-        if row.verdict not in ("late", "intermittent")
-        and row.perhaps_last >= FEWEST_TIMES
-        and is_material(cost[row.endpoint], span)
-    ]
-    most = max((cost[row.endpoint] for row in found), default=0)
-    # Others that wait for the same one come late more seldom, or by less.
-    return sorted(
-        (row for row in found if 2 * cost[row.endpoint] >= most), key=lambda row: -cost[row.endpoint]
-    )
 
 
 def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
@@ -278,30 +139,6 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         )
 
 
-def _partly(result: Analysis) -> bool:
-    """Whether some ranks were seen in part only: those may have been late unseen."""
-    return any(row.relative_to is not None for row in result.lateness)
-
-
-def _add_captures(result: Analysis) -> str:
-    """What to do where captures at some nodes only are why so little can be told."""
-    if _partly(result) or any(line.startswith("Not captured at their own nodes") for line in result.limits):
-        return " Add the captures of the other nodes."
-    return ""
-
-
-def _late_headline(late: list[Lateness], names: Names) -> str:
-    persistent = [row for row in late if row.verdict == "late"]
-    rotating = [row for row in late if row.steadiness == "rotating"]
-    if len(rotating) == len(late) > 1:
-        return f"LATE IN TURN: {listed([names.short(row.endpoint) for row in late])}."
-    if persistent:
-        who = [names.long(row.endpoint) for row in persistent]
-        rest = [names.short(row.endpoint) for row in late if row not in persistent]
-        return f"LATE: {listed(who, 4)}." + (f" Now and then also {listed(rest)}." if rest else "")
-    return f"LATE NOW AND THEN: {listed([names.long(row.endpoint) for row in late], 4)}."
-
-
 def _spread(result: Analysis) -> Iterator[str]:
     """How far apart the ranks entered where nobody was late."""
     spreads = []
@@ -328,23 +165,49 @@ def _what_to_add(result: Analysis) -> Iterator[str]:
         )
 
 
-def _in_turn(late: list[Lateness], names: Names) -> Iterator[str]:
+def _stuck(result: Analysis, finding: Finding) -> Iterator[str]:
+    """Of a job that stands still: since when, at what cost, why and how sure."""
+    if finding.start_ns is not None:
+        yield f"since: {_moment(result, finding.start_ns)}"
+    if finding.cost_ns is not None:
+        yield f"cost: the others have waited {rank_seconds(finding.cost_ns)} for it until the captures end"
+    if finding.condition == "hang":
+        yield (
+            "likely cause: cannot be told from these packets; its process is stopped, waits for something"
+            " else, or runs another operation: its stack shows which"
+        )
+    yield f"confidence: {percent(finding.confidence)}"
+
+
+def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[str]:
     """One line for each rank, and what they have in common."""
     for row in late[:MOST_LATE]:
         text = f"{names.short(row.endpoint)}: late in {late_in(row)} collectives"
+        if row.late_ns is not None:
+            text += f", by {late_by(row)} (median)"
         if row.caused_wait_ns is not None:
             text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
         yield wrap(text, "  ", "    ")
+    yield from _more(late)
+    since = _since(result, late[0])  # they share a finding
     sure = [row.confidence for row in late if row.confidence is not None]
-    if sure:
-        least = " at the least" if len(set(sure)) > 1 else ""
-        yield wrap(f"confidence: {percent(min(sure))}{least}, of each of them", "  ", "    ")
-    yield wrap(
+    least = " at the least" if len(set(sure)) > 1 else ""
+    causes = {row.cause for row in late}
+    for sentence in (
+        f"in turn, {since[0]}" if since else "",
+        _waited(result, sum(row.caused_wait_ns or 0 for row in late), late),
+        f"likely cause: {CAUSES[causes.pop()]}" if len(causes) == 1 else "",
+        f"confidence: {percent(min(sure))}{least}, of each of them" if sure else "",
         "a different rank each time: look for what all of them do in turn (garbage collection, uneven input,"
         " checkpoints), not for a bad machine",
-        "  ",
-        "    ",
-    )
+    ):
+        if sentence:
+            yield wrap(sentence, "  ", "    ")
+
+
+def _more(late: Sequence[Lateness]) -> Iterator[str]:
+    if len(late) > MOST_LATE:
+        yield f"  and {len(late) - MOST_LATE} more, in the table below"
 
 
 def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterator[str]:
@@ -352,7 +215,9 @@ def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterato
         yield f"  {names.long(row.endpoint)}"
     indent = "  " if alone else "    "
     stage = _stage(result, row)
-    counted = () if stage else (_how_often(result, row), _how_much(result, row), _cost(result, row))
+    counted = () if stage else (
+        _how_often(result, row), _how_much(result, row), _waited(result, row.caused_wait_ns, [row]),
+    )  # fmt: skip
     for sentence in filter(
         None,
         (
@@ -410,14 +275,34 @@ def _how_often(result: Analysis, row: Lateness) -> str:
 
 def _since(result: Analysis, row: Lateness) -> list[str]:
     if row.since_ns is not None:
-        when = datetime.fromtimestamp(row.since_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-        after = (
-            ""
-            if result.start_ns is None
-            else f", {duration(row.since_ns - result.start_ns)} into the capture"
-        )
-        return [f"since {when}.{row.since_ns // 10**6 % 1000:03} UTC{after}"]
-    return ["from the start"] if row.steadiness == "persistent" else []
+        return [f"since {_moment(result, row.since_ns)}"]
+    if row.steadiness == "persistent":
+        return ["from the start"]
+    found, start = _straggler(result, row), _start_ns(result)
+    if found is None or found.start_ns is None or found.end_ns is None or start is None:
+        return []
+    return [f"from {duration(found.start_ns - start)} to {duration(found.end_ns - start)} into the capture"]
+
+
+def _moment(result: Analysis, since_ns: int) -> str:
+    """``2026-11-21 08:56:03.080 UTC, 80 ms into the capture``."""
+    start = _start_ns(result)
+    when = datetime.fromtimestamp(since_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    after = "" if start is None else f", {duration(since_ns - start)} into the capture"
+    return f"{when}.{since_ns // 10**6 % 1000:03} UTC{after}"
+
+
+def _start_ns(result: Analysis) -> int | None:
+    """When the captures begin; None where nothing ties their clocks: each has a time of its own."""
+    islands = {clock.island for clock in result.clocks if clock.island is not None}
+    return result.start_ns if len(islands) <= 1 else None
+
+
+def _straggler(result: Analysis, row: Lateness) -> Finding | None:
+    """What is said of it among the findings."""
+    return next(
+        (f for f in result.findings if f.condition == "straggler" and row.endpoint in f.endpoints), None
+    )
 
 
 def _how_much(result: Analysis, row: Lateness) -> str:
@@ -437,18 +322,18 @@ def _how_much(result: Analysis, row: Lateness) -> str:
     return text + (f"; each +-{duration(median(errors))}" if errors else "")
 
 
-def _cost(result: Analysis, row: Lateness) -> str:
-    if row.caused_wait_ns is None:
+def _waited(result: Analysis, wait_ns: int | None, late: Sequence[Lateness]) -> str:
+    """``cost: the others waited 0.7 rank-seconds for it, 18 % of the job's time (4 endpoints x 958 ms)``."""
+    if wait_ns is None:
         return ""
-    text = f"cost: the others waited {rank_seconds(row.caused_wait_ns)} for it"
-    endpoints = len({endpoint for group in result.groups for endpoint in group.endpoints})
-    # Before its first and after its last collective the job computes nothing together: no time to lose.
-    begin = min((c.start_ns for c in result.collectives), default=0)
-    span = max((c.end_ns for c in result.collectives), default=0) - begin
-    if not endpoints or span <= 0:
+    text = f"cost: the others waited {rank_seconds(wait_ns)} for {'it' if len(late) == 1 else 'them'}"
+    jobs = jobs_with(list_jobs(result), [row.endpoint for row in late])
+    endpoints = sum(len(job.endpoints) for job in jobs)
+    total = sum(len(job.endpoints) * job.span_ns for job in jobs)
+    if not endpoints:
         return text
-    share = percent(row.caused_wait_ns / (endpoints * span))
-    return f"{text}, {share} of the job's time ({count(endpoints, 'endpoint')} x {duration(span)})"
+    each = f"({count(endpoints, 'endpoint')} x {duration(total // endpoints)})"
+    return f"{text}, {percent(wait_ns / total)} of the job's time {each}"
 
 
 def _without(result: Analysis, row: Lateness) -> str:
@@ -486,18 +371,21 @@ def _relative(row: Lateness, names: Names) -> str:
     return f"measured against {who} only; the others were not captured"
 
 
+def _faults(result: Analysis) -> list[Finding]:
+    return [f for f in result.findings if f.severity != "info" and f.condition not in _ABOUT_THE_CAPTURE]
+
+
 def _other_faults(result: Analysis, names: Names, lead: str) -> Iterator[str]:
     """Faults that are nobody's lateness, and where: in the first lines, as they may be the answer."""
-    faults = [
-        finding
-        for finding in result.findings
-        if finding.severity != "info" and finding.condition not in _ABOUT_THE_CAPTURE
-    ]
+    faults = _faults(result)
     parts = []
     for condition in dict.fromkeys(finding.condition for finding in faults):
         alike = [finding for finding in faults if finding.condition == condition]
         where = listed([names.short(endpoint) for endpoint in alike[0].endpoints], 3)
-        where = f"{len(alike)} times" if len(alike) > 1 else where
-        parts.append(condition.replace("_", " ") + (f" ({where})" if where else ""))
+        taken = max(finding.cost_share or 0.0 for finding in alike)
+        told = [f"{len(alike)} times" if len(alike) > 1 else where]
+        told += [f"{percent(taken)} of the time"] if taken > 0 else []
+        told += [f"{percent(alike[0].confidence)} sure"] if len(alike) == 1 else []
+        parts.append(f"{condition.replace('_', ' ')} ({', '.join(filter(None, told))})")
     if parts:
         yield wrap(f"{lead}: {listed(parts)}; see the findings", "  ", "    ")

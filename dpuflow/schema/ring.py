@@ -118,7 +118,7 @@ SETTINGS: Final = make_record(
     ("ports", "u4", "", "how many TCP ports are listed; 0: all"),
     ("qps", "u4", "", "how many QPs are listed; 0: all"),
     ("vlans", "u4", "", "how many VLANs are listed; 0: all"),
-    ("sample", "u4", "", "of 2^32 flows, those whose hash is below are left out; 0: none"),
+    ("sample", "u4", "", "of 2^32 pairs of hosts, those whose hash is below are left out; 0: none, ever"),
     ("qp", f"({MAX_QPS},)u4", "", "destination QPs to capture"),
     ("port", f"({MAX_PORTS},)u2", "", "TCP ports to capture, either end"),
     ("vlan", f"({MAX_VLANS},)u2", "", "outer VLAN ids to capture"),
@@ -130,6 +130,12 @@ SETTINGS: Final = make_record(
     ("reserved", "u4", "", "0"),
 )
 
+SAMPLING: Final = make_record(
+    "sampling",
+    "Which pairs of hosts are left out; user space changes it while packets pass.",
+    ("below", "u4", "", "of 2^32 pairs of hosts, those whose hash is below"),
+    ("reserved", "u4", "", "0"),
+)
 PHC: Final = make_record(
     "phc",
     "How the NIC's clock stands to the kernel's monotonic one, two times, of which one is being written.",
@@ -151,7 +157,7 @@ WALL: Final = make_record(
 )
 PHC_SPAN_NS: Final = 1 << 36  # a stamp further from the reading than a minute is none of this clock
 
-RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS, PHC, WALL)
+RECORDS: Final[tuple[Record, ...]] = (RING_PACKET, RING_RUN, COUNTERS, SETTINGS, SAMPLING, PHC, WALL)
 
 
 def layout_number() -> int:

@@ -80,6 +80,9 @@ class CaptureInfo:
     disordered: int = 0  # records whose stamp is before the one they follow
     comments: list[str] = field(default_factory=list)
     machine: str = ""  # what an agent's machine is called for good; "" where it does not say
+    snaplen_needed: int = (
+        0  # bytes that would have shown the entries of NCCL's that were cut off; 0: none were
+    )
     sampled: float | None = None  # about one of so many packets was captured (``join.sampled``); None: all
 
 

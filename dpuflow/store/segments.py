@@ -218,4 +218,5 @@ def _info(infos: list[CaptureInfo]) -> CaptureInfo:
         warnings=list(dict.fromkeys(warning for info in infos for warning in info.warnings)),
         disordered=sum(known("disordered")),
         machine=first.machine,
+        snaplen_needed=max(known("snaplen_needed")),
     )

@@ -34,13 +34,26 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 def _truth(played: Played) -> dict[str, Any]:
     begin_ns = epoch_ns(played.scenario)
-    works = sorted(played.works, key=lambda work: min(work.enter_ns.values(), default=0.0))
+    begun = sorted(
+        (work for work in played.works if work.enter_ns), key=lambda work: min(work.enter_ns.values())
+    )
+    works = [work for work in begun if work.finished]
     return {
         "case": played.scenario.name,
         "what": played.scenario.about,
         "clock": "node 0's",
         "collectives": [
             _collective(begin_ns, number, work, played.scenario.ranks) for number, work in enumerate(works)
+        ],
+        "unfinished": [
+            {
+                "op": work.operation.op,
+                "bytes": work.operation.bytes or None,
+                "ranks": sorted(work.plan.shares),
+                "entered": sorted(work.enter_ns),
+            }
+            for work in begun
+            if not work.finished
         ],
         "requests": [_request(begin_ns, request) for request in played.requests],
         "transfers": [_transfer(begin_ns, transfer, works) for transfer in played.transfers],

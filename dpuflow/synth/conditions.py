@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dpuflow.synth.scenario import (
     CrossTraffic,
+    Desync,
     Flap,
     GpuLate,
+    Hang,
     Loss,
     Nvlink,
     Pause,
@@ -50,8 +52,10 @@ def _of_fault(scenario: Scenario, fault: Fault) -> dict[str, Any]:
         return {"condition": "straggler", "ranks": [] if fault.rank is None else [fault.rank]}
     if isinstance(fault, SlowGpu):
         all_of_them = fault.rank is None
-        name = "launch_latency" if all_of_them else "straggler"  # work of all that grew casts that shadow
+        name = "launch_latency" if all_of_them else "straggler"  # work of all that grew looks the same
         return {"condition": name, "ranks": list(range(scenario.ranks)) if all_of_them else [fault.rank]}
+    if isinstance(fault, (Desync, Hang)):
+        return {"condition": "hang" if isinstance(fault, Hang) else "desync", "ranks": [fault.rank]}
     if isinstance(fault, SlowInput):
         return {"condition": "input_starvation", "ranks": list(range(scenario.ranks))}
     if isinstance(fault, Nvlink):

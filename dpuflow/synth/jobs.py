@@ -7,16 +7,19 @@ that carries the delay in the truth.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.synth.caches import Manner, Transfer
 from dpuflow.synth.groups import Plan, Share
 from dpuflow.synth.onesided import doubling, to_everybody
-from dpuflow.synth.ranks import Compute, Launch, Offer, Program, Put, Wait, Want, Work
+from dpuflow.synth.ranks import Compute, Halt, Launch, Offer, Program, Put, Wait, Want, Work
 from dpuflow.synth.scenario import (
     Decode,
+    Desync,
     Experts,
     GpuLate,
+    Hang,
     Late,
     Loop,
     Operation,
@@ -128,6 +131,9 @@ class Builder:
                 self._gpu[rank] = late
             if host:
                 self._host[rank] = self._late[rank] = host
+        for fault in self.scenario.faults:
+            if isinstance(fault, Hang) and fault.iteration == iteration:
+                self.programs[fault.rank].append(Halt())
 
     def _put_in(self, rank: int) -> float:
         """What the rank's GPU computes longer in this iteration, once, ns."""
@@ -154,9 +160,12 @@ class Builder:
             rounds = {r: doubling(ranks, per_node, r, operation.bytes, PUT_BYTES) for r in ranks}
             name = "hierarchical" if per_node > 1 else "recursive_doubling"
             return self.put(ranks, operation, rounds, name, 1, False, **extra)
-        plan = self._group(ranks).plan(operation, operation.protocol or self.scenario.nccl.protocol)
-        work = Work(operation, plan, self.iteration, lane, dict(extra))
-        self.works.append(work)
+        work = self._work(ranks, operation, lane, extra)
+        plan = work.plan
+        for fault in self.scenario.faults:
+            if isinstance(fault, Desync) and fault.iteration == self.iteration and fault.rank in plan.shares:
+                other = self._work(ranks, replace(operation, bytes=fault.bytes), lane, extra)
+                self.programs[fault.rank] += [Launch(other), Halt()]
         for rank in plan.shares:
             # Who only receives from a peer computes on what it gets: after that.
             receives = operation.op == "send_recv" and not plan.shares[rank].sends
@@ -168,6 +177,12 @@ class Builder:
                 work.injected_ns[rank] = late
             grant = self._delays.grant(rank, self.iteration)
             self.programs[rank].append(Launch(work, self._host.pop(rank, None), grant))
+        return work
+
+    def _work(self, ranks: Sequence[int], operation: Operation, lane: int, extra: dict[str, object]) -> Work:
+        plan = self._group(ranks).plan(operation, operation.protocol or self.scenario.nccl.protocol)
+        work = Work(operation, plan, self.iteration, lane, dict(extra))
+        self.works.append(work)
         return work
 
     def put(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.synth.gpu import LaneRun
@@ -42,6 +43,11 @@ class Work:
     leave_ns: dict[int, float] = field(default_factory=dict)
     injected_ns: dict[int, float] = field(default_factory=dict)
     held_ns: dict[int, float] = field(default_factory=dict)  # of the rank's first message on the wire
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its ranks have left it."""
+        return self.leave_ns.keys() == self.plan.shares.keys()
 
 
 @dataclass
@@ -124,13 +130,19 @@ class Call:
     act: Callable[[], None]
 
 
-Program = list["Compute | Launch | Wait | Put | Offer | Want | Hold | Call"]
+@dataclass
+class Halt:
+    """The rank does nothing any more."""
+
+
+Program = list["Compute | Launch | Wait | Put | Offer | Want | Hold | Call | Halt"]
 
 
 class Rank:
     """Carries out one program."""
 
     def __init__(self, gpu: Gpu, program: Program, engine: Engine, run_ahead: int, random: Random) -> None:
+        program = list(takewhile(lambda item: not isinstance(item, Halt), program))
         self.gpu, self._program, self._engine, self._random = gpu, program, engine, random
         self._place = 0
         self._waits: Work | None = None
@@ -178,7 +190,7 @@ class Rank:
                 self._place += 1
                 self._engine.at(self._engine.now + item.ns, self.proceed)
                 return
-            else:
+            elif isinstance(item, Launch):
                 self._place += 1
                 number = self._reached
                 self._reached += 1

@@ -18,9 +18,11 @@ from dpuflow.synth.keys.checks import contradiction
 from dpuflow.synth.keys.cluster import PROTOCOLS, VERSIONS, Cluster, Machine, Nccl
 from dpuflow.synth.keys.faults import (
     CrossTraffic,
+    Desync,
     Fault,
     Flap,
     GpuLate,
+    Hang,
     Late,
     Loss,
     Nvlink,
@@ -31,6 +33,7 @@ from dpuflow.synth.keys.faults import (
     SlowLink,
     SlowPcie,
     SlowReceiver,
+    Stop,
 )
 from dpuflow.synth.keys.jobs import (
     ALGORITHM_OF,
@@ -58,10 +61,12 @@ __all__ = [
     "Cluster",
     "CrossTraffic",
     "Decode",
+    "Desync",
     "Experts",
     "Fault",
     "Flap",
     "GpuLate",
+    "Hang",
     "Job",
     "Late",
     "Loop",
@@ -81,6 +86,7 @@ __all__ = [
     "SlowLink",
     "SlowPcie",
     "SlowReceiver",
+    "Stop",
     "Training",
     "parse_scenario",
     "read_scenario",

@@ -8,6 +8,7 @@ grant is there, and a slot is free again when the NIC has the ACK (src/transport
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -77,7 +78,7 @@ class Grain(NamedTuple):
         return cls(protocol.number, protocol.slot, steps, NCCL_STEPS // steps)
 
 
-class Link:
+class Link(ABC):
     """What both kinds of connection count, in messages since the beginning."""
 
     wired = True  # captures see what it carries
@@ -106,13 +107,13 @@ class Link:
     def watch(self, tell: Callable[[float], None]) -> None:
         """Tell how long the slice that is made next waits for a credit and its operation's turn."""
 
+    @abstractmethod
     def publish(self, size: int, content: int) -> None:
         """The sending GPU has filled a slot with ``size`` bytes on the wire, which hold ``content``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self) -> None:
         """The receiving GPU is done with a slot."""
-        raise NotImplementedError
 
     def _note(self, tell: Callable[[float], None], now: float) -> None:
         self._watched.append((self.produced + 1, now, tell))

@@ -8,18 +8,19 @@ are there is what speaks for a cache."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import cut_at
+from dpuflow.arrays.quantiles import middle, middle_of_others
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
-from dpuflow.verdicts.pages import MOST, begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of
+from dpuflow.verdicts.pages import MOST, begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of, so_far
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -98,37 +99,32 @@ class Fed(NamedTuple):
 
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
     """All bulk transfers, in order of their start."""
-    tied: dict[int, Ints] = {}
-    fine: list[Ints] = []  # pieces of all ways, those of one way in a slice
-    whole: list[tuple[slice, list[Ints] | None]] = []  # ... and what is one of them, None: notices have told
-    sent = notices_ns(exchanges)
-    for rows in page_ways(exchanges, instances):
-        notices = sent(rows)
-        pieces = list(cut_pieces(exchanges, rows, notices))
-        merged = None
-        if not len(notices):
-            dst = int(exchanges["dst"][rows[0]])
-            if dst not in tied:
-                tied[dst] = _tied(instances, entries, dst)
-            merged = list(_merged(exchanges, pieces, entries, tied[dst]))
-        whole.append((slice(len(fine), len(fine) + len(pieces)), merged))
-        fine += pieces
-    made = _made(exchanges, fine)
+    tied, sent = _tied(instances, entries), notices_ns(exchanges)
+    ways = page_ways(exchanges, instances)
+    notices = [sent(rows) for rows in ways]
+    pieces = list(cut_pieces(exchanges, ways, notices))
+    # Together where the receiver waited for all of it; notices have told.
+    merged = [
+        None if len(told) else _merged(exchanges, mine, entries, tied(int(exchanges["dst"][rows[0]])))
+        for rows, told, mine in zip(ways, notices, pieces, strict=True)
+    ]
+    fine = _made_of(exchanges, pieces)
+    fewer = [these is not None and len(these) < len(mine) for these, mine in zip(merged, pieces, strict=True)]
+    whole = iter(
+        _made_of(exchanges, [these for these, less in zip(merged, fewer, strict=True) if less and these])
+    )
     found: list[Bulk] = []
     parts: dict[Way, list[Bulk]] = {}
-    for at, merged in whole:
-        mine = [each for each in made[at] if each is not None]
-        if merged is not None and mine:
+    for mine, these, less in zip(fine, merged, fewer, strict=True):
+        if these is not None and mine:
             parts[_way(mine[0])] = mine
-        if merged is not None and len(merged) < at.stop - at.start:
-            mine = [each for each in _made(exchanges, merged) if each is not None]
-        found += mine
+        found += next(whole) if less else mine
     if not found:
         return found
-    found = _awaited(found, instances, entries)
+    found = _awaited(found, tied, entries)
     together = _by_siblings(exchanges, _by_waits(found, parts))
     if together is not found:
-        found = _awaited(together, instances, entries)
+        found = _awaited(together, tied, entries)
     found = _named(_slow(found))
     return sorted(found, key=lambda each: (each.start_ns, each.src, each.dst))
 
@@ -137,36 +133,40 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
     """What transfers did to each row of Entries."""
     fed = np.full(len(entries.endpoint), NEVER)
     held, carrying = np.zeros((2, len(fed)), bool)
+    slow: dict[int, list[tuple[int, int]]] = {}
     for each in transfers:
-        if each.waited and each.last:
+        if each.last and each.waited:
             fed[each.row] = each.end_ns
             held[each.row] = each.path is not None
-        if each.slow and len(fed):
-            mine = entries.endpoint == each.src
-            carrying |= mine & (entries.enter_ns >= each.start_ns) & (entries.enter_ns <= each.end_ns)
+        if each.slow and each.start_ns <= each.end_ns:
+            slow.setdefault(each.src, []).append((each.start_ns, each.end_ns))
+    for src, spans in slow.items():
+        mine = np.flatnonzero(entries.endpoint == src)
+        begin, end = np.sort(np.array(spans).T)
+        begun = np.searchsorted(begin, entries.enter_ns[mine], "right")
+        carrying[mine] = begun > np.searchsorted(end, entries.enter_ns[mine], "left")
     return Fed(fed, held, carrying)
 
 
-def _merged(exchanges: Rows, pieces: Sequence[Ints], entries: Entries, tied: Ints) -> Iterator[Ints]:
+def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -> list[Ints]:
     """``pieces`` of one way; those between which the receiver, who takes part in collectives, entered none
     (``tied``) are one: a cache that is moved layer by layer, while the receiver waits for all of it."""
-    if not len(tied):
-        yield from pieces
-        return
+    if not len(tied) or len(pieces) < 2:
+        return pieces
     enter, left = entries.enter_ns[tied], entries.leave_ns[tied]
-    together: list[Ints] = []
-    for piece in pieces:
-        if together:
-            until = end_ns(exchanges, together[-1]).max()
-            place = int(np.searchsorted(enter, until))
-            idle = not place or left[place - 1] <= until
-            if idle and place < len(enter) and place == np.searchsorted(enter, begin_ns(exchanges, piece)[0]):
-                together.append(piece)
-                continue
-        if together:
-            yield np.concatenate(together)
-        together = [piece]
-    yield np.concatenate(together)
+    rows, first = np.concatenate(pieces), np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
+    until = np.maximum.reduceat(end_ns(exchanges, rows), first)[:-1]
+    place = np.searchsorted(enter, until)
+    idle = (place == 0) | (left[place - 1] <= until)
+    following = np.searchsorted(enter, begin_ns(exchanges, rows[first[1:]]))
+    alone = ~idle | (place == len(enter)) | (place != following)
+    return cut_at(rows, first[1:][alone])
+
+
+def _made_of(exchanges: Rows, ways: Sequence[Sequence[Ints]]) -> list[list[Bulk]]:
+    """What the pieces of each way are, all laid out at once."""
+    made = iter(_made(exchanges, [piece for pieces in ways for piece in pieces]))
+    return [[each for each in islice(made, len(pieces)) if each is not None] for pieces in ways]
 
 
 def _made(exchanges: Rows, pieces: Sequence[Ints]) -> list[Bulk | None]:
@@ -181,7 +181,7 @@ def _made(exchanges: Rows, pieces: Sequence[Ints]) -> list[Bulk | None]:
     begin = begin_ns(exchanges, rows)
     order = np.lexsort((begin, piece))
     rows, begin = rows[order], begin[order]
-    until = _so_far(end_ns(exchanges, rows), piece)
+    until = so_far(end_ns(exchanges, rows), piece)
     pause = np.maximum(np.r_[0, begin[1:] - until[:-1]], 0)
     pause[first] = 0
     size = exchanges["bytes"][rows]
@@ -197,7 +197,7 @@ def _made(exchanges: Rows, pieces: Sequence[Ints]) -> list[Bulk | None]:
     read = (exchanges["wire"][rows[first]] == Wire.ROCE_READ).tolist()
     times = begin[first].tolist(), until[last].tolist(), np.add.reduceat(pause, first).tolist()
     message = exchanges["data"][rows[last]].tolist()
-    columns = zip(chosen, *ends, read, np.split(rows, first[1:]), *times, total, _usual(size, piece),
+    columns = zip(chosen, *ends, read, cut_at(rows, first[1:]), *times, total, _usual(size, piece),
                   retransmitted, marked, partial, message, strict=True)  # fmt: skip
     for number, src, dst, by_read, these, start, stop, idle, nbytes, page, resent, ecn, gaps, data in columns:
         busy = stop - start - idle  # stamps may be centuries apart
@@ -205,14 +205,6 @@ def _made(exchanges: Rows, pieces: Sequence[Ints]) -> list[Bulk | None]:
             src, dst, by_read, these, start, stop, nbytes, page, busy, resent, ecn, not gaps, data
         )
     return made
-
-
-def _so_far(values: Ints, piece: Ints) -> Ints:
-    """The largest of ``values`` so far within each piece."""
-    order = np.argsort(values, kind="stable")
-    place = np.empty(len(values), np.int64)
-    place[order] = np.arange(len(values))
-    return values[order[np.maximum.accumulate(piece * len(values) + place) - piece * len(values)]]
 
 
 def _usual(size: Rows, piece: Ints) -> list[int | None]:
@@ -229,16 +221,22 @@ def _usual(size: Rows, piece: Ints) -> list[int | None]:
     ]
 
 
-def _tied(instances: Sequence[Instance], entries: Entries, endpoint: int) -> Ints:
-    """Rows of Entries by which an endpoint entered collectives, in order of time."""
+def _tied(instances: Sequence[Instance], entries: Entries) -> Callable[[int], Ints]:
+    """What tells the rows of Entries by which an endpoint entered collectives, in order of time."""
     single = np.fromiter((i.op == Op.SEND_RECV for i in instances), bool, len(instances))
-    mine = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+    mine = np.flatnonzero(entries.enter_ns != NEVER)
     mine = mine[~single[entries.collective[mine]]]
-    order: Ints = mine[np.argsort(entries.enter_ns[mine], kind="stable")]
-    return order
+    mine = mine[np.lexsort((entries.enter_ns[mine], entries.endpoint[mine]))]
+    endpoint = entries.endpoint[mine]
+
+    def told(end: int) -> Ints:
+        rows: Ints = mine[np.searchsorted(endpoint, end) : np.searchsorted(endpoint, end, "right")]
+        return rows
+
+    return told
 
 
-def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
+def _awaited(transfers: Sequence[Bulk], tied: Callable[[int], Ints], entries: Entries) -> list[Bulk]:
     """``transfers`` with the entry that followed each, and whether the receiver had waited for it.
 
     It had if the transfer ended in a pause between two of its collectives that is longer than its pauses
@@ -250,7 +248,7 @@ def _awaited(transfers: Sequence[Bulk], instances: Sequence[Instance], entries: 
         of.setdefault(each.dst, []).append(each)
     for dst in sorted(of):
         mine = of[dst]
-        rows = _tied(instances, entries, dst)
+        rows = tied(dst)
         enter = entries.enter_ns[rows]
         left = np.maximum.accumulate(np.r_[NEVER, entries.leave_ns[rows]])[:-1] if len(rows) else enter
         after = np.searchsorted(enter, [each.end_ns for each in mine])
@@ -393,22 +391,10 @@ def _slow(transfers: Sequence[Bulk]) -> list[Bulk]:
     paces: dict[tuple[int, int], list[float]] = {}
     for each in transfers:
         paces.setdefault((each.src, each.dst), []).append(each.busy_ns / max(each.bytes, 1))
-    pace = {way: _middle(sorted(values)) for way, values in paces.items()}
+    pace = {way: middle(sorted(values)) for way, values in paces.items()}
     ordered = sorted(pace.values())
-    slow = {way for way, own in pace.items() if own >= OTHERS * _middle_of_others(ordered, own)}
-    return [each._replace(slow=(each.src, each.dst) in slow) for each in transfers]
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    """The median."""
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-def _middle_of_others(ordered: Sequence[float], own: float) -> float:
-    """The median of ``ordered`` but for one that is ``own``; infinity where there is no other."""
-    at = bisect_left(ordered, own)
-    low, high = (place + (place >= at) for place in ((len(ordered) - 2) // 2, (len(ordered) - 1) // 2))
-    return (ordered[low] + ordered[high]) / 2 if len(ordered) > 1 else np.inf
+    slow = {way for way, own in pace.items() if own >= OTHERS * middle_of_others(ordered, own)}
+    return [each._replace(slow=True) if (each.src, each.dst) in slow else each for each in transfers]
 
 
 def _named(transfers: Sequence[Bulk]) -> list[Bulk]:
@@ -416,4 +402,4 @@ def _named(transfers: Sequence[Bulk]) -> list[Bulk]:
     ways = {(each.src, each.dst) for each in transfers}
     waited = {(each.src, each.dst) for each in transfers if each.waited}
     caches = {way for way in waited if way[::-1] not in ways}
-    return [each._replace(cache=(each.src, each.dst) in caches) for each in transfers]
+    return [each._replace(cache=True) if (each.src, each.dst) in caches else each for each in transfers]

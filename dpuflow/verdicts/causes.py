@@ -166,21 +166,22 @@ def _worked_longer(
     dated = (relative.bound != AT_LEAST) | entries.exact | (entries.rule == Rule.QUEUED)
     left = last if waits.kin is None else _left(entries, last, waits.kin)
     earliest = _earliest(entries, left, instances)
-    since_leave = _excess(entries, left, entries.leave_ns, since_ns, dated, earliest)
-    since_idle = _excess(entries, left, entries.idle_ns, since_ns, dated, earliest)
+    waited = (since_ns, read_ns)
+    since_leave = _excess(entries, left, entries.leave_ns, waited, dated, earliest)
+    since_idle = _excess(entries, left, entries.idle_ns, waited, dated, earliest)
     excess, overlap, unread = np.minimum(since_leave, since_idle), waits.overlap, np.full(len(last), NEVER)
     if (since_ns > read_ns).any():
         unread = np.minimum(
-            _excess(entries, left, entries.leave_ns, read_ns, dated, earliest),
-            _excess(entries, left, entries.idle_ns, read_ns, dated, earliest),
+            _excess(entries, left, entries.leave_ns, (read_ns, read_ns), dated, earliest),
+            _excess(entries, left, entries.idle_ns, (read_ns, read_ns), dated, earliest),
         )
     until = since_ns
     if overlap is not None:
         until = np.maximum(since_ns, left_any(entries))
-        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, until, dated, earliest))
+        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
     if overlap is not None and overlap.rows.any():
         before = _earliest(entries, last, instances)
-        since_enter = _excess(entries, last, entries.enter_ns, fed_ns, dated, before)
+        since_enter = _excess(entries, last, entries.enter_ns, (fed_ns, fed_ns), dated, before)
         excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
         excess = overlap.less_carried(excess, entries)
     excess[staged] = NEVER
@@ -191,9 +192,11 @@ def _worked_longer(
         i.placement.nodes for i in instances
     ):  # what the rest of its node still had to do was not its own data
         gone = np.maximum(entries.leave_ns, entries.gone_ns)
-        since_gone = _excess(entries, left, gone, since_ns, dated, _earliest(entries, left, []))
-    began = np.where(left >= 0, np.maximum(entries.leave_ns, entries.idle_ns)[left], NEVER)
-    began = np.where(began != NEVER, np.maximum(began, until), NEVER)
+        since_gone = _excess(entries, left, gone, waited, dated, _earliest(entries, left, []))
+    done = np.where(entries.idle_ns != NEVER, np.maximum(entries.leave_ns, entries.idle_ns), NEVER)
+    began = np.where(left >= 0, done[left], NEVER)
+    first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
+    began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
     place = np.zeros(len(last), np.int64) if waits.place is None else waits.place
     excess, usual = _against_usual(entries, began, excess, least, (_kind(entries, instances), place))
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
@@ -264,7 +267,8 @@ def _against_usual(
     """``excess``, of ranks few of whose peers are dated against what peers work in collectives of the kind.
 
     By the median of those that nothing held: who had waited for its input worked no longer than until that
-    came. A root that runs ahead (``least``) works at its own pace until its slots are used up; where no peer
+    came. ``since_ns``: when each had begun to work at the latest, and at the earliest, as of peers. A
+    root that runs ahead (``least``) works at its own pace until its slots are used up; where no peer
     ever was free it needed no longer than in the quickest. ``alike``: kind and place in the step. Before the
     first collective of a step ranks do other work than before the others: where too few are told at the same
     place, all of the kind can accuse, but clear nobody.
@@ -272,8 +276,8 @@ def _against_usual(
     out, usual = excess.copy(), np.zeros(len(excess), np.int64)
     kind, place = alike
     by_credit = entries.rule == Rule.CREDIT
-    known = (since_ns != NEVER) & (entries.enter_ns >= since_ns) & entries.told
-    own = np.where(known, entries.enter_ns - since_ns, 0)
+    known = (since_ns[0] != NEVER) & (entries.enter_ns >= since_ns[0]) & entries.told
+    own, most = np.where(known, entries.enter_ns - since_ns, 0)
     free = known & entries.exact & ~least & ~by_credit
     dated, peers_of = _dated_peers(entries)
     rows = np.flatnonzero((2 * dated < peers_of) & known & (excess != NEVER) & ~by_credit)
@@ -282,14 +286,14 @@ def _against_usual(
         peers = (kind == kind[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
         here = peers & (place == place[mine[0]])
         peers = here if np.count_nonzero(free & here) >= FEWEST else peers
-        alone, held = own[free & peers], own[known & peers & by_credit & least[mine].any()]
+        alone, held = most[free & peers], most[known & peers & by_credit & least[mine].any()]
         if len(alone) >= FEWEST:
             beyond = own[mine] - round(float(np.median(alone)))
             out[mine] = np.where(least[mine], np.maximum(excess[mine], beyond), beyond)
             usual[mine] = AT_PLACE if peers is here else OF_KIND
         elif len(held):
-            most = np.maximum(excess[mine], own[mine] - int(held.min()))
-            out[mine] = np.where(least[mine], most, excess[mine])
+            beyond = np.maximum(excess[mine], own[mine] - int(held.min()))
+            out[mine] = np.where(least[mine], beyond, excess[mine])
     return out, usual
 
 
@@ -347,26 +351,31 @@ def _excess(
     entries: Entries,
     last: NDArray[np.int64],
     left_ns: NDArray[np.int64],
-    fed_ns: NDArray[np.int64],
+    waited_ns: tuple[NDArray[np.int64], NDArray[np.int64]],
     dated: NDArray[np.bool_],
     earliest: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
-    From leaving the one before, or from when data that it had waited for was there. Of a rank that may have
-    waited before its first message it is not known how long it worked, and who waited for the rank itself
-    seems to have worked longer still: where others' entries are exact, only those count. ``earliest`` is
-    since when it may have worked, where that is not one moment (``_earliest``).
+    From leaving the one before, or from when what it had waited for was there: until when it may have, and
+    until when it surely had (``waited_ns``). Of a rank that may have waited before its first message it is
+    not known how long it worked, and who waited for the rank itself seems to have worked longer still: where
+    others' entries are exact, only those count. ``earliest`` is since when it may have worked, where that is
+    not one moment (``_earliest``). What excuses a rank accuses no other: its peers compare with the longest
+    that it may have worked.
     """
-    since = np.maximum(np.where(last >= 0, left_ns[last], NEVER), fed_ns) if len(last) else fed_ns
+    left = np.where(last >= 0, left_ns[last], NEVER) if len(last) else waited_ns[0]
+    since = np.maximum(left, waited_ns[0])
     # Of a rank that nothing was seen of only a lower bound of its entry is known.
     known = dated & (entries.enter_ns != NEVER) & (since != NEVER) & (entries.rule != Rule.UNSEEN)
+    if len(last):  # nor when it began that is not known to have left
+        known &= (last < 0) | (left_ns[last] != NEVER)
     own = np.where(known, entries.enter_ns - np.where(known, since, 0), NEVER)
     sure = known & entries.exact
     several = np.bincount(entries.collective[sure], minlength=len(entries.offsets))[entries.collective] > 1
     sure &= several
-    # Who may have left sooner may have worked since then: that is what peers compare with.
-    most = np.where(known & (earliest != NEVER), entries.enter_ns - np.maximum(earliest, fed_ns), own)
+    begun = np.maximum(np.where(earliest != NEVER, earliest, left), waited_ns[1])
+    most = np.where(known & (begun != NEVER), entries.enter_ns - np.where(known, begun, 0), own)
     most = np.maximum(own, most)
     excess = np.where(sure, against_others(entries, most, sure), against_others(entries, most, known))
     excess -= most - own

@@ -155,7 +155,7 @@ def _units(
     job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
     jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
     turn = np.where(step >= 0, step * len(job) + jobs_of, -1 - entries.collective)
-    return without_chance(units, turn, evidence.stalls), turn
+    return without_chance(units, evidence.own, turn, evidence.stalls), turn
 
 
 def _span_ns(entries: Entries) -> int:

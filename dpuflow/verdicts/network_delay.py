@@ -108,7 +108,10 @@ def find_queues(
     for name in ("taken_ns", "arrived_end_ns"):
         known &= exchanges[name] != NEVER
     # An ACK that a message carries may have waited for that message.
-    at = np.flatnonzero(known & ~np.isin(exchanges["taken_ns"], sent_ns))
+    at = np.flatnonzero(known)
+    if not len(at):
+        return {}
+    at = at[~np.isin(exchanges["taken_ns"][at], sent_ns)]
     came, taken = exchanges["arrived_end_ns"][at], exchanges["taken_ns"][at]
     row = places_of(of[at], exchanges["dst"][at], entries)
     inside = (row >= 0) & (came >= entries.enter_ns[row]) & (taken <= entries.leave_ns[row])

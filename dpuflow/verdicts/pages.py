@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import cut_at
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ MOST: Final = 0.5
 """A share that is most of them."""
 
 
-def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
+def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
     """Rows of pages from one endpoint to another by one verb, in order of time."""
     wire = np.ascontiguousarray(exchanges["wire"])
     if not np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_READ)).any():
-        return
+        return []
     free = np.ones(len(exchanges), bool)
     for instance in instances:
         free[instance.rows] = False
@@ -47,7 +48,7 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
     write = (wire == Wire.ROCE_WRITE) & (exchanges["grant"] == NONE32) & (exchanges["tag"] == 0)
     free &= write | (wire == Wire.ROCE_READ)
     if not free.any():
-        return
+        return []
     free &= exchanges["src"] != exchanges["dst"]
     free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0) & (exchanges["op"] == Op.UNKNOWN)
     # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
@@ -58,14 +59,30 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> Iterator[Ints]:
     immediate = np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
     rows = np.flatnonzero(free & ~asking[connection] & ~immediate[connection])
     if not len(rows):
-        return
+        return []
     src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
     read = wire[rows] == Wire.ROCE_READ
     order = np.lexsort((begin_ns(exchanges, rows), read, dst, src))
     rows, key = rows[order], np.stack([src, dst, read])[:, order]
-    for way in np.split(rows, np.flatnonzero((np.diff(key) != 0).any(axis=0)) + 1):
-        if np.median(exchanges["bytes"][way]) > LEAST:
-            yield way
+    first = np.flatnonzero(np.r_[True, (np.diff(key) != 0).any(axis=0)])
+    large = _medians(exchanges["bytes"][rows], first) > LEAST
+    return [way for way, pages in zip(cut_at(rows, first[1:]), large.tolist(), strict=True) if pages]
+
+
+def _medians(values: Rows, first: Ints) -> NDArray[np.float64]:
+    """The median of each run of ``values``; runs begin at ``first``."""
+    count = np.diff(np.r_[first, len(values)])
+    ordered = values[np.lexsort((values, np.repeat(np.arange(len(first)), count)))].astype(float)
+    middle: NDArray[np.float64] = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
+    return middle / 2
+
+
+def so_far(values: Ints, piece: Ints) -> Ints:
+    """The largest of ``values`` so far within each piece."""
+    order = np.argsort(values, kind="stable")
+    place = np.empty(len(values), np.int64)
+    place[order] = np.arange(len(values))
+    return values[order[np.maximum.accumulate(piece * len(values) + place) - piece * len(values)]]
 
 
 def begin_ns(exchanges: Rows, rows: Ints) -> Ints:
@@ -82,31 +99,62 @@ def end_ns(exchanges: Rows, rows: Ints) -> Ints:
     return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
 
 
-def cut_pieces(exchanges: Rows, rows: Ints, notices: Ints) -> Iterator[Ints]:
-    """``rows`` cut where nothing was under way, or, if there are any, by ``notices``: times of SENDs on the
-    pages' connections, each of which tells that all pages before it are done."""
+def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -> Iterator[list[Ints]]:
+    """Each of ``ways`` cut where nothing was under way, or, if it has any, by its ``notices``: times of SENDs
+    on the pages' connections, each of which tells that all pages before it are done."""
+    quiet = _by_pauses(exchanges, [rows for rows, told in zip(ways, notices, strict=True) if not len(told)])
+    for rows, told in zip(ways, notices, strict=True):
+        yield _by_notices(exchanges, rows, told) if len(told) else next(quiet)
+
+
+def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> list[Ints]:
+    alike = _alike_parts(exchanges, rows, len(notices))
+    if alike is not None:
+        return alike
+    acked = exchanges["acked_ns"][rows]
+    turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end_ns(exchanges, rows)))
+    order = np.lexsort((begin_ns(exchanges, rows), turn))
+    return _in_units(
+        exchanges, rows[order], exchanges["bytes"][rows[order]].astype(np.int64), np.diff(turn[order]) != 0
+    )
+
+
+def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
+    """``ways`` in order of time, each cut where nothing was under way; times of all laid out at once."""
+    if not ways:
+        return
+    rows, count = np.concatenate(ways), np.array([len(way) for way in ways])
+    way, first = np.repeat(np.arange(len(ways)), count), np.cumsum(count) - count
     begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
     size = exchanges["bytes"][rows].astype(np.int64)
-    if len(notices):
-        alike = _alike_parts(exchanges, rows, len(notices))
-        if alike is not None:
-            yield from alike
-            return
-        acked = exchanges["acked_ns"][rows]
-        turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end))
-        order = np.lexsort((begin, turn))
-        rows, cut = rows[order], np.diff(turn[order]) != 0
-    else:
-        gap = begin[1:] - np.maximum.accumulate(end)[:-1]
-        # A page alone, and from one to the next: what a page takes in a full queue says nothing of pauses.
-        usual = float((end - begin).min()) + float(np.median(np.diff(np.sort(end)))) if len(rows) > 1 else 0.0
-        cut = gap > least_pause(gap, size, IDLE * usual)
-    parts = np.split(rows, np.flatnonzero(cut) + 1)
-    unit = _unit([int(exchanges["bytes"][part].sum()) for part in parts])
-    for part in parts:
-        several = int(exchanges["bytes"][part].sum()) // unit if unit else 1
-        alike = _alike_parts(exchanges, part, several) if several > 1 else None
-        yield from alike or [part]
+    gap = begin[1:] - so_far(end, way)[:-1]
+    # A page alone, and from one to the next: what a page takes in a full queue says nothing of pauses.
+    usual = np.minimum.reduceat(end - begin, first).astype(float)
+    within = np.diff(way) == 0
+    several = count > 1
+    if several.any():
+        apart = np.diff(end[np.lexsort((end, way))])[within]
+        follow = (count - 1)[several]
+        usual[several] += _medians(apart, np.cumsum(follow) - follow)
+    usual[~several] = 0.0
+    for at, until, each in zip(first.tolist(), (first + count).tolist(), usual.tolist(), strict=True):
+        own, pages = gap[at : until - 1], size[at:until]
+        yield _in_units(exchanges, rows[at:until], pages, own > least_pause(own, pages, IDLE * each))
+
+
+def _in_units(exchanges: Rows, rows: Ints, size: Ints, cut: NDArray[np.bool_]) -> list[Ints]:
+    """``rows`` cut after those that ``cut`` says, and again what is several of the size most have."""
+    first = np.r_[0, np.flatnonzero(cut) + 1]
+    parts = cut_at(rows, first[1:])
+    sizes = np.add.reduceat(size, first).tolist()
+    unit = _unit(sizes)
+    if not unit or max(sizes) < 2 * unit:
+        return parts
+    found: list[Ints] = []
+    for part, whole in zip(parts, sizes, strict=True):
+        alike = _alike_parts(exchanges, part, whole // unit) if whole >= 2 * unit else None
+        found += alike or [part]
+    return found
 
 
 def least_pause(gap_ns: Ints, size: Ints, least_ns: float) -> float:
@@ -118,19 +166,21 @@ def least_pause(gap_ns: Ints, size: Ints, least_ns: float) -> float:
     all limits that one counts which leaves the largest share of the parts with as many bytes as most of them
     have, the lowest if several do. Where there are no three such, or they are not most, ``least_ns`` stands.
     """
-    longest = np.argsort(-gap_ns, kind="stable")
-    longest = longest[gap_ns[longest] > least_ns]
-    before = np.r_[0, np.cumsum(size)]
+    pauses = np.flatnonzero(gap_ns > least_ns)
+    if not len(pauses):
+        return least_ns
+    longest = pauses[np.argsort(-gap_ns[pauses], kind="stable")]
+    before = np.r_[0, np.cumsum(size)].tolist()
     # Parts by size, as one cut after the other is made, the longest pause first.
-    cuts, counts, mode = [0, len(size)], Counter({int(before[-1]): 1}), int(before[-1])
+    cuts, counts, mode = [0, len(size)], Counter({before[-1]: 1}), before[-1]
     best, share = least_ns, MOST
     for number, at in enumerate(longest.tolist()):
         place = bisect(cuts, at + 1)
         low, high = cuts[place - 1], cuts[place]
         cuts.insert(place, at + 1)
         whole, parts = (
-            int(before[high] - before[low]),
-            (int(before[at + 1] - before[low]), int(before[high] - before[at + 1])),
+            before[high] - before[low],
+            (before[at + 1] - before[low], before[high] - before[at + 1]),
         )
         counts[whole] -= 1
         counts.update(parts)
@@ -175,7 +225,7 @@ def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> list[Ints] | None:
         sums = np.cumsum(exchanges["bytes"][ordered].astype(np.int64))
         at = np.minimum(np.searchsorted(sums, ends), len(sums) - 1)
         if (sums[at] == ends).all() and ends[-1] == sums[-1]:
-            return np.split(ordered, at[:-1] + 1)
+            return cut_at(ordered, at[:-1] + 1)
     return None
 
 

@@ -47,24 +47,24 @@ def group_kinds(
     use: list[Counter[Op]] = [Counter() for _ in groups]
     for number, instance in zip(group_of.tolist(), instances, strict=True):
         use[number][instance.op] += 1
-    kinds: list[Kind | None] = [None] * len(groups)
     links = {frozenset(pair) for pipeline in pipelines for pair in pairwise(pipeline.stages)}
-    for number, members in enumerate(groups):
-        if set(use[number]) == {Op.SEND_RECV} and frozenset(members) in links:
-            kinds[number] = "pp"
-    for members in jobs(instances):
-        mine = [n for n in range(len(groups)) if set(groups[n]) <= set(members) and kinds[n] is None]
-        for number, kind in _nested(groups, use, mine).items():
-            kinds[number] = kind
+    kinds: dict[int, Kind] = {
+        number: "pp"
+        for number, members in enumerate(groups)
+        if set(use[number]) == {Op.SEND_RECV} and frozenset(members) in links
+    }
+    for job in jobs(instances):
+        mine = [n for n in range(len(groups)) if set(groups[n]) <= set(job) and n not in kinds]
+        kinds.update(_nested(groups, use, mine))
     for number in _replicas(groups, group_of, instances, pipelines):
-        kinds[number] = kinds[number] or "dp"
+        kinds.setdefault(number, "dp")
     tokens = [each.endpoints for each in decoding]
     for number, members in enumerate(groups):
-        if kinds[number] is None and any(_of_experts(number, members, use, each) for each in steps):
+        if number not in kinds and any(_of_experts(number, members, use, each) for each in steps):
             kinds[number] = "ep"
-        elif kinds[number] is None and sorted(members) in tokens:
+        elif number not in kinds and sorted(members) in tokens:
             kinds[number] = "tp"
-    return kinds
+    return [kinds.get(number) for number in range(len(groups))]
 
 
 def _of_experts(number: int, members: Sequence[int], use: Sequence[Counter[Op]], steps: Steps) -> bool:
@@ -127,16 +127,22 @@ def _replicas(
         distinct = len({index for index, _ in at}) == len(at) == len(members)
         if not distinct or len(members) < 2 or len({place for _, place in at}) != 1:
             continue
-        # In time: reductions of this group, and what its first member hands on or is handed.
-        reduces = [
-            group == number
-            for group, instance in zip(group_of.tolist(), instances, strict=True)
-            if group == number or (instance.op == Op.SEND_RECV and members[0] in instance.order)
-        ]
+        reduces = _reductions(number, members[0], group_of, instances)
         runs = sum(now and not before for before, now in pairwise([False, *reduces]))
         if runs >= REPEATS and 2 * runs <= len(reduces) - sum(reduces):
             found.append(number)
     return found
+
+
+def _reductions(
+    number: int, member: int, group_of: NDArray[np.int64], instances: Sequence[Instance]
+) -> list[bool]:
+    """In time: reductions of a group (True), and what its ``member`` hands on or is handed (False)."""
+    return [
+        group == number
+        for group, instance in zip(group_of.tolist(), instances, strict=True)
+        if group == number or (instance.op == Op.SEND_RECV and member in instance.order)
+    ]
 
 
 class Tokens(NamedTuple):

@@ -80,7 +80,7 @@ and hands on the first message; and its work lets it be interrupted again and ag
 
 
 class Incidents(NamedTuple):
-    """Of one rank's units; 0 where there is none."""
+    """Of one rank's acts; 0 where there is none."""
 
     open_ns: NDArray[np.int64]  # not explained by as few stalls as there must be: no reason to clear
     sure_ns: NDArray[np.int64]  # explained by nothing: neither by as many stalls as may be, nor by chance
@@ -92,24 +92,30 @@ def incidents_of(
     acts: float,
     stalls: Tail | None,
 ) -> dict[int, Incidents]:
-    """What of each rank's amounts, by its units, neither chance nor its host's stalls explain.
+    """What of each rank's amounts, by its acts, neither chance nor its host's stalls explain.
 
-    Nothing explains those of ranks that stand out among their peers (``_standing_out``). Those of others
-    count, rank by rank or all together, from a length on, if the chance that hosts stall so often, so long,
-    is below ``BEYOND``: as often as hand-overs show (``stalls``). Where the capture shows none, all is open.
-    ``amounts_ns`` is 0 within the noise; in a unit ranks work for ``acts`` collectives, or messages.
+    Nothing explains those of ranks that stand out among their peers by units (``_standing_out``). Those of
+    others count, rank by rank or all together, from a length on, if the chance that hosts stall so often, so
+    long, is below ``BEYOND``: as often as hand-overs show (``stalls``). Where the capture shows none, all is
+    open. ``amounts_ns`` is 0 within the noise; each is what a rank was late by once, in the unit that
+    ``units`` tells, or in so many ``acts``. A step of many collectives holds several stalls, and their sum
+    is none of them.
     """
     nothing = np.zeros(0, np.int64)
     rank = np.repeat(list(units), [len(each) for each in units.values()]).astype(np.int64)
     unit, amount = (np.concatenate([nothing, *each.values()]) for each in (units, amounts_ns))
-    apart = _standing_out(unit, rank, amount)
+    pairs, first = np.unique(np.stack([rank, unit]), axis=1, return_inverse=True)
+    summed = np.zeros(pairs.shape[1], np.int64)
+    np.add.at(summed, first.ravel(), amount)
+    apart = _standing_out(pairs[1], pairs[0], summed)
     others = amount[~np.isin(rank, list(apart))]
     found = {}
     for each, mine in amounts_ns.items():
         least = [0.0, 0.0 if each in apart else np.inf]
         if stalls is not None and each not in apart:
             least = [
-                min(_least_ns(some, times * acts, stalls) for some in (mine, others)) for times in OCCASIONS
+                min(_least_ns(some, times * acts, stalls, surely=few) for some in (mine, others))
+                for times, few in zip(OCCASIONS, (True, False), strict=True)
             ]
         found[each] = Incidents(*(np.where(mine >= ns, mine, 0) for ns in least))
     return found
@@ -151,10 +157,13 @@ def _dealt(unit: NDArray[np.int64], mine: NDArray[np.bool_], amount_ns: NDArray[
     return float(np.exp(min(np.log(m).sum() - t * total for m, t in zip(mean, TILTS, strict=True))))
 
 
-def _least_ns(amount_ns: NDArray[np.int64], occasions: float, stalls: Tail) -> float:
-    """From which of these amounts on there are more of them than stalls make in as many units."""
+def _least_ns(amount_ns: NDArray[np.int64], occasions: float, stalls: Tail, *, surely: bool) -> float:
+    """From which of these amounts on there are more of them than stalls make in as many acts.
+
+    ``surely``: than they make at the least, as few of them are seen.
+    """
     amounts, total = np.sort(amount_ns[amount_ns > 0]), len(amount_ns)
-    once = stalls.share_beyond(amounts)
+    once = stalls.share_beyond(amounts, surely=surely)
     chance = _chance(len(amounts) - np.arange(len(amounts)), total, 1 - (1 - once) ** occasions)
     sure = np.flatnonzero(chance < BEYOND)
     return float(amounts[sure[0]]) if len(sure) else float("inf")

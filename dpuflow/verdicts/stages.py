@@ -7,7 +7,7 @@ that send back. In 1F1B an end stage's messages follow from both, so there the s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -70,67 +70,84 @@ def compare_stages(
     """
     found = [Stage(endpoint) for endpoint in pipeline.stages]
     units = _units(pipeline)
-    own, excess = np.zeros((2, len(found), len(units)))
-    shares: list[dict[int, float]] = [{} for _ in found]  # of its work, by way: what its peers do not need
-    apart = np.zeros(len(found))  # how far a stage's peers are from one another
+    beside = _beside_peers(pipeline, units)
+    known = np.isfinite(beside.excess)
+    told = [place for place, peers in enumerate(beside.peers) if peers]
+    judged = [place for place in told if 2 * known[place].sum() >= len(units)]  # most of what it did is told
+    if not judged:
+        return found
+    sends = pipeline.microbatches or 1
+    sigma = sends * float(np.median([_scatter(beside.excess[p][known[p]]) for p in told]))
+    # In 1F1B what a message follows from changes within a step.
+    apart_told = pipeline.schedule != "1f1b"
+    once = np.array([_beyond_usual(row, units) * apart_told for row in pipeline.work])
+    designs = {place: _design_ns(beside, place, sends) for place in judged}
+    amounts: dict[int, NDArray[np.int64]] = {}
+    for place, (design, unequal) in designs.items():
+        once_more = once[place] - np.median(np.delete(once, place, axis=0), axis=0)
+        once_more[once_more <= SIGMAS * sigma] = 0
+        worked, longer = (sends * each[place][known[place]] for each in (beside.own, beside.excess))
+        amounts[place] = np.maximum(
+            _amounts(worked, longer, SIGMAS * sigma, unequal, design),
+            once_more[known[place]].astype(np.int64),
+        )
+    numbers = {place: np.flatnonzero(known[place]) for place in judged}
+    found_ns = incidents_of(numbers, amounts, 2 * sends, stalls)
+    # Stages that are late in turn are so by habit together.
+    often = is_habit(beside_habits((each.sure_ns for each in found_ns.values()), span_ns), span_ns)
+    begin_ns = _begins(pipeline, entries, units)
+    for place in judged:
+        stage, least_ns = found[place], max(sigma, designs[place][0])
+        stage.peers = sorted(pipeline.stages[peer] for peer in beside.peers[place])
+        excess_ns = sends * beside.excess[place][known[place]]
+        _judge(stage, excess_ns, found_ns[place], sigma, least_ns, often, span_ns)
+        if stage.onset is not None:
+            stage.since_ns = int(begin_ns[known[place]][stage.onset])
+        if stage.verdict == "late":
+            stage.sooner_ns = _sooner(pipeline.work[place], beside.shares[place])
+    return found
+
+
+class _Beside(NamedTuple):
+    """Stages beside their peers; tables are (stages, units), ns for one message."""
+
+    own: NDArray[np.float64]
+    excess: NDArray[np.float64]  # beyond what its peers work
+    apart: NDArray[np.float64]  # how far each stage's peers are from one another
+    peers: list[set[int]]  # places of those that it can be compared with
+    shares: list[dict[int, float]]  # of its work, by way: what its peers do not need
+
+
+def _beside_peers(pipeline: Pipeline, units: NDArray[np.int64]) -> _Beside:
+    count = len(pipeline.stages)
+    own, excess = np.zeros((2, count, len(units)))
+    beside = _Beside(own, excess, np.zeros(count), [set() for _ in range(count)], [{} for _ in range(count)])
     together = [(FORWARD, BACKWARD)] if pipeline.schedule == "1f1b" else [(FORWARD,), (BACKWARD,)]
     for ways in together:
         table = _table(pipeline, ways, units)
         places = np.flatnonzero(np.isfinite(table).any(axis=1)).tolist()
-        for place in places:
-            others = [p for p in places if p != place]
-            if not others:
-                continue
+        for place in places if len(places) > 1 else []:
+            others = [other for other in places if other != place]
             # Like is compared with like in the same unit, where that tells, else with what is usual.
             usual, habit = _median(table[others]), _median(table[others].T)
             usual = np.where(np.isfinite(usual), usual, np.median(habit))
             own[place] += table[place]
             excess[place] += table[place] - usual
-            apart[place] += np.ptp(habit)
-            found[place].peers = sorted({*found[place].peers, *(pipeline.stages[o] for o in others)})
+            beside.apart[place] += np.ptp(habit)
+            beside.peers[place].update(others)
             more = float(np.nanmedian(table[place] - usual))
             share = max(more / max(float(np.nanmedian(table[place])), 1.0), 0.0)
-            shares[place] |= dict.fromkeys(ways, share)
-    told = [place for place, stage in enumerate(found) if stage.peers]
-    sends = pipeline.microbatches or 1
-    known = np.isfinite(excess)
-    sigma = sends * float(np.median([_scatter(excess[p][known[p]]) for p in told])) if told else 0.0
-    begin_ns = _begins(pipeline, entries, units)
-    judged = [place for place in told if 2 * known[place].sum() >= len(units)]
-    # In 1F1B what a message follows from changes within a step.
-    apart_told = pipeline.schedule != "1f1b"
-    once = np.array([_beyond_usual(row, units) * apart_told for row in pipeline.work])
-    amounts: dict[int, NDArray[np.int64]] = {}
-    designs: dict[int, float] = {}
-    for place in told:
-        if place not in judged:
-            found[place].peers = []  # most of what it did is not told
-            continue
-        usual_ns = float(np.median((own[place] - excess[place])[known[place]]))
-        unequal = UNEQUAL * sends * usual_ns
-        # One peer does not tell how far apart stages are by design: only its own past can.
-        alone = len(found[place].peers) < 2
-        designs[place] = np.inf if alone else max(SIGMAS * sends * float(apart[place]), unequal)
-        others = np.median(np.delete(once, place, axis=0), axis=0)
-        once_more = np.where(once[place] - others > SIGMAS * sigma, once[place] - others, 0.0)
-        worked, longer = (sends * each[place][known[place]] for each in (own, excess))
-        amounts[place] = np.maximum(
-            _amounts(worked, longer, SIGMAS * sigma, unequal, designs[place]),
-            once_more[known[place]].astype(np.int64),
-        )
-    numbers = {place: np.flatnonzero(known[place]) for place in amounts}
-    found_ns = incidents_of(numbers, amounts, 2 * sends, stalls)
-    # Stages that are late in turn are so by habit together.
-    often = is_habit(beside_habits((each.sure_ns for each in found_ns.values()), span_ns), span_ns)
-    for place in judged:
-        least_ns = max(sigma, designs[place])
-        excess_ns = sends * excess[place][known[place]]
-        _judge(found[place], excess_ns, found_ns[place], sigma, least_ns, often, span_ns)
-        onset = found[place].onset
-        found[place].since_ns = int(begin_ns[known[place]][onset]) if onset is not None else None
-        if found[place].verdict == "late":
-            found[place].sooner_ns = _sooner(pipeline.work[place], shares[place])
-    return found
+            beside.shares[place] |= dict.fromkeys(ways, share)
+    return beside
+
+
+def _design_ns(beside: _Beside, place: int, sends: int) -> tuple[float, float]:
+    """How much longer than its peers a stage may work in a step by design, and than by itself as a rule."""
+    known = np.isfinite(beside.excess[place])
+    unequal = UNEQUAL * sends * float(np.median((beside.own[place] - beside.excess[place])[known]))
+    # One peer does not tell how far apart stages are by design: only its own past can.
+    alone = len(beside.peers[place]) < 2
+    return np.inf if alone else max(SIGMAS * sends * float(beside.apart[place]), unequal), unequal
 
 
 def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:

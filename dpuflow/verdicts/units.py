@@ -87,20 +87,20 @@ def _units_of(
 
 
 def without_chance(
-    units: Mapping[int, Units], of: NDArray[np.int64], stalls: Tail | None
+    units: Mapping[int, Units], own: Own, of: NDArray[np.int64], stalls: Tail | None
 ) -> dict[int, Units]:
     """The same less what chance and stalls explain (``incidents_of``); ``of`` is each row's unit."""
-    rows = [u.rows for u in units.values()]
-    number = {e: of[u.rows[u.place == 0]] for e, u in units.items()}
-    amount = {e: u.amount_ns for e, u in units.items()}
-    acts = sum(map(len, rows)) / max(sum(map(len, amount.values())), 1)
-    found = incidents_of(number, amount, acts, stalls)
-    return {
-        e: u._replace(
-            amount_ns=found[e].open_ns, sure_ns=found[e].sure_ns, open_ns=found[e].open_ns + u.open_ns
-        )
-        for e, u in units.items()
-    }
+    starts = {e: np.flatnonzero(u.place == 0) for e, u in units.items()}
+    amount = {}
+    for e, u in units.items():
+        lengths = np.diff(np.r_[starts[e], len(u.rows)])
+        amount[e] = np.where(np.repeat(u.amount_ns > 0, lengths), own.amount_ns[u.rows], 0)
+    found = incidents_of({e: of[u.rows] for e, u in units.items()}, amount, 1, stalls)
+    out = {}
+    for e, u in units.items():
+        left, sure = (np.add.reduceat(ns, starts[e]) if len(ns) else ns for ns in found[e])
+        out[e] = u._replace(amount_ns=left, sure_ns=sure, open_ns=left + u.open_ns)
+    return out
 
 
 def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -68,7 +68,7 @@ def test_in_a_flood_the_agent_settles_at_its_limits(
         told += len(seq)
         whole += int((np.diff(seq) == 4).sum()) + 1
     print(f"history: {len(files)} files, {len(seen)} of {PAIRS} pairs, {told} messages, {told - whole} gaps")
-    assert seen  # at the sparsest one pair of 64: how many are kept above that depends on the machine
+    assert len(seen) > 0.1 * PAIRS  # the sparsest sampling keeps one of 64
     assert told - whole <= 0.01 * told
     sampled = status["losses"]["sampled_out"] > 0
     assert sampled == any("sampled_out" in each.info.skipped for each in tables)

@@ -243,6 +243,9 @@ def test_a_full_disk_stops_the_history_until_there_is_space(
         run("umount", "-l", str(small))
 
 
+SAMPLED = "of the pairs of hosts only"
+
+
 def test_a_flood_costs_detail_and_detail_comes_back(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
     """The ceiling makes the capture wait, which is counted and said. That it keeps to the figure is shown
     without a machine's speed in tests/test_agent_budget.py; here it is printed."""
@@ -251,13 +254,13 @@ def test_a_flood_costs_detail_and_detail_comes_back(pair: Pair, nccl: list[Path]
         before_s, start_s = cpu_of(agent), time.monotonic()
         for _ in range(20):  # a busy machine may send slowly
             pair.send(pair.a, "west", *nccl * 12)
-            if len(agent.events("degraded")) > 1:
+            if any(SAMPLED in event["text"] for event in agent.events("degraded")):
                 break
         used = (cpu_of(agent) - before_s) / (time.monotonic() - start_s)
         print(f"{used:.1%} of a core used in the flood, 5 % allowed")
         agent.wait(lambda: agent.events("restored"))
         assert "messages only" in agent.events("degraded")[0]["text"]
-        assert "of the pairs of hosts only" in agent.events("degraded")[1]["text"]
+        assert any(SAMPLED in event["text"] for event in agent.events("degraded")[1:])
         status = agent.status()
         assert status["losses"]["ring_full"] > 0
         assert (status["degraded"], status["fidelity"]) == (None, "packets")
@@ -346,7 +349,7 @@ def test_a_clock_that_is_set_while_it_runs(pair: Pair, nccl: list[Path], tmp_pat
 
 @pytest.mark.long
 def test_ten_thousand_interfaces(pair: Pair, nccl: list[Path], tmp_path: Path) -> None:
-    """A host of many containers: those that carry nothing are listed, and hold nothing up."""
+    """A host of many containers: they cost one capture nothing."""
     many = "".join(f"link add va{k} type veth peer name vb{k}\n" for k in range(5000))
     subprocess.run(["ip", "-n", pair.b, "-batch", "-"], input=many, text=True, check=True, timeout=300)
     listed = pair.dpuflow(pair.b, "capture", "-D")
@@ -356,3 +359,9 @@ def test_ten_thousand_interfaces(pair: Pair, nccl: list[Path], tmp_path: Path) -
         sent = pair.send(pair.a, "west", *nccl, rate=20000)
         agent.wait(lambda: agent.status()["losses"].get("seen", 0) >= sent, 60)
         assert agent.status()["interfaces"] == {"east": True}
+        time.sleep(5)
+        before_s, at_s = cpu_of(agent), time.monotonic()
+        time.sleep(10)
+        used = (cpu_of(agent) - before_s) / (time.monotonic() - at_s)
+        print(f"{used:.1%} of a core beside ten thousand interfaces")
+        assert used < 0.2

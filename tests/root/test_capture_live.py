@@ -159,18 +159,21 @@ def test_nothing_stays_attached_after_sigkill(pair: Pair, tmp_path: Path, hook: 
     if not shutil.which("bpftool"):
         pytest.skip("no bpftool, which shows what is attached")
 
-    def ours() -> set[str]:
-        shown = run("bpftool", "prog", "show")
-        return {line.split(":")[0] for line in shown.splitlines() if " dpuflow_" in line}
+    def loaded(ids: set[str]) -> set[str]:
+        """Those of ``ids`` that the kernel has."""
+        return {line.split(":")[0] for line in run("bpftool", "prog", "show").splitlines()} & ids
 
-    before = ours()
     with pair.capturing(pair.b, "-i", "east", "--hook", hook) as capture:
-        assert ours() - before
+        files = Path(f"/proc/{capture.process.pid}/fdinfo").iterdir()
+        lines = [line.split() for file in files for line in file.read_text().splitlines()]
+        own = {words[1] for words in lines if words[:1] == ["prog_id:"]}
+        assert own
+        assert loaded(own) == own
         capture.end(signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while ours() - before and time.monotonic() < deadline:
+    while loaded(own) and time.monotonic() < deadline:
         time.sleep(0.1)  # the kernel frees programs a little later
-    assert not ours() - before
+    assert not loaded(own)
 
 
 def test_what_others_have_attached_stays(pair: Pair, tmp_path: Path) -> None:

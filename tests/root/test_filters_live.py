@@ -22,6 +22,7 @@ from dpuflow.live.afpacket import filter_words
 from dpuflow.live.base import object_path
 from dpuflow.live.options import LiveOptions
 from dpuflow.live.ring import Ring
+from dpuflow.live.sampling import SampleMap
 
 VLAN_TAG = b"\x81\x00\x61\x2c"  # priority 3, id 300
 V6 = "2001:db8::1"
@@ -124,7 +125,9 @@ def test_the_program_judges_as_its_twin(
     ring = Ring(1 << 20, 1 << 14)
     settings = options.settings(0, 0)
     ring.set(settings)
-    loaded = libbpf.Loaded(object_path(), (program,), settings, ring.maps())
+    sampling = SampleMap(options.below)
+    maps = ring.maps() | {"sampling": sampling.fd}
+    loaded = libbpf.Loaded(object_path(), (program,), settings, maps)
     wanted, found = filter_words(options), np.zeros(2, np.int64)
     tally = np.zeros(ring_kernel.D_SIZE, np.int64)
     tally[ring_kernel.D_LEFT] = 1 << 60
@@ -146,6 +149,7 @@ def test_the_program_judges_as_its_twin(
         seen.add(name)
         before = after
     loaded.close()
+    sampling.close()
     ring.close()
     assert "captured" in seen
     assert len(seen) > 1 or choice == {"protocols": ("any",)}

@@ -12,6 +12,7 @@ from network import HERE, Pair, inside, run
 
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import ring as kernel
+from dpuflow.live import libbpf
 from dpuflow.live.capture import LiveCapture
 from dpuflow.live.options import LiveOptions
 
@@ -83,6 +84,31 @@ def test_modes_change_while_packets_come_and_each_packet_is_counted_once(
     assert counters["sampled_out"] > 0
     assert (counters["folded"] > 0) == (backend == "ebpf")
     assert counters["ring_full"] == counters["unreadable"] == 0
+
+
+@pytest.mark.parametrize("hook", ["tcx", "clsact", "xdp"])
+def test_another_share_of_the_pairs_needs_no_other_programs(
+    pair: Pair,
+    nccl: list[Path],
+    start: Callable[..., LiveCapture],
+    hook: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The verifier took a tenth of a second for each, of a budget that sampling was to keep."""
+    capture = start(hook=hook)
+    capture.switch(mode="messages")
+    loaded = []
+    monkeypatch.setattr(libbpf, "Loaded", lambda *_: loaded.append(1))
+    left_out = []
+    for sample in (16, 2.25, 16, 0):
+        capture.switch(sample=sample)
+        before = capture.backend.counters()[0]["sampled_out"]
+        sent = pair.send(pair.a, "west", *nccl)
+        left_out.append((capture.backend.counters()[0]["sampled_out"] - before) / sent)
+    assert not loaded
+    assert left_out[0] == left_out[2] > 0.9
+    assert left_out[3] == 0
+    assert capture.options.sample == 0
 
 
 def test_a_mode_that_cannot_be_leaves_all_as_it_was(

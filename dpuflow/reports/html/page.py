@@ -13,7 +13,7 @@ from dpuflow.reports.html.heat import heat_map
 from dpuflow.reports.html.markup import Markup, tag
 from dpuflow.reports.html.opened import opened
 from dpuflow.reports.html.timeline import timeline
-from dpuflow.reports.html.told import about, findings, unseen, verdict, worst_findings
+from dpuflow.reports.html.told import about, findings, verdict, worst_findings
 from dpuflow.reports.html.traffic import traffic
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import replacing
@@ -54,7 +54,7 @@ def document(result: Analysis, *parts: object) -> str:
 
 
 def first_screen(result: Analysis, entries: EntryColumns, names: Names) -> Markup:
-    """Verdict, time line, the worst findings, what was not seen."""
+    """Verdict with what was not seen, time line, the worst findings."""
     line = timeline(result, entries, names)
     return tag(
         "header",
@@ -62,7 +62,6 @@ def first_screen(result: Analysis, entries: EntryColumns, names: Names) -> Marku
         verdict(result, names),
         line,
         worst_findings(result),
-        unseen(result),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow import __version__
 from dpuflow.quantities import count, duration
+from dpuflow.reports.headline import STUCK
 from dpuflow.reports.html.figures import in_rank_seconds, share, told
 from dpuflow.reports.html.markup import Markup, figure, join, tag
 from dpuflow.reports.layout import Paint, unwrapped
@@ -27,17 +28,20 @@ MOST_FINDINGS: Final = 100
 MOST_EVIDENCE: Final = 4
 MOST_DETAILS: Final = 14
 LONGEST_UNSEEN: Final = 300
+LONG_TITLE: Final = 60
+"""Characters from which on a headline is set smaller."""
 THROUGHOUT: Final = 0.95
 """What lasts for this share of the job is there from beginning to end."""
 
 
 def verdict(result: Analysis, names: Names) -> Markup:
-    """Headline and what the terminal says below it."""
+    """Headline, what the terminal says below it, and what was not seen."""
     with unwrapped():
         headline, *details = list(verdict_lines(result, names, Paint(True)))
     style, headline = _style(headline)
     said = [tag("li", *_keyed(line.strip())) for line in details[:MOST_DETAILS]]
-    return tag("div", tag("h1", headline), tag("ul", *said) if said else "", class_=f"answer {style}")
+    title = tag("h1", headline, class_="long" if len(headline) > LONG_TITLE else None)
+    return tag("div", title, tag("ul", *said, tag("li", *_unseen(result))), class_=f"answer {style}")
 
 
 def _style(line: str) -> tuple[str, str]:
@@ -85,7 +89,7 @@ def worst_findings(result: Analysis) -> Markup:
     return tag("div", tag("h2", "Worst findings"), tag("ol", *items), more, class_="worst")
 
 
-def unseen(result: Analysis) -> Markup:
+def _unseen(result: Analysis) -> list[object]:
     """What these captures cannot show, in brief: as much of a verdict as its grounds."""
     said = [clean(each, LONGEST_UNSEEN) for each in result.limits[:1]]
     left = len(result.limits) - len(said)
@@ -93,14 +97,8 @@ def unseen(result: Analysis) -> Markup:
     more = [f"{left:,} more"] if left else []
     more += [f"{count(dark, 'condition')} not judged"] if dark else []
     link = tag("a", ", ".join(more) or "What was looked for", href="#limits")
-    return tag(
-        "p",
-        tag("b", "Not seen: "),
-        *(said or ["the captures have no gap that dpuflow knows of."]),
-        " ",
-        link,
-        class_="brief unseen",
-    )
+    known = said or ["the captures have no gap that dpuflow knows of."]
+    return [tag("b", "not seen"), ": ", *known, " ", link]
 
 
 def findings(result: Analysis, names: Names) -> Markup:
@@ -144,6 +142,8 @@ def _when(result: Analysis, each: Finding) -> str:
     first = min(call.start_ns for call in result.collectives)
     last = max(call.end_ns for call in result.collectives)
     begin, end = (min(max(at, first), last) - first for at in (each.start_ns, each.end_ns))
+    if each.condition in STUCK:
+        return f", since {duration(begin)}"
     if end - begin > THROUGHOUT * (last - first):
         return ", throughout"
     return f", from {duration(begin)} to {duration(end)}"

@@ -61,6 +61,8 @@ class Agent:
         except (OSError, ValueError, DpuflowError, RecursionError) as error:
             cause = getattr(error, "reason", error)
             reason = clean(str(getattr(cause, "strerror", None) or cause) or type(error).__name__, 120)
+            if getattr(error, "code", None) == 404:
+                reason = "no agent's API is at this address; a fleet has none: name one of its agents"
             since = duration(int((time.monotonic() - self._answered_s) * 1e9))
             return replace(self._last, away=f"no answer for {since}: {reason}; still asking")
         return self._last

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.keys.faults import CrossTraffic, Flap, Late, Pause
-from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, PrefillDecode, Service
+from dpuflow.synth.keys.faults import CrossTraffic, Desync, Flap, Late, Pause, Stop
+from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, Experts, PrefillDecode, Service
 
 if TYPE_CHECKING:
     from dpuflow.synth.scenario import Scenario
@@ -23,6 +23,13 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
                 return f"faults[{i}].mode", f"{fault.mode} needs a rank"
             if fault.mode == "transient" and fault.iterations is None:
                 return f"faults[{i}].mode", "transient needs iterations"
+        if isinstance(fault, Stop) and isinstance(scenario.job, (PrefillDecode, Service)):
+            return f"faults[{i}].kind", "caches and requests go on in this job: take loop, training or decode"
+        if isinstance(fault, Desync) and isinstance(scenario.job, Experts):
+            return (
+                f"faults[{i}].kind",
+                "tokens have no one size that a rank could get wrong: take another job",
+            )
         for name in ("node", "src", "dst"):
             node = getattr(fault, name, None)
             if node is not None and node >= cluster.nodes:

@@ -60,6 +60,27 @@ class SlowGpu(Fault):
 
 
 @dataclass(kw_only=True)
+class Stop:
+    """Common to what makes the job stand still while captures go on."""
+
+    rank: int = setting(MISSING, "which rank", low=0)
+    iteration: int = setting(MISSING, "in which iteration", low=0)
+    us: float = setting(200_000.0, "for how long captures go on after that, us", low=0)
+
+
+@dataclass(kw_only=True)
+class Hang(Stop, Fault):
+    """A rank takes no part from an iteration on: its peers wait in their next operation."""
+
+
+@dataclass(kw_only=True)
+class Desync(Stop, Fault):
+    """A rank passes another size to an iteration's first operation, and takes no part after it."""
+
+    bytes: int = setting(MISSING, "what it passes", low=1)
+
+
+@dataclass(kw_only=True)
 class SlowInput(Fault):
     """A service's ranks begin a prompt late: copies to the device, tokenising, scheduling."""
 
@@ -152,6 +173,8 @@ Fault.KINDS = {
     "slow_host": SlowHost,
     "slow_receiver": SlowReceiver,
     "slow_gpu": SlowGpu,
+    "hang": Hang,
+    "desync": Desync,
     "slow_input": SlowInput,
     "nvlink": Nvlink,
     "slow_pcie": SlowPcie,

@@ -1,0 +1,165 @@
+"""Messages that follow the last operation a group finished, and who of a stopped job waits for whom.
+
+In: exchanges, collectives, until when captures go on. Out: stopped parts of the job, with who waits and who
+is missing. A receiver that granted waits for the data; where that names nobody, those that took part wait for
+those that did not. Who waits for another is itself kept: missing is who began nothing, and is waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpuflow.arrays.components import connected
+from dpuflow.schema.rows import NEVER, NONE32
+from dpuflow.verdicts.pauses import TWICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.findings.case import Case
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+
+class Rest(NamedTuple):
+    """What a group began after its last whole operation; times in ns on the reference clock."""
+
+    group: int
+    last: int  # the number of that operation among all
+    finished: int  # how many the group finished
+    quiet_ns: int  # for so long nothing may follow, were it to go on
+    rows: Ints  # EXCHANGE rows
+    acted: frozenset[int]  # endpoints that sent or granted
+    absent: frozenset[int]  # those that would first of all, as in the operation before
+    waits: frozenset[tuple[int, int]]  # who granted, and who has not sent
+
+
+class Stopped(NamedTuple):
+    """A part of the job that stands still."""
+
+    rest: Rest  # where a missing rank would be, else any
+    missing: list[int]  # empty where that cannot be told
+    waiting: list[int]
+    began_ns: int
+    ended_ns: int  # the last sign of any of them
+    rows: Ints
+
+
+def find_stopped(case: Case, until: Mapping[int, int]) -> Iterator[Stopped]:
+    """The parts of the job, each of groups that share endpoints, that began what nobody finished.
+
+    ``until``: when each endpoint's capture ends; for those without one that of all counts.
+    """
+    explained = _signs(case.exchanges, np.concatenate([i.rows for i in case.instances]))
+    rests = [
+        rest for group in range(len(case.inferred.groups)) if (rest := _rest_of(case, group)) is not None
+    ]
+    for part in connected(rests, lambda rest: case.inferred.groups[rest.group]):
+        rows = np.unique(np.concatenate([rest.rows for rest in part]))
+        ends = {end for rest in part for end in case.inferred.groups[rest.group]}
+        src, dst, last = explained
+        touching = np.isin(src, list(ends)) | np.isin(dst, list(ends))
+        ended = max(int(_last_signs(case.exchanges[rows]).max()), int(last[touching].max(initial=0)))
+        goes_on = min(until.get(end, case.joined.end_ns) for end in ends)
+        if goes_on < ended + max(rest.quiet_ns for rest in part):
+            continue
+        acted = frozenset().union(*(rest.acted for rest in part))
+        missing = _missing(part, acted)
+        if not missing and not any(rest.waits for rest in part):
+            continue  # all took part, and nobody lacks anything: it was finished, whatever it was
+        rest = next((rest for rest in part if rest.absent & missing), part[0])
+        began = int(_first_signs(case.exchanges[rows]).min())
+        yield Stopped(rest, sorted(missing), sorted(acted - missing), began, ended, rows)
+
+
+def _rest_of(case: Case, group: int) -> Rest | None:
+    """What a group began and did not finish; None where too few came before, or nothing after."""
+    entries, exchanges = case.inferred.entries, case.exchanges
+    numbers = np.flatnonzero(case.inferred.group_of == group)
+    numbers = numbers[entries.whole[entries.offsets[numbers]]]
+    if len(numbers) < TWICE + 1:
+        return None
+    starts = np.array([_first_signs(exchanges[case.instances[n].rows]).min() for n in numbers.tolist()])
+    numbers, starts = numbers[np.argsort(starts, kind="stable")], np.sort(starts)
+    done = np.concatenate([case.instances[n].rows for n in numbers.tolist()])
+    rows = _after(exchanges, done)
+    rows = rows[_first_signs(exchanges[rows]) > starts[-1]]
+    if not len(rows):
+        return None
+    rest, last = exchanges[rows], exchanges[case.instances[numbers[-1]].rows]
+    granted = rest["grant_ns"] != NEVER
+    pending = rest[granted & (rest["data_ns"] == NEVER)]
+    acted = _acting(rest)
+    return Rest(
+        group,
+        int(numbers[-1]),
+        len(numbers),
+        TWICE * int(np.diff(starts).max()),
+        rows,
+        acted,
+        _free(case.instances[numbers[-1]], last) - acted,
+        frozenset(zip(pending["dst"].tolist(), pending["src"].tolist(), strict=True)),
+    )
+
+
+def _after(exchanges: Rows, done: Ints) -> Ints:
+    """Rows that come later than all of ``done`` in their direction of a connection of these."""
+    connection, src, order = (exchanges[name].astype(np.int64) for name in ("connection", "src", "order"))
+    key = connection * (int(src.max(initial=0)) + 1) + src
+    known, place = np.unique(key[done], return_inverse=True)
+    last = np.full(len(known), -1)
+    np.maximum.at(last, place, order[done])
+    at = np.minimum(np.searchsorted(known, key), len(known) - 1)
+    return np.flatnonzero((known[at] == key) & (order > last[at]))
+
+
+def _acting(rows: Rows) -> frozenset[int]:
+    """Endpoints that sent data or granted it."""
+    sent, granted = rows["src"][rows["data_ns"] != NEVER], rows["dst"][rows["grant_ns"] != NEVER]
+    return frozenset(sent.tolist()) | frozenset(granted.tolist())
+
+
+def _free(instance: Instance, rows: Rows) -> frozenset[int]:
+    """Endpoints that acted in a collective, and whose acts there (``rows``) wait for nobody unseen."""
+    sends, grants = ({instance.order[row] for row in found} for found in instance.undated_rows())
+    sent, granted = rows["src"][rows["data_ns"] != NEVER], rows["dst"][rows["grant_ns"] != NEVER]
+    captured = {end for end in instance.order if instance.was_captured(end)}
+    own = captured & _acting(rows)
+    return frozenset(own | (set(sent.tolist()) - sends) | (set(granted.tolist()) - grants))
+
+
+def _missing(part: Sequence[Rest], acted: frozenset[int]) -> frozenset[int]:
+    """Who is waited for and began nothing anywhere."""
+    absent = frozenset().union(*(rest.absent for rest in part)) - acted
+    waited = frozenset(src for rest in part for _, src in rest.waits)
+    return absent & waited or absent
+
+
+def _first_signs(rows: Rows) -> Ints:
+    times = np.stack([rows[name] for name in ("offer_ns", "grant_ns", "data_ns", "arrived_ns")])
+    first: Ints = np.where(times == NEVER, np.iinfo(np.int64).max, times).min(axis=0)
+    return first
+
+
+def _last_signs(rows: Rows) -> Ints:
+    names = ("offer_ns", "grant_ns", "data_end_ns", "arrived_end_ns")
+    last: Ints = np.maximum.reduce([rows[name] for name in names])  # NEVER is before all others
+    return last
+
+
+def _signs(exchanges: Rows, rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Senders, receivers and last signs."""
+    picked = exchanges[rows]
+    return picked["src"], picked["dst"], _last_signs(picked)
+
+
+def evidence_rows(rows: Rows) -> list[int]:
+    """TRANSFER rows of data, else of grants."""
+    shown = np.where(rows["data"] != NONE32, rows["data"], rows["grant"])
+    return [int(row) for row in shown[shown != NONE32]]

@@ -1,0 +1,208 @@
+"""The first line of the text report: who was late, or how far an all-clear goes.
+
+In: an ``Analysis`` and who of it is late. Out: one line and its colour.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from dpuflow.quantities import count, duration, listed, percent
+from dpuflow.reports.sampled import sampled_one_of
+from dpuflow.verdicts.pauses import worked_ns
+from dpuflow.verdicts.persistence import CRITICAL_SHARE, is_material
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpuflow.reports.names import Names
+    from dpuflow.results import Analysis, Finding, Lateness
+
+STUCK = ("desync", "hang")
+"""Findings of a job that stands still."""
+FEWEST_TIMES = 3
+"""As of the verdict "intermittent": fewer are no habit."""
+MOST_INCIDENTS = 2
+"""Endpoints whose single incidents an all-clear tells."""
+
+
+def stuck_in(result: Analysis) -> Finding | None:
+    """Why the job stands still, if it does."""
+    return next((each for each in result.findings if each.condition in STUCK), None)
+
+
+def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str, str]:
+    stuck = stuck_in(result)
+    if stuck is not None:
+        return f"{stuck.condition.upper()}: {stuck.summary}", "bad"
+    if late:
+        told = [row for row in late if row.cause != "unknown"]
+        style = "bad" if told and told[0].verdict == "late" else "warn"
+        if len(told) == len(late):
+            return late_headline(told, names), style
+        unclear = listed([names.short(row.endpoint) for row in late if row.cause == "unknown"])
+        add = "cannot be told from the nodes captured. Add the captures of the other nodes."
+        if told:
+            return (
+                f"{late_headline(told, names)} Messages of {unclear} came late, too: whether it or the"
+                f" network kept them {add}"
+            ), style
+        return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network kept them {add}", style
+    if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
+        one_of = sampled_one_of(result)
+        if one_of is not None:
+            return (
+                f"NO VERDICT: about 1 in {one_of:.3g} packets was captured (sampling), too few to follow"
+                " messages. Rates and ECN marks are below."
+            ), "warn"
+        if result.collectives:
+            text = "NO VERDICT: transfers but no collectives were found, so nobody can be called late."
+        else:
+            text = "NO VERDICT: no collectives were found, so nobody can be called late."
+        return text + _add_captures(result), "warn"
+    if not result.lateness:
+        return "NO VERDICT: of no rank is it told how late it was.", "warn"
+    perhaps = perhaps_late(result)
+    if perhaps:
+        who = listed([names.short(row.endpoint) for row in perhaps], 3, "or")
+        return (
+            f"{who}, OR ONE THAT {'IT WAITS' if len(perhaps) == 1 else 'THEY WAIT'} FOR, CAME LATE. Which of"
+            f" them, and why, cannot be told from the nodes captured.{_add_captures(result)}"
+        ), "warn"
+    return _clear_headline(result, names)
+
+
+def late_headline(late: list[Lateness], names: Names) -> str:
+    """Who is late, and how steadily."""
+    persistent = [row for row in late if row.verdict == "late"]
+    rotating = [row for row in late if row.steadiness == "rotating"]
+    if len(rotating) == len(late) > 1:
+        return f"LATE IN TURN: {listed([names.short(row.endpoint) for row in late])}."
+    if persistent:
+        who = [names.long(row.endpoint) for row in persistent]
+        rest = [names.short(row.endpoint) for row in late if row not in persistent]
+        return f"LATE: {listed(who, 4)}." + (f" Now and then also {listed(rest)}." if rest else "")
+    return f"LATE NOW AND THEN: {listed([names.long(row.endpoint) for row in late], 4)}."
+
+
+def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
+    """Where nobody is said to be late: how far that goes, and of whom it is not said."""
+    blind = [row for row in result.lateness if row.verdict == "unknown"]
+    limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
+    beyond = f" by more than {duration(limit)} a step" if limit else ""
+    if blind and len(blind) == len(result.lateness):
+        return f"COULD NOT BE JUDGED: {_why_blind(result, blind)}.{_add_captures(result)}", "warn"
+    if blind:
+        who = listed([names.short(row.endpoint) for row in blind])
+        # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
+        behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
+        why = "entered late, too rarely or not provably by its own doing."
+        waited = f" {listed(behind)} {why}" if behind else ""
+        once = _incidents(result, names, [row.endpoint for row in blind])
+        if once:
+            once = once.replace(f"{who} ", "late ") if len(blind) == 1 else once  # named once is enough
+            return (
+                f"NOBODY SEEN LATE of its own doing as a rule{beyond}, but {who} could not be judged: {once},"
+                f" and too little was captured to call that a habit or none.{_add_captures(result)}"
+            ), "warn"
+        return (
+            f"NOBODY SEEN LATE of its own doing{beyond}, but {who} could not be judged:"
+            f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
+        ), "warn"
+    hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
+    if hidden >= CRITICAL_SHARE:
+        return (
+            f"NOBODY SEEN LATE of its own doing{beyond}, but {percent(hidden)} of the time is unexplained."
+            f"{_add_captures(result)}"
+        ), "warn"
+    if _partly(result):
+        return (f"NOBODY SEEN LATE{beyond}, but not every rank was captured.{_add_captures(result)}"), "warn"
+    once = _incidents(result, names)
+    if once:
+        return f"NOBODY WAS LATE OF ITS OWN DOING as a rule{beyond}; {once}.", "good"
+    return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
+
+
+def _incidents(result: Analysis, names: Names, of_all: Sequence[int] = ()) -> str:
+    """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
+
+    Of each endpoint the times beyond what would have been named, had it come step after step; nothing where
+    one ``of_all`` has none.
+    """
+    limit = {row.endpoint: row.detectable_ns for row in result.lateness if row.detectable_ns}
+    late: dict[int, list[int]] = {}
+    for collective in result.collectives:
+        for entry in collective.ranks if collective.complete else ():
+            known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
+            if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
+                late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
+    told: list[str] = []
+    if not late.keys() >= set(of_all):
+        return ""
+    late = {endpoint: times for endpoint, times in late.items() if not of_all or endpoint in of_all}
+    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
+        often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
+        told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
+    more = f", and {len(late) - len(told)} more" if len(late) > len(told) else ""
+    return listed(told) + more if told else ""
+
+
+def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
+    """Why nothing is said of these ranks: most of their times are not told, or too much would be hidden."""
+    hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
+    if 2 * len(hidden) > len(blind):
+        step = [steps.step_ns for steps in result.steps]
+        of = f" (a step takes {duration(median(step))})" if step else ""
+        return f"lateness below {duration(median(hidden))} a step would go unnoticed{of}"
+    whose = "its" if len(blind) == 1 else "their"
+    told = sum(row.told.exact + row.told.bounded for row in blind)
+    total = told + sum(row.told.untold for row in blind)
+    if 2 * told >= total > 0:
+        return f"too few of {whose} entry times are known closely enough"
+    cut = sum(not each.complete for each in result.collectives if each.op != "send_recv")
+    ends = {row.endpoint for row in blind}
+    mine = [c for c in result.collectives if any(entry.endpoint in ends for entry in c.ranks)]
+    if all(each.op == "send_recv" for each in mine):
+        return f"{whose} messages belong to no collective"
+    known = f"only {told:,}" if told else "none"
+    text = f"{known} of {whose} {total:,} entry times {'are' if told > 1 else 'is'} known"
+    text += f", {count(cut, 'collective')} only partly captured" if cut else ""
+    lost = any(finding.condition == "capture_loss" for finding in result.findings)
+    return text + (", the captures lost packets" if lost else "")
+
+
+def perhaps_late(result: Analysis) -> list[Lateness]:
+    """Endpoints that came last, or wait for one that did, at a cost: a habit, and 1 % of the time."""
+    import numpy as np
+
+    end = max((c.end_ns for c in result.collectives), default=0)
+    span = worked_ns(np.array([c.start_ns for c in result.collectives], np.int64), end)
+    cost = {row.endpoint: row.perhaps_last * (row.perhaps_ns or 0) for row in result.lateness}
+    found = [
+        row
+        for row in result.lateness
+        if row.verdict not in ("late", "intermittent")
+        and row.perhaps_last >= FEWEST_TIMES
+        and is_material(cost[row.endpoint], span)
+    ]
+    most = max((cost[row.endpoint] for row in found), default=0)
+    # Others that wait for the same one come late more seldom, or by less.
+    return sorted(
+        (row for row in found if 2 * cost[row.endpoint] >= most), key=lambda row: -cost[row.endpoint]
+    )
+
+
+def _partly(result: Analysis) -> bool:
+    """Whether some ranks were seen in part only: those may have been late unseen."""
+    return any(row.relative_to is not None for row in result.lateness)
+
+
+def _add_captures(result: Analysis) -> str:
+    """What to do where captures at some nodes only, or cut ones, are why so little can be told."""
+    cut = next((line for line in result.limits if line.startswith("Raise the snap length")), None)
+    if cut is not None:
+        return f" NCCL's clear-to-send entries were cut off: {cut[0].lower()}{cut[1:].partition(':')[0]}."
+    if _partly(result) or any(line.startswith("Not captured at their own nodes") for line in result.limits):
+        return " Add the captures of the other nodes."
+    return ""

@@ -1,0 +1,99 @@
+"""Jobs that stand still: who is missing sends nothing, others wait, captures go on, and the truth says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synth_worlds import loop, records, settings
+
+from dpuflow.analysis import analyze
+from dpuflow.errors import OptionError
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
+from dpuflow.synth.world import play
+
+REDUCE = "op: all_reduce, bytes: 1MiB"
+LLDP = b"\x88\xcc"
+
+
+def stopped(**fault: Any) -> dict[str, Any]:
+    faults = [{"rank": 2, "iteration": 3, **fault}]
+    return {"cluster": {"nodes": 4}, "faults": faults, "observation": {"compress": False}}
+
+
+def test_who_hangs_sends_nothing_more_and_the_others_wait(tmp_path: Path) -> None:
+    scenario = loop(REDUCE, settings(**stopped(kind="hang", us=50_000)), iterations=6)
+    write_case(scenario, str(tmp_path))
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    assert truth["conditions"] == [{"condition": "hang", "ranks": [2]}]
+    assert [row["iter"] for row in truth["collectives"]] == [0, 1, 2]
+    assert truth["unfinished"] == [
+        {"op": "all_reduce", "bytes": 1 << 20, "ranks": [0, 1, 2, 3], "entered": [0, 1, 3]}
+    ]
+    left = max(truth["collectives"][-1]["leave_ns"])
+    for node in range(4):
+        *job, (last_ns, last) = list(records(tmp_path / f"node{node}.pcap"))
+        assert bytes(last[12:14]) == LLDP
+        mine = bytes((10, 0, 0, node + 1))
+        # What acknowledges what came is the NIC's own doing.
+        sent = [ns for ns, frame in job if bytes(frame[26:30]) == mine and frame[42] != 0x11]
+        assert (sent[-1] > left) == (node != 2)
+        assert last_ns - job[-1][0] >= 49_000_000
+
+
+def test_who_passes_another_size_is_alone_with_it(tmp_path: Path) -> None:
+    scenario = loop(REDUCE, settings(**stopped(kind="desync", bytes=4 << 20)), iterations=6)
+    write_case(scenario, str(tmp_path))
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    assert truth["conditions"] == [{"condition": "desync", "ranks": [2]}]
+    assert [row["iter"] for row in truth["collectives"]] == [0, 1, 2]
+    entered = {row["bytes"]: row["entered"] for row in truth["unfinished"]}
+    assert entered[4 << 20] == [2]
+    assert entered[1 << 20] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("kind", ["decode", "training", "experts"])
+def test_other_jobs_stand_still_too(kind: str) -> None:
+    job = {"kind": kind, "steps": 4} if kind != "decode" else {"kind": kind, "tokens": 4, "layers": 1}
+    text = json.dumps({"name": "x", "job": job, **stopped(kind="hang")})
+    world = play(parse_scenario(text, "x"))
+    waiting = [work for work in world.works if work.enter_ns and not work.finished]
+    assert waiting
+    assert all(2 not in work.leave_ns for work in waiting)
+
+
+@pytest.mark.parametrize(
+    ("job", "fault", "says"),
+    [
+        ("prefill_decode", {"kind": "hang"}, "caches and requests go on"),
+        ("experts", {"kind": "desync", "bytes": 4096}, "no one size"),
+    ],
+)
+def test_what_cannot_stand_still_is_said(job: str, fault: dict[str, Any], says: str) -> None:
+    text = json.dumps({"name": "x", "job": {"kind": job}, **stopped(**fault)})
+    with pytest.raises(OptionError, match=says):
+        parse_scenario(text, "x")
+
+
+def found(folder: Path, nodes: str = "*") -> list[tuple[str, list[str]]]:
+    """The findings of jobs that stand still, with their addresses, of the captures of ``nodes``."""
+    result = analyze([str(file) for file in sorted(folder.glob(f"node{nodes}.pcap"))])
+    told = [each for each in result.findings if each.condition in ("hang", "desync")]
+    return [(each.condition, [result.endpoints[end].address for end in each.endpoints]) for each in told]
+
+
+@pytest.mark.parametrize("nodes", ["*", "[01]", "3"])
+def test_who_is_missing_over_roce_is_named(tmp_path: Path, nodes: str) -> None:
+    write_case(loop(REDUCE, settings(**stopped(kind="hang")), iterations=6), str(tmp_path))
+    assert found(tmp_path, nodes) == [("hang", ["10.0.0.3"])]
+
+
+def test_captures_that_end_in_mid_operation_over_roce_show_no_hang(tmp_path: Path) -> None:
+    write_case(loop(REDUCE, settings(**stopped(kind="hang")), iterations=6), str(tmp_path))
+    for file in tmp_path.glob("node*.pcap"):
+        *_, (_, last) = records(file)
+        file.write_bytes(file.read_bytes()[: -len(last) - 16])
+    assert not found(tmp_path)
