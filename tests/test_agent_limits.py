@@ -60,17 +60,23 @@ class World:
     memory: list[float] = field(default_factory=list)
     orders: list[Orders] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        draw = random.Random(self.seed)
+        self._places = [draw.random() for _ in range(self.pairs)]
+        self._weights = [draw.uniform(0.5, 1.5) for _ in self._places]
+
     def run(self, duration_s: int, governor: Governor) -> None:
         draw = random.Random(self.seed)
-        places = [draw.random() for _ in range(self.pairs)]
-        weights = [draw.uniform(0.5, 1.5) for _ in places]
         for _ in range(duration_s):
             orders = governor.orders
-            kept = sum(w for w, p in zip(weights, places, strict=True) if p < 0.5**orders.sample)
-            share = kept / sum(weights)
-            load = self.packets * share * draw.uniform(1 - self.burst, 1 + self.burst)
+            load = self.packets * self.kept(orders.sample) * draw.uniform(1 - self.burst, 1 + self.burst)
             governor.look(self.second(orders, load), 1.0)
             self.orders.append(governor.orders)
+
+    def kept(self, sample: float) -> float:
+        """Share of the packets that are of the pairs kept: of few pairs it may be more than nominal."""
+        weights = self._weights
+        return sum(w for w, p in zip(weights, self._places, strict=True) if p < 0.5**sample) / sum(weights)
 
     def second(self, orders: Orders, load: float) -> Use:
         cpu = self.limits.cpu
@@ -90,7 +96,7 @@ class World:
         capture = min(want * cost, room * cost, max(cpu - self.others - ANALYSIS_SHARE * cpu, 0.25 * cpu))
         left = max(cpu - self.others - capture, 0.0)
         analysis = min(max(self.debt_s, 0.0), left)
-        self.debt_s -= left if self.debt_s > 0 else 0.0
+        self.debt_s -= analysis
         capture = min(want * cost, room * cost, max(cpu - self.others - analysis, 0.0))
         taken = capture / cost
         ring = 0.5 / cost * 0.1
@@ -146,12 +152,12 @@ def outrun() -> World:
 def test_in_a_flood_the_agent_settles_at_its_limits(world: World) -> None:
     """Memory is never above its ceiling; CPU lies between 70 and 100 % of its own; pairs kept are whole."""
     governor = Governor(world.limits, "packets", 0, 10.0, folds=True, base=BASE)
-    most = 0.5**world.limits.max_sample
     world.run(480, governor)
     assert max(world.memory) <= world.limits.memory
     steady = slice(SETTLED_S, None)
     least_s = world.packet_s * world.folding + world.messages_a_packet * world.message_s
-    if world.packets * most * least_s + world.others > 0.9 * world.limits.cpu:
+    least = world.kept(world.limits.max_sample)
+    if world.packets * least * least_s + world.others > 0.9 * world.limits.cpu:
         return  # more than the sparsest sampling can do
     minutes = [world.used[at : at + 60] for at in range(SETTLED_S, 480 - 59, 60)]
     means = [sum(minute) / 60 for minute in minutes]
@@ -159,8 +165,8 @@ def test_in_a_flood_the_agent_settles_at_its_limits(world: World) -> None:
     room_bound = world.orders[-1].room < 4 * FEWEST_MESSAGES or any(
         "memory" in (orders.reason or "") for orders in world.orders[steady]
     )
-    if not room_bound and world.orders[-1].sample > 0:  # 0.7 but in rare worlds
-        assert min(means) >= 0.6 * world.limits.cpu
+    if not room_bound and world.orders[-1].sample > 0:
+        assert min(means) >= 0.7 * world.limits.cpu
     assert sum(world.lost[steady]) <= 0.01 * world.packets * 450
 
 
