@@ -8,7 +8,6 @@ from one operation to the next.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from dpuflow.entries import Rule
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence
+from dpuflow.findings.out_of_step import other_operation, other_sizes
 from dpuflow.findings.unfinished import evidence_rows, find_stopped
 from dpuflow.quantities import listed, name_of
 from dpuflow.schema.rows import NEVER, NONE32, Op
@@ -25,39 +25,55 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dpuflow.findings.case import Case
+    from dpuflow.findings.out_of_step import Apart
     from dpuflow.findings.unfinished import Stopped
-    from dpuflow.matching import Instance
     from dpuflow.results import Analysis, Finding
-    from dpuflow.schema.tables import Joined, Rows
+    from dpuflow.schema.tables import Joined
     from dpuflow.verdicts import Inferred
 
 
 def find_hangs(case: Case) -> Iterator[Finding]:
-    """One finding for each group whose last operation some captured rank never entered, with who waits, or to
-    which ranks came with other sizes."""
+    """One finding for each group whose last operation some captured rank never entered, with who waits, or
+    whose ranks are out of step."""
     until = captured_until(case.joined)
     found = list(_not_whole(case, until))
-    stopped = [] if found else list(find_stopped(case, until))
-    told = [each for each in stopped if each.missing]  # the others may well wait for these
-    yield from found or [_stopped(case, each, until) for each in told or stopped[:1]]
+    if not found:
+        stopped = list(find_stopped(case, until))
+        found = [_desync(case, each, apart, until) for each, apart in _out_of_step(case, stopped)]
+        told = [each for each in stopped if each.missing]  # the others may well wait for these
+        found = found or [_stopped(case, each, until) for each in told or stopped[:1]]
+    yield from found
 
 
 def _not_whole(case: Case, until: dict[int, int]) -> Iterator[Finding]:
     """Of groups whose last operation was recognised though it was never finished."""
+    instances = case.instances
     for group, members in enumerate(case.inferred.groups):
         last = _last_of(case, group)
         if last is None:
             continue
-        stood = all(until.get(end, NEVER) >= last.ended_ns + last.quiet_ns for end in members)
         if last.missing:
-            other = _other_operation(case.inferred, case.instances, last)
+            op = instances[last.number].op
+            apart = other_operation(case.inferred, instances, last.missing, last.left_ns, op, members)
         else:
-            other = _other_size(case.exchanges, case.instances[last.before], case.instances[last.number])
-        if (stood and last.missing) or (other is not None and not last.missing):
-            apart = other[0] if other is not None else last.missing
-            waiting = [end for end in members if end not in apart]
-            if waiting:
-                yield _finding(case, last, other, waiting, until)
+            before, rows = (case.exchanges[np.sort(instances[n].rows)] for n in (last.before, last.number))
+            apart = other_sizes(before, rows, members)
+        stood = all(until.get(end, NEVER) >= last.ended_ns + last.quiet_ns for end in members)
+        if (stood and last.missing) or (apart is not None and not last.missing):
+            waiting = [end for end in members if end not in last.missing]
+            if apart is not None or waiting:
+                yield _finding(case, last, apart, waiting, until)
+
+
+def _out_of_step(case: Case, stopped: Sequence[Stopped]) -> Iterator[tuple[Stopped, Apart]]:
+    """Parts of the job in which ranks of one group came with other sizes."""
+    for each in stopped:
+        for rest in each.part:
+            before = case.exchanges[np.sort(case.instances[rest.last].rows)]
+            apart = other_sizes(before, case.exchanges[rest.rows], case.inferred.groups[rest.group])
+            if apart is not None:
+                yield each._replace(rest=rest), apart
+                break
 
 
 class _Last(NamedTuple):
@@ -101,15 +117,15 @@ def _last_of(case: Case, group: int) -> _Last | None:
 
 
 def _finding(
-    case: Case, last: _Last, other: tuple[list[int], str] | None, waiting: list[int], until: dict[int, int]
+    case: Case, last: _Last, apart: Apart | None, waiting: list[int], until: dict[int, int]
 ) -> Finding:
-    """``other``: ranks that run another operation, and which; ``until``: as of ``captured_until``."""
+    """``apart``: ranks that run something else; ``until``: as of ``captured_until``."""
     result, joined, missing = case.result, case.joined, last.missing
     members = case.inferred.groups[case.inferred.group_of[last.number]]
-    text = f"{case.instances[last.number].op.token} number {last.finished + 1} of {len(members)} ranks"
-    if other is not None:
-        runs = "runs" if len(other[0]) == 1 else "run"
-        summary = f"{_names(result, other[0])} {runs} {other[1]}, {_names(result, waiting)} {text}"
+    op = case.instances[last.number].op.token
+    text = f"{op} number {last.finished + 1} of {len(members)} ranks"
+    if apart is not None:
+        summary = _runs(result, apart, op if not missing else "", text)
     else:
         have = "has" if len(missing) == 1 else "have"
         quiet_s = (until[missing[0]] - last.ended_ns) / 1e9
@@ -118,23 +134,36 @@ def _finding(
             f" {quiet_s:.3g} s; {_names(result, waiting)} wait in it"
         )
     return make_finding(
-        "hang" if other is None else "desync",
-        other[0] if other is not None else missing,
+        "hang" if apart is None else "desync",
+        apart.endpoints if apart is not None else missing,
         (last.began_ns, joined.end_ns),
         Cost((joined.end_ns - last.began_ns) * len(waiting), 1.0),  # of the time since then
-        0.95 if other is None else 0.9,
+        0.95 if apart is None else 0.9,
         f"{summary}; the {last.finished} before it they all finished.",
         evidence=message_evidence(case.captures, joined, last.acts[:3]),
     )
 
 
+def _runs(result: Analysis, apart: Apart, op: str, text: str) -> str:
+    """Who runs what, and the others ``text``; ``op``: what both run, with messages of other sizes."""
+    runs = "runs" if len(apart.endpoints) == 1 else "run"
+    summary = f"{_names(result, apart.endpoints)} {runs} {f'{op} with ' if op else ''}{apart.what}, "
+    return summary + (f"{_names(result, apart.others)} {text}" if apart.others else f"in {text}")
+
+
+def _desync(case: Case, stopped: Stopped, apart: Apart, until: dict[int, int]) -> Finding:
+    """Of what was begun with unlike sizes; ``until``: as of ``captured_until``."""
+    text = f"what follows {_last_whole(case, stopped)}"
+    return _of_stopped(
+        case, stopped, "desync", apart.endpoints, 0.9,
+        f"{_runs(case.result, apart, 'an operation', text)}; nothing follows {_quiet(case, stopped, until)}",
+    )  # fmt: skip
+
+
 def _stopped(case: Case, stopped: Stopped, until: dict[int, int]) -> Finding:
     """Of what was begun and is too little to be recognised; ``until``: as of ``captured_until``."""
-    result, joined, rest, missing = case.result, case.joined, stopped.rest, stopped.missing
-    before = f"{case.instances[rest.last].op.token} number {rest.finished:,}"
-    before += f" of {len(case.inferred.groups[rest.group])} ranks"
-    goes_on = min(until.get(end, joined.end_ns) for end in missing or stopped.waiting)
-    quiet = f"for {(goes_on - stopped.ended_ns) / 1e9:.3g} s"
+    result, missing = case.result, stopped.missing
+    before, quiet = _last_whole(case, stopped), _quiet(case, stopped, until)
     waiting = f"{_names(result, stopped.waiting)} {'waits' if len(stopped.waiting) == 1 else 'wait'}"
     if missing:
         have = "has" if len(missing) == 1 else "have"
@@ -142,56 +171,42 @@ def _stopped(case: Case, stopped: Stopped, until: dict[int, int]) -> Finding:
             f"{_names(result, missing)} {have} not entered what follows {before}, {quiet}; {waiting} in it"
         )
     else:
-        after_s = (stopped.ended_ns - joined.start_ns) / 1e9
+        after_s = (stopped.ended_ns - case.joined.start_ns) / 1e9
         summary = (
             f"the job stopped in mid-operation {after_s:.3g} s into the capture, after {before}, and did"
             f" nothing {quiet}; {waiting}, and for whom cannot be told"
         )
+    # Nobody is named: whoever is waited for is one of those that were not seen to act, or of all.
+    named = missing or stopped.others or stopped.waiting
+    return _of_stopped(case, stopped, "hang", named, 0.9 if missing else 0.5, summary)
+
+
+def _of_stopped(
+    case: Case, stopped: Stopped, condition: str, named: list[int], sure: float, summary: str
+) -> Finding:
+    joined = case.joined
     return make_finding(
-        "hang",
-        missing or sorted({end for ends in case.inferred.groups for end in ends}),
+        condition,
+        named,
         (stopped.began_ns, joined.end_ns),
         Cost((joined.end_ns - stopped.began_ns) * len(stopped.waiting), 1.0),  # of the time since then
-        0.9 if missing else 0.5,
+        sure,
         f"{summary}.",
         evidence=message_evidence(case.captures, joined, evidence_rows(case.exchanges[stopped.rows[:3]])),
     )
 
 
-def _other_operation(
-    inferred: Inferred, instances: Sequence[Instance], last: _Last
-) -> tuple[list[int], str] | None:
-    """Of the ranks that are missing those that began another operation and never finished it, and which."""
-    entries = inferred.entries
-    for other, instance in enumerate(instances):
-        rows = np.arange(*entries.offsets[other : other + 2])
-        acted = rows[(entries.rule[rows] != Rule.UNSEEN) & (entries.enter_ns[rows] > last.left_ns)]
-        apart = [end for end in entries.endpoint[acted].tolist() if end in last.missing]
-        alone = instance.op != Op.SEND_RECV and not entries.whole[rows[0]]
-        if apart and alone and instance.op != instances[last.number].op:
-            return apart, instance.op.token
-    return None
+def _last_whole(case: Case, stopped: Stopped) -> str:
+    """The last operation that the group finished."""
+    rest = stopped.rest
+    members = case.inferred.groups[rest.group]
+    return f"{case.instances[rest.last].op.token} number {rest.finished:,} of {len(members)} ranks"
 
 
-def _other_size(exchanges: Rows, before: Instance, last: Instance) -> tuple[list[int], str] | None:
-    """Ranks whose first data of an operation is of another size than most others', though that of the
-    operation before it was alike."""
-    sizes = _first_bytes(exchanges, last)
-    common = Counter(sizes.values()).most_common(2)
-    alike = len(set(_first_bytes(exchanges, before).values())) == 1
-    if not alike or len(common) < 2 or common[0][1] == common[1][1]:
-        return None
-    apart = sorted(end for end, nbytes in sizes.items() if nbytes != common[0][0])
-    what = f"{last.op.token} with messages of {sizes[apart[0]]:,} bytes instead of {common[0][0]:,}"
-    return apart, what
-
-
-def _first_bytes(exchanges: Rows, instance: Instance) -> dict[int, int]:
-    """Bytes of the first data that each rank sent in a collective."""
-    rows = exchanges[np.sort(instance.rows)]
-    rows = rows[(rows["data_ns"] != NEVER) & (rows["bytes"] > 0)]
-    rows = rows[np.argsort(rows["data_ns"], kind="stable")[::-1]]
-    return dict(zip(rows["src"].tolist(), rows["bytes"].tolist(), strict=True))
+def _quiet(case: Case, stopped: Stopped, until: dict[int, int]) -> str:
+    """For how long nothing has come, as far as the captures go of those who should have sent."""
+    goes_on = min(until.get(end, case.joined.end_ns) for end in stopped.missing or stopped.waiting)
+    return f"for {(goes_on - stopped.ended_ns) / 1e9:.3g} s"
 
 
 def span_of(inferred: Inferred, number: int) -> tuple[int, int] | None:

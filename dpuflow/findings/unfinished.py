@@ -44,8 +44,10 @@ class Stopped(NamedTuple):
     """A part of the job that stands still."""
 
     rest: Rest  # where a missing rank would be, else any
+    part: list[Rest]
     missing: list[int]  # empty where that cannot be told
     waiting: list[int]
+    others: list[int]  # members of its groups of whom nothing was seen since
     began_ns: int
     ended_ns: int  # the last sign of any of them
     rows: Ints
@@ -75,7 +77,8 @@ def find_stopped(case: Case, until: Mapping[int, int]) -> Iterator[Stopped]:
             continue  # all took part, and nobody lacks anything: it was finished, whatever it was
         rest = next((rest for rest in part if rest.absent & missing), part[0])
         began = int(_first_signs(case.exchanges[rows]).min())
-        yield Stopped(rest, sorted(missing), sorted(acted - missing), began, ended, rows)
+        others = sorted(ends - acted - missing)
+        yield Stopped(rest, part, sorted(missing), sorted(acted - missing), others, began, ended, rows)
 
 
 def _rest_of(case: Case, group: int) -> Rest | None:

@@ -127,7 +127,8 @@ class Reading:
                 # What begins first fits nothing: go on behind it.
                 self._skipped = True
                 part = left[0], at[left[0]], at[left[0]] + 1
-                over -= self._operations.messages(part) * len(self._sets[left[0]].pipes)
+                if part[-1] < len(self._sets[left[0]]):  # the last one may have been cut off
+                    over -= self._operations.messages(part) * len(self._sets[left[0]].pipes)
                 if over < 0:
                     return  # nobody will ask for the rest
                 at[left[0]] += 1
