@@ -6,10 +6,20 @@ import gzip
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_worlds import HOP, World, algorithm_of, captured, run_job
 
 from dpuflow.analysis import analyze
+from dpuflow.entries import build_entries
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.findings.unfinished import find_stopped
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
+from dpuflow.schema.rows import Op
 from dpuflow.schema.tables import Vantage
 
 CASE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
@@ -44,3 +54,25 @@ def test_who_never_enters_is_named(tmp_path: Path) -> None:
 def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path) -> None:
     result = stopped(tmp_path, LATE_NS, go_on=False)
     assert "hang" not in {finding.condition for finding in result.findings}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_job_that_is_over_waits_for_nobody(waits: bool) -> None:
+    """After the last all_reduce each rank sends one more message, and the captures go on. Only where one was
+    granted and never came is anybody waited for."""
+    world = World("rendezvous")
+    done = run_job(world, algorithm_of(Op.ALL_REDUCE, "ring"), 1 << 20, [0, 1, 2, 3], 5)
+    after = max(done[-1].leave_ns.values())
+    for rank in range(4):
+        world._message(Op.ALL_REDUCE, rank, (rank + 1) % 4, 64, after + HOP, after + HOP, 0, 0)
+    if waits:
+        world.rows.pop()  # the data of rank 3's
+    transfers = world.transfers()
+    exchanges = build_exchanges(transfers)
+    instances = world.instances(exchanges)
+    _, joined = captured(transfers, 4)
+    entries = build_entries(exchanges, instances)
+    inferred = SimpleNamespace(entries=entries, groups=[[0, 1, 2, 3]], group_of=np.zeros(5, np.int64))
+    case: Any = SimpleNamespace(exchanges=exchanges, instances=instances, inferred=inferred, joined=joined)
+    found = list(find_stopped(case, dict.fromkeys(range(4), joined.end_ns + 10_000 * MS)))
+    assert [(each.missing, each.waiting) for each in found] == ([([], [0, 1, 2, 3])] if waits else [])

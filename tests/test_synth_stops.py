@@ -97,3 +97,37 @@ def test_captures_that_end_in_mid_operation_over_roce_show_no_hang(tmp_path: Pat
         *_, (_, last) = records(file)
         file.write_bytes(file.read_bytes()[: -len(last) - 16])
     assert not found(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ("*", ("desync", ["10.0.0.3"])),
+        ("[12]", ("desync", ["10.0.0.3"])),
+        ("2", ("desync", ["10.0.0.2", "10.0.0.3"])),  # two that differ are seen, and no third
+        ("[01]", ("hang", ["10.0.0.3"])),  # what it sends goes elsewhere: only that it does not take part
+    ],
+)
+def test_who_is_out_of_step_over_roce_is_named(
+    tmp_path: Path, nodes: str, told: tuple[str, list[str]]
+) -> None:
+    write_case(loop(REDUCE, settings(**stopped(kind="desync", bytes=4 << 20)), iterations=6), str(tmp_path))
+    assert found(tmp_path, nodes) == [told]
+
+
+def test_of_two_ranks_out_of_step_both_are_named(tmp_path: Path) -> None:
+    fault = stopped(kind="desync", bytes=4 << 20, rank=1) | {"cluster": {"nodes": 2}}
+    write_case(loop(REDUCE, settings(**fault), iterations=6), str(tmp_path))
+    assert found(tmp_path) == [("desync", ["10.0.0.1", "10.0.0.2"])]
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all"])
+def test_an_operation_that_was_never_finished_costs_none_before_it(tmp_path: Path, op: str) -> None:
+    """It is a seventh of all messages: too many to be left over, had it not been the last."""
+    faults = stopped(kind="desync" if op == "all_reduce" else "hang", iteration=6)
+    if op == "all_reduce":
+        faults["faults"][0]["bytes"] = 4 << 20
+    write_case(loop(f"op: {op}, bytes: 1MiB", settings(**faults), iterations=7), str(tmp_path))
+    result = analyze([str(file) for file in sorted(tmp_path.glob("node*.pcap"))])
+    whole = [c for c in result.collectives if c.complete and len(c.ranks) == 4]
+    assert [(c.op, c.bytes) for c in whole] == [(op, 1 << 20)] * 6

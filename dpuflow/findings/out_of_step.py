@@ -91,7 +91,8 @@ def _sizes(rows: Rows) -> dict[int, list[int]]:
 
 
 def _data(rows: Rows) -> Rows:
-    return rows[(rows["data_ns"] != NEVER) & (rows["bytes"] > 0)]
+    kept: Rows = rows[(rows["data_ns"] != NEVER) & (rows["bytes"] > 0)]
+    return kept
 
 
 def _most_on_a_connection(rows: Rows, end: int) -> int:

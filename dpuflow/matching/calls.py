@@ -80,6 +80,19 @@ def at_all(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfer
     return (kept, cut) if all(each.rows for each in kept) else ([], [])
 
 
+def before_the_last(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
+    """Of edges seen from their first message on what all have, and the last transfers of those that have one
+    more: of a call that the captures' end cut off, or that stopped half done."""
+    least = min(len(each.rows) for each in members)
+    more = [each for each in members if len(each.rows) > least]
+    if not more or max(len(each.rows) for each in more) > least + 1:
+        return list(members), []
+    cut = [each.part(least, least + 1) for each in more]
+    for part in cut:
+        part.whole[:] = False
+    return [each.part(0, least) for each in members], cut
+
+
 def _all_pairs(edges: AbstractSet[Edge], near: frozenset[int] | None) -> bool:
     """Whether everybody sends to everybody, as far as that can be seen."""
     ends = sorted({end for edge in edges for end in edge})

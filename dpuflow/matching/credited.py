@@ -23,7 +23,7 @@ its ranks, whatever number of channels it uses.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -154,29 +154,19 @@ def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockst
     for part in filter(None, parts):
         whole = begun_together(part, job.columns)
         instances = Reading(job, whole).instances()
-        explained, rest = _explained(instances), _left_over(whole, instances)
-        if explained > rest.last + rest.others and explained >= MOST * (explained + rest.others):
+        explained = _explained(instances)
+        count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in whole)
+        # The last operation may be cut off, where captures end or the job stopped: nothing is asked of it.
+        cut_off = 2 * explained > count and _all_but_the_last(whole, instances)
+        if instances and (explained >= MOST * count or cut_off):
             found.append((part, instances))
     return found
 
 
-class _Rest(NamedTuple):
-    """Messages that nothing explains: of the last operation on each connection, and of others."""
-
-    last: int
-    others: int
-
-
-def _left_over(sets: Sequence[Lockstep], instances: Sequence[Instance]) -> _Rest:
-    """What ``instances`` leave over. The last operation may have been cut off, by the end of the capture or as
-    the job stopped in it: nothing is asked of it."""
-    told = np.concatenate([i.rows for i in instances]) if instances else np.zeros(0, np.int64)
-    last = others = 0
-    for each in sets:
-        left = ~np.isin(each.rows[:, each.bounds[0] : each.bounds[-1]], told)
-        count, end = int(left.sum()), int(left[:, each.bounds[-2] - each.bounds[0] :].sum())
-        last, others = last + end, others + count - end
-    return _Rest(last, others)
+def _all_but_the_last(sets: Sequence[Lockstep], instances: Sequence[Instance]) -> bool:
+    """Whether ``instances`` have all operations of ``sets`` but for the last on each connection."""
+    told = np.concatenate([each.rows for each in instances])
+    return all(np.isin(each.rows[:, each.bounds[0] : each.bounds[-2]], told).all() for each in sets)
 
 
 def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:

@@ -213,6 +213,7 @@ class Parts:
     ) -> Ints:
         """The cut at some of ``places`` that costs least: the shortest path from the first to the end."""
         count = len(self.rows)
+        longest = max((messages for messages, _ in shapes), default=count + 1)
         bytes_to = np.r_[0, np.cumsum(self.sizes)]
         within = np.r_[0.0, np.cumsum(np.where(np.isfinite(inside), inside, 0.0))]
         # From where on all chunks are as large as each one.
@@ -236,6 +237,7 @@ class Parts:
             for k, start in enumerate(starts.tolist()):
                 shape = end - start, int(bytes_to[end] - bytes_to[start])
                 cut_off = end == count or (start == 0 and self.number[0] > 1)
+                cut_off &= shape[0] < longest  # what is left of a part is no more than the part
                 cost[k] += min(shapes.get(shape, strange), ANY if cut_off else strange)
             k = int(np.argmin(cost))
             best[number] = cost[k] + (begins[end] if end < count else 0.0)
