@@ -58,6 +58,17 @@ def test_all_with_all(nodes: int, fault: str | None, tmp_path: Path) -> None:
     assert told(analysed(scenario, tmp_path)) == {("all_to_all", size): 12}
 
 
+@pytest.mark.parametrize("seed", [1, 665])
+def test_calls_of_one_message_each_among_many_on_a_busy_host(seed: int, tmp_path: Path) -> None:
+    """No entry shows where a transfer ends; all of them were taken for one."""
+    cluster = {"nodes": 8, "link_gbps": 1, "latency_us": 30, "mtu": 1024}
+    more = settings(seed=seed, cluster=cluster, machine={"profile": "host"})
+    job = "{kind: loop, iterations: 12, compute_us: 20000, ops: [{op: all_to_all, bytes: 262144}]}"
+    assert told(analysed(parse_scenario(f"name: x\njob: {job}\n{more}", "x"), tmp_path)) == {
+        ("all_to_all", 262_144): 12
+    }
+
+
 def test_what_other_gpus_may_have_handed_over_is_no_pipeline(tmp_path: Path) -> None:
     """With PXN each adapter sends for all GPUs of its node, to the receiver on its rail.
 

@@ -18,11 +18,11 @@ from dpuflow.arrays.components import connected
 from dpuflow.matching.calls import all_to_all, at_all, before_the_last, calls_over_rails, cliques, is_call
 from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance, InstanceView
-from dpuflow.matching.parts import Parts, Sending, lines_of, transfers_of
+from dpuflow.matching.parts import Parts, Sending, by_message, lines_of, transfers_of
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,7 +48,7 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
             lane.close(known)
     every = [each for lanes in by.values() for each in transfers_of(lanes)]
     found, every = calls_over_rails(job, every, asked) if job.near is None else ([], every)
-    calls, left = _told_apart(job, every)
+    calls, left = _told_apart(job, every, by)
     for members in calls:
         found += [all_to_all(job, members, turn) for turn in range(len(members[0].rows))]
     for each in left:
@@ -74,11 +74,20 @@ def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge,
     return _without_rings(by, job.near)
 
 
-def _told_apart(job: Job, every: Sequence[Transfers]) -> tuple[list[list[Transfers]], list[Transfers]]:
-    """Transfers that are calls of all with all, by communicator, and the others."""
+def _told_apart(
+    job: Job, every: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]
+) -> tuple[list[list[Transfers]], list[Transfers]]:
+    """Transfers that are calls of all with all, by communicator, and the others; ``by``: the lines of each
+    sender and receiver."""
     calls: list[list[Transfers]] = []
     left: list[Transfers] = []
     for together in connected(every, attrgetter("edge")):
+        single = _single(together, by)
+        members, cut = before_the_last(single) if single else ([], [])
+        if members and is_call(members, job.near):
+            calls.append(members)
+            left += cut
+            continue
         begun = all(each.begun for each in together)
         members, cut = before_the_last(together) if begun else at_all(together)
         whole = bool(members) and is_call(members, job.near)
@@ -90,6 +99,19 @@ def _told_apart(job: Job, every: Sequence[Transfers]) -> tuple[list[list[Transfe
             called = {id(each) for each in clique}
             left = [each for each in left if id(each) not in called]
     return calls, left
+
+
+def _single(together: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]) -> list[Transfers]:
+    """``together``, were each message a transfer; none where that is so already, or cannot be.
+
+    Of messages alone nothing may show where a transfer ends. Chunks of one are sent as slots are free: where
+    everyone has the k-th of all before sending the next, they are none.
+    """
+    edges = dict.fromkeys(each.edge for each in together)
+    if len(edges) <= 2 or not any(len(rows) > len(by[each.edge]) for each in together for rows in each.rows):
+        return []
+    found = [each for edge in edges if (each := by_message(by[edge])) is not None]
+    return found if len(found) == len(edges) else []
 
 
 def _sent(job: Job, each: Transfers, *, handed: bool) -> list[Instance]:

@@ -322,6 +322,28 @@ def transfers_of(lanes: Sequence[Parts]) -> list[Transfers]:
     return found
 
 
+def by_message(lanes: Sequence[Parts]) -> Transfers | None:
+    """What connections from one endpoint to another carry, were each message a part; None where they have
+    unlike numbers of them, or the first ones were not seen."""
+    count = len(lanes[0].rows)
+    if any(len(lane.rows) != count or lane.number[0] != 1 for lane in lanes):
+        return None
+    rows, starts, arrivals, size = (
+        np.stack([getattr(lane, name) for lane in lanes]) for name in ("rows", "starts", "arrivals", "bytes")
+    )
+    grants = np.min([lane.grants for lane in lanes], axis=0)
+    return Transfers(
+        lanes[0].edge,
+        list(np.sort(rows, axis=0).T),
+        starts.min(axis=0),
+        arrivals.max(axis=0),
+        size.sum(axis=0),
+        np.ones(count, bool),
+        np.r_[grants[1:], NEVER],
+        True,
+    )
+
+
 def _beside(lane: Parts, base: Parts) -> Ints | None:
     """For each part of ``lane`` that of ``base`` which it goes beside; None where they do not go together."""
     if len(lane.start_ns) == len(base.start_ns):
