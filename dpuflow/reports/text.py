@@ -177,7 +177,7 @@ def _steps(steps: Steps) -> str:
     """``19 steps of 7 operations, 48.1 ms each``, in the median."""
     what = {"decode": "token", "prefill": "prompt"}.get(steps.kind or "", "step")
     of = count(steps.collectives, "operation")
-    text = f"{count(steps.count, what)} of {of}, {duration(steps.step_ns)} each"
+    text = f"{count(steps.count, what)} of {of}, {duration(steps.step_ns)} each in the median"
     if steps.tokens_per_s is not None:
         text += f" ({three_digits(steps.tokens_per_s)} tokens/s, {count(steps.layers or 0, 'layer')})"
     return text

@@ -135,7 +135,9 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         share = percent(each.exposed_ns / max(each.step_ns, 1))
         others = f" ({count(alike[place] - 1, 'other group')} alike)" if alike[place] > 1 else ""
         yield wrap(
-            f"step {duration(each.step_ns)}, {share} of it communication: {text}{others}", "  ", "    "
+            f"step {duration(each.step_ns)} in the mean, {share} of it communication: {text}{others}",
+            "  ",
+            "    ",
         )
 
 
