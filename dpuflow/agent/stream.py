@@ -175,8 +175,8 @@ class Stream:
     def forget_flows(self, tables: CaptureTables, before_ns: int) -> int:
         """Forget flows idle since ``before_ns`` that hold nothing, by the last ``tables``; how many.
 
-        The last FEW_FLOWS of them are kept, and nothing is done before as many again would go: a connection
-        that is idle and goes on has then kept its peer and its framing.
+        The last FEW_FLOWS of them are kept, and nothing is done before an eighth as many would go: a
+        connection that is idle and goes on has then kept its peer and its framing.
         """
         flows = self._reader.flows
         busy = np.ones(len(flows), bool)
@@ -191,7 +191,7 @@ class Stream:
         paired = flows["peer"] < len(flows)
         busy[flows["peer"][busy & paired]] = True
         idle = np.flatnonzero(~busy)
-        if len(idle) < 2 * FEW_FLOWS:
+        if len(idle) < FEW_FLOWS + FEW_FLOWS // 8:
             return 0
         latest = idle[np.argsort(last_ns[idle], kind="stable")[-FEW_FLOWS:]]
         keep = busy

@@ -16,7 +16,8 @@ import numpy as np
 from dpuflow.matching.recognise import ELEMENT_BYTES, Contact, orders, placements
 from dpuflow.matching.streams import HOLE
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import Plan, kept, plan
+from dpuflow.schedules.graph import Plan, plan
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schedules.trees import Send, split_binary, synced_up
 from dpuflow.schema.rows import Op
 
@@ -75,7 +76,7 @@ def _plan(algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozens
     return plan(algorithm, len(order), root, captured)
 
 
-@kept(lambda edges: 64 * len(edges))
+@remembered
 def _edges(
     algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None
 ) -> tuple[Edge, ...]:
@@ -119,7 +120,7 @@ class Proposer:
             # Rounded up, so that channels of one group ask for the same.
             most = 1 << len(streams.rows).bit_length()
             tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
-            self._shapes[edges] = tries, list(shapes)
+            self._shapes[edges] = tries, [Hypothesis(*shape, 1, self.near) for shape in shapes]
             if self.near is not None:
                 self._shapes[edges][1].extend(
                     base
@@ -228,11 +229,12 @@ class Proposer:
         return max(ELEMENT_BYTES, 2 * ELEMENT_BYTES * len(hypothesis.order) // hypothesis.cuts)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _shapes(
     op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None, most: int
-) -> tuple[list[tuple[int, ...]], list[Hypothesis]]:
-    """Numberings of the endpoints, and what fits their edges with no more than ``most`` messages."""
+) -> tuple[list[tuple[int, ...]], list[tuple[Algorithm, tuple[int, ...], int]]]:
+    """Numberings of the endpoints; algorithms, numberings and roots that fit their edges with no more than
+    ``most`` messages."""
     n = len(endpoints)
     tries = orders(edges, endpoints)
     rooted = _rooted(op, n, None if near is not None else len(edges))
@@ -245,11 +247,11 @@ def _shapes(
                 continue
             base = Hypothesis(algorithm, order, root, 1, near)
             if base.edges and (op != Op.UNKNOWN or len(base.edges) == len(edges)):
-                found.append(base)
+                found.append((algorithm, order, root))
     return tries, found
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
     """Algorithms and roots for ``n`` ranks with as many edges; of a known operation no more; None: any."""
     found = []
@@ -263,7 +265,7 @@ def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
     return found
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _edge_count(algorithm: Algorithm, n: int, root: int, most: int) -> int:
     """How many edges the algorithm has, or one more than ``most``; of many ranks no schedule is kept."""
     found: set[Edge] = set()
@@ -302,7 +304,7 @@ def _is_among(
     return True, unseen
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _divisors(whole: int) -> list[int]:
     """Its divisors from 2 to 4096."""
     return [d for d in range(2, min(whole, 4096) + 1) if whole % d == 0]
