@@ -58,10 +58,14 @@ class Snapshot:
     def tables(self) -> CaptureTables:
         """The tables as if the capture had ended then, to be asked for once; counters are since the start."""
         from dpuflow.ingest import merge
+        from dpuflow.messages.roce import RoceMessages
         from dpuflow.messages.tcp import TcpMessages
 
         parts = [builder.finish(self._flows) for builder in self._builders]
         messages = merge(parts[0], parts[1]) if len(parts) == 2 else parts[0] if parts else MESSAGE.zeros(0)
+        for builder in self._builders:
+            if isinstance(builder, RoceMessages):
+                self.info.snaplen_needed = builder.snaplen_needed
         tcp = next((each for each in self._builders if isinstance(each, TcpMessages)), None)
         setups, members = (SETUP.zeros(0), MEMBER.zeros(0)) if tcp is None else (tcp.told, tcp.members)
         return CaptureTables(self.info, self._endpoints, self._flows, messages, self.pauses, setups, members)

@@ -63,7 +63,8 @@ class Hypothesis:
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """(src, dst) endpoints, in the order of the plan's edges."""
-        return _edges(self.algorithm, self.order, self.root, self.near)
+        order = self.order
+        return tuple((order[src], order[dst]) for src, dst in self.plan.edges)
 
     @property
     def messages(self) -> int:
@@ -74,13 +75,6 @@ class Hypothesis:
 def _plan(algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None) -> Plan:
     captured = None if near is None else frozenset(at for at, end in enumerate(order) if end in near)
     return plan(algorithm, len(order), root, captured)
-
-
-@remembered
-def _edges(
-    algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None
-) -> tuple[Edge, ...]:
-    return tuple((order[src], order[dst]) for src, dst in _plan(algorithm, order, root, near).edges)
 
 
 class Proposer:

@@ -2,7 +2,7 @@
 
 ``functools.lru_cache`` counts entries, but four thousand schedules are a megabyte for four ranks and a
 gigabyte for a hundred. So what each result takes is measured, whoever made it, and what was used the longest
-ago goes first.
+ago goes first; small results, which free little, are passed over some times before they go.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 24 << 20
 """Of all results together: the schedules of some sizes of groups, each by all algorithms."""
 ENTRY_BYTES: Final = 250
 """What keeping a result takes beside it and its arguments: a key, a place in the order."""
+SMALL: Final = 1 << 16
+"""A result is passed over as often as it fits into so many bytes,"""
+MOST_PASSES: Final = 16
+"""but no more than so often: one sweep over large schedules takes no small results away."""
 MEASURED: Final = 16
 """Members of a collection that are measured; the others are taken to be like them."""
 
@@ -35,7 +39,7 @@ class Store:
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most, self.taken = most, 0
-        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._held: OrderedDict[Hashable, tuple[Any, int, int]] = OrderedDict()
         self._lock = Lock()
 
     def remembered(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -61,9 +65,12 @@ class Store:
             if key in self._held:  # made in another thread, or by what it called
                 return
             while self._held and self.taken + size > self.most:
-                _, (_, freed) = self._held.popitem(last=False)
-                self.taken -= freed
-            self._held[key] = result, size
+                oldest, (old, freed, passes) = self._held.popitem(last=False)
+                if passes:
+                    self._held[oldest] = old, freed, passes - 1
+                else:
+                    self.taken -= freed
+            self._held[key] = result, size, min(SMALL // size, MOST_PASSES)
             self.taken += size
 
     def clear(self) -> None:
