@@ -6,9 +6,13 @@ import gzip
 import struct
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from feeding import pieces
 
 import dpuflow
+from dpuflow.agent.stream import Stream
+from dpuflow.analysis import analyze_tables
 from dpuflow.reports.headline import headline
 from dpuflow.reports.names import Names
 from dpuflow.store.columns import load_tables
@@ -89,3 +93,15 @@ def test_column_files_keep_it(shared: Path, tmp_path: Path) -> None:
     wrap(shared / CASE, tmp_path, "erspan", 128)
     save_tables(ingest([str(tmp_path / "node0.pcap")]), str(tmp_path / "node0.dpuflow"))
     assert load_tables(str(tmp_path / "node0.dpuflow")).info.snaplen_needed == 132
+
+
+def test_the_agent_says_it_too(shared: Path, tmp_path: Path) -> None:
+    wrap(shared / CASE, tmp_path, "vxlan", 128)
+    stream, now = Stream("x"), 0
+    for now, form, piece in pieces(tmp_path / "node0.pcap", 10**9):  # noqa: B007
+        stream.feed(form, piece)
+    tables = stream.snapshot(now).tables()
+    assert tables.info.snaplen_needed == 132
+    assert any("at least 132 bytes" in limit for limit in analyze_tables([tables]).analysis.limits)
+    stream.forget(np.full(stream.held_flows(), now + 1))
+    assert stream.snapshot(now).tables().info.snaplen_needed == 0

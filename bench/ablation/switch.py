@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from dpuflow.schedules.remembered import STORE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -113,6 +115,7 @@ def _forget() -> None:
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear") and getattr(value, "__module__", "") == module.__name__:
                     value.cache_clear()
+    STORE.clear()
 
 
 def alike(one: Any, other: Any) -> bool:

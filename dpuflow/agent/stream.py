@@ -58,10 +58,14 @@ class Snapshot:
     def tables(self) -> CaptureTables:
         """The tables as if the capture had ended then, to be asked for once; counters are since the start."""
         from dpuflow.ingest import merge
+        from dpuflow.messages.roce import RoceMessages
         from dpuflow.messages.tcp import TcpMessages
 
         parts = [builder.finish(self._flows) for builder in self._builders]
         messages = merge(parts[0], parts[1]) if len(parts) == 2 else parts[0] if parts else MESSAGE.zeros(0)
+        for builder in self._builders:
+            if isinstance(builder, RoceMessages):
+                self.info.snaplen_needed = builder.snaplen_needed
         tcp = next((each for each in self._builders if isinstance(each, TcpMessages)), None)
         setups, members = (SETUP.zeros(0), MEMBER.zeros(0)) if tcp is None else (tcp.told, tcp.members)
         return CaptureTables(self.info, self._endpoints, self._flows, messages, self.pauses, setups, members)
@@ -175,8 +179,8 @@ class Stream:
     def forget_flows(self, tables: CaptureTables, before_ns: int) -> int:
         """Forget flows idle since ``before_ns`` that hold nothing, by the last ``tables``; how many.
 
-        The last FEW_FLOWS of them are kept, and nothing is done before as many again would go: a connection
-        that is idle and goes on has then kept its peer and its framing.
+        The last FEW_FLOWS of them are kept, and nothing is done before an eighth as many would go: a
+        connection that is idle and goes on has then kept its peer and its framing.
         """
         flows = self._reader.flows
         busy = np.ones(len(flows), bool)
@@ -191,7 +195,7 @@ class Stream:
         paired = flows["peer"] < len(flows)
         busy[flows["peer"][busy & paired]] = True
         idle = np.flatnonzero(~busy)
-        if len(idle) < 2 * FEW_FLOWS:
+        if len(idle) < FEW_FLOWS + FEW_FLOWS // 8:
             return 0
         latest = idle[np.argsort(last_ns[idle], kind="stable")[-FEW_FLOWS:]]
         keep = busy

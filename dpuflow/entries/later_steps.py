@@ -10,7 +10,6 @@ message that may have waited for several ranks not heard of before names none of
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import FAR_BEYOND, FEWEST, SLOW, Rule
 from dpuflow.schedules.graph import edge_sizes, schedule
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Act(NamedTuple):
 NOTHING: Final = Waited({}, {})
 
 
-@lru_cache(maxsize=256)
+@remembered
 def acts_seen(
     algorithm: Algorithm, n: int, root: int, captured: frozenset[int], *, asked: bool, granted: bool
 ) -> tuple[Act, ...]:

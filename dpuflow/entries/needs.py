@@ -7,7 +7,6 @@ message that was cut into segments needs the same segment of its input.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from dpuflow.arrays.ordering import Picked, order_within, packed
 from dpuflow.entries.rules import EXPLAINED
 from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class _Plan(NamedTuple):
     input: NDArray[np.int64]
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _plan(algorithm: Algorithm, n: int, root: int, size: int) -> _Plan | None:
     """The plan for ``size`` messages in all, None where that is no multiple of the schedule's."""
     edges = edge_sizes(algorithm, n, root)

@@ -16,7 +16,8 @@ import numpy as np
 from dpuflow.matching.recognise import ELEMENT_BYTES, Contact, orders, placements
 from dpuflow.matching.streams import HOLE
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import Plan, kept, plan
+from dpuflow.schedules.graph import Plan, plan
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schedules.trees import Send, split_binary, synced_up
 from dpuflow.schema.rows import Op
 
@@ -62,7 +63,8 @@ class Hypothesis:
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """(src, dst) endpoints, in the order of the plan's edges."""
-        return _edges(self.algorithm, self.order, self.root, self.near)
+        order = self.order
+        return tuple((order[src], order[dst]) for src, dst in self.plan.edges)
 
     @property
     def messages(self) -> int:
@@ -73,13 +75,6 @@ class Hypothesis:
 def _plan(algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None) -> Plan:
     captured = None if near is None else frozenset(at for at, end in enumerate(order) if end in near)
     return plan(algorithm, len(order), root, captured)
-
-
-@kept(lambda edges: 64 * len(edges))
-def _edges(
-    algorithm: Algorithm, order: tuple[int, ...], root: int, near: frozenset[int] | None
-) -> tuple[Edge, ...]:
-    return tuple((order[src], order[dst]) for src, dst in _plan(algorithm, order, root, near).edges)
 
 
 class Proposer:
@@ -119,7 +114,7 @@ class Proposer:
             # Rounded up, so that channels of one group ask for the same.
             most = 1 << len(streams.rows).bit_length()
             tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
-            self._shapes[edges] = tries, list(shapes)
+            self._shapes[edges] = tries, [Hypothesis(*shape, 1, self.near) for shape in shapes]
             if self.near is not None:
                 self._shapes[edges][1].extend(
                     base
@@ -228,11 +223,12 @@ class Proposer:
         return max(ELEMENT_BYTES, 2 * ELEMENT_BYTES * len(hypothesis.order) // hypothesis.cuts)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _shapes(
     op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None, most: int
-) -> tuple[list[tuple[int, ...]], list[Hypothesis]]:
-    """Numberings of the endpoints, and what fits their edges with no more than ``most`` messages."""
+) -> tuple[list[tuple[int, ...]], list[tuple[Algorithm, tuple[int, ...], int]]]:
+    """Numberings of the endpoints; algorithms, numberings and roots that fit their edges with no more than
+    ``most`` messages."""
     n = len(endpoints)
     tries = orders(edges, endpoints)
     rooted = _rooted(op, n, None if near is not None else len(edges))
@@ -245,11 +241,11 @@ def _shapes(
                 continue
             base = Hypothesis(algorithm, order, root, 1, near)
             if base.edges and (op != Op.UNKNOWN or len(base.edges) == len(edges)):
-                found.append(base)
+                found.append((algorithm, order, root))
     return tries, found
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
     """Algorithms and roots for ``n`` ranks with as many edges; of a known operation no more; None: any."""
     found = []
@@ -263,7 +259,7 @@ def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
     return found
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _edge_count(algorithm: Algorithm, n: int, root: int, most: int) -> int:
     """How many edges the algorithm has, or one more than ``most``; of many ranks no schedule is kept."""
     found: set[Edge] = set()
@@ -302,7 +298,7 @@ def _is_among(
     return True, unseen
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _divisors(whole: int) -> list[int]:
     """Its divisors from 2 to 4096."""
     return [d for d in range(2, min(whole, 4096) + 1) if whole % d == 0]

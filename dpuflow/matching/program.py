@@ -9,7 +9,6 @@ holds whatever operations, roots and sizes follow each other; a message that fit
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +18,8 @@ from dpuflow.matching.model import Instance
 from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, whole_size
 from dpuflow.matching.shared_addresses import between_nodes
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import dependencies, edge_sizes, kept
+from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -246,7 +246,9 @@ class _Program:
         """How many of its messages speak against it: out of order, or sent before what they need."""
         edges = self._edges(reading.algorithm, reading.root)
         early = set()
-        for (edge, turn), (before, turn_before) in _arcs(reading.algorithm, len(self.order), reading.root):
+        for (edge, turn), (before, turn_before) in dependencies(
+            reading.algorithm, len(self.order), reading.root
+        ):
             if edge not in edges or before not in edges:
                 continue
             cuts = len(reading.rows[edge]) // len(edges[edge])
@@ -308,7 +310,7 @@ def _candidates(op: Op, n: int, edge: Edge) -> tuple[tuple[Algorithm, int], ...]
     return tuple(_by_edge(op, n).get(edge, ()))
 
 
-@kept(lambda found: sum(250 + 80 * len(each) for each in found.values()))
+@remembered
 def _by_edge(op: Op, n: int) -> dict[Edge, list[tuple[Algorithm, int]]]:
     """For each edge the algorithms of ``op`` and their roots that have a message on it: all in one go, for
     the schedules of many ranks do not stay in memory from one edge to the next."""
@@ -319,6 +321,3 @@ def _by_edge(op: Op, n: int) -> dict[Edge, list[tuple[Algorithm, int]]]:
                 for edge in edge_sizes(algorithm, n, root):
                     found.setdefault(edge, []).append((algorithm, root))
     return found
-
-
-_arcs = lru_cache(maxsize=4096)(dependencies)

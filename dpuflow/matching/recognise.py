@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain
 from math import gcd
 from operator import itemgetter
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import edge_sizes, free_sends, schedule
+from dpuflow.schedules.graph import edge_sizes, free_sends, lay_out
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -285,14 +285,14 @@ def _carried_by(op: Op, n: int, busiest: int) -> Iterator[Algorithm]:
             yield algorithm
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _edges(algorithm: Algorithm, n: int) -> tuple[int, int]:
     """How many edges there are, and the fewest messages that any of them carries."""
-    counts = Counter(map(itemgetter(1, 2), schedule(algorithm, n, 0)))  # by source and destination
+    counts = Counter(map(itemgetter(1, 2), algorithm.sends(n, 1.0, 0)))  # by source and destination
     return len(counts), min(counts.values())
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _views(algorithm: Algorithm, n: int) -> dict[tuple[int, int], list[View]]:
     """What positions see: (position, whom it sends to, whom it hears from), by first contact.
 
@@ -302,7 +302,7 @@ def _views(algorithm: Algorithm, n: int) -> dict[tuple[int, int], list[View]]:
         return {}  # everyone with everyone: then all endpoints were seen
     views: dict[object, View] = {}
     seats: list[list[Send]] = [[] for _ in range(n)]
-    for send in schedule(algorithm, n, 0):
+    for send in lay_out(algorithm, n):
         seats[send.src].append(send)
         if send.dst != send.src:
             seats[send.dst].append(send)

@@ -2,8 +2,7 @@
 
 In: an ``Algorithm``, the ranks and a root. Out: its schedule for a buffer of one byte, so that sizes are to
 be multiplied, what follows from it, and the same as arrays in the form that kernels compare streams with. All
-is kept between calls as collectives repeat. ``functools.lru_cache`` counts entries: four thousand schedules
-are a megabyte for four ranks and a gigabyte for a hundred, so the bytes are bounded (``kept``).
+is kept between calls as collectives repeat (``remembered``).
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter, or_
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+
+from dpuflow.schedules.remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,50 +28,19 @@ if TYPE_CHECKING:
     from dpuflow.schedules.trees import Send
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-MOST_BYTES: Final = 16 << 20
-"""That one cache keeps: the schedules of some sizes of groups, each by all algorithms."""
-MOST_ENTRIES: Final = 4096
-
-
-def kept(size: Callable[[Any], int], most: int = MOST_BYTES) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember results, and begin anew once they take more than ``most``; ``size`` gives the bytes of one.
-
-    One result may be larger than ``most``: it is kept until the next one. Arguments must be hashable.
-    """
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        taken = 0
-
-        @wraps(function)
-        def made(*args: P.args, **more: P.kwargs) -> R:
-            nonlocal taken
-            result = function(*args, **more)
-            own = size(result)
-            taken += own
-            if taken > most:
-                remembered.cache_clear()
-                taken = own
-            return result
-
-        remembered: Any = lru_cache(maxsize=MOST_ENTRIES)(made)
-        return cast("Callable[P, R]", remembered)
-
-    return decorate
-
-
 V = TypeVar("V")
 
 
-@kept(lambda sends: 112 * len(sends))
-def schedule(algorithm: Algorithm, n: int, root: int = 0) -> tuple[Send, ...]:
+def lay_out(algorithm: Algorithm, n: int, root: int = 0) -> tuple[Send, ...]:
     """The schedule for a buffer of one byte, in order of steps: sizes are to be multiplied."""
     return tuple(sorted(algorithm.sends(n, 1.0, root), key=itemgetter(0)))
 
 
-@kept(lambda edges: sum(250 + 32 * len(sizes) for sizes in edges.values()))
+schedule = remembered(lay_out)
+"""The same, kept. What goes through all numbers of ranks once lays them out: it would push out all others."""
+
+
+@remembered
 def edge_sizes(algorithm: Algorithm, n: int, root: int = 0) -> dict[tuple[int, int], tuple[float, ...]]:
     """For each (src, dst) the sizes of its messages in order, for a buffer of one byte."""
     edges: dict[tuple[int, int], list[float]] = {}
@@ -83,7 +53,7 @@ Place = tuple[tuple[int, int], int]
 """A message of a schedule: its (src, dst) and how many that edge has sent before it."""
 
 
-@kept(lambda pairs: 300 * len(pairs))
+@remembered
 def dependencies(
     algorithm: Algorithm, n: int, root: int = 0, of: frozenset[int] | None = None
 ) -> tuple[tuple[Place, Place], ...]:
@@ -146,7 +116,7 @@ def fold(
     return held, state
 
 
-@kept(lambda ranks: 32 * len(ranks))
+@remembered
 def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
     if algorithm.starters is not None:
@@ -156,7 +126,7 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     return frozenset(rank for rank, fed in first.items() if not fed)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def needed_between(
     algorithm: Algorithm, home: tuple[int, ...], root: int = 0
 ) -> Mapping[int, frozenset[int]]:
@@ -169,13 +139,13 @@ def needed_between(
     return first
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def reach(algorithm: Algorithm, n: int, root: int = 0) -> tuple[frozenset[int], ...]:
     """For each rank whose entries what it has in the end depends on, its own included."""
     return tuple(fold(algorithm, n, root, [frozenset({rank}) for rank in range(n)], or_)[1])
 
 
-@lru_cache(maxsize=256)
+@remembered
 def depths(algorithm: Algorithm, n: int, root: int = 0) -> Mapping[Place, Mapping[int, int]]:
     """For each message how many links lie, at most, between it and each rank's entry that it depends on.
 
@@ -191,14 +161,14 @@ def depths(algorithm: Algorithm, n: int, root: int = 0) -> Mapping[Place, Mappin
     return fold(algorithm, n, root, [{rank: 0} for rank in range(n)], most, further, own=True)[0]
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def awaited(algorithm: Algorithm, n: int, root: int, rank: int) -> Mapping[tuple[int, int], int]:
     """For each edge how many of its messages must have arrived before ``rank`` has its last input."""
     told, _ = fold(algorithm, n, root, [each == rank for each in range(n)], or_, back=True)
     return Counter(edge for (edge, _), needed in told.items() if needed)
 
 
-@kept(lambda acts: 400 * (len(acts[0]) + len(acts[1])))
+@remembered
 def first_acts(algorithm: Algorithm, n: int, root: int) -> tuple[dict[int, int], dict[int, frozenset[int]]]:
     """What a rank does first: to whom it sends before all else, and from whom it receives in its first step.
 
@@ -217,7 +187,7 @@ def first_acts(algorithm: Algorithm, n: int, root: int) -> tuple[dict[int, int],
     return sends, {rank: frozenset(peers) for rank, peers in inputs.items()}
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def free_sends(algorithm: Algorithm, n: int, root: int, rank: int) -> dict[int, int]:
     """Whom a rank sends how many messages that need no input: those of steps before its first input."""
     sends: dict[int, int] = {}
@@ -245,6 +215,10 @@ class Plan:
     counts: NDArray[np.int64]  # messages of each edge
     shares: NDArray[np.float64]  # sizes of all edges' messages for a buffer of one byte
     captured: frozenset[int] | None = None
+
+    def __sizeof__(self) -> int:
+        """With the arrays that are made when they are first asked for, for two inputs of a message."""
+        return 1000 + 40 * self.ranks + 100 * len(self.edges) + 72 * len(self.shares)
 
     @cached_property
     def sends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -284,7 +258,7 @@ class Plan:
         return int(events.max())
 
 
-@kept(lambda made: 16 * len(made.shares) + 300 * len(made.edges))
+@remembered
 def plan(algorithm: Algorithm, ranks: int, root: int, captured: frozenset[int] | None = None) -> Plan:
     """The schedule's arrays; ``root`` is a position, ``captured`` are positions (None: all)."""
     sizes = edge_sizes(algorithm, ranks, root)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from dpuflow.schedules.remembered import remembered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -98,7 +100,7 @@ def flat(n: int) -> list[int]:
 # -- what goes along them ------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _shape(
     parents: Callable[[int], list[int]], n: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -12,7 +12,6 @@ can do; where it does not, nothing does, and the cause stays unknown (docs/infer
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from dpuflow.entries import against_others, previous_row
 from dpuflow.schedules.graph import awaited, schedule
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _share_unseen(instance: Instance, endpoint: int) -> float:
     return min((_unseen(instance.algorithm, n, root, place, mine) for mine in own), default=np.inf)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _unseen(algorithm: Algorithm, n: int, root: int, seat: int, mine: int) -> float:
     """The most that any link holds ``seat`` longer than ``mine``, over what it holds ``mine``.
 
