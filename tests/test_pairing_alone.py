@@ -1,4 +1,4 @@
-"""One flow each way is paired as several are."""
+"""Flows are paired as the naive way pairs them, and laid out alike however they come."""
 
 from __future__ import annotations
 
@@ -6,30 +6,55 @@ import numpy as np
 import pytest
 
 from dpuflow.kernels import acks
-from dpuflow.messages.pairing import Pairs, Sides, udp_port
-from dpuflow.schema.rows import FLOW, Transport
+from dpuflow.messages.pairing import Pairs
+from dpuflow.schema.rows import FLOW, NONE32, Transport
+from tests import naive_pairing
+from tests.naive_pairing import udp_port
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_as_among_several(seed: int) -> None:
+def test_pairs_are_those_of_the_naive_way(seed: int) -> None:
     """Any counts of ACKs, contradictions and echoes; ports that fit or do not; at the end and before."""
     choice = np.random.default_rng(seed)
-    flows, peers = FLOW.zeros(2), np.zeros(2, acks.PEER)
-    flows["transport"], flows["src"], flows["dst"] = Transport.ROCE, (0, 1), (1, 0)
-    if seed % 5 == 0:
-        flows["src"] = flows["dst"] = 0
-    flows["dest_qp"] = choice.integers(2, 1 << 24, 2)
-    flows["sport"] = udp_port(*flows["dest_qp"].tolist()) if seed % 2 else 0xC000
-    peers["peer"] = -1
+    n, loop, last = int(choice.integers(2, 12)), seed % 5 == 0, seed % 3 == 0
+    if seed % 4 == 0:
+        n = 2
+    flows, peers = FLOW.zeros(n), np.zeros(n, acks.PEER)
+    flows["transport"], flows["peer"], peers["peer"] = Transport.ROCE, NONE32, -1
+    peers["datagram_row"] = -1
+    flows["src"] = 0 if loop else choice.permutation(np.arange(n) % 2 if seed % 7 else np.arange(n) % 3 % 2)
+    flows["dst"] = 0 if loop else 1 - flows["src"]
+    flows["dest_qp"], flows["sport"] = choice.integers(2, 1 << 24, n), choice.integers(0xC000, 0xC002, n)
+    for a, b in choice.permutation(n)[: n // 2 * 2].reshape(-1, 2) if seed % 2 else ():
+        flows["sport"][[a, b]] = udp_port(*flows["dest_qp"][[a, b]].tolist())
     pairs = Pairs()
     pairs.add_flows(flows, peers, 0)
     most = int(choice.integers(1, 60))
-    peers["acks"] = choice.integers(0, most, 2)
+    peers["acks"] = choice.integers(0, most, n)
     pairs.conflicts[:] = choice.integers(0, 1 + most // int(choice.integers(1, 9)), len(pairs.conflicts))
+    pairs.conflicts[choice.random(len(pairs.conflicts)) < choice.random()] = 0
     pairs.echoes[:] = choice.integers(0, most, len(pairs.echoes))
-    ours, theirs = ([0], [0]) if seed % 5 == 0 else ([0], [1])
-    asked = Sides(0, int(seed % 5 != 0), ours, theirs), flows, peers, seed % 3 == 0
-    assert pairs._only(*asked) == pairs._between(*asked)
+    conflicts, echoes = np.zeros((2, n, n), np.int64)
+    for flow in range(n):
+        row = peers[flow]
+        candidates = pairs.members[row["candidates"] : row["candidates_end"]]
+        at = slice(int(row["scores"]), int(row["scores"]) + len(candidates))
+        conflicts[flow, candidates], echoes[flow, candidates] = pairs.conflicts[at], pairs.echoes[at]
+    ours = np.flatnonzero(flows["src"] == 0).tolist()
+    theirs = ours if loop else np.flatnonzero(flows["src"] == 1).tolist()
+    told = []
+    if ours and theirs:
+        told = naive_pairing.decide(flows, peers["acks"].astype(int), conflicts, echoes, ours, theirs, last)
+    ripe = None if last else 0
+    found = pairs.decide(flows, peers, np.zeros(0), ripe, last).tolist()
+    assert sorted(map(sorted, found)) == sorted(sorted(each[:2]) for each in told)
+    how = dict.fromkeys(range(n), (NONE32, 0))
+    for a, b, by in told:
+        how[a], how[b] = (b, by), (a, by)
+    assert list(zip(flows["peer"].tolist(), flows["pairing"].tolist(), strict=True)) == [
+        how[flow] for flow in range(n)
+    ]
+    assert peers["peer"].tolist() == flows["peer"].astype(np.int32).tolist()
 
 
 def test_what_is_laid_out_bit_by_bit_is_what_is_laid_out_at_once() -> None:

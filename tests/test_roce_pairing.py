@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from dpuflow.messages.pairing import udp_port
 from dpuflow.schema.rows import NEVER, NONE32, Pairing, Wire
 from tests.blocks import Script
+from tests.naive_pairing import udp_port
 
 A, B = 0, 1
 PAIRS = [(101, 201), (102, 202), (103, 203), (104, 204)]  # QP at A, QP at B

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel
+from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, void
 from dpuflow.kernels.lanes import LANE, LINK, LOGGED, RIPE, acknowledge, signed24
 from dpuflow.schema.rows import FLOW, MESSAGE
 
@@ -120,8 +120,27 @@ def on_ack(  # type: ignore[no-untyped-def]
             counts[RIPE] = flow + 1
 
 
+@inner
+def apply(lanes, holes, rows, links, flows, peers, log, flow, other):  # type: ignore[no-untyped-def]
+    """Apply the logged ACKs of ``flow`` to ``other``."""
+    lane = 2 * other
+    if lanes[lane].top < 0 or peers[flow].log_head < 0:
+        return
+    last = lanes[lane].acked - 1
+    if last < 0:
+        last = lanes[lane].start - 1
+    at = np.int64(peers[flow].log_head)
+    while at >= 0:
+        psn = np.int64(log[at].psn)
+        last = max(last, last + signed24(psn - last))
+        acknowledge(lanes, lane, holes, rows, links, flows, other, last + 1, log[at].time_ns)
+        at = np.int64(log[at].next)
+    peers[flow].log_head = -1
+    peers[flow].log_tail = -1
+
+
 @kernel(
-    i8(
+    void(
         from_dtype(LANE)[::1],
         i8[:, :, ::1],
         from_dtype(MESSAGE.dtype)[::1],
@@ -129,26 +148,17 @@ def on_ack(  # type: ignore[no-untyped-def]
         from_dtype(FLOW.dtype)[::1],
         from_dtype(PEER)[::1],
         from_dtype(LOG)[::1],
-        i8,
-        i8,
+        i8[:, ::1],
     )
 )
-def replay(lanes, holes, rows, links, flows, peers, log, flow, other):  # type: ignore[no-untyped-def]
-    """Apply the logged ACKs of ``flow`` to ``other``, now that they are known to belong together."""
-    lane = 2 * other
-    if lanes[lane].top < 0:
-        return 0
-    last = lanes[lane].acked - 1
-    if last < 0:
-        last = lanes[lane].start - 1
-    at = np.int64(peers[flow].log_head)
-    applied = 0
-    while at >= 0:
-        psn = np.int64(log[at].psn)
-        last = max(last, last + signed24(psn - last))
-        acknowledge(lanes, lane, holes, rows, links, flows, other, last + 1, log[at].time_ns)
-        at = np.int64(log[at].next)
-        applied += 1
-    peers[flow].log_head = -1
-    peers[flow].log_tail = -1
-    return applied
+def replay(lanes, holes, rows, links, flows, peers, log, pairs):  # type: ignore[no-untyped-def]
+    """Apply the logged ACKs of flows to their opposites, now that they are known to belong together.
+
+    CNPs were counted on the flow that carried them, and belong to the one that they slow down.
+    """
+    for k in range(pairs.shape[0]):
+        a, b = pairs[k, 0], pairs[k, 1]
+        apply(lanes, holes, rows, links, flows, peers, log, a, b)
+        if a != b:
+            apply(lanes, holes, rows, links, flows, peers, log, b, a)
+            flows[a].cnp, flows[b].cnp = flows[b].cnp, flows[a].cnp

@@ -70,7 +70,7 @@ LANE = np.dtype(
 LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("status", "u1"), ("lane", "u1")], align=True)
 """Beside each MESSAGE row: its neighbours in PSN order in its lane."""
 
-ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS, SENDS = range(7)  # places in `counts`
+ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS, SENDS, START = range(8)  # places in `counts`
 
 
 @inlined

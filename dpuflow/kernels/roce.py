@@ -36,6 +36,7 @@ from dpuflow.kernels.lanes import (
     RIPE,
     SENDS,
     SIZED,
+    START,
     STARTS_BEFORE,
     WIRE_READ,
     WIRE_SEND,
@@ -155,7 +156,6 @@ def first_of(headers, packet):  # type: ignore[no-untyped-def]
 @kernel(
     i8(
         i8,
-        i8,
         u4[::1],
         i8[::1],
         u4[::1],
@@ -192,7 +192,6 @@ def first_of(headers, packet):  # type: ignore[no-untyped-def]
     )
 )
 def scan(  # type: ignore[no-untyped-def]
-    start,
     n,
     frames,
     times,
@@ -228,13 +227,14 @@ def scan(  # type: ignore[no-untyped-def]
     mads,
     counts,
 ):
-    """Take in packets ``start`` to ``n`` of a block; returns where it stopped.
+    """Take in packets ``counts[START]`` to ``n`` of a block; returns where it stopped.
 
     It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing, and after a datagram
     to QP 1, whose packet and message row are then in ``mads``. ``counts`` says how far each output is
     filled; ``lane_bytes`` are the memory of ``lanes``. The caller provides room: two rows of ``rows``
     and ``links`` and one of ``log`` and ``words`` per packet, and lanes for each flow.
     """
+    start = counts[START]
     i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
     i_deth, i_atomic = first_of(deth, start), first_of(atomic, start)
     for i in range(start, n):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.kernels._ready import bound
 from dpuflow.messages.cut_entries import CutEntries
 from dpuflow.messages.growing import Growing, aligned, longer
 from dpuflow.messages.lost import restore
@@ -97,40 +98,42 @@ class RoceMessages:
         self._links.reach(int(counts[k.ROWS]), 2 * n)
         self._log.reach(int(counts[k.LOGGED]), n)
         self._words.reach(int(counts[k.WORDS]), n)
-        start = 0
-        while start < n:
-            start = self._scan(
-                start,
-                n,
-                *(columns[name] for name in _SCANNED),
-                block.data,
-                block.reth,
-                block.aeth,
-                block.imm,
-                block.deth,
-                block.atomic,
-                self._table,
-                flows,
-                self._lanes,
-                self._lanes.view(np.uint8),
-                self._holes,
-                self._peers,
-                self._pairs.members,
-                self._pairs.conflicts,
-                self._pairs.echoes,
-                self._log.rows,
-                self._messages.rows,
-                self._links.rows,
-                self._words.rows,
-                self._mad,
-                counts,
-            )
+        scan = bound(
+            self._scan,
+            n,
+            *(columns[name] for name in _SCANNED),
+            block.data,
+            block.reth,
+            block.aeth,
+            block.imm,
+            block.deth,
+            block.atomic,
+            self._table,
+            flows,
+            self._lanes,
+            self._lanes.view(np.uint8),
+            self._holes,
+            self._peers,
+            self._pairs.members,
+            self._pairs.conflicts,
+            self._pairs.echoes,
+            self._log.rows,
+            self._messages.rows,
+            self._links.rows,
+            self._words.rows,
+            self._mad,
+            counts,
+        )
+        counts[k.START] = 0
+        while counts[k.START] < n:
+            counts[k.START] = scan()
             if counts[k.RIPE]:
                 self._pair(flows, int(counts[k.RIPE]) - 1)
                 counts[k.RIPE] = 0
             if counts[k.MADS]:
                 counts[k.MADS] = 0
                 self._read_mad(block, flows, *self._mad.tolist())
+        del scan  # it holds the rows, which may move to grow
         if counts[k.SENDS]:
             counts[k.SENDS] = 0
             self._heads.feed(block)
@@ -329,26 +332,20 @@ class RoceMessages:
 
         With ``ripe`` only between the endpoints of that flow.
         """
-        logged = self._peers["log_head"]
-        for a, b in self._pairs.decide(
+        pairs = self._pairs.decide(
             flows, self._peers, self._messages.rows[: self._counts[self._at.ROWS]], ripe, last
-        ):
-            for flow, other in ((a, b), (b, a)) if a != b else ((a, b),):
-                if logged[flow] < 0:
-                    continue  # calling a kernel takes longer than most logs do
-                self._replay(
-                    self._lanes,
-                    self._holes,
-                    self._messages.rows,
-                    self._links.rows,
-                    flows,
-                    self._peers,
-                    self._log.rows,
-                    flow,
-                    other,
-                )
-            if a != b:
-                flows["cnp"][a], flows["cnp"][b] = int(flows["cnp"][b]), int(flows["cnp"][a])
+        )
+        if len(pairs):
+            self._replay(
+                self._lanes,
+                self._holes,
+                self._messages.rows,
+                self._links.rows,
+                flows,
+                self._peers,
+                self._log.rows,
+                pairs,
+            )
 
     def _count_rest(self, flows: Rows) -> None:
         """Count in FLOW the packets that were taken in without it."""
