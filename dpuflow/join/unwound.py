@@ -9,22 +9,17 @@ packets; the packets shared with other captures tell the rest, as of any clock t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.stamps import set_back
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from dpuflow.schema.tables import CaptureTables
 
     Ints = np.typing.NDArray[np.int64]
-
-DISORDER_NS: Final = 1_000_000
-"""Neighbours' stamps are swapped by up to the tail of what takes them, 0.2 ms; a clock set back by less than
-this leaves hardly two meanings."""
-LASTS: Final = 3
-"""So many packets in a row must have earlier stamps: a single one may be mistaken."""
 
 
 def unwound(tables: CaptureTables) -> tuple[CaptureTables, str | None]:
@@ -36,17 +31,9 @@ def unwound(tables: CaptureTables) -> tuple[CaptureTables, str | None]:
     time = np.concatenate([rows["first_ns"], rows["last_ns"]])
     order = np.argsort(frame, kind="stable")
     frame, time = frame[order], time[order]
-    begins: list[int] = []  # frames from which on the clock was set back ...
-    behind: list[int] = []  # ... and how far stamps fell behind
-    at = 0
-    while True:
-        latest = np.maximum.accumulate(time[at:])
-        fallen = np.flatnonzero(lasting(latest - time[at:] > DISORDER_NS))
-        if not len(fallen):
-            break
-        at += int(fallen[0])
-        begins.append(int(frame[at]))
-        behind.append(int(latest[fallen[0]] - time[at]))
+    fallen = set_back(time)
+    begins = [int(frame[at]) for at, _ in fallen]  # frames from which on the clock was set back ...
+    behind = [by_ns for _, by_ns in fallen]  # ... and how far stamps fell behind
     if not begins:
         return tables, None
     later = np.concatenate([[0], np.cumsum(behind)])
@@ -69,11 +56,3 @@ def unwound(tables: CaptureTables) -> tuple[CaptureTables, str | None]:
         " its times are taken as if it had gone on."
     )
     return replace(tables, messages=messages, info=info), text
-
-
-def lasting(values: np.typing.NDArray[np.bool_]) -> np.typing.NDArray[np.bool_]:
-    """Where ``LASTS`` values in a row, from here on, are true; fewer at the end."""
-    found: np.typing.NDArray[np.bool_] = values.copy()
-    for ahead in range(1, LASTS):
-        found[:-ahead] &= values[ahead:]
-    return found
