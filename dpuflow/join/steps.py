@@ -1,9 +1,9 @@
-"""Where exactly a clock was set: of all times that the shared packets allow the one that its own stamps show.
+"""Where exactly a clock was set: of all times that shared packets allow the one that its own stamps show.
 
-In: clocks that were estimated, a pair's packets at a time (``clockgraph``). Out: the same maps, their steps moved.
-A pair that shares few packets leaves room for a step between two of them, in which messages with others would
-move by all of the step. The packets that the capture shares with any other narrow it, and a clock that is set
-forth has no stamps for so long.
+In: clocks that were estimated, a pair's packets at a time (``clockgraph``). Out: the same maps, their steps
+moved. A pair that shares few packets leaves room for a step between two of them, in which messages with
+others would move by all of the step. The packets that the capture shares with any other narrow it, and a
+clock that is set forth has no stamps for so long.
 """
 
 from __future__ import annotations
@@ -73,19 +73,21 @@ def _begin(
     """When piece ``number`` begins, on the reference clock."""
     own, other, out = shared
     begin, offset, _ = pieces[number]
-    # By either piece: by how much each packet would have arrived before it was sent, and its way's length. What
-    # is on the wrong side of a step did the one or took so long.
+    # By either piece: by how much each packet would have arrived before it was sent, and how long it took.
+    # What is on the wrong side of a step did the one or took so long.
     early, took = [], []
     for piece in pieces[number - 1 : number + 1]:
         way = ClockMap(*piece).to_reference(own) - other
         early.append(np.maximum(np.where(out, way, -way) - error_ns, 0))
         took.append(np.abs(way))
-    impossible, length_ns = (np.r_[0, np.cumsum(a)] + np.r_[np.cumsum(b[::-1])[::-1], 0] for a, b in (early, took))
+    impossible, length_ns = (
+        np.r_[0, np.cumsum(a)] + np.r_[np.cumsum(b[::-1])[::-1], 0] for a, b in (early, took)
+    )
     possible = impossible == impossible.min()
     least = np.flatnonzero(possible & (length_ns == length_ns[possible].min()))
     edges = np.r_[min(begin + offset, own[0]), own, max(begin + offset, own[-1])]
     first, last = int(edges[least[0]]) + 1 - offset, int(edges[least[-1] + 1]) - offset
-    # Stamps of this clock, or times of the reference clock, that nothing can have: (begin - shift - jump, ...)
+    # Between its ends a step leaves no stamps: none of this clock's, or none of the reference.
     shift = offset if jump > 0 else 0
     length = abs(round(jump))
     gaps = np.flatnonzero(np.diff(paused) >= length - error_ns)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dpuflow.arrays.stamps import set_back
 from dpuflow.errors import DpuflowError
 from dpuflow.kernels import columns as c
 from dpuflow.kernels._ready import bound
@@ -58,17 +57,8 @@ class Buffers:
         np.add(self._count[:rows], first, out=self.columns["frame"][:rows], casting="unsafe")
 
     def _sort(self, rows: int, counts: list[int]) -> None:
-        """Bring rows into order of time, equal stamps in file order, sparse rows along with them.
-
-        Where the interface's clock was set back, what came then stays behind what came before.
-        """
-        times = self.times[:rows]
-        fallen = set_back(times)
-        iface = self.columns["iface"]
-        at = fallen[0][0] if len(fallen) == 1 else rows  # more: several queues' batches, one after another
-        if at < rows and iface[at - 1] != iface[at]:
-            at = rows
-        order = np.r_[np.argsort(times[:at], kind="stable"), at + np.argsort(times[at:], kind="stable")]
+        """Bring rows into order of time, equal stamps in file order, sparse rows along with them."""
+        order = np.argsort(self.times[:rows], kind="stable")
         for column in self.columns.values():
             column[:rows] = column[:rows][order]
         place = np.empty(rows, np.uint32)
