@@ -105,7 +105,10 @@ def from_frame(tables: CaptureTables, frame: int, step_ns: int, rate: float) -> 
     rows = tables.messages
     stamps = np.concatenate([rows["first_ns"], rows["last_ns"]])
     later = np.concatenate([rows["first_frame"], rows["last_frame"]]) >= frame
-    step_ns = max(step_ns, int(stamps[~later].max()) - int(stamps[later].min())) if step_ns < 0 else step_ns
+    behind_ns = int(stamps[~later].max()) - int(stamps[later].min()) - step_ns
+    if step_ns < 0 < behind_ns:
+        step_ns += behind_ns
+        tables.info.set_back.append([frame, behind_ns])
     begin_ns = int(rows["first_ns"][rows["first_frame"] >= frame].min())
     after = {
         "first_ns": rows["first_frame"] >= frame,
