@@ -27,6 +27,7 @@ USUAL_DRIFT: Final = 50e-6  # IEEE 802.3 allows clocks 100 ppm, taken as two sta
 
 WINDOWS: Final = 128  # times by which pieces are told apart, at most
 FEWEST: Final = 8  # samples of either direction in a window, on average
+FEWEST_BROKEN: Final = 2  # where no straight line holds, and there are too few for windows of FEWEST
 NOISE: Final = 2.0  # how much of the windows' own scatter a strip may lose and still be straight
 
 
@@ -252,6 +253,8 @@ def _cuts(
     rest = (y_ns - x_ns - whole.base_ns) - whole.offset - whole.slope * time
     fewer = min(int(forward.sum()), int((~forward).sum()))
     count = min(WINDOWS, fewer // FEWEST)
+    if count < 3 and whole.broken:
+        count = fewer // FEWEST_BROKEN
     if count < 3:
         return [], 0.0
     window, edges, middle = _windows(time, count)

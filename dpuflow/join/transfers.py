@@ -6,6 +6,7 @@ In: the CaptureTables of all vantage points. Out: Joined.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -41,7 +42,7 @@ from dpuflow.join.sightings import (
     runs,
     superseded_bursts,
 )
-from dpuflow.join.unwound import unwound
+from dpuflow.join.steps import settle_steps
 from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen
 from dpuflow.schema.tables import Joined
 
@@ -69,8 +70,6 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     copies = find_copies(captures)
     captures = _emptied(captures, copies)
     infos = [t.info for t in captures]
-    steady = [unwound(t) for t in captures]
-    captures = [t for t, _ in steady]
     common = find_common(captures)
     alone = len(captures) == 1  # nothing to match: its messages need not be laid out for it
     seen = collect(_emptied(captures, (0,)) if alone else captures, common)
@@ -80,14 +79,14 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     widen_local(captures, common)
     meeting = [divmod(int(pair), len(captures)) for pair in np.unique(ties.pair)]
     empty = [c for c, t in enumerate(captures) if not len(t.messages)]
-    found = tie_clocks(
-        [t.info for t in captures], _samples(common, seen, ties), clock, copies, meeting, empty
-    )
+    samples = _samples(common, seen, ties)
+    found = tie_clocks([t.info for t in captures], samples, clock, copies, meeting, empty)
+    settle_steps(found, samples, partial(_stamps, seen))
     _to_reference(seen, found)
     join_addresses(captures, common)
     transfers = _all_transfers(captures, common, seen, order, found)
     total_flows(captures, common, _flow_times(captures, found))
-    limits = [text for _, text in steady if text] + found.limits + limits_of(captures, common)
+    limits = found.limits + limits_of(captures, common)
     views = [
         Joined(
             infos,
@@ -314,6 +313,13 @@ def at_many_moments(first_ns: Ints, last_ns: Ints) -> bool:
 def _wire_ns(seen: Sightings, a: Ints, b: Ints) -> Ints:
     """How much longer messages waited for their ACKs where sighting ``a`` is than at ``b``, ns."""
     return np.asarray((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b]), np.int64)
+
+
+def _stamps(seen: Sightings, capture: int) -> Ints:
+    """All stamps of a capture's messages, sorted."""
+    rows = seen.of(capture)
+    times = np.concatenate([seen.first_ns[rows], seen.last_ns[rows], seen.acked_ns[rows]])
+    return np.unique(times[times != NEVER])
 
 
 def _to_reference(seen: Sightings, found: Clocks) -> None:
