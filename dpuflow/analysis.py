@@ -9,7 +9,7 @@ from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.errors import OptionError
+from dpuflow.errors import FormatError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpuflow.marks import Marks
     from dpuflow.matching import Instance
     from dpuflow.results import Analysis
-    from dpuflow.schema.tables import CaptureTables, Joined, Rows, Vantage
+    from dpuflow.schema.tables import CaptureInfo, CaptureTables, Joined, Rows, Vantage
     from dpuflow.verdicts import Inferred
 
     Progress = Callable[[str, int, int], None]
@@ -72,6 +72,7 @@ def analyze_marked(
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
     captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
+    _refuse_other_links([tables.info for tables in captures])
     worked = analyze_tables(
         captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked,
         messages=messages,
@@ -239,6 +240,13 @@ def cited(messages: Rows) -> Rows:
     for name in CITED:
         kept[name] = messages[name]
     return kept
+
+
+def _refuse_other_links(infos: Sequence[CaptureInfo]) -> None:
+    """Raise FormatError for a capture of links that are not read."""
+    for info in infos:
+        if 0 < info.packets == info.skipped.get("unsupported_link_type"):
+            raise FormatError(info.files[0], f"its link type, {info.link_type}, is not read; Ethernet's is")
 
 
 def read_captures(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from dpuflow.cli.commands import dpuflow
 from dpuflow.errors import DpuflowError
 from dpuflow.kernels import ring as kernel
 from dpuflow.live import capture, doctor, rdma
-from dpuflow.live.base import Interface
+from dpuflow.live.base import Interface, find_interface
 from dpuflow.live.clock import StampClock
 from dpuflow.schema.ring import COUNTER_NAMES
 
@@ -46,6 +47,19 @@ def test_ports_behind_interfaces(sys: Path) -> None:
     assert [(port.device, port.port, port.packets()) for port in rdma.ports_of("lo")] == [("mlx5_0", 1, 1001)]
     assert [(port.interface, port.port) for port in rdma.ports_of("bond0")] == [("p1", 1), ("p2", 2)]
     assert rdma.ports_of("eth9") == rdma.ports_of("none") == []
+
+
+def test_an_rdma_device_is_no_interface_and_where_it_is_captured_is_said(sys: Path) -> None:
+    with pytest.raises(DpuflowError) as failed:
+        find_interface("mlx4_0")
+    checked = next(check.text for check in doctor.examine(["mlx4_0"]) if "mlx4_0" in check.text)
+    asked = CliRunner().invoke(dpuflow, ["capture", "-i", "mlx4_0", "-w", str(sys / "x.pcap")])
+    for told in (str(failed.value), checked, str(asked.exception)):
+        assert "mlx4_0: no such interface; this machine has " in told
+        hint = " (that is an RDMA device, captured by tcpdump or ibdump: README, Where to capture)"
+        assert told.endswith(hint)
+    with pytest.raises(DpuflowError, match=r"no such interface; this machine has [^()]*$"):
+        find_interface("mlx9_0")
 
 
 def test_doctor_says_what_no_capture_of_the_host_has(sys: Path) -> None:

@@ -46,21 +46,44 @@ Examples:
     tcpdump -i eth0 -s 128 -w - | dpuflow analyze -
 
 Snap length 128 is enough; 192 behind ERSPAN or VXLAN, with IPv6 256.
-Exit status: 0 the analysis ran, whoever was late;
-1 a capture or the environment is at fault; 2 wrong usage; 3 --fail-on was met."""
+Exit status: 0 the analysis ran, whoever was late, also without a verdict;
+1 a capture or the environment is at fault, as where a file's link type is not
+read; 2 wrong usage; 3 --fail-on was met."""
 
 COMPILING = (
     "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
 )
+PLAINLY = (
+    "dpuflow: nothing is compiled yet, so this runs as plain Python; compiling in the background for the"
+    " next time (once, a minute or two)"
+)
+SMALL_BYTES: Final = 32 << 20
+"""Of packets that plain Python reads in less time than compiling takes: some 30 us a packet."""
+PACKED: Final = 8
+"""How much smaller packet headers are compressed, about."""
 
 
 def _mind_compiling(vantages: list[Vantage], quiet: bool) -> None:
-    """Where kernels must be compiled: several at a time, and say so."""
+    """Where kernels are not compiled: do without for little, else compile several at a time, and say so."""
     from dpuflow.kernels import _ready
 
+    if _ready.undecided() and _small(vantages):
+        if _ready.run_plainly() and not quiet:
+            click.echo(PLAINLY, err=True)
+        return
     _ready.when_compiling[:] = [lambda: _ready.compile_beside(*_kernel_after_parsing(vantages))]
     if not quiet:
         _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
+
+
+def _small(vantages: list[Vantage]) -> bool:
+    """Whether these are files, and together no more than ``SMALL_BYTES``, about."""
+    total = 0
+    for name in (name for vantage in vantages for name in vantage.files):
+        if not os.path.isfile(name):
+            return False
+        total += os.path.getsize(name) * (PACKED if name.endswith((".gz", ".zst")) else 1)
+    return total <= SMALL_BYTES
 
 
 def _write(result: Analysis, marks: list[Marks], lua_file: str | None, json_file: str | None) -> None:

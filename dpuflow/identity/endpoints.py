@@ -109,10 +109,15 @@ def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArra
 def captured_at(joined: Joined) -> dict[int, str]:
     """What endpoints are called by the captures made at their own nodes, where each is of one of several.
 
-    Standard input, and what a file that stands alone is called, name no node.
+    Standard input, and what a file that stands alone is called, name no node; nor does a copy of a capture.
     """
     names: dict[int, set[str]] = {}
+    known: set[tuple[int, int, int | None]] = set()
     for capture, ends in zip(joined.captures, joined.local, strict=True):
+        what = capture.packets, capture.bytes, capture.first_ns
+        if what in known:
+            continue
+        known.add(what)
         for end in ends:
             names.setdefault(end, set()).add(capture.vantage)
     alone = len(joined.captures) < 2 and joined.captures[0].files != ["live"] if joined.captures else True

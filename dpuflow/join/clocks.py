@@ -166,7 +166,7 @@ def _tie_island(
 
 
 def _apart(infos: Sequence[CaptureInfo], found: Clocks) -> Iterator[str]:
-    """What is not on the first island's clock: a sentence for other islands, one for what is left out."""
+    """What is not on the first island's clock: a sentence each for islands, the empty, the rest."""
     names = [[infos[c].vantage for c in island] for island in found.islands]
     if len(names) > 1:
         each = ", ".join(_listed(island, 2) for island in names[:4])
@@ -175,7 +175,11 @@ def _apart(infos: Sequence[CaptureInfo], found: Clocks) -> Iterator[str]:
             f"The captures are {len(names)} islands that share no packets ({each}{more}): nothing ties their"
             " clocks. Each is analysed on the clock of its first capture; times of two are not compared."
         )
-    left = [info.vantage for info, place in zip(infos, found.maps, strict=True) if place is None]
+    empty = [info.vantage for info in infos if info.first_ns is None]
+    if empty:
+        yield f"No packet was captured by {_listed(empty, 4)}: is it the interface of the job?"
+    untied = [info for info, place in zip(infos, found.maps, strict=True) if place is None]
+    left = [info.vantage for info in untied if info.first_ns is not None]
     if left:
         yield (
             f"Nothing ties the clock{'s' if len(left) > 1 else ''} of {_listed(left, 4)} to"

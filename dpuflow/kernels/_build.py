@@ -134,6 +134,12 @@ def build(target: Path | None = None) -> Path | None:
     return place
 
 
+def compile_all() -> None:
+    """Have Numba compile all kernels imported so far, which it keeps in its cache."""
+    for kernel in _numba.KERNELS:
+        assert kernel.dispatcher
+
+
 def ship() -> Path:
     """Write the library that a wheel or a Debian package brings, unless it is there.
 

@@ -1,4 +1,5 @@
-"""Where kernels come from: compiled beforehand (``_ready``), else by Numba (``_numba``)."""
+"""Where kernels come from: compiled beforehand (``_ready``), else by Numba (``_numba``), or not compiled
+at all (``_plain``)."""
 
 from __future__ import annotations
 
@@ -6,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from dpuflow.kernels import _ready
 
-if TYPE_CHECKING or _ready.LIBRARY is None:
+if TYPE_CHECKING:
+    from dpuflow.kernels import _numba as source
+elif _ready.PLAIN:
+    from dpuflow.kernels import _plain as source
+elif _ready.LIBRARY is None:
     from dpuflow.kernels import _numba as source
 else:
     source = _ready
+
+COMPILED = not _ready.PLAIN
 
 kernel, inner, inlined = source.kernel, source.inner, source.inlined
 from_dtype, void = source.from_dtype, source.void

@@ -10,6 +10,7 @@ empty stand-ins for what only the compiler needs.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -102,7 +103,7 @@ def symbol(function: Any) -> str:
 
 
 def _open() -> ctypes.CDLL | None:
-    if os.environ.get("DPUFLOW_NUMBA"):
+    if os.environ.get("DPUFLOW_NUMBA") or os.environ.get("DPUFLOW_PLAIN"):
         return None
     for path in [library_path(), *([shipped_path()] if suits(_flags()) else [])]:
         with suppress(OSError):  # not built, or not for this system
@@ -110,7 +111,10 @@ def _open() -> ctypes.CDLL | None:
     return None
 
 
-LIBRARY: Final = _open()
+LIBRARY = _open()
+
+PLAIN = bool(os.environ.get("DPUFLOW_PLAIN"))
+"""Whether kernels run as plain Python (``_plain``): what decides does so before it imports any."""
 
 when_compiling: list[Callable[[], None]] = []
 """What to call, each once, when Numba compiles kernels and somebody waits for it."""
@@ -130,6 +134,50 @@ def compile_beside(module: str, name: str) -> None:
             [sys.executable, "-c", code], env=os.environ | {"DPUFLOW_NUMBA": "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+
+
+def cached_path() -> Path:
+    """What is there once Numba's cache has all kernels, where no library can be linked."""
+    return library_path().with_suffix(".cached")
+
+
+def undecided() -> bool:
+    """Whether nothing is compiled, and nobody has said what then (DPUFLOW_NUMBA, DPUFLOW_PLAIN)."""
+    asked = PLAIN or os.environ.get("DPUFLOW_NUMBA")
+    return LIBRARY is None and not asked and not cached_path().exists()
+
+
+def run_plainly() -> bool:
+    """Run kernels as plain Python, have them compiled by a process that outlives this one; whether it runs.
+
+    Before any kernel is imported. Another process may be at it already; an installation that cannot be
+    written to stays without.
+    """
+    global PLAIN
+    PLAIN = True
+    try:
+        library_path().parent.mkdir(exist_ok=True)
+        with open(library_path().with_name("compiling.lock"), "w") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the new process holds it until it ends
+            subprocess.Popen(
+                [sys.executable, "-c", _WARM], env=os.environ | {"DPUFLOW_NUMBA": "1"},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=[lock.fileno()], start_new_session=True,
+            )  # fmt: skip
+    except OSError:
+        return False
+    return True
+
+
+_WARM: Final = "import os; os.nice(10); from dpuflow.kernels import warm; warm()"
+
+
+def arrived() -> bool:
+    """Whether the library was built since this process started; it is open then."""
+    global LIBRARY
+    if LIBRARY is None and library_path().exists():
+        LIBRARY = _open()
+    return LIBRARY is not None
 
 
 class _Type:

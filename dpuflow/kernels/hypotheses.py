@@ -188,7 +188,7 @@ def contrast(  # type: ignore[no-untyped-def]
                        keys, n, 0)  # fmt: skip
             sort(keys, n)
             if c > 0:
-                first[n_first] = max(begin - before, 0)
+                first[n_first] = 0 if before == NEVER else max(begin - before, 0)
                 n_first += 1
             for i in range(1, n):
                 if keys[i] & 1 and keys[i] >> 1 > begin:

@@ -35,14 +35,15 @@ _KEY = -1 ^ (MAX_FLOWS << 32)
 _A = np.uint64(0x9E3779B97F4A7C15)
 _B = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
+_WORD = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @inlined
 def hash_of(first, second):  # type: ignore[no-untyped-def]
     """32 well mixed bits of two words, the bits of the second that may hold a flow left out."""
-    h = np.uint64(first) + np.uint64(second & _KEY) * _B
+    h = (np.uint64(first) + np.uint64(second & _KEY) * _B) & _WORD
     h ^= h >> _HALF
-    return np.int64((h * _A) >> _HALF)
+    return np.int64(((h * _A) & _WORD) >> _HALF)
 
 
 @inlined

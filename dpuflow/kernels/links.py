@@ -15,6 +15,7 @@ FEWEST_PACKETS = 4  # a message of fewer has no duration to speak of
 
 _I8, _EXCHANGES = i8[::1], from_dtype(EXCHANGE.dtype)[::1]
 _TRANSFERS = from_dtype(TRANSFER.dtype)[::1]
+_WORD = np.uint64(0xFFFFFFFFFFFFFFFF)  # in plain Python numbers do not end at 64 bits
 
 
 @inlined
@@ -81,8 +82,8 @@ def classes(first, second, slots, of):  # type: ignore[no-untyped-def]
     count = np.int64(0)
     mask = slots.shape[0] - 1
     for i in range(first.shape[0]):
-        mixed = np.uint64(first[i]) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(second[i])
-        mixed = mixed * np.uint64(0xD6E8FEB86659FD93)
+        mixed = (np.uint64(first[i]) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(second[i])) & _WORD
+        mixed = mixed * np.uint64(0xD6E8FEB86659FD93) & _WORD
         slot = np.int64(mixed >> np.uint64(32)) & mask
         while True:
             other = slots[slot]

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpuflow.kernels import columns as c
 from dpuflow.kernels._jit import (
+    COMPILED,
     be16,
     from_dtype,
     i4,
@@ -189,7 +190,8 @@ def _options(data, at, end, swapped, s, comments):  # type: ignore[no-untyped-de
             direction = u32(data, at + 4, swapped) & 3
         elif code == 4 and size == 8:
             low, high = u32(data, at + 4, swapped), u32(data, at + 8, swapped)
-            s[c.S_DROPS] = max(s[c.S_DROPS], 0) + ((low << 32 | high) if swapped else (high << 32 | low))
+            more = np.int64((low << 32 | high) if swapped else (high << 32 | low))
+            s[c.S_DROPS] = np.int64(max(s[c.S_DROPS], 0) + more)
         elif code == 1:
             if s[c.S_COMMENTS] < len(comments):
                 comments[s[c.S_COMMENTS], 0] = at + 4
@@ -200,14 +202,14 @@ def _options(data, at, end, swapped, s, comments):  # type: ignore[no-untyped-de
 
 
 @inner
-def _stamp(ticks, interface):  # type: ignore[no-untyped-def]
+def _stamp(ticks, interfaces, i):  # type: ignore[no-untyped-def]
     """Nanoseconds of a 64-bit tick count."""
-    if interface[c.I_MULTIPLY]:
-        return ticks * interface[c.I_MULTIPLY] + interface[c.I_OFFSET]
+    if interfaces[i, c.I_MULTIPLY]:
+        return np.int64(ticks * interfaces[i, c.I_MULTIPLY] + interfaces[i, c.I_OFFSET])
     ticks = np.uint64(ticks)
-    if interface[c.I_DIVIDE]:
-        return np.int64(ticks // np.uint64(interface[c.I_DIVIDE])) + interface[c.I_OFFSET]
-    bits = np.uint64(interface[c.I_BITS])
+    if interfaces[i, c.I_DIVIDE]:
+        return np.int64(np.int64(ticks // np.uint64(interfaces[i, c.I_DIVIDE])) + interfaces[i, c.I_OFFSET])
+    bits = np.uint64(interfaces[i, c.I_BITS])
     whole = ticks >> bits
     part = ticks - (whole << bits)
     if bits <= _HALF:
@@ -215,7 +217,7 @@ def _stamp(ticks, interface):  # type: ignore[no-untyped-def]
     else:  # the product in two halves, since it has more than 64 bits
         low = (part & np.uint64(0xFFFFFFFF)) * _BILLION >> _HALF
         fraction = ((part >> _HALF) * _BILLION + low) >> (bits - _HALF)
-    return np.int64(whole * _BILLION + fraction) + interface[c.I_OFFSET]
+    return np.int64(np.int64(whole * _BILLION + fraction) + interfaces[i, c.I_OFFSET])
 
 
 _SIGNATURE = i8(
@@ -239,7 +241,7 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
     offset = interfaces[0, c.I_OFFSET]
     interface = np.int64(0)
     usual = pcapng or (header == 16 and link == wire.LINKTYPE_ETHERNET)
-    usual = usual and not swapped
+    usual = usual and not swapped and COMPILED
     before = 28 if pcapng else 16  # bytes of a record before the frame
     reach = np.int64(c.CHUNK)
     status = c.LIMIT
@@ -316,7 +318,8 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
             if following > end:
                 status = c.MORE
                 break
-            time = u32(data, pos, swapped) * 1_000_000_000 + u32(data, pos + 4, swapped) * multiply + offset
+            seconds, fraction = u32(data, pos, swapped), u32(data, pos + 4, swapped)
+            time = np.int64(seconds * 1_000_000_000 + fraction * multiply + offset)
         else:
             if pos + 12 > end:
                 status = c.MORE
@@ -368,8 +371,8 @@ def parse(s, form, interfaces, data, block, slots, flows, ends, keys, endpoints,
                     s[c.S_REASON] = 1
                     status = c.DAMAGED
                     break
-                ticks = (u32(data, pos + 12, swapped) << 32) | u32(data, pos + 16, swapped)
-                time = _stamp(ticks, interfaces[interface])
+                ticks = np.int64((u32(data, pos + 12, swapped) << 32) | u32(data, pos + 16, swapped))
+                time = _stamp(ticks, interfaces, interface)
                 options = at + ((caplen + 3) & ~3)
                 if options + 8 <= following - 4:
                     direction = _options(data, options, following - 4, swapped, s, comments)

@@ -121,7 +121,9 @@ def _hint(name: str) -> str:
     """What to do where another tool's name of an interface was given."""
     if name == "any":
         return " (give -i for each of those that carry the job)"
-    if name and name.isprintable() and "/" not in name and Path("/sys/class/infiniband", name).is_dir():
+    from dpuflow.live.rdma import SYS
+
+    if name and name.isprintable() and "/" not in name and (SYS / "class/infiniband" / name).is_dir():
         return " (that is an RDMA device, captured by tcpdump or ibdump: README, Where to capture)"
     return ""
 

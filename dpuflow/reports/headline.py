@@ -56,6 +56,8 @@ def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str,
                 f"NO VERDICT: about 1 in {one_of:.3g} packets was captured (sampling), too few to follow"
                 " messages. Rates and ECN marks are below."
             ), "warn"
+        if result.captures and not any(capture.packets for capture in result.captures):
+            return "NO VERDICT: no packet was captured. Is it the interface of the job?", "warn"
         if result.collectives:
             text = "NO VERDICT: transfers but no collectives were found, so nobody can be called late."
         else:

@@ -1,0 +1,123 @@
+"""Kernels as plain Python: the same bytes as compiled; and when they are run so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpuflow import Vantage
+from dpuflow.cli import analyze
+from dpuflow.kernels import _plain, _ready
+from dpuflow.schema.rows import ENDPOINT
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+JOBS = sorted(path for path in (CHECKOUT / "traces").iterdir() if path.is_dir())
+
+
+def analysed(tmp_path: Path, captures: list[Path], **environment: str) -> bytes:
+    told = tmp_path / "result.json"
+    subprocess.run(
+        [sys.executable, "-m", "dpuflow", "analyze", "--quiet", *map(str, captures), "--json", str(told)],
+        check=True, cwd=CHECKOUT, env=os.environ | environment,
+    )  # fmt: skip
+    return told.read_bytes()
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.name)
+def test_plain_python_says_what_compiled_kernels_say(job: Path, tmp_path: Path) -> None:
+    captures = sorted(job.glob("node*.pcap.gz"))
+    assert analysed(tmp_path, captures, DPUFLOW_PLAIN="1") == analysed(tmp_path, captures)
+
+
+def test_a_field_takes_the_low_bits_of_a_number_and_its_sign() -> None:
+    rows = np.zeros(2, np.dtype([("a", "i4"), ("b", "u2"), ("c", "i8")], align=True))
+    row = _plain.view(rows)[1]
+    row.a, row.b, row.c = (1 << 31) + 5, -1, -(1 << 63) - 1
+    assert rows[1].tolist() == (-(1 << 31) + 5, 0xFFFF, (1 << 63) - 1)
+    assert (row.a, row.b, row.c) == rows[1].tolist()
+
+
+def test_an_index_beyond_the_rows_is_an_error() -> None:
+    with pytest.raises(IndexError):
+        _plain.view(ENDPOINT.zeros(2))[2]
+
+
+BACKGROUND = """
+import subprocess, sys
+from pathlib import Path
+from dpuflow.kernels import _ready
+
+folder = Path(sys.argv[1])
+_ready.LIBRARY = None
+_ready.library_path = lambda: folder / "kernels.so"
+_ready._WARM = f"import time; open({str(folder / 'began')!r}, 'a').write('x'); time.sleep(60)"
+started = []
+begin = subprocess.Popen
+subprocess.Popen = lambda *a, **k: started.append(begin(*a, **k)) or started[-1]
+print(_ready.run_plainly(), _ready.run_plainly(), len(started))
+from dpuflow.kernels import streams
+print(type(streams.spans).__module__, "numba" in sys.modules)
+started[0].kill()
+"""
+
+
+def test_one_process_compiles_in_the_background(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BACKGROUND, str(tmp_path)],
+        capture_output=True, text=True, check=True, cwd=CHECKOUT,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["True True 1", "dpuflow.kernels._plain False"]
+
+
+SWITCH = """
+import sys
+import numpy as np
+from dpuflow.kernels import _ready
+
+there = _ready.LIBRARY
+_ready.LIBRARY, _ready.PLAIN, _ready.arrived = None, True, lambda: _ready.LIBRARY is not None
+from dpuflow.kernels import tables
+from dpuflow.schema.rows import ENDPOINT
+
+def filled():
+    index = np.full(64, -1, np.int32)
+    tables.refill_index(ENDPOINT.zeros(32), 20, index)
+    return index.tolist()
+
+plain = filled()
+assert tables.refill_index.compiled is None
+_ready.LIBRARY = there
+print(filled() == plain, tables.refill_index.compiled is not None)
+"""
+
+
+def test_once_compiled_kernels_are_there_they_go_on() -> None:
+    if _ready.LIBRARY is None:
+        pytest.skip("no library of compiled kernels here")
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCH], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_only_small_files_are_read_without_compiled_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(_ready, "undecided", lambda: True)
+    monkeypatch.setattr(_ready, "run_plainly", lambda: asked.append(1) or True)
+    small, large, pipe = tmp_path / "a.pcap.gz", tmp_path / "b.pcap.gz", tmp_path / "c"
+    small.write_bytes(bytes(1000))
+    with open(large, "wb") as file:
+        file.truncate(analyze.SMALL_BYTES // analyze.PACKED)
+    os.mkfifo(pipe)
+    for files, expected in (([small], 1), ([small, large], 0), ([small, pipe], 0), ([large], 1)):
+        asked.clear()
+        analyze._mind_compiling([Vantage("n", tuple(map(str, files)))], quiet=expected == 0)
+        assert len(asked) == expected, files
+    assert capsys.readouterr().err == f"{analyze.PLAINLY}\n" * 2
