@@ -27,7 +27,7 @@ USUAL_DRIFT: Final = 50e-6  # IEEE 802.3 allows clocks 100 ppm, taken as two sta
 
 WINDOWS: Final = 128  # times by which pieces are told apart, at most
 FEWEST: Final = 8  # samples of either direction in a window, on average
-FEWEST_BROKEN: Final = 2  # of them where no straight line holds: something happened, it is only to be found
+FEWEST_BROKEN: Final = 2  # where no straight line holds, and there are too few for windows of FEWEST
 NOISE: Final = 2.0  # how much of the windows' own scatter a strip may lose and still be straight
 
 
@@ -252,7 +252,9 @@ def _cuts(
     time = (x_ns - whole.origin_ns).astype(np.float64)
     rest = (y_ns - x_ns - whole.base_ns) - whole.offset - whole.slope * time
     fewer = min(int(forward.sum()), int((~forward).sum()))
-    count = min(WINDOWS, fewer // (FEWEST_BROKEN if whole.broken else FEWEST))
+    count = min(WINDOWS, fewer // FEWEST)
+    if count < 3 and whole.broken:
+        count = fewer // FEWEST_BROKEN
     if count < 3:
         return [], 0.0
     window, edges, middle = _windows(time, count)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.stamps import DISORDER_NS
 from dpuflow.join.clockmap import ClockMap
 
 if TYPE_CHECKING:
@@ -28,12 +29,13 @@ def settle_steps(found: Clocks, samples: Sequence[Samples], stamps: Callable[[in
     for island in found.islands:
         for capture in island:
             place, error_ns = found.maps[capture], found.clocks[capture].tied_ns or 0
-            if place is None or not any(abs(jump) > 2 * error_ns for _, jump in place.jumps()):
+            least = max(2 * error_ns, DISORDER_NS)  # less may be a bend of a clock that is slewed
+            if place is None or not any(abs(jump) > least for _, jump in place.jumps()):
                 continue
             shared = _shared(capture, samples, found.maps)
             pieces = place.pieces
             for number, (_, jump) in enumerate(place.jumps(), 1):
-                if abs(jump) > 2 * error_ns:
+                if abs(jump) > least:
                     paused = stamps(capture if jump > 0 else island[0])
                     begin = _begin(pieces, number, jump, shared, paused, error_ns)
                     was, offset, drift = pieces[number]
