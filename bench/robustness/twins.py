@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bench.robustness.cases import Capture
-from dpuflow.arrays.stamps import DISORDER_NS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -61,18 +60,13 @@ def make_twin(subject: Subject, twin: Twin, late_nodes: Collection[int], seed: i
 
 
 def step_of(before: Captures, after: Captures) -> Step | None:
-    """The clock step between a case's captures and those of its twin, None where there is none.
-
-    As an analysis has it: where stamps fall behind those before, they are taken as if the clock had gone on.
-    """
+    """The clock step between a case's captures and those of its twin, None where there is none."""
     was = {capture.name: capture for capture in before}
     for capture in after:
         stamps, old = capture.records.stamp_ns, was[capture.name].records.stamp_ns
         if len(stamps) == len(old) and stamps[0] == old[0] and abs(int(stamps[-1] - old[-1])) >= MS:
             first = int(np.argmax(stamps != old))
-            behind_ns = int(stamps[:first].max() - stamps[first])
-            by_ns = int(stamps[first] - old[first]) + (behind_ns if behind_ns > DISORDER_NS else 0)
-            return Step(capture.vantage, int(old[first]), by_ns)
+            return Step(capture.vantage, int(old[first]), int(stamps[first] - old[first]))
     return None
 
 

@@ -10,17 +10,17 @@ from dpuflow.messages.cut_entries import NEEDED
 from dpuflow.schema.rows import Framing, MessageFlag, Role, Transport, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.join.common import Common
-    from dpuflow.schema.tables import CaptureInfo, CaptureTables
+    from dpuflow.schema.tables import CaptureTables
 
 
 def limits_of(captures: Sequence[CaptureTables], common: Common) -> list[str]:
     """Sentences on what these captures cannot show."""
-    limits = [text for tables in captures for text in _set_back(tables.info)]
+    limits = []
     for capture, sets in sorted(common.undecided.items()):
         names = " or ".join(address(common.endpoints[ends[0]]) for ends in sets)
         limits.append(
@@ -38,16 +38,6 @@ def limits_of(captures: Sequence[CaptureTables], common: Common) -> list[str]:
     for tables in captures:
         limits += _cut_headers(tables)
     return limits
-
-
-def _set_back(info: CaptureInfo) -> Iterator[str]:
-    """A sentence where the capture's clock was set back."""
-    if info.set_back:
-        shown = ", ".join(f"{by / 1e6:.1f} ms before packet {at + 1}" for at, by in info.set_back)
-        yield (
-            f"The clock of {info.vantage} was set back in mid-capture, by at least {shown}: from there on its"
-            " times are taken as if it had gone on."
-        )
 
 
 def _not_captured(common: Common) -> list[str]:

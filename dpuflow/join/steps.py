@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.stamps import DISORDER_NS
 from dpuflow.join.clockmap import ClockMap
+from dpuflow.join.unwound import DISORDER_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

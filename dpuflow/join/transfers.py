@@ -43,6 +43,7 @@ from dpuflow.join.sightings import (
     superseded_bursts,
 )
 from dpuflow.join.steps import settle_steps
+from dpuflow.join.unwound import unwound
 from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen
 from dpuflow.schema.tables import Joined
 
@@ -70,6 +71,8 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     copies = find_copies(captures)
     captures = _emptied(captures, copies)
     infos = [t.info for t in captures]
+    steady = [unwound(t) for t in captures]
+    captures = [t for t, _ in steady]
     common = find_common(captures)
     alone = len(captures) == 1  # nothing to match: its messages need not be laid out for it
     seen = collect(_emptied(captures, (0,)) if alone else captures, common)
@@ -86,7 +89,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     join_addresses(captures, common)
     transfers = _all_transfers(captures, common, seen, order, found)
     total_flows(captures, common, _flow_times(captures, found))
-    limits = found.limits + limits_of(captures, common)
+    limits = [text for _, text in steady if text] + found.limits + limits_of(captures, common)
     views = [
         Joined(
             infos,

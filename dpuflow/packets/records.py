@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from dpuflow.arrays.stamps import set_back
 from dpuflow.capture.base import SLACK, WINDOW, Damage
 from dpuflow.capture.pcapng import text_of
 from dpuflow.capture.streams import Mapped
@@ -25,6 +22,7 @@ from dpuflow.wire import headers as wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from dpuflow.capture.base import Bytes, CaptureFile, CaptureSource, Format, Numbers
@@ -58,8 +56,6 @@ class BlockReader:
         self._buffers = Buffers()
         self._more_comments = 0
         self.info = CaptureInfo(source.id, source.vantage, list(source.files))
-        self._latest_ns = NEVER
-        self._behind_ns = 0  # by how much its clock has been set back
 
     @property
     def flows(self) -> Rows:
@@ -273,35 +269,14 @@ class BlockReader:
         info, told = self.info, state.tolist()
         rows, disordered = told[c.S_ROW], told[c.S_DISORDERED]
         counts = told[c.S_SPARSE : c.S_SPARSE + len(c.SPARSE)]
-        if self._behind_ns:
-            buffers.times[:rows] += self._behind_ns
-        if disordered and len(info.files) == 1:
-            self._unwind(buffers, rows)
         block = buffers.block(info.packets, rows, counts, data, disordered == 0)
         first, last = int(buffers.times[0]), int(buffers.times[rows - 1])
-        self._latest_ns = max(self._latest_ns, last)
         info.first_ns = first if info.first_ns is None else min(first, info.first_ns)
         info.last_ns = last if info.last_ns is None else max(last, info.last_ns)
         info.packets += rows
         info.bytes += told[c.S_BYTES]
         info.disordered += disordered
         return block
-
-    def _unwind(self, buffers: Buffers, rows: int) -> None:
-        """Where the clock was set back let stamps go on, and note it: one would stand for two times.
-
-        Stamps that fall back again and again are those of several queues, one's batch after another's; those
-        of another interface are of another clock.
-        """
-        times, iface = buffers.times[:rows], buffers.columns["iface"]
-        fallen = set_back(np.r_[self._latest_ns, times])
-        if len(fallen) != 1:
-            return
-        at, by_ns = fallen[0][0] - 1, fallen[0][1]
-        if not at or iface[at - 1] == iface[at]:
-            times[at:] += by_ns
-            self._behind_ns += by_ns
-            self.info.set_back.append([self.info.packets + at, by_ns])
 
     def _damaged(self, file: CaptureFile, pos: int, reason: str) -> None:
         self.info.complete = False

@@ -78,8 +78,6 @@ class CaptureInfo:
     complete: bool = True
     warnings: list[str] = field(default_factory=list)  # one sentence each, naming file and offset
     disordered: int = 0  # records whose stamp is before the one they follow
-    set_back: list[list[int]] = field(default_factory=list)
-    """Frames from which on its clock was set back, and how far stamps fell behind the latest before, ns."""
     comments: list[str] = field(default_factory=list)
     machine: str = ""  # what an agent's machine is called for good; "" where it does not say
     snaplen_needed: int = (
