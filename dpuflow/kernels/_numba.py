@@ -129,8 +129,8 @@ def inner(function: Callable[..., Any]) -> Any:
 
 def _plain(kind: Any) -> Any:
     """The type that a function is compiled for when called with ``kind``."""
-    kind = types.unliteral(kind)
-    return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind
+    plain: Any = types.unliteral(kind)  # type: ignore[no-untyped-call]
+    return types.int64 if getattr(plain, "signed", False) else plain
 
 
 inlined = numba.njit(**INNER, forceinline=True)

@@ -37,8 +37,8 @@ class _Numbers:
 
     @staticmethod
     def int64(value: Any) -> int:
-        value = int(value)
-        return value if -_SIGN <= value < _SIGN else ((value + _SIGN) & _BITS[8]) - _SIGN
+        number = int(value)
+        return number if -_SIGN <= number < _SIGN else ((number + _SIGN) & _BITS[8]) - _SIGN
 
     @staticmethod
     def uint64(value: Any) -> int:
@@ -119,7 +119,7 @@ class Plain:
 
     def __init__(self, function: Callable[..., Any], signature: Any) -> None:
         self.function, self.signature = function, signature
-        self.compiled: _ready.Kernel | None = None
+        self.compiled: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         if self.compiled is None and _ready.arrived():

@@ -113,8 +113,8 @@ class Proposer:
         if edges not in self._shapes:
             # Rounded up, so that channels of one group ask for the same.
             most = 1 << len(streams.rows).bit_length()
-            tries, shapes = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
-            self._shapes[edges] = tries, [Hypothesis(*shape, 1, self.near) for shape in shapes]
+            tries, forms = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
+            self._shapes[edges] = tries, [Hypothesis(*shape, 1, self.near) for shape in forms]
             if self.near is not None:
                 self._shapes[edges][1].extend(
                     base

@@ -38,7 +38,7 @@ class Scores(NamedTuple):
     """What ACKs said of flows' candidates, a run for each flow."""
 
     flow: Ints
-    count: Ints
+    width: Ints
     conflicts: NDArray[np.int32]
     echoes: NDArray[np.int32]
 
@@ -83,8 +83,8 @@ class Pairs:
         handshakes named the last ones are kept.
         """
         scored = self._scored(old_peers, np.flatnonzero(place[: len(old_peers)] >= 0))
-        left = place[self.members[_places(old_peers["candidates"][scored.flow], scored.count)]] >= 0
-        of = np.repeat(np.arange(len(scored.flow)), scored.count)[left]
+        left = place[self.members[_places(old_peers["candidates"][scored.flow], scored.width)]] >= 0
+        of = np.repeat(np.arange(len(scored.flow)), scored.width)[left]
         count = np.bincount(of, minlength=len(scored.flow))
         scored = Scores(place[scored.flow], count, scored.conflicts[left], scored.echoes[left])
         named = self._requests, self._named
@@ -124,7 +124,7 @@ class Pairs:
         if whole:
             touched = np.arange(len(size))
         before = self.members[_places(self._runs[touched, 0], old[touched])]
-        scored = self._scored(peers, before)
+        scored = self._scored(peers, before.astype(np.int64))
         self._make_room(int((size * width).max(initial=0)), int(size.max(initial=0)))
         if whole:
             self.members = np.zeros(0, np.int32)
@@ -181,9 +181,9 @@ class Pairs:
         are new had sent nothing when the ACKs so far came.
         """
         at, width, acks = _scores(peers, scored.flow)
-        kept = np.minimum(scored.count, width)
+        kept = np.minimum(scored.width, width)
         self.conflicts[_places(at, width)] = np.repeat(acks, width)
-        old, new = _places(np.cumsum(scored.count) - scored.count, kept), _places(at, kept)
+        old, new = _places(np.cumsum(scored.width) - scored.width, kept), _places(at, kept)
         self.conflicts[new], self.echoes[new] = scored.conflicts[old], scored.echoes[old]
 
     def _scored(self, peers: Rows, flows: Ints) -> Scores:
@@ -201,7 +201,7 @@ class Pairs:
     def named(self, flows: Rows, known: int) -> list[int]:
         """Flows from row ``known`` on whose QPs a handshake has named."""
         if not self._named:
-            return np.zeros((0, 2), np.int64)
+            return []
         keys = zip(*(flows[name][known:].tolist() for name in ("src", "dst", "dest_qp")), strict=True)
         return [known + i for i, key in enumerate(keys) if key in self._named]
 

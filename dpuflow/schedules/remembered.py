@@ -89,7 +89,7 @@ def size_of(value: object) -> int:
 
     An object that is no collection says by its ``__sizeof__`` what it takes; an ``Algorithm`` is shared.
     """
-    if value.__class__ is int and -6 < value < 257:  # type: ignore[operator]  # CPython has one of each
+    if value.__class__ is int and -6 < value < 257:  # CPython has one of each
         return 0
     own = sys.getsizeof(value)
     if isinstance(value, np.ndarray):
