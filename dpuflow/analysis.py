@@ -113,6 +113,7 @@ def analyze_tables(
 
     ``release``: of their messages only what the result cites is kept once they are joined, in place.
     """
+    from dpuflow.findings.nodes import fold_nodes
     from dpuflow.identity.communicators import communicators
     from dpuflow.identity.endpoints import endpoint_nodes
     from dpuflow.islands.analyse import read_islands
@@ -142,7 +143,7 @@ def analyze_tables(
         from dpuflow.marks import marks_of
 
         marks = marks_of(captures, worked, numbers_of(ties))
-    result = merged([each.analysis for each in worked], ties, of_nodes)
+    result = fold_nodes(merged([each.analysis for each in worked], ties, of_nodes))
     if messages:
         from dpuflow.islands.merge import numbers_of
         from dpuflow.message_list import messages_of

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from dpuflow.entries import BOUNDS, RULES, Rule, gpus_within
-from dpuflow.identity.endpoints import address_text, addresses_of, captured_at, endpoint_nodes, mac_text
+from dpuflow.identity.endpoints import (
+    address_text,
+    addresses_of,
+    captured_at,
+    endpoint_nodes,
+    hosts_by_name,
+    mac_text,
+)
 from dpuflow.identity.rankmap import doubts_about
 from dpuflow.outline import list_pipelines, list_steps, list_transfers, list_what_if
 from dpuflow.results import (
@@ -100,7 +107,10 @@ def _endpoints(joined: Joined, ranks: Mapping[int, int], known: Known) -> list[E
     found = []
     places, names = known.places or {}, known.names or {}
     node = endpoint_nodes(joined, known.places) if known.nodes is None else known.nodes
-    hosts = captured_at(joined)
+    captures = captured_at(joined)
+    hosts = dict(captures)  # of a capture at several of a node's NICs
+    for host, mine in hosts_by_name([capture.vantage for capture in joined.captures]).items():
+        hosts.update((end, host) for capture in mine for end in joined.local[capture])
     several = np.bincount(node, minlength=len(node)) > 1
     for number, row in enumerate(joined.endpoints):
         addresses = addresses_of(joined, number)
@@ -112,8 +122,9 @@ def _endpoints(joined: Joined, ranks: Mapping[int, int], known: Known) -> list[E
                 addresses,
                 mac_text(int(row["mac"])),
                 ranks.get(number),
-                label or hosts.get(number) or next((names[a] for a in addresses if names.get(a)), None),
+                label or captures.get(number) or next((names[a] for a in addresses if names.get(a)), None),
                 int(node[number]) if several[node[number]] else None,
+                host=next((places[a].host for a in addresses if a in places), None) or hosts.get(number),
             )
         )
     return found

@@ -109,6 +109,19 @@ def name_of(endpoint: Endpoint) -> str:
     return f"{endpoint.address} ({endpoint.label})" if endpoint.label else endpoint.address
 
 
+def node_name(members: Sequence[Endpoint]) -> str:
+    """Endpoints of one node: ``node1 (ranks 4 to 7)``, ``one node (10.0.0.3 and 3 more)``."""
+    first = members[0]
+    ranks = sorted(each.rank for each in members if each.rank is not None)
+    if len(ranks) < len(members):
+        those = f"{first.address} and {len(members) - 1} more"
+    elif ranks[-1] - ranks[0] == len(ranks) - 1 > 1:
+        those = f"ranks {ranks[0]} to {ranks[-1]}"
+    else:
+        those = f"ranks {listed([str(rank) for rank in ranks], len(ranks))}"
+    return f"{first.host or 'one node'} ({those})"
+
+
 def in_steps(pipeline: Pipeline, endpoint: int) -> str:
     """In how many steps a stage worked longer, and by how much; empty where in none."""
     place = pipeline.stages.index(endpoint)

@@ -58,7 +58,8 @@ ROWS: Final = (
         "All ranks of one node are late together, and those of other nodes are not.",
         "each of the node's ranks is judged late, and no rank elsewhere.",
         f"What the others waited: {_OF_RANKS}.",
-        "Look at what the node's ranks share: host, bus, power and cooling, its NVLink domain.",
+        "Find the node's GPU that is late first: its own clocks, temperature and input, from the host; then"
+        " look at what the node's ranks share: host, bus, power and cooling, its NVLink domain.",
         ("a shard or stage that the node's ranks have in common", "a slow or busy host"),
         ("nodes", "operations"),
         explains=("straggler", "p2p_throttling"),

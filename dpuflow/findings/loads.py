@@ -9,7 +9,7 @@ import numpy as np
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.hang import captured_until, span_of
-from dpuflow.quantities import duration, listed, name_of, percent
+from dpuflow.quantities import duration, listed, name_of, node_name, percent
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -192,15 +192,17 @@ def find_node_skews(case: Case) -> Iterator[Finding]:
         waited = sum(rows[end].caused_wait_ns or 0 for end in ends)
         share = min(waited / max(case.span_ns(ends) * (len(rows) - len(ends)), 1), 1.0)
         host = all(rows[end].cause == "host" for end in ends)
-        names = [name_of(case.result.endpoints[end]) for end in ends]
+        who = node_name([case.result.endpoints[end] for end in ends])
         rails = "grant credits and enter" if host else "enter"
+        why = "what they share is slow"
+        if not host:
+            why = f"one of its GPUs keeps the others, or {why}"
         yield make_finding(
             "host_cpu" if host else "node_skew",
             ends,
             (case.joined.start_ns, case.joined.end_ns),
             Cost(waited, share),
             0.8,
-            f"All ranks of one node, {listed(names, 4)}, {rails} late, and none of another node: what they"
-            f" share is"
-            f" slow. Their peers waited {duration(waited)} of rank time for them.",
+            f"All ranks of {who} {rails} late, and none of another node: {why}. Their peers waited"
+            f" {duration(waited)} of rank time for them.",
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence
-from dpuflow.quantities import duration, in_steps, late_by, late_in, listed, name_of, rank_seconds
+from dpuflow.quantities import duration, in_steps, late_by, late_in, listed, name_of, node_name, rank_seconds
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -133,19 +133,44 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
 
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
-    names = [unit_name(result, row) for row in rows]
+    units = units_of(rows)
+    names = [unit_name(result, row) for row in units]
     waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
-    times = ", ".join(map(late_in, rows))
+    times = ", ".join(map(late_in, units))
+    each = " of each of a node's ranks" if any(row.together for row in units) else ""
     return (
-        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives); their"
+        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives{each}); their"
         f" peers waited {waited} for them."
     )
 
 
+def late_together(rows: Sequence[Lateness], result: Analysis) -> str:
+    """The sentence on ranks of one node that are late in the same operations."""
+    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    by = f", by {late_by(rows[0])} (median)," if rows[0].late_ns is not None else ""
+    return (
+        f"{unit_name(result, rows[0])} entered {late_in(rows[0])} collectives of each rank late together{by}"
+        f" and their peers waited {waited} for them. One of the node's GPUs may have kept the others."
+    )
+
+
+def units_of(rows: Sequence[Lateness]) -> list[Lateness]:
+    """Of ranks of one node that were late together the first one, and all others."""
+    told: set[int] = set()
+    found = []
+    for row in rows:
+        if row.endpoint not in told:
+            found.append(row)
+        told.update(row.together)
+    return found
+
+
 def unit_name(result: Analysis, row: Lateness) -> str:
-    """What a row speaks of: an endpoint, or one that nobody knows of a node's GPUs."""
+    """What a row speaks of: an endpoint, one that nobody knows of a node's GPUs, or several of a node."""
     if row.node is not None:
         return f"a GPU of node {result.endpoints[row.node].address}"
+    if row.together:
+        return node_name([result.endpoints[end] for end in row.together])
     return name_of(result.endpoints[row.endpoint])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from dpuflow.findings.ranks import units_of
 from dpuflow.quantities import count, duration, listed, percent
 from dpuflow.reports.sampled import sampled_one_of
 from dpuflow.verdicts.pauses import worked_ns
@@ -76,16 +77,17 @@ def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str,
 
 
 def late_headline(late: list[Lateness], names: Names) -> str:
-    """Who is late, and how steadily."""
+    """Who is late, and how steadily; ranks of one node that are late together as one."""
+    late = units_of(late)
     persistent = [row for row in late if row.verdict == "late"]
     rotating = [row for row in late if row.steadiness == "rotating"]
     if len(rotating) == len(late) > 1:
-        return f"LATE IN TURN: {listed([names.short(row.endpoint) for row in late])}."
+        return f"LATE IN TURN: {listed([names.unit(row.endpoint) for row in late])}."
     if persistent:
-        who = [names.long(row.endpoint) for row in persistent]
-        rest = [names.short(row.endpoint) for row in late if row not in persistent]
+        who = [names.unit(row.endpoint, long=True) for row in persistent]
+        rest = [names.unit(row.endpoint) for row in late if row not in persistent]
         return f"LATE: {listed(who, 4)}." + (f" Now and then also {listed(rest)}." if rest else "")
-    return f"LATE NOW AND THEN: {listed([names.long(row.endpoint) for row in late], 4)}."
+    return f"LATE NOW AND THEN: {listed([names.unit(row.endpoint, long=True) for row in late], 4)}."
 
 
 def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:

@@ -68,6 +68,7 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "address": "the first of its addresses",
         "addresses": "all of them",
         "mac": "hardware address",
+        "host": "name of its node",
         "label": "host and GPU by the rank map, else the name of its capture or of /etc/hosts",
         "node": "endpoints of one node have the same number",
         "role": "of an inference service; a client is no rank",
@@ -122,6 +123,7 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "late_ns": "how late where it was late: median",
         "late_most_ns": "how late where it was late: most",
         "late_bound": "whether late_ns is exact or a lower bound",
+        "together": "endpoints of its node that were late in the same operations by as much",
         "address": "address of the endpoint",
     },
     "edges": {

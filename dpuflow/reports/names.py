@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.quantities import name_of
+from dpuflow.quantities import name_of, node_name
 
 if TYPE_CHECKING:
     from dpuflow.results import Analysis, Evidence
@@ -16,6 +16,7 @@ class Names:
     def __init__(self, result: Analysis) -> None:
         self._endpoints = {endpoint.id: endpoint for endpoint in result.endpoints}
         self._captures = {capture.id: capture for capture in result.captures}
+        self._together = {row.endpoint: row.together for row in result.lateness if row.together}
         self._nodes = {row.endpoint: row.node for row in result.lateness if row.node is not None}
 
     def long(self, endpoint: int) -> str:
@@ -30,6 +31,12 @@ class Names:
             return self._node(endpoint)
         row = self._endpoints[endpoint]
         return row.address if row.rank is None else f"rank {row.rank}"
+
+    def unit(self, endpoint: int, *, long: bool = False) -> str:
+        """The same, or the node with those of its ranks that were late together: ``node1 (ranks 4 to 7)``."""
+        if endpoint in self._together:
+            return node_name([self._endpoints[end] for end in self._together[endpoint]])
+        return self.long(endpoint) if long else self.short(endpoint)
 
     def short_of(self, endpoint: int, width: int) -> str:
         """The longest name that fits ``width`` characters, cut in the middle where none does."""

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.figures.spans import jobs_with, list_jobs
+from dpuflow.findings.ranks import units_of
 from dpuflow.quantities import (
     count,
     duration,
@@ -50,6 +51,7 @@ CAUSES = {
 
 _ABOUT_THE_CAPTURE = {
     "straggler",
+    "node_skew",
     "hang",
     "desync",
     "clock_untied",
@@ -83,9 +85,10 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
     if len(late) > 1 and all(row.steadiness == "rotating" for row in late):
         yield from _in_turn(result, late, names)
     else:
-        for row in late[:MOST_LATE]:
-            yield from _late(result, row, names, alone=len(late) == 1)
-        yield from _more(late)
+        units = units_of(late)
+        for row in units[:MOST_LATE]:
+            yield from _late(result, row, names, alone=len(units) == 1)
+        yield from _more(units)
     if late:
         yield from _accounts(result, names)
         yield from _other_faults(result, names, "also")
@@ -122,7 +125,7 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         waited = {end: ns for end, ns in each.waited.items() if int(end) in late and ns > 0}
         parts = each.parts
         told = [(sum(parts.work.values()) - sum(waited.values()), "work")]
-        told += [(ns, f"waiting for {names.short(int(end))}") for end, ns in waited.items()]
+        told += [(ns, f"waiting for {names.unit(int(end))}") for end, ns in waited.items()]
         told += [
             (parts.library, "library"),
             (parts.transfer, "transfer"),
@@ -183,14 +186,17 @@ def _stuck(result: Analysis, finding: Finding) -> Iterator[str]:
 
 def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[str]:
     """One line for each rank, and what they have in common."""
-    for row in late[:MOST_LATE]:
-        text = f"{names.short(row.endpoint)}: late in {late_in(row)} collectives"
+    units = units_of(late)
+    for row in units[:MOST_LATE]:
+        word = "late together" if row.together else "late"
+        text = f"{names.unit(row.endpoint)}: {word} in {_times(result, row)}"
         if row.late_ns is not None:
             text += f", by {late_by(row)} (median)"
-        if row.caused_wait_ns is not None:
-            text += f"; the others waited {rank_seconds(row.caused_wait_ns)} for it"
+        waited = _caused_ns(result, row)
+        if waited is not None:
+            text += f"; the others waited {rank_seconds(waited)} for {_it(row)}"
         yield wrap(text, "  ", "    ")
-    yield from _more(late)
+    yield from _more(units)
     since = _since(result, late[0])  # they share a finding
     sure = [row.confidence for row in late if row.confidence is not None]
     least = " at the least" if len(set(sure)) > 1 else ""
@@ -207,6 +213,30 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
             yield wrap(sentence, "  ", "    ")
 
 
+def _rows_of(result: Analysis, row: Lateness) -> list[Lateness]:
+    """The rows of a node's ranks that were late together, or the row alone."""
+    return [each for each in result.lateness if each.endpoint in row.together] or [row]
+
+
+def _times(result: Analysis, row: Lateness) -> str:
+    """``6 of 20 collectives``, of ranks that were late together ``5 to 6 of the 20 collectives of each``."""
+    if not row.together:
+        return f"{late_in(row)} collectives"
+    often = [round((each.late_share or 0) * each.collectives) for each in _rows_of(result, row)]
+    least = f"{min(often):,} to " if min(often) < max(often) else ""
+    return f"{least}{max(often):,} of the {row.collectives:,} collectives of each"
+
+
+def _caused_ns(result: Analysis, row: Lateness) -> int | None:
+    """What others waited for it, or for those of its node together."""
+    waits = [each.caused_wait_ns for each in _rows_of(result, row) if each.caused_wait_ns is not None]
+    return sum(waits) if waits else None
+
+
+def _it(row: Lateness) -> str:
+    return "them" if row.together else "it"
+
+
 def _more(late: Sequence[Lateness]) -> Iterator[str]:
     if len(late) > MOST_LATE:
         yield f"  and {len(late) - MOST_LATE} more, in the table below"
@@ -214,11 +244,12 @@ def _more(late: Sequence[Lateness]) -> Iterator[str]:
 
 def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterator[str]:
     if not alone:
-        yield f"  {names.long(row.endpoint)}"
+        yield f"  {names.unit(row.endpoint, long=True)}"
     indent = "  " if alone else "    "
     stage = _stage(result, row)
     counted = () if stage else (
-        _how_often(result, row), _how_much(result, row), _waited(result, row.caused_wait_ns, [row]),
+        _how_often(result, row), _how_much(result, row),
+        _waited(result, _caused_ns(result, row), _rows_of(result, row)),
     )  # fmt: skip
     for sentence in filter(
         None,
@@ -226,6 +257,9 @@ def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterato
             stage,
             *counted,
             _without(result, row),
+            "its ranks are late in the same operations: one of its GPUs may keep the others, inside the node"
+            if row.together
+            else "",
             f"likely cause: {CAUSES[row.cause]}" if row.cause != "none" else "",
             _sure(result, row, counted=not stage),
             _relative(row, names),
@@ -262,7 +296,8 @@ def _stage(result: Analysis, row: Lateness) -> str:
 def _how_often(result: Analysis, row: Lateness) -> str:
     parts = []
     if row.late_share is not None:
-        parts.append(f"late in {late_in(row)} collectives ({percent(row.late_share)})")
+        together = "together " if row.together else ""
+        parts.append(f"late {together}in {_times(result, row)} ({percent(row.late_share)})")
     if row.last_share is not None:
         parts.append(f"the last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":

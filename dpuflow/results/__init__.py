@@ -54,6 +54,7 @@ class Endpoint:
     label: str | None = None  # host and GPU, from a rank map
     node: int | None = None  # endpoints of one node have the same number: that of the first of them
     role: Literal["client", "front_end"] | None = None  # of an inference service; a client is no rank
+    host: str | None = None  # its node's name: of a rank map, or what its NICs' captures are named after
 
 
 @dataclass(slots=True)
@@ -164,7 +165,8 @@ class Lateness:
     at_least where bounds among these leave the median open.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None
     where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
-    where nothing is claimed.
+    where nothing is claimed. ``together``: endpoints of its node, itself among them, that were late in the
+    same operations by as much, so that one of them may have kept the others; empty where it was alone.
     """
 
     endpoint: int
@@ -190,6 +192,7 @@ class Lateness:
     late_bound: Literal["exact", "at_least"] | None = None
     confidence: float | None = None
     address: str | None = None  # the endpoint's, or the node's first
+    together: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
