@@ -268,7 +268,9 @@ def test_ranks_that_only_send_to_each_other_belong_to_no_collective() -> None:
     result.pipelines = [Pipeline([0, 1, 2, 3], None, 4, [5, 5, 5, 5], [None] * 4, [None] * 4, [])]
     for each in result.collectives:
         each.op = "send_recv"
-    assert next(text_lines(result)) == "COULD NOT BE JUDGED: their messages belong to no collective."
+    assert next(text_lines(result)) == (
+        "COULD NOT BE JUDGED: their messages are sends and receives, which do not show who was late."
+    )
 
 
 def test_a_network_fault_is_in_the_first_lines() -> None:
@@ -488,3 +490,17 @@ def test_no_line_of_the_verdict_is_wider_than_the_terminal(columns: int, late_ms
     assert max(len(line) for line in lines if "==" not in line) <= columns
     whole = " ".join(" ".join(lines).split())
     assert "10.0.0.3" in whole  # no line ends within an address
+
+
+def test_where_nobody_can_be_judged_a_critical_fault_is_the_headline() -> None:
+    result = job(late_ms=5)
+    fault = replace(result.findings[0], condition="credit_starvation", summary="Rank 1 is slow to receive.")
+    result.findings = [fault]
+    for row in result.lateness:
+        row.verdict, row.cause, row.steadiness = "unknown", "unknown", None
+    lines = list(text_lines(result))
+    assert lines[0] == "CREDIT STARVATION: Rank 1 is slow to receive."
+    assert lines[1].startswith("  who was late could not be judged: ")
+    assert not any(line.startswith("  but:") for line in lines)
+    result.lateness[0].verdict = "on_time"  # then the all-clear of the others comes first
+    assert next(text_lines(result)).startswith("NOBODY SEEN LATE")

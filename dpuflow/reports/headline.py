@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dpuflow.reports.names import Names
     from dpuflow.results import Analysis, Finding, Lateness
 
+ABOUT_LATENESS = ("straggler", "node_skew", "hang", "desync", "clock_untied", "capture_loss")
+"""Findings that are no fault beside lateness: they speak of late ranks or of the capture itself."""
 STUCK = ("desync", "hang")
 """Findings of a job that stands still."""
 FEWEST_TIMES = 3
@@ -50,6 +52,9 @@ def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str,
                 f" network kept them {add}"
             ), style
         return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network kept them {add}", style
+    fault = main_fault(result)
+    if fault is not None:
+        return f"{fault.condition.replace('_', ' ').upper()}: {fault.summary}", "bad"
     if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
         one_of = sampled_one_of(result)
         if one_of is not None:
@@ -76,6 +81,18 @@ def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str,
     return _clear_headline(result, names)
 
 
+def faults_of(result: Analysis) -> list[Finding]:
+    """Findings above info that are nobody's lateness, the gravest first as the result lists them."""
+    return [f for f in result.findings if f.severity != "info" and f.condition not in ABOUT_LATENESS]
+
+
+def main_fault(result: Analysis) -> Finding | None:
+    """The critical fault that is the answer where no rank can be judged."""
+    if any(row.verdict != "unknown" for row in result.lateness) or stuck_in(result):
+        return None
+    return next((fault for fault in faults_of(result) if fault.severity == "critical"), None)
+
+
 def late_headline(late: list[Lateness], names: Names) -> str:
     """Who is late, and how steadily; ranks of one node that are late together as one."""
     late = units_of(late)
@@ -96,7 +113,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
     beyond = f" by more than {duration(limit)} a step" if limit else ""
     if blind and len(blind) == len(result.lateness):
-        return f"COULD NOT BE JUDGED: {_why_blind(result, blind)}.{_add_captures(result)}", "warn"
+        return f"COULD NOT BE JUDGED: {why_blind(result, blind)}.{_add_captures(result)}", "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
@@ -112,7 +129,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             ), "warn"
         return (
             f"NOBODY SEEN LATE of its own doing{beyond}, but {who} could not be judged:"
-            f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
+            f" {why_blind(result, blind)}.{waited}{_add_captures(result)}"
         ), "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
@@ -152,7 +169,7 @@ def _incidents(result: Analysis, names: Names, of_all: Sequence[int] = ()) -> st
     return listed(told) + more if told else ""
 
 
-def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
+def why_blind(result: Analysis, blind: list[Lateness]) -> str:
     """Why nothing is said of these ranks: most of their times are not told, or too much would be hidden."""
     hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):
@@ -168,7 +185,7 @@ def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
     ends = {row.endpoint for row in blind}
     mine = [c for c in result.collectives if any(entry.endpoint in ends for entry in c.ranks)]
     if all(each.op == "send_recv" for each in mine):
-        return f"{whose} messages belong to no collective"
+        return f"{whose} messages are sends and receives, which do not show who was late"
     known = f"only {told:,}" if told else "none"
     text = f"{known} of {whose} {total:,} entry times {'are' if told > 1 else 'is'} known"
     text += f", {count(cut, 'collective')} only partly captured" if cut else ""

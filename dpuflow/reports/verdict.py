@@ -24,7 +24,15 @@ from dpuflow.quantities import (
     percent,
     rank_seconds,
 )
-from dpuflow.reports.headline import headline, late_headline, perhaps_late, stuck_in
+from dpuflow.reports.headline import (
+    faults_of,
+    headline,
+    late_headline,
+    main_fault,
+    perhaps_late,
+    stuck_in,
+    why_blind,
+)
 from dpuflow.reports.layout import Paint, wrap
 
 if TYPE_CHECKING:
@@ -49,15 +57,6 @@ CAUSES = {
     "unknown": "cannot be told from these packets",
 }
 
-_ABOUT_THE_CAPTURE = {
-    "straggler",
-    "node_skew",
-    "hang",
-    "desync",
-    "clock_untied",
-    "capture_loss",
-}  # these speak of no fault of their own
-
 
 def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
     """Headline and details."""
@@ -66,7 +65,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
         key=lambda row: (row.verdict != "late", -(row.caused_wait_ns or 0), row.endpoint),
     )
     text, style = headline(result, late, names)
-    if style == "good" and _faults(result):
+    if style == "good" and faults_of(result):
         style = "warn"  # nobody is late, yet all is not well
     for line in wrap(text).splitlines():
         yield paint(line, style)
@@ -78,6 +77,9 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
     for row in perhaps_late(result)[:MOST_LATE]:
         yield wrap(_perhaps_sentence(result, row, names), "  ", "    ")
     if not late:
+        if main_fault(result) is not None and result.lateness:
+            why = why_blind(result, result.lateness)
+            yield wrap(f"who was late could not be judged: {why}", "  ", "    ")
         yield from _accounts(result, names)
         yield from _other_faults(result, names, "but")
         yield from _spread(result)
@@ -408,13 +410,9 @@ def _relative(row: Lateness, names: Names) -> str:
     return f"measured against {who} only; the others were not captured"
 
 
-def _faults(result: Analysis) -> list[Finding]:
-    return [f for f in result.findings if f.severity != "info" and f.condition not in _ABOUT_THE_CAPTURE]
-
-
 def _other_faults(result: Analysis, names: Names, lead: str) -> Iterator[str]:
     """Faults that are nobody's lateness, and where: in the first lines, as they may be the answer."""
-    faults = _faults(result)
+    faults = [fault for fault in faults_of(result) if fault is not main_fault(result)]
     parts = []
     for condition in dict.fromkeys(finding.condition for finding in faults):
         alike = [finding for finding in faults if finding.condition == condition]
