@@ -36,7 +36,7 @@ def ranks(result: Analysis, names: Names) -> Markup:
     rows = worst_first(result.lateness)
     most = max((row.caused_wait_ns or 0 for row in rows), default=0)
     cells = [_rank(row, f"lateness/{place[id(row)]}", names, most) for row in rows[:MOST_RANKS]]
-    heads = ["endpoint", "verdict", "caused wait", "of the largest", "late by", "own", "handed on", "last",
+    heads = ["endpoint", "verdict", "caused wait", "of the largest", "late by", "own", "inherited", "last",
              "of", "steadiness",
              "cause", "exact / bounded / untold", "detectable", "sure"]  # fmt: skip
     left = len(rows) - len(cells)

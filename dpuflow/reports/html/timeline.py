@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.findings.ranks import units_of
 from dpuflow.quantities import duration, listed
 from dpuflow.reports.columns import AT_LEAST, EXACT, NEVER
 from dpuflow.reports.html.figures import position
@@ -41,10 +42,10 @@ def timeline(result: Analysis, entries: EntryColumns, names: Names) -> Markup:
         return tag("p", "No collectives were found, so there is no time line of them.", class_="said")
     begin = min(each.start_ns for each in result.collectives)
     end = max(each.end_ns for each in result.collectives)
-    named = [row.endpoint for row in _worst(result)][:MOST_NAMED]
+    named = [row.together or [row.endpoint] for row in units_of(_worst(result))][:MOST_NAMED]
     shares = _shares(result, entries, named, begin, max(end, begin + 1))
     kinds = [f"w{place}" for place in range(len(named))] + ["w9", "moves"]
-    words = [f"waiting for {names.short(each)}" for each in named]
+    words = [f"waiting for {names.unit(each[0])}" for each in named]
     words += ["waiting for others" if named else "waiting for the last rank", "moving data"]
     shown = [(kind, word, row) for kind, word, row in zip(kinds, words, shares, strict=True) if row.any()]
     said = f"Time line of {duration(end - begin)}: of all ranks' time " + ", ".join(
@@ -69,9 +70,9 @@ def _worst(result: Analysis) -> list[Lateness]:
 
 
 def _shares(
-    result: Analysis, entries: EntryColumns, named: Sequence[int], begin: int, end: int
+    result: Analysis, entries: EntryColumns, named: Sequence[Sequence[int]], begin: int, end: int
 ) -> list[NDArray[np.float64]]:
-    """Of all ranks' time in each slice, the share of each kind."""
+    """Of all ranks' time in each slice, the share of each kind. ``named``: endpoints that are told as one."""
     last_enter, last_end = _lasts(result, entries)
     ends = np.array([each.end_ns for each in result.collectives], np.int64)
     known = (entries.enter_ns != NEVER) & (last_enter[entries.collective] != NEVER)
@@ -83,8 +84,9 @@ def _shares(
     ranks = max(len(np.unique(who)), 1)
     whole = ranks * (end - begin) / BINS
     charged = last_end[of]
-    rows = [_covered(enter[charged == each], all_in[charged == each], edges) / whole for each in named]
-    others = ~np.isin(charged, named)
+    of_unit = [np.isin(charged, each) for each in named]
+    rows = [_covered(enter[mine], all_in[mine], edges) / whole for mine in of_unit]
+    others = ~np.any([*of_unit, np.zeros(len(charged), bool)], axis=0)
     rows.append(_covered(enter[others], all_in[others], edges) / whole)
     rows.append(_covered(np.minimum(np.maximum(enter, all_in), leave), leave, edges) / whole)
     total = np.maximum(sum(rows, np.zeros(BINS)), 1.0)  # collectives of one rank may overlap
