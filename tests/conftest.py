@@ -24,7 +24,8 @@ os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *_UNPA
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as long the parametrizations that ``LONGER`` names."""
     for item in items:
-        test, _, parameters = item.nodeid.rpartition("/")[2].partition("[")
+        test, _, parameters = item.nodeid.partition("[")
+        test = test.rpartition("/")[2]
         if test in LONGER and LONGER[test][0].search(parameters.removesuffix("]")):
             item.add_marker("long")
 

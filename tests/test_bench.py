@@ -24,7 +24,7 @@ from bench.generate import WHOLE, write_captures
 from bench.measure import FailedError, compile_peer, probe, python, run
 from bench.traffic import Traffic
 
-PACKETS = 3_000
+PACKETS = 1_000
 
 tshark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
 

@@ -290,7 +290,7 @@ def test_doctor_on_a_card_in_nic_mode(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from doca_card import Card
 
-    card = Card(tmp_path, "2.9")
+    card = Card(tmp_path, "2.7")
     folder = machine(tmp_path, monkeypatch, devlink=SWITCHDEV, mlxconfig="!", ovs_vsctl="{}")
     for name in ("DPUFLOW_DOCA", "DPUFLOW_SIM_CARD"):
         monkeypatch.setenv(name, card.environment[name])
@@ -300,7 +300,7 @@ def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert "('doca', True, 'adapter of DOCA 2.9.72: mirror, by DPDK; DOCA sees 2 devices')" in done.stdout
+    assert "('doca', True, 'adapter of DOCA 2.7.85: mirror, by DPDK; DOCA sees 2 devices')" in done.stdout
     assert "('tc', True, 'works: u32; this kernel lacks flower, sample')" in done.stdout
     assert "('way', True, 'dpuflow capture --backend doca')" in done.stdout
     (folder / "etc/kubelet.d").mkdir()

@@ -161,7 +161,7 @@ def test_text_is_as_agreed(name: str) -> None:
     ("world", "headline"),
     [
         (one_late, "LATE: rank 2 (10.0.0.3)."),
-        (nobody_late, "NOBODY WAS LATE OF ITS OWN DOING."),
+        (nobody_late, "NOBODY WAS LATE BY ITS OWN DOING."),
         (nothing_found, "NO VERDICT: no collectives were found"),
         (in_turn, "LATE IN TURN: rank 0, rank 1 and rank 2."),
         (hung, "HANG: rank 2 has not entered all_reduce."),
@@ -175,7 +175,7 @@ def test_nobody_seen_late_is_not_nobody_late() -> None:
     result = nobody_late()
     result.lateness[1].verdict = "unknown"
     first = next(text_lines(result))
-    assert first.startswith("NOBODY SEEN LATE of its own doing, but rank 1 could not be judged: none of")
+    assert first.startswith("NOBODY SEEN LATE by its own doing, but rank 1 could not be judged: none of")
     for row in result.lateness:
         row.verdict = "unknown"
         row.told = Told(exact=3, bounded=2, untold=20)
@@ -190,7 +190,7 @@ def test_all_clear_says_how_far_it_goes() -> None:
     result = nobody_late()
     for row, detectable in zip(result.lateness, (40_000, 30_000, 38_000, 12_000), strict=True):
         row.detectable_ns = detectable
-    assert next(text_lines(result)) == "NOBODY WAS LATE OF ITS OWN DOING by more than 40 us a step."
+    assert next(text_lines(result)) == "NOBODY WAS LATE BY ITS OWN DOING (more than 40 us a step would show)."
 
 
 def test_all_clear_tells_single_incidents() -> None:
@@ -202,15 +202,15 @@ def test_all_clear_tells_single_incidents() -> None:
         entry.lateness_ns, entry.cause = round(late_ms * MS), "compute"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY WAS LATE OF ITS OWN DOING as a rule by more than 400 us a step; rank 2 once by 9 ms"
-        " and rank 0 twice, by up to 4 ms. "
+        "NOBODY WAS LATE BY ITS OWN DOING as a rule (more than 400 us a step would show); isolated: rank 2"
+        " once (9 ms) and rank 0 twice (up to 4 ms). "
     )
     # Seen too shortly to tell incidents from a habit (``judgement``).
     result.lateness[2].verdict = "unknown"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY SEEN LATE of its own doing as a rule by more than 400 us a step, but rank 2 could not be"
-        " judged: late once by 9 ms, and too little was captured to call that a habit or none."
+        "NOBODY SEEN LATE by its own doing as a rule (more than 400 us a step would show), but rank 2 could"
+        " not be judged: it was late once (9 ms); too little was captured to tell whether that is a habit."
     )
 
 

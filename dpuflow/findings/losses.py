@@ -108,7 +108,7 @@ def _besides(needless: int) -> str:
     """Of what the receiver had already."""
     if not needless:
         return ""
-    return f", and {needless} {'was' if needless == 1 else 'were'} sent again needlessly"
+    return f"; {needless} more {'was' if needless == 1 else 'were'} retransmitted needlessly"
 
 
 def _lossy_places(

@@ -134,14 +134,10 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     units = units_of(rows)
-    names = [unit_name(result, row) for row in units]
+    told = [f"{unit_name(result, row)} to {late_in(row)}" for row in units]
     waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
-    times = ", ".join(map(late_in, units))
-    each = " of each of a node's ranks" if any(row.together for row in units) else ""
-    return (
-        f"{listed(names, len(names))} entered collectives late in turn ({times} collectives{each}); their"
-        f" peers waited {waited} for them."
-    )
+    each = " (of each of a node's ranks)" if any(row.together for row in units) else ""
+    return f"Late to collectives{each} in turn: {listed(told)}; their peers waited {waited} for them."
 
 
 def late_together(rows: Sequence[Lateness], result: Analysis) -> str:

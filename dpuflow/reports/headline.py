@@ -111,7 +111,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     """Where nobody is said to be late: how far that goes, and of whom it is not said."""
     blind = [row for row in result.lateness if row.verdict == "unknown"]
     limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
-    beyond = f" by more than {duration(limit)} a step" if limit else ""
+    beyond = f" (more than {duration(limit)} a step would show)" if limit else ""
     if blind and len(blind) == len(result.lateness):
         return f"COULD NOT BE JUDGED: {why_blind(result, blind)}.{_add_captures(result)}", "warn"
     if blind:
@@ -120,33 +120,37 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
         why = "entered late, too rarely or not provably by its own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
-        once = _incidents(result, names, [row.endpoint for row in blind])
+        once = _incidents(result, [row.endpoint for row in blind])
         if once:
-            once = once.replace(f"{who} ", "late ") if len(blind) == 1 else once  # named once is enough
+            one = len(blind) == 1
+            times = [f"{'it' if one else names.short(end)} was late {each}" for end, each in once.items()]
             return (
-                f"NOBODY SEEN LATE of its own doing as a rule{beyond}, but {who} could not be judged: {once},"
-                f" and too little was captured to call that a habit or none.{_add_captures(result)}"
+                f"NOBODY SEEN LATE by its own doing as a rule{beyond}, but {who} could not be judged:"
+                f" {listed(times)}; too little was captured to tell whether that is a habit."
+                f"{_add_captures(result)}"
             ), "warn"
         return (
-            f"NOBODY SEEN LATE of its own doing{beyond}, but {who} could not be judged:"
+            f"NOBODY SEEN LATE by its own doing{beyond}, but {who} could not be judged:"
             f" {why_blind(result, blind)}.{waited}{_add_captures(result)}"
         ), "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
         return (
-            f"NOBODY SEEN LATE of its own doing{beyond}, but {percent(hidden)} of the time is unexplained."
+            f"NOBODY SEEN LATE by its own doing{beyond}, but {percent(hidden)} of the time is unexplained."
             f"{_add_captures(result)}"
         ), "warn"
     if _partly(result):
         return (f"NOBODY SEEN LATE{beyond}, but not every rank was captured.{_add_captures(result)}"), "warn"
-    once = _incidents(result, names)
+    once = _incidents(result)
     if once:
-        return f"NOBODY WAS LATE OF ITS OWN DOING as a rule{beyond}; {once}.", "good"
-    return f"NOBODY WAS LATE OF ITS OWN DOING{beyond}.", "good"
+        told = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
+        told += [f"{len(once) - len(told)} more"] if len(once) > len(told) else []
+        return f"NOBODY WAS LATE BY ITS OWN DOING as a rule{beyond}; isolated: {listed(told)}.", "good"
+    return f"NOBODY WAS LATE BY ITS OWN DOING{beyond}.", "good"
 
 
-def _incidents(result: Analysis, names: Names, of_all: Sequence[int] = ()) -> str:
-    """What was no habit: ``rank 2 once by 9 ms and rank 0 twice, by up to 4 ms``; the worst first.
+def _incidents(result: Analysis, of_all: Sequence[int] = ()) -> dict[int, str]:
+    """What was no habit, by endpoint: ``once (9 ms)``, ``twice (up to 4 ms)``; the worst first.
 
     Of each endpoint the times beyond what would have been named, had it come step after step; nothing where
     one ``of_all`` has none.
@@ -158,15 +162,14 @@ def _incidents(result: Analysis, names: Names, of_all: Sequence[int] = ()) -> st
             known = entry.bound in ("exact", "at_least") and entry.cause in ("compute", "host")
             if known and (entry.lateness_ns or 0) > limit.get(entry.endpoint, 1 << 62):
                 late.setdefault(entry.endpoint, []).append(entry.lateness_ns or 0)
-    told: list[str] = []
     if not late.keys() >= set(of_all):
-        return ""
-    late = {endpoint: times for endpoint, times in late.items() if not of_all or endpoint in of_all}
-    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1]))[:MOST_INCIDENTS]:
-        often = {1: "once by", 2: "twice, by up to"}.get(len(times), f"{len(times):,} times, by up to")
-        told.append(f"{names.short(endpoint)} {often} {duration(max(times))}")
-    more = f", and {len(late) - len(told)} more" if len(late) > len(told) else ""
-    return listed(told) + more if told else ""
+        return {}
+    told = {}
+    for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1])):
+        if not of_all or endpoint in of_all:
+            often = {1: "once (", 2: "twice (up to "}.get(len(times), f"{len(times):,} times (up to ")
+            told[endpoint] = f"{often}{duration(max(times))})"
+    return told
 
 
 def why_blind(result: Analysis, blind: list[Lateness]) -> str:

@@ -159,7 +159,7 @@ def _inferred(result: Analysis) -> list[str]:
         )
     steps = Counter(_steps(each) for each in result.steps if each.collectives > 1 or each.count > 1)
     phrases += [
-        text if number == 1 else f"{text} (in {number} groups alike)" for text, number in steps.items()
+        text if number == 1 else f"{text} (the same in {number} groups)" for text, number in steps.items()
     ]
     phrases += [_pipeline(each) for each in result.pipelines]
     phrases += _transfers(result)

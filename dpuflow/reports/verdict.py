@@ -113,7 +113,7 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         ]
         text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns >= LEAST_PART * each.step_ns > 0)
         share = percent(each.exposed_ns / max(each.step_ns, 1))
-        others = f" ({count(alike[place] - 1, 'other group')} alike)" if alike[place] > 1 else ""
+        others = f" (the same in {count(alike[place] - 1, 'other group')})" if alike[place] > 1 else ""
         yield wrap(
             f"step {duration(each.step_ns)} in the mean, {share} of it communication: {text}{others}",
             "  ",
