@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.calls import all_to_all, at_all, before_the_last, calls_over_rails, cliques, is_call
+from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.parts import Parts, Sending, by_message, lines_of, transfers_of
@@ -83,13 +83,13 @@ def _told_apart(
     left: list[Transfers] = []
     for together in connected(every, attrgetter("edge")):
         single = _single(together, by)
-        members, cut = before_the_last(single) if single else ([], [])
+        members, cut = even(single) if single else ([], [])
         if members and is_call(members, job.near):
             calls.append(members)
             left += cut
             continue
         begun = all(each.begun for each in together)
-        members, cut = before_the_last(together) if begun else at_all(together)
+        members, cut = even(together) if begun else at_all(together)
         whole = bool(members) and is_call(members, job.near)
         calls += [members] if whole else []
         left += cut if whole else together
