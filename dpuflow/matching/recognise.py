@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.components import in_a_row
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import edge_sizes, free_sends, lay_out
 from dpuflow.schedules.remembered import remembered
@@ -67,13 +68,8 @@ def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[t
         if src in following and following[src] != dst:
             return tried
         following[src] = dst
-    ring = [endpoints[0]]
-    while len(ring) < len(endpoints):
-        after = following.get(ring[-1])
-        if after is None or after in ring:
-            return tried
-        ring.append(after)
-    if following.get(ring[-1]) == ring[0] and tuple(ring) not in tried:
+    ring, closed = in_a_row(endpoints[0], following)
+    if closed and len(ring) == len(endpoints) and tuple(ring) not in tried:
         tried.insert(0, tuple(ring))
     return tried
 
