@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.lanes import Layout, unchanged
 from dpuflow.matching.levels import MOST
 from dpuflow.matching.rings import meet
@@ -262,11 +263,10 @@ def _path(view: View, *, back: bool) -> list[int] | None:
     after = {node: view.node(lanes[0].dst) for node, lanes in view.out.items()}
     if len({(view.node(lane.src), view.node(lane.dst)) for lane in view.lanes}) > len(after):
         return None
-    order = _heads(view, back=back)
-    if len(order) != 1:
+    heads = _heads(view, back=back)
+    if len(heads) != 1:
         return None
-    while order[-1] in after and after[order[-1]] not in order:
-        order.append(after[order[-1]])
+    order, _ = in_a_row(heads[0], after)
     if len(order) != len(after.keys() | view.into.keys()) or len(order) < 2:
         return None
     kinds, *others, rest = (Counter(lane.kind for lane in view.out.get(node, ())) for node in order)

@@ -29,13 +29,11 @@ from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from dpuflow.matching.model import Job
     from dpuflow.matching.parts import Transfers
-    from dpuflow.matching.streams import Edge
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
@@ -80,44 +78,48 @@ def at_all(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfer
     return (kept, cut) if all(each.rows for each in kept) else ([], [])
 
 
-def before_the_last(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
-    """Of edges seen from their first message on what all have, and the last transfers of those that have one
-    more: of a call that the captures' end cut off, or that stopped half done."""
+def even(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
+    """What all edges have, and the transfers of those that have one more: of a call that the captures' ends
+    cut off, or that stopped half done. Where some have more than that all of them, and none."""
     least = min(len(each.rows) for each in members)
-    more = [each for each in members if len(each.rows) > least]
-    if not more or max(len(each.rows) for each in more) > least + 1:
+    if max(len(each.rows) for each in members) > least + 1:
         return list(members), []
-    cut = [each.part(least, least + 1) for each in more]
-    for part in cut:
-        part.whole[:] = False
-    return [each.part(0, least) for each in members], cut
-
-
-def _all_pairs(edges: AbstractSet[Edge], near: frozenset[int] | None) -> bool:
-    """Whether everybody sends to everybody, as far as that can be seen."""
-    ends = sorted({end for edge in edges for end in edge})
-    return edges == {
-        (a, b) for a in ends for b in ends if a != b and (near is None or a in near or b in near)
-    }
+    first = np.median([each.start_ns[0] for each in members if len(each.rows) == least])
+    kept, cut = [], []
+    for each in members:
+        more = len(each.rows) - least
+        low = int(np.argmin(np.abs(each.start_ns[: more + 1] - first)))
+        kept.append(each.part(low, low + least))
+        if more:
+            cut.append(each.part(0, 1) if low else each.part(least, least + 1))
+            cut[-1].whole[:] = False
+    return kept, cut
 
 
 def is_call(members: Sequence[Transfers], near: frozenset[int] | None) -> bool:
     """Whether the k-th transfers of all edges are one call of all with all, for every k."""
-    edges = {each.edge for each in members}
-    ends = sorted({end for edge in edges for end in edge})
-    if len(members) != len(edges) or not _all_pairs(edges, near):
-        return False
-    if len({len(each.rows) for each in members}) > 1:  # what was lost, or cut off, is of no call of all
-        return False
-    in_order = _one_by_one(members, [each.edge for each in members])
-    return in_order and (len(ends) > 2 or not _answers(members[0], members[1]))
+    return in_turns(members, near) and (len(members) > 2 or not _answers(members[0], members[1]))
 
 
-def _one_by_one(members: Sequence[Transfers], ways: Sequence[Edge]) -> bool:
-    """Whether nobody makes a call before it has all of the one before; ``ways``: who sends to whom."""
-    for own in {src for src, _ in ways} if len(members[0].rows) > 1 else ():
-        sent = np.min([e.start_ns[1:] for e, way in zip(members, ways, strict=True) if way[0] == own], axis=0)
-        came = np.max([e.end_ns[:-1] for e, way in zip(members, ways, strict=True) if way[1] == own], axis=0)
+def in_turns(members: Sequence[Transfers], near: frozenset[int] | None, home: Ints | None = None) -> bool:
+    """Whether all send to all equally often, and nobody again before it has all of the turn before.
+
+    ``home``: the node of each endpoint, where one sends for all of its node; None: each for itself.
+    """
+    own = np.arange(1 + max(max(each.edge) for each in members)) if home is None else home
+    ends = sorted({end for each in members for end in each.edge})
+    asked = {
+        (int(own[a]), b)
+        for a in ends
+        for b in ends
+        if own[a] != own[b] and (near is None or a in near or b in near)
+    }
+    ways = [(int(own[each.edge[0]]), each.edge[1]) for each in members]
+    if len(ways) != len(asked) or set(ways) != asked or len({len(each.rows) for each in members}) > 1:
+        return False
+    for place in {src for src, _ in ways} if len(members[0].rows) > 1 else ():
+        sent = np.min([each.start_ns[1:] for each in members if own[each.edge[0]] == place], axis=0)
+        came = np.max([each.end_ns[:-1] for each in members if own[each.edge[1]] == place], axis=0)
         if (sent >= came).mean() < MOST:
             return False
     return True
@@ -140,15 +142,28 @@ def _answers(one: Transfers, other: Transfers) -> bool:
     return False
 
 
-def all_to_all(job: Job, members: Sequence[Transfers], turn: int) -> Instance:
+def all_to_all(
+    job: Job, members: Sequence[Transfers], turn: int, senders: Sequence[int] | None = None
+) -> Instance:
+    """The call of these transfers; ``senders``: of how many GPUs each is, None: of that at its endpoint."""
     rows = np.sort(np.concatenate([each.rows[turn] for each in members]))
     ends = job.ordered(end for each in members for end in each.edge)
-    sizes = {int(each.size[turn]) for each in members}
-    size = sizes.pop() * len(ends) if len(sizes) == 1 else None
     whole = all(bool(each.whole[turn]) for each in members)
+    parts: set[float | None] = {int(each.size[turn]) for each in members}
+    view, placement = InstanceView(job.near), Placement()
+    if senders is not None:
+        nodes = job.nodes[ends]
+        # Where all GPUs of a node send, each sends an equal part of what a NIC receives from the node.
+        parts = {
+            int(each.size[turn]) / count if count == (nodes == job.nodes[each.edge[0]]).sum() else None
+            for each, count in zip(members, senders, strict=True)
+        }
+        view, placement = InstanceView(inside=True), Placement(len(ends), nodes=tuple(nodes.tolist()))
+    part = parts.pop() if len(parts) == 1 else None
+    size = None if part is None else round(part * len(ends))
     names = ["pairwise"] if len(ends) == 2 else []
     return Instance(
-        rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, view=InstanceView(job.near)
+        rows, Op.ALL_TO_ALL, ends, _LINEAR, names, size=size, complete=whole, view=view, placement=placement
     )
 
 
@@ -162,47 +177,11 @@ def calls_over_rails(
     for members in connected(every, lambda each: [(len(each.rows), int(nodes[end])) for end in each.edge]):
         # Of how many GPUs the transfers are, as far as entries tell.
         senders = [int(asked[np.concatenate(each.rows)].max()) for each in members]
-        if min(senders) < 2 or not _is_call(members, nodes):
+        if min(senders) < 2 or not in_turns(members, None, nodes):
             left += members
             continue
-        for turn in range(len(members[0].rows)):
-            found.append(_call(job, members, senders, turn))
+        found += [all_to_all(job, members, turn, senders) for turn in range(len(members[0].rows))]
     return found, left
-
-
-def _is_call(members: Sequence[Transfers], nodes: Ints) -> bool:
-    """Whether the k-th transfers together are one call of all with all, for every k."""
-    ends = {end for each in members for end in each.edge}
-    places = {int(nodes[end]) for end in ends}
-    asked = {(place, end) for place in places for end in ends if int(nodes[end]) != place}
-    ways = [(int(nodes[each.edge[0]]), each.edge[1]) for each in members]
-    if len(places) < 2 or len(ways) != len(asked) or set(ways) != asked:
-        return False
-    # A node's GPUs send again when each has all of the call before.
-    return _one_by_one(members, [(int(nodes[each.edge[0]]), int(nodes[each.edge[1]])) for each in members])
-
-
-def _call(job: Job, members: Sequence[Transfers], senders: Sequence[int], turn: int) -> Instance:
-    nodes, rows = job.nodes, np.sort(np.concatenate([each.rows[turn] for each in members]))
-    ends = job.ordered(end for each in members for end in each.edge)
-    mates = {end: sum(nodes[other] == nodes[end] for other in ends) for end in ends}
-    # Where all GPUs of a node send, each sends an equal part of what a NIC receives from the node.
-    parts = {
-        int(each.size[turn]) / count if count == mates[each.edge[0]] else None
-        for each, count in zip(members, senders, strict=True)
-    }
-    part = parts.pop() if len(parts) == 1 else None
-    whole = all(bool(each.whole[turn]) for each in members)
-    return Instance(
-        rows,
-        Op.ALL_TO_ALL,
-        ends,
-        _LINEAR,
-        size=None if part is None else round(part * len(ends)),
-        complete=whole,
-        view=InstanceView(inside=True),
-        placement=Placement(len(ends), nodes=tuple(nodes[ends].tolist())),
-    )
 
 
 FEWEST: Final = 3

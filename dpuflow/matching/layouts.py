@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.branches import chain, trees, trees_by_rail
 from dpuflow.matching.buffers import RING, STEP
 from dpuflow.matching.lanes import Layout, View, grouped
@@ -155,11 +156,8 @@ def _passed(op: Op, order: list[int], block: int) -> Carried:
 def _around(carried: Carried, members: list[int]) -> list[int] | None:
     """The ranks in the order of who sends most to whom, where that goes round: distance 1."""
     most = max(carried.values())
-    after = {src: dst for (src, dst), size in carried.items() if size == most}
-    order = [members[0]]
-    while (then := after.get(order[-1])) is not None and then not in order:
-        order.append(then)
-    return order if len(order) == len(members) and then == members[0] else None
+    order, closed = in_a_row(members[0], {src: dst for (src, dst), size in carried.items() if size == most})
+    return order if closed and len(order) == len(members) else None
 
 
 def _far_first(view: View, ranks: Sequence[int]) -> bool:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.components import connected
-from dpuflow.matching.calls import all_to_all, at_all, before_the_last, calls_over_rails, cliques, is_call
+from dpuflow.arrays.components import connected, in_a_row
+from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.parts import Parts, Sending, by_message, lines_of, transfers_of
@@ -83,13 +83,13 @@ def _told_apart(
     left: list[Transfers] = []
     for together in connected(every, attrgetter("edge")):
         single = _single(together, by)
-        members, cut = before_the_last(single) if single else ([], [])
+        members, cut = even(single) if single else ([], [])
         if members and is_call(members, job.near):
             calls.append(members)
             left += cut
             continue
         begun = all(each.begun for each in together)
-        members, cut = before_the_last(together) if begun else at_all(together)
+        members, cut = even(together) if begun else at_all(together)
         whole = bool(members) and is_call(members, job.near)
         calls += [members] if whole else []
         left += cut if whole else together
@@ -146,14 +146,10 @@ def _without_rings(by: dict[Edge, list[Parts]], near: frozenset[int] | None) -> 
         after.setdefault(src, []).append(dst)
         before.setdefault(dst, []).append(src)
     ring: set[Edge] = set()
-    for start in after:
-        order = [start]
-        while len(after.get(order[-1], ())) == 1 == len(before[after[order[-1]][0]]):
-            following = after[order[-1]][0]
-            if following in order:
-                break
-            order.append(following)
-        if len(order) > 2 and after.get(order[-1]) == [start]:
+    alone = {src: dst[0] for src, dst in after.items() if len(dst) == 1 == len(before[dst[0]])}
+    for start in alone:
+        order, closed = in_a_row(start, alone)
+        if len(order) > 2 and closed:
             ring.update(zip(order, [*order[1:], start], strict=True))
     for end in near or ():
         if len(before.get(end, ())) == 1 == len(after.get(end, ())) and before[end] != after[end]:

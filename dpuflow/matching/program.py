@@ -15,8 +15,7 @@ import numpy as np
 
 from dpuflow.matching.levels import RARE
 from dpuflow.matching.model import Instance
-from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, whole_size
-from dpuflow.matching.shared_addresses import between_nodes
+from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, expected_edges, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schedules.graph import dependencies, edge_sizes
 from dpuflow.schedules.remembered import remembered
@@ -142,8 +141,8 @@ class _Program:
 
     def _edges(self, algorithm: Algorithm, root: int) -> Mapping[Edge, tuple[float, ...]]:
         """The schedule's edges that are seen, with the sizes of their messages."""
-        edges = edge_sizes(algorithm, len(self.order), root)
-        return edges if self.processes is None else between_nodes(edges, self.processes.node)
+        seen = None if self.processes is None else self.processes.apart
+        return expected_edges(algorithm, range(len(self.order)), root, seen)
 
     def _note(self, algorithm: Algorithm) -> None:
         usual = self.usual.setdefault(int(algorithm.op), [])

@@ -14,30 +14,32 @@ transfers of them).
 
 from __future__ import annotations
 
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance, InstanceView
+from dpuflow.matching.calls import all_to_all, even, in_turns
+from dpuflow.matching.parts import Transfers
+from dpuflow.matching.streams import edge_streams
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.model import Job
-    from dpuflow.matching.streams import Edge
+    from dpuflow.matching.model import Instance, Job
     from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 
 
 _DOUBLING: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_REDUCE and a.name == "recursive_doubling")
-_LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
+_CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
 
 
 def put_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
@@ -47,90 +49,47 @@ def put_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     if not len(put):
         return [], rows
     found: list[Instance] = []
-    for ways in _cliques(_ways(exchanges, put), job.near):
-        turns = _turns(exchanges, ways)
-        if turns is not None:
-            found += _made(job, ways, turns)
+    for together in connected(_transfers(exchanges, put), attrgetter("edge")):
+        members, _ = even(together)
+        if in_turns(members, job.near):
+            found += [_made(job, members, turn) for turn in range(len(members[0].rows))]
     taken = np.concatenate([instance.rows for instance in found]) if found else rows[:0]
     return found, np.setdiff1d(rows, taken, assume_unique=True)
 
 
-def _ways(exchanges: Rows, rows: Ints) -> dict[Edge, Ints]:
+def _transfers(exchanges: Rows, rows: Ints) -> list[Transfers]:
     """Puts by (sender, receiver), in order."""
-    order = np.lexsort((exchanges["order"][rows], exchanges["dst"][rows], exchanges["src"][rows]))
-    rows = rows[order]
-    src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
-    cut = np.flatnonzero((np.diff(src) != 0) | (np.diff(dst) != 0)) + 1
-    return {
-        (int(src[p]), int(dst[p])): part for part, p in zip(np.split(rows, cut), np.r_[0, cut], strict=True)
-    }
-
-
-def _cliques(ways: dict[Edge, Ints], near: frozenset[int] | None) -> Iterator[dict[Edge, Ints]]:
-    """Endpoints that are connected, where all that could be seen put to each other."""
-    for group in connected(ways, lambda edge: edge):
-        members = sorted({end for edge in group for end in edge})
-        wanted = {
-            (a, b) for a in members for b in members if a != b and (near is None or a in near or b in near)
-        }
-        if wanted <= ways.keys():
-            yield {edge: part for edge, part in ways.items() if edge[0] in members}
-
-
-def _turns(exchanges: Rows, ways: dict[Edge, Ints]) -> Ints | None:
-    """Rows by (way, turn), None where the ways do not go in turns. A capture's edge may cut one turn off."""
-    counts = {len(part) for part in ways.values()}
-    least = min(counts)
-    if max(counts) > least + 1 or not least:
-        return None
-    even = [part for part in ways.values() if len(part) == least]
-    first = np.median([exchanges["data_ns"][part[0]] for part in even])
-    chosen = []
-    for part in ways.values():
-        begin = exchanges["data_ns"][part[: len(part) - least + 1]]
-        chosen.append(part[int(np.argmin(np.abs(begin - first))) :][:least])
-    turns = np.array(chosen)
-    src = np.array([edge[0] for edge in ways])
-    dst = np.array([edge[1] for edge in ways])
-    begins, ends = exchanges["data_ns"][turns], exchanges["arrived_end_ns"][turns]
-    if least == 1:
-        return turns
-    kept = []
-    for end in np.unique(src).tolist():
-        into = ends[dst == end]
-        if not len(into):
-            continue
-        ready = np.where(into == NEVER, NEVER, into).max(axis=0)[:-1]
-        kept.append((begins[src == end].min(axis=0)[1:] >= ready).mean())
-    return turns if kept and np.mean(kept) >= MOST else None
-
-
-def _made(job: Job, ways: dict[Edge, Ints], turns: Ints) -> Iterator[Instance]:
-    exchanges, members = job.exchanges, job.ordered(end for edge in ways for end in edge)
-    n = len(members)
-    cut = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
-    # Two that always put as much to each other make what one step of a doubling is.
-    steps = n == 2 and bool((exchanges["bytes"][turns[0]] == exchanges["bytes"][turns[-1]]).all())
-    for rows in turns.T:
-        sizes = exchanges["bytes"][rows].astype(np.int64)
-        even = bool((sizes == sizes[0]).all())
-        whole = not bool((exchanges["flags"][rows] & cut).any())
-        yield Instance(
-            rows[np.argsort(exchanges["data_ns"][rows], kind="stable")],
-            Op.ALL_REDUCE if steps else Op.ALL_TO_ALL,
-            list(members),
-            _DOUBLING if steps else _LINEAR,
-            size=int(sizes[0]) * (1 if steps else n) if even else None,
-            complete=whole,
-            view=InstanceView(job.near),
-            alike=_same_packets(even, steps),
+    return [
+        Transfers(
+            edge,
+            list(mine[:, None]),
+            exchanges["data_ns"][mine],
+            exchanges["arrived_end_ns"][mine],
+            exchanges["bytes"][mine].astype(np.int64),
+            (exchanges["flags"][mine] & _CUT) == 0,
+            np.full(len(mine), NEVER),
+            False,
         )
+        for edge, mine in edge_streams(exchanges, rows).left()
+    ]
 
 
-def _same_packets(even: bool, steps: bool) -> tuple[Op, ...]:
-    """Operations that would look the same."""
-    others = (Op.ALL_GATHER, Op.REDUCE_SCATTER) if even else ()
-    return (Op.ALL_TO_ALL, *others) if steps else others
+def _made(job: Job, members: Sequence[Transfers], turn: int) -> Instance:
+    """The collective of a turn, with the operations that would look the same."""
+    made = all_to_all(job, members, turn)
+    others = () if made.size is None else (Op.ALL_GATHER, Op.REDUCE_SCATTER)
+    # Two that always put as much to each other make what one step of a doubling is.
+    if len(members) > 2 or (members[0].size != members[1].size).any():
+        return replace(made, alike=others)
+    size = int(members[0].size[turn])
+    return replace(
+        made,
+        op=Op.ALL_REDUCE,
+        algorithm=_DOUBLING,
+        alternatives=[],
+        size=size,
+        alike=(Op.ALL_TO_ALL, *others),
+    )
 
 
 LEAST: Final = 512

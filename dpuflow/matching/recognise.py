@@ -11,7 +11,7 @@ are negative numbers. What other edges of the schedule carried follows from the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import gcd
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.components import in_a_row
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import edge_sizes, free_sends, lay_out
 from dpuflow.schedules.remembered import remembered
@@ -54,6 +55,8 @@ class Match(NamedTuple):
 
 EdgeBytes = Mapping[tuple[int, int], tuple[int, int]]
 """(src, dst) endpoints -> (messages, bytes)."""
+Seen = Callable[[int, int], bool]
+"""Whether what the first of two endpoints sends to the second one is on the wire."""
 
 
 def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[tuple[int, ...]]:
@@ -65,13 +68,8 @@ def orders(edges: Iterable[tuple[int, int]], endpoints: Sequence[int]) -> list[t
         if src in following and following[src] != dst:
             return tried
         following[src] = dst
-    ring = [endpoints[0]]
-    while len(ring) < len(endpoints):
-        after = following.get(ring[-1])
-        if after is None or after in ring:
-            return tried
-        ring.append(after)
-    if following.get(ring[-1]) == ring[0] and tuple(ring) not in tried:
+    ring, closed = in_a_row(endpoints[0], following)
+    if closed and len(ring) == len(endpoints) and tuple(ring) not in tried:
         tried.insert(0, tuple(ring))
     return tried
 
@@ -93,47 +91,29 @@ def matches(
     near: frozenset[int] | None = None,
     unasked: Mapping[int, int] | None = None,
     known: Sequence[Algorithm] = ALGORITHMS,
+    seen: Seen | None = None,
 ) -> list[Match]:
     """All ``known`` algorithms of ``op`` whose edges and bytes agree with ``edges``, simplest first.
 
     A message may have been cut into any number of segments where the algorithm allows it. ``op``
     UNKNOWN tries all operations. ``near``: the endpoints all of whose messages were captured, None for
     everyone: edges between others are not asked for; then the best match in time comes first, by how many
-    messages each of ``near`` sends that need no input (``unasked``). Where no buffer of one size fits, parts
-    of the ``VARIED`` may be of any size: who sends to whom tells the algorithm.
+    messages each of ``near`` sends that need no input (``unasked``). ``seen``: which edges are on the wire,
+    None: all. Where no buffer of one size fits, parts of the ``VARIED`` may be of any size: who sends to whom
+    tells the algorithm.
     """
     if near is not None:
         return _partly(edges, endpoints, op, near, unasked or {}, known)
-    found = _matches(edges, endpoints, op, known, sized=True)
-    return found if found or op not in VARIED else _matches(edges, endpoints, op, known, sized=False)
-
-
-def _matches(
-    edges: EdgeBytes, endpoints: Sequence[int], op: Op, known: Sequence[Algorithm], *, sized: bool
-) -> list[Match]:
-    n = len(endpoints)
-    total = sum(size for _, size in edges.values())
-    found: list[Match] = []
-    for algorithm in known:
-        if op not in (Op.UNKNOWN, algorithm.op) or not algorithm.fits(n):
-            continue
-        if (algorithm.op == Op.BARRIER) != (total == 0):
-            continue
-        for order in orders(edges, endpoints):
-            match = next(
-                (
-                    Match(algorithm, order, root, round(size) if sized else None)
-                    for root in (range(n) if algorithm.rooted else (0,))
-                    for expected in (edge_sizes(algorithm, n, root),)
-                    for size in (total / max(sum(map(sum, expected.values())), 1e-12),)
-                    if agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts)
-                ),
-                None,
-            )
-            if match is not None:
-                found.append(match)
-                break
-    return found
+    found: dict[Algorithm, Match] = {}
+    for sized in (True, False) if op in VARIED else (True,):
+        for algorithm, order, root in _tries(edges, endpoints, op, known):
+            if algorithm not in found:
+                match = _match(edges, algorithm, order, root, seen, sized=sized)
+                if match is not None:
+                    found[algorithm] = match
+        if found:
+            break
+    return list(found.values())
 
 
 def _partly(
@@ -145,14 +125,16 @@ def _partly(
     known: Sequence[Algorithm],
 ) -> list[Match]:
     """``matches`` where edges between endpoints that were not captured are missing."""
+
+    def seen(src: int, dst: int) -> bool:
+        return src in near or dst in near
+
     contacts = [Contact(src, dst, count) for (src, dst), (count, _) in edges.items()]
-    empty = not any(size for _, size in edges.values())
     found: list[tuple[int, int, Match]] = []
     for algorithm, order, root in chain(_tries(edges, endpoints, op, known), placements(op, contacts, near)):
-        if (algorithm.op == Op.BARRIER) == empty:
-            match = _match(edges, near, algorithm, order, root)
-            if match is not None:
-                found.append((_untimely(match, edges, unasked), len(order), match))
+        match = _match(edges, algorithm, order, root, seen)
+        if match is not None and _cut_alike(match, edges, seen):
+            found.append((_untimely(match, edges, unasked), len(order), match))
     found.sort(key=lambda f: f[:2])  # of equals the fewest ranks, then the simplest algorithm
     best: dict[Algorithm, Match] = {}
     for _, _, match in found:
@@ -164,31 +146,50 @@ def _tries(
     edges: EdgeBytes, endpoints: Sequence[int], op: Op, known: Sequence[Algorithm]
 ) -> Iterator[tuple[Algorithm, tuple[int, ...], int]]:
     """(algorithm, endpoints by position, root) of ``op`` among the endpoints that were seen."""
-    n = len(endpoints)
-    for order in orders(edges, endpoints):
-        for algorithm in known:
-            if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n):
+    n, tried = len(endpoints), orders(edges, endpoints)
+    for algorithm in known:
+        if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n):
+            for order in tried:
                 for root in range(n) if algorithm.rooted else (0,):
                     yield algorithm, order, root
 
 
+def expected_edges(
+    algorithm: Algorithm, order: Sequence[int], root: int, seen: Seen | None
+) -> Mapping[tuple[int, int], tuple[float, ...]]:
+    """The edges of the schedule that are on the wire, by position, with the shares that they carry."""
+    edges = edge_sizes(algorithm, len(order), root)
+    if seen is None:
+        return edges
+    return {(s, d): sizes for (s, d), sizes in edges.items() if seen(order[s], order[d])}
+
+
 def _match(
-    edges: EdgeBytes, near: frozenset[int], algorithm: Algorithm, order: tuple[int, ...], root: int
+    edges: EdgeBytes,
+    algorithm: Algorithm,
+    order: tuple[int, ...],
+    root: int,
+    seen: Seen | None,
+    *,
+    sized: bool = True,
 ) -> Match | None:
-    """The algorithm, if the edges of endpoints ``near`` carry what it has them carry."""
-    expected = {
-        (s, d): sizes
-        for (s, d), sizes in edge_sizes(algorithm, len(order), root).items()
-        if order[s] in near or order[d] in near
-    }
-    # Each edge must be cut alike: otherwise too many rings fit.
-    cuts = {edges.get((order[s], order[d]), (0, 0))[0] / len(z) for (s, d), z in expected.items()}
-    if len(cuts) != 1 or not cuts.pop().is_integer():
+    """The algorithm, if the edges that are ``seen`` carry what it has them carry; ``sized``: as parts of a
+    buffer of one size."""
+    total = sum(size for _, size in edges.values())
+    if (algorithm.op == Op.BARRIER) != (total == 0):
         return None
-    share = sum(sum(sizes) for sizes in expected.values())
-    size = sum(total for _, total in edges.values()) / share if share else 0.0
-    fits = agree(edges, expected, order, size, cuts=algorithm.cuts)
-    return Match(algorithm, order, root, round(size)) if fits else None
+    expected = expected_edges(algorithm, order, root, seen)
+    size = total / max(sum(map(sum, expected.values())), 1e-12)
+    fits = agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts)
+    return Match(algorithm, order, root, round(size) if sized else None) if fits else None
+
+
+def _cut_alike(match: Match, edges: EdgeBytes, seen: Seen) -> bool:
+    """Whether each message is cut into as many segments: of edges at few ranks else too many rings fit."""
+    expected = expected_edges(match.algorithm, match.order, match.root, seen)
+    order = match.order
+    cuts = {edges[order[src], order[dst]][0] / len(sizes) for (src, dst), sizes in expected.items()}
+    return len(cuts) == 1 and cuts.pop().is_integer()
 
 
 def _untimely(match: Match, edges: EdgeBytes, unasked: Mapping[int, int]) -> int:

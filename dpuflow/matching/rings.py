@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.lanes import Layout, grouped, passed_on
 from dpuflow.matching.levels import MOST
 from dpuflow.schedules.nccl import looped_ring, seen_hops
@@ -173,12 +174,8 @@ def _rows(view: View) -> list[list[Row]]:
     lanes = grouped(view.lanes, lambda lane: lane[:2])
     if not after or len({tuple(len(lane.sizes) for lane in mine) for mine in lanes.values()}) > 1:
         return []
-    rows = []
-    for head in sorted(set(view.members) - set(after.values()), key=view.members.index):
-        row = [head]
-        while row[-1] in after:
-            row.append(after[row[-1]])
-        rows.append(row)
+    heads = sorted(set(view.members) - set(after.values()), key=view.members.index)
+    rows = [in_a_row(head, after)[0] for head in heads]
     if sum(map(len, rows)) < len(view.members) or not (len(rows) == 1 or meet(view.lanes, rows)):
         return []
     count = len(next(iter(lanes.values())))

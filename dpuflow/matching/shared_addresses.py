@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.identity.processes import UNNAMED
-from dpuflow.matching.recognise import Match, agree
-from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import edge_sizes, needed_between
+from dpuflow.matching.recognise import matches
+from dpuflow.schedules.graph import needed_between
 from dpuflow.schema.rows import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.matching.model import Instance, Job
-    from dpuflow.matching.recognise import EdgeBytes
+    from dpuflow.matching.recognise import EdgeBytes, Match
     from dpuflow.schema.tables import Rows
 
 RINGS: Final = {Op.ALL_REDUCE: -1, Op.REDUCE_SCATTER: -1, Op.ALL_GATHER: 1}
@@ -152,22 +151,14 @@ class Processes:
             found[self.at[row]] = count + 1, total + size
         return found
 
-    def matches(self, edges: EdgeBytes, op: Op, sized: bool = True) -> list[Match]:
+    def matches(self, edges: EdgeBytes, op: Op) -> list[Match]:
         """All algorithms of ``op`` among all ranks whose edges between nodes are these."""
-        found = []
-        total, n = sum(size for _, size in edges.values()), self.ranks
-        for algorithm in (a for a in ALGORITHMS if a.op == op and a.fits(n)):
-            if (op == Op.BARRIER) != (total == 0):
-                continue
-            # Rings run either way round.
-            for order in (tuple(range(n)), (0, *range(n - 1, 0, -1)))[: 1 if algorithm.rooted else 2]:
-                node = {place: self.node[rank] for place, rank in enumerate(order) if rank in self.node}
-                for root in range(n) if algorithm.rooted else (0,):
-                    expected = between_nodes(edge_sizes(algorithm, n, root), node)
-                    size = total / max(sum(map(sum, expected.values())), 1e-12)
-                    if agree(edges, expected, order, size if sized else None, cuts=algorithm.cuts):
-                        found.append(Match(algorithm, order, root, round(size) if sized else None))
-        return found
+        return matches(edges, range(self.ranks), op, seen=self.apart)
+
+    def apart(self, rank: int, other: int) -> bool:
+        """Whether two ranks are of different nodes; what one of no known node sends is not seen."""
+        node = self.node
+        return rank in node and other in node and node[rank] != node[other]
 
     def instance(self, instance: Instance) -> Instance:
         """The collective of ranks as one of endpoints; ``order`` of the former are the ranks."""
@@ -206,14 +197,3 @@ class Processes:
             those = named if process < UNTOLD else nameless
             those[self.node[process]] = those.get(self.node[process], 0) + 1
         return sum(max(named.get(end, 0), nameless.get(end, 0)) for end in {*named, *nameless})
-
-
-def between_nodes(
-    edges: Mapping[tuple[int, int], tuple[float, ...]], node: Mapping[int, int]
-) -> dict[tuple[int, int], tuple[float, ...]]:
-    """Of a schedule's edges those between nodes; what a rank of no known node sends is not seen."""
-    return {
-        (src, dst): sizes
-        for (src, dst), sizes in edges.items()
-        if src in node and dst in node and node[src] != node[dst]
-    }

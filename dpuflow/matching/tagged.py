@@ -16,7 +16,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.matching.model import Instance, placed
-from dpuflow.matching.recognise import VARIED, Match, matches, whole_size
+from dpuflow.matching.recognise import Match, matches, whole_size
 from dpuflow.matching.shared_addresses import Processes, shares_addresses
 from dpuflow.schedules.algorithms import GLOO, NONBLOCKING
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -262,10 +262,7 @@ def _of_processes(exchanges: Rows, cells: Sequence[Cell], processes: Processes) 
     rows, op = np.sort(np.concatenate([cell.rows for cell in cells])), Op(cells[0].op)
     found: list[Match] = []
     if processes.told(rows):
-        edges = processes.edges(exchanges, rows)
-        found = processes.matches(edges, op)
-        if not found and op in VARIED:
-            found = processes.matches(edges, op, sized=False)
+        found = processes.matches(processes.edges(exchanges, rows), op)
     if not found:
         return processes.instance(Instance(rows, op, [], confidence=0.7))
     return processes.instance(_told(rows, op, found, exchanges["bytes"][rows].tolist()))
