@@ -180,7 +180,7 @@ def test_loss_is_no_straggler() -> None:
     assert conditions(result) == ["packet_loss"]
     found = result.findings[0]
     assert found.endpoints == [1, 2]
-    assert found.summary.startswith("13 of 400 packets from 10.0.0.2 were retransmitted (3.25 %)")
+    assert found.summary.startswith("13 of 400 packets from 10.0.0.2 to 10.0.0.3 were retransmitted (3.25 %)")
     assert found.severity == "critical"
     assert {row.verdict for row in result.lateness} == {"on_time"}
     # The frames shown are those of messages that came again.
@@ -206,7 +206,7 @@ def test_loss_is_as_severe_as_what_it_cost(lost: int, held_ms: int, severity: st
 
     found = only(analysed(job(), 4, change)[0], "packet_loss")
     assert found.severity == severity, found.summary
-    assert f"held up by it for {lost * held_ms}." in found.summary
+    assert f"held up by it for {lost * held_ms}" in found.summary
 
 
 def hold(joined: Joined, src: int, dst: int, held_ns: int = MS) -> None:
@@ -261,7 +261,7 @@ def test_losses_around_one_node_are_one_finding() -> None:
     result, _, _ = analysed(job(), 4, change)
     found = only(result, "packet_loss")
     assert found.endpoints == [2, 0, 1, 3]
-    assert found.summary.startswith("300 of 6000 packets from and to 10.0.0.3 were retransmitted")
+    assert found.summary.startswith("300 of 6,000 packets from and to 10.0.0.3 were retransmitted")
 
     def more(captures: list[CaptureTables], joined: Joined) -> None:
         change(captures, joined)

@@ -97,7 +97,7 @@ def test_one_finding_a_node_where_each_rail_has_a_clock_of_its_own(shared: Path)
     folder = shared / "captures/nccl/hybrid-tp4dp4-rails-late"
     result = dpuflow.analyze(sorted(folder.glob("*.pcap.gz")))
     (found,) = (f for f in result.findings if f.condition == "straggler")
-    assert "node1 (ranks 4 to 7), node0 (ranks 0 to 3), node2 (ranks 8 to 11)" in found.summary
+    assert "node1 (ranks 4 to 7) 6 of 20, node0 (ranks 0 to 3) 4 of 20" in found.summary
 
 
 def test_stragglers_of_a_node_are_one_finding() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import make_finding
 from dpuflow.findings.evidence import message_evidence, most
-from dpuflow.quantities import name_of, percent
+from dpuflow.quantities import duration, listed, name_of, percent
 from dpuflow.schema.rows import Seen
 
 if TYPE_CHECKING:
@@ -60,17 +60,23 @@ def find_losses(case: Case) -> Iterator[Finding]:
         # Messages that nobody waited for cost the job nothing.
         share = case.taken_share(stretches, [place])
         held_share = covered_ns(stretches, *case.job_ns([place])) / case.span_ns([place])
-        ways = "from" if len(senders) == 1 else "from and to"
+        ends = case.result.endpoints
+        one_way = senders == [place]
+        ways = "from" if one_way else "from and to" if place in senders else "to"
+        lost_time = (
+            f"it cost the job {percent(share)} of its time" if share > 0 else "no step took longer for it"
+        )
+        to = f" to {listed([name_of(ends[end]) for end in sorted(others)], 3)}" if one_way and others else ""
         yield make_finding(
             "packet_loss",
             [place, *sorted(others)],
             (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
             case.cost(share, [place]),
             0.5 if lost < FEWEST else 0.9,
-            f"{lost} of {packets} packets {ways} {name_of(case.result.endpoints[place])} were retransmitted"
+            f"{lost:,} of {packets:,} packets {ways} {name_of(ends[place])}{to} were retransmitted"
             f" ({100 * lost / max(packets, 1):.2f} %): they or their acknowledgments were lost"
-            f" or late{_besides(again - lost)}. Messages were held up by it for {held_ns / 1e6:.1f} ms"
-            f" ({100 * held_share:.1f} % of the time); steps took {percent(share)} longer.",
+            f" or late{_besides(again - lost)}. Messages were held up by it for {duration(held_ns)}"
+            f" ({percent(held_share)} of the time); {lost_time}.",
             alternatives=[
                 "a switch port or cable that corrupts frames",
                 "a queue that overflows",

@@ -134,10 +134,10 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     units = units_of(rows)
-    told = [f"{unit_name(result, row)} to {late_in(row)}" for row in units]
+    told = [f"{unit_name(result, row)} {late_in(row)}" for row in units]
     waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
-    each = " (of each of a node's ranks)" if any(row.together for row in units) else ""
-    return f"Late to collectives{each} in turn: {listed(told)}; their peers waited {waited} for them."
+    each = "each rank's" if any(row.together for row in units) else "their"
+    return f"Late in turn, in so many of {each} collectives: {listed(told)}; their peers waited {waited} for them."
 
 
 def late_together(rows: Sequence[Lateness], result: Analysis) -> str:

@@ -55,6 +55,11 @@ def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str,
     fault = main_fault(result)
     if fault is not None:
         return f"{fault.condition.replace('_', ' ').upper()}: {fault.summary}", "bad"
+    return of_nobody(result, names)
+
+
+def of_nobody(result: Analysis, names: Names) -> tuple[str, str]:
+    """Where nobody is late: how far that goes, or why nothing is said."""
     if not result.pipelines and not any(c.op != "send_recv" for c in result.collectives):
         one_of = sampled_one_of(result)
         if one_of is not None:
@@ -87,8 +92,8 @@ def faults_of(result: Analysis) -> list[Finding]:
 
 
 def main_fault(result: Analysis) -> Finding | None:
-    """The critical fault that is the answer where no rank can be judged."""
-    if any(row.verdict != "unknown" for row in result.lateness) or stuck_in(result):
+    """The critical fault that is the answer where nobody is late by its own doing."""
+    if any(row.verdict in ("late", "intermittent") for row in result.lateness) or stuck_in(result):
         return None
     return next((fault for fault in faults_of(result) if fault.severity == "critical"), None)
 
@@ -113,7 +118,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
     beyond = f" (more than {duration(limit)} a step would show)" if limit else ""
     if blind and len(blind) == len(result.lateness):
-        return f"COULD NOT BE JUDGED: {why_blind(result, blind)}.{_add_captures(result)}", "warn"
+        return f"COULD NOT BE JUDGED: {_why_blind(result, blind)}.{_add_captures(result)}", "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
@@ -131,7 +136,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             ), "warn"
         return (
             f"NOBODY SEEN LATE by its own doing{beyond}, but {who} could not be judged:"
-            f" {why_blind(result, blind)}.{waited}{_add_captures(result)}"
+            f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
         ), "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
@@ -172,7 +177,7 @@ def _incidents(result: Analysis, of_all: Sequence[int] = ()) -> dict[int, str]:
     return told
 
 
-def why_blind(result: Analysis, blind: list[Lateness]) -> str:
+def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
     """Why nothing is said of these ranks: most of their times are not told, or too much would be hidden."""
     hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):

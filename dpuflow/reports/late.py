@@ -171,9 +171,9 @@ def _how_often(result: Analysis, row: Lateness) -> str:
     parts = []
     if row.late_share is not None:
         together = "together " if row.together else ""
-        parts.append(f"late {together}in {_times(result, row)} ({percent(row.late_share)})")
+        parts.append(f"late {together}in {_times(result, row)} ({percent(row.late_share)}){_own(row)}")
     if row.last_share is not None:
-        parts.append(f"the last in {round(row.last_share * row.collectives):,}")
+        parts.append(f"arrived last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
         # Less often than that it is late once in a step, or from its onset on.
         parts.append(
@@ -182,6 +182,12 @@ def _how_often(result: Analysis, row: Lateness) -> str:
     elif row.steadiness is not None:
         parts.append("in turn with others" if row.steadiness == "rotating" else "now and then")
     return ", ".join([*parts, *_since(result, row)])
+
+
+def _own(row: Lateness) -> str:
+    """``, in 19 by its own doing``, where its inputs made it late in some others."""
+    own, late = (round((share or 0) * row.collectives) for share in (row.own_share, row.late_share))
+    return f", in {own:,} by its own doing" if 0 < own < late else ""
 
 
 def _since(result: Analysis, row: Lateness) -> list[str]:
@@ -230,7 +236,7 @@ def _how_much(result: Analysis, row: Lateness) -> str:
         if entry.endpoint == row.endpoint and entry.bound == "exact" and entry.error_ns is not None
     ]
     text += f", {duration(row.late_most_ns)} at most"
-    return text + (f"; each +-{duration(median(errors))}" if errors else "")
+    return text + (f"; error +-{duration(median(errors))} (median)" if errors else "")
 
 
 def _waited(result: Analysis, wait_ns: int | None, late: Sequence[Lateness]) -> str:

@@ -22,9 +22,9 @@ from dpuflow.reports.headline import (
     headline,
     late_headline,
     main_fault,
+    of_nobody,
     perhaps_late,
     stuck_in,
-    why_blind,
 )
 from dpuflow.reports.late import MOST_LATE, late_lines, moment
 from dpuflow.reports.layout import Paint, wrap
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 LEAST_PART = 0.005
 """Parts of a step below this share are not told."""
+MUCH = 2
+"""The longest steps are told where they take so many times a typical one."""
 
 
 def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]:
@@ -58,9 +60,8 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
     for row in perhaps_late(result)[:MOST_LATE]:
         yield wrap(_perhaps_sentence(result, row, names), "  ", "    ")
     if not late:
-        if main_fault(result) is not None and result.lateness:
-            why = why_blind(result, result.lateness)
-            yield wrap(f"who was late could not be judged: {why}", "  ", "    ")
+        if main_fault(result) is not None:
+            yield wrap(of_nobody(result, names)[0], "  ", "    ")
         yield from _accounts(result, names)
         yield from _other_faults(result, names, "but")
         yield from _spread(result)
@@ -113,9 +114,12 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         ]
         text = ", ".join(f"{duration(ns)} {what}" for ns, what in told if ns >= LEAST_PART * each.step_ns > 0)
         share = percent(each.exposed_ns / max(each.step_ns, 1))
+        members = set(result.groups[each.group].endpoints)
+        slow = max((row.p99_ns for row in result.steps if members & set(row.endpoints)), default=0)
+        text += f"; the longest steps {duration(slow)}" if slow >= MUCH * each.step_ns else ""
         others = f" (the same in {count(alike[place] - 1, 'other group')})" if alike[place] > 1 else ""
         yield wrap(
-            f"step {duration(each.step_ns)} in the mean, {share} of it communication: {text}{others}",
+            f"typical step {duration(each.step_ns)}, {share} of it exposed communication: {text}{others}",
             "  ",
             "    ",
         )

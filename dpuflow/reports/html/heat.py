@@ -72,7 +72,7 @@ def heat_map(result: Analysis, entries: EntryColumns, names: Names) -> Markup:
         "bounds": bound.tolist(),
     }
     plot = tag("div", row_labels(labels), picture, class_="heatbox")
-    said = "Dark is late. Full cells are measured; half cells are bounds." + _grouped(
+    said = "Darker is later. Full cells are measured; half cells are bounds." + _grouped(
         len(ranks), rows, width, columns
     )
     return figure(
@@ -171,7 +171,7 @@ def _key(limits: list[int]) -> Markup:
         [f"to {duration(limit)}" for limit in limits[1:]] + [f"from {duration(limits[-1])}"] if limits else []
     )
     items = [tag("li", tag("i", class_=f"key h{place}"), word) for place, word in enumerate(words)]
-    for kind, word in ((AT_LEAST, "at least so late"), (AT_MOST, "at most so late")):
+    for kind, word in ((AT_LEAST, "at least this late"), (AT_MOST, "at most this late")):
         items.append(tag("li", tag("i", class_=f"key half{kind}"), word))
     items.append(tag("li", tag("i", class_="key none"), "not known"))
     return tag("ul", *items, class_="legend")

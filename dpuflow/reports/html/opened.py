@@ -43,7 +43,7 @@ def opened(result: Analysis, names: Names) -> Markup:
     if not chosen:
         return figure("Collectives", "None were found.", key="collectives")
     left = len(result.collectives) - len(chosen)
-    said = "The worst first. A bar reaches from entering to leaving, with the 95 % interval of its beginning."
+    said = "The worst first. A bar reaches from entry to exit, with the 95 % interval of its beginning."
     said += f" {count(left, 'collective')} with less lateness are in the JSON only." if left else ""
     folds = [_fold(each, names, place == 0) for place, each in enumerate(chosen)]
     more = len(folds) - AT_ONCE
@@ -84,7 +84,7 @@ def _ranks(each: Collective, names: Names) -> Markup:
             entry.why,
         ])  # fmt: skip
     caption = f"{each.op} {each.id}, {duration(each.end_ns - each.start_ns)} long"
-    heads = ["rank", "from entering to leaving", "lateness", "bound", "cause", "why"]
+    heads = ["rank", "entry to exit", "lateness", "bound", "cause", "why"]
     table = grid(heads, rows, caption=caption)
     left = len(order) - MOST_RANKS
     more = tag("p", f"and {count(left, 'rank')} that entered earlier", class_="quiet") if left > 0 else ""

@@ -77,7 +77,7 @@ def _body(result: Analysis, names: Names) -> list[object]:
         traffic(result, names),
         findings(result, names),
         sections.clocks(result),
-        *sections.others(result),
+        *sections.others(result, names),
         sections.limits(result),
     ]
     return [first_screen(result, entries, names), _contents(parts), *parts]

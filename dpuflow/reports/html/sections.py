@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from dpuflow.quantities import count, duration, listed, percent, three_digits
 from dpuflow.reports.html.figures import apart, in_bytes, position, share, told, whole
 from dpuflow.reports.html.markup import Markup, figure, grid, join, tag
+from dpuflow.reports.meanings import meaning_of
 from dpuflow.reports.text import worst_first
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ SHOWN: Final = {
 """Lists that have a section of their own; others are shown as plain tables."""
 
 
+COLUMNS: Final = (
+    "A rank is late by its own doing (own), or as its inputs were late (inherited), in so many of the"
+    " collectives in which its lateness is known (of); verdict and cause speak of the former. Entry times are"
+    " exact (measured, with an error), bounded, or unknown. Detectable: the smallest lateness a step that"
+    " would have been named."
+)
+
+
 def ranks(result: Analysis, names: Names) -> Markup:
     """A row for each endpoint, those late first, by the wait that they caused."""
     if not result.lateness:
@@ -36,11 +45,12 @@ def ranks(result: Analysis, names: Names) -> Markup:
     rows = worst_first(result.lateness)
     most = max((row.caused_wait_ns or 0 for row in rows), default=0)
     cells = [_rank(row, f"lateness/{place[id(row)]}", names, most) for row in rows[:MOST_RANKS]]
-    heads = ["endpoint", "verdict", "caused wait", "of the largest", "late by", "own", "inherited", "last",
-             "of", "steadiness",
-             "cause", "exact / bounded / untold", "detectable", "sure"]  # fmt: skip
+    heads = ["endpoint", "verdict", "caused wait", "share of the largest", "late by", "own", "inherited",
+             "arrived last", "of", "steadiness",
+             "cause", "exact / bounded / unknown", "detectable", "confidence"]  # fmt: skip
     left = len(rows) - len(cells)
-    said = f"{count(left, 'endpoint')} that caused less wait are in the JSON only." if left > 0 else ""
+    said = COLUMNS
+    said += f" {count(left, 'endpoint')} that caused less wait are in the JSON only." if left > 0 else ""
     first = grid(heads, cells[:AT_ONCE], caption="Ranks by caused wait")
     rest: object = ""
     if len(cells) > AT_ONCE:
@@ -97,7 +107,8 @@ def steps(result: Analysis, names: Names) -> Markup | str:
     parts.append(
         grid(["late rank", "a step takes", "without its lateness"], rows, caption="What if") if rows else ""
     )
-    return figure("Where a step's time goes", "Along the critical path, in the median.", *parts, key="steps")
+    said = "Of typical steps (the middle half by length): the time along their critical path, in the mean."
+    return figure("Where a step's time goes", said, *parts, key="steps")
 
 
 def _account(each: Account, at: str, names: Names) -> Markup:
@@ -233,23 +244,56 @@ def limits(result: Analysis) -> Markup:
     return figure("What these captures cannot show", "", *parts, key="limits")
 
 
-def others(result: Analysis) -> Iterator[Markup]:
-    """Lists of a later version that have no section yet, as they stand."""
+def others(result: Analysis, names: Names) -> Iterator[Markup]:
+    """Lists that have no section of their own, as plain tables."""
     for name in (each.name for each in fields(result)):
         rows = getattr(result, name)
         if name in SHOWN or not isinstance(rows, list) or not rows or not is_dataclass(rows[0]):
             continue
-        heads = [each.name for each in fields(rows[0])]
-        cells = [[_plain(getattr(row, head)) for head in heads] for row in rows[:MOST_LISTED]]
+        keys = [each.name for each in fields(rows[0])]
+        keys = [key for key in keys if any(getattr(row, key) not in (None, []) for row in rows)]
+        heads = [tag("span", _heading(key), title=meaning_of(name, key)) for key in keys]
+        cells = [
+            [_plain(getattr(row, key), f"{name}/{number}/{key}", names) for key in keys]
+            for number, row in enumerate(rows[:MOST_LISTED])
+        ]
         left = len(rows) - len(cells)
         said = f"{left:,} more are in the JSON only." if left > 0 else ""
-        title = name.replace("_", " ").capitalize()
+        title = TITLES.get(name, name.replace("_", " ").capitalize())
         yield figure(title, said, grid(heads, cells, caption=f"{title}, row by row"), key=name)
 
 
-def _plain(value: object) -> str:
-    if value is None:
-        return "-"
+TITLES: Final = {
+    "tax": "Communication overhead",
+    "loss_tax": "Cost of losses",
+    "all_reduce_what_if": "Other all_reduce algorithms",
+    "network_cost": "Rate and delay by pair",
+}
+_ENDS: Final = ("src", "dst", "endpoint", "endpoints", "client", "server")
+
+
+def _heading(key: str) -> str:
+    """``p50_ns``: ``p50``; units stand with the numbers."""
+    return key.removesuffix("_ns").removesuffix("_share").replace("_", " ")
+
+
+def _plain(value: object, at: str, names: Names) -> object:
+    """A value as people read it, by its key: spans of time, shares, bytes, endpoints."""
+    key = at.rsplit("/", 1)[1]
     if isinstance(value, list):
-        return listed([str(each) for each in value], 8)
-    return str(value)
+        return listed([names.short(each) if key in _ENDS else str(each) for each in value], 8)
+    if key in _ENDS and isinstance(value, int):
+        return names.short(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "-" if value is None else str(value).replace("_", " ")
+    if key.endswith("_ns") and value < EPOCH_NS:
+        return told(value, at)
+    if key.endswith("_share"):
+        return told(value, at, share)
+    if key.endswith("bytes") or key == "bytes_up_to":
+        return told(value, at, in_bytes)
+    return told(value, at, three_digits) if isinstance(value, float) else told(value, at, whole)
+
+
+EPOCH_NS: Final = 10**17
+"""Times of day are beyond this, spans below: three years."""

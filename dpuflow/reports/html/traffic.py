@@ -36,7 +36,7 @@ def traffic(result: Analysis, names: Names) -> Markup:
     dst = np.array([flow.dst for flow in result.flows], np.int64)
     ways["bytes"] = np.array([flow.bytes for flow in result.flows], np.int64)
     matrix, per_cell = _matrix(src, dst, ways["bytes"], ends)
-    said = "Bytes on the wire from the row's endpoint to the column's; dark is much."
+    said = "Bytes on the wire from the row's endpoint to the column's; darker is more."
     said += f" {count(ends, 'endpoint')}, {per_cell} to a row and column." if per_cell > 1 else ""
     parts = [tag("div", _picture(matrix, names, per_cell), circle(result, names), class_="pair")]
     parts += [_largest(result, src, dst, ways["bytes"], names), _groups(result, names)]
@@ -158,9 +158,9 @@ def _largest(
             f"{again:,}",
         ]
         rows.append([names.short(a), names.short(b), *figures, f"{marked:,}"])
-    caption = f"The {count(len(rows), 'largest way', 'largest ways')} of {len(ways):,}"
-    heads = ["from", "to", "bytes", "flows", "packets", "sent again", "ECN-marked"]
-    return grid(heads, rows, caption=caption)
+    more = f": the largest {len(rows):,} of {len(ways):,}" if len(rows) < len(ways) else ""
+    heads = ["from", "to", "bytes", "flows", "packets", "retransmitted", "ECN-marked"]
+    return grid(heads, rows, caption=f"Pairs by bytes{more}")
 
 
 def _groups(result: Analysis, names: Names) -> Markup:
