@@ -137,7 +137,8 @@ def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     told = [f"{unit_name(result, row)} {late_in(row)}" for row in units]
     waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
     each = "each rank's" if any(row.together for row in units) else "their"
-    return f"Late in turn, in so many of {each} collectives: {listed(told)}; their peers waited {waited} for them."
+    who = listed(told)
+    return f"Late in turn, in so many of {each} collectives: {who}; their peers waited {waited} for them."
 
 
 def late_together(rows: Sequence[Lateness], result: Analysis) -> str:
