@@ -234,12 +234,14 @@ def limits(result: Analysis) -> Markup:
     for state, word in (("found", "Found"), ("not_found", "Looked for and not found")):
         names = [row.condition.replace("_", " ") for row in result.judged if row.state == state]
         parts.append(tag("p", tag("b", f"{word}: "), listed(names, len(names)), ".") if names else "")
-    rows = [
-        [row.condition.replace("_", " "), {"not_judged": "all"}.get(row.state, "in part"), row.reason]
-        for row in result.judged
-        if row.reason
-    ]
-    if rows:
+    why: dict[tuple[str, bool], list[str]] = {}
+    for row in result.judged:
+        if row.reason:
+            part = row.state != "not_judged"
+            why.setdefault((row.reason, part), []).append(row.condition.replace("_", " "))
+    if why:
+        rows = [[listed(names, len(names)), "in part" if part else "all", reason]
+                for (reason, part), names in why.items()]  # fmt: skip
         parts.append(grid(["condition", "not judged", "why not"], rows, caption="What could not be judged"))
     return figure("What these captures cannot show", "", *parts, key="limits")
 
@@ -254,7 +256,7 @@ def others(result: Analysis, names: Names) -> Iterator[Markup]:
         keys = [key for key in keys if any(getattr(row, key) not in (None, []) for row in rows)]
         heads = [tag("span", _heading(key), title=meaning_of(name, key)) for key in keys]
         cells = [
-            [_plain(getattr(row, key), f"{name}/{number}/{key}", names) for key in keys]
+            [_plain(getattr(row, key), f"{name}/{number}/{key}", names, result.start_ns or 0) for key in keys]
             for number, row in enumerate(rows[:MOST_LISTED])
         ]
         left = len(rows) - len(cells)
@@ -274,11 +276,13 @@ _ENDS: Final = ("src", "dst", "endpoint", "endpoints", "client", "server")
 
 def _heading(key: str) -> str:
     """``p50_ns``: ``p50``; units stand with the numbers."""
-    return key.removesuffix("_ns").removesuffix("_share").replace("_", " ")
+    for unit in ("_ns", "_share", "_bits_per_s"):
+        key = key.removesuffix(unit)
+    return key.replace("_", " ")
 
 
-def _plain(value: object, at: str, names: Names) -> object:
-    """A value as people read it, by its key: spans of time, shares, bytes, endpoints."""
+def _plain(value: object, at: str, names: Names, start_ns: int) -> object:
+    """A value as people read it, by its key: spans, shares, bytes, endpoints; times from the start on."""
     key = at.rsplit("/", 1)[1]
     if isinstance(value, list):
         return listed([names.short(each) if key in _ENDS else str(each) for each in value], 8)
@@ -286,13 +290,17 @@ def _plain(value: object, at: str, names: Names) -> object:
         return names.short(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "-" if value is None else str(value).replace("_", " ")
-    if key.endswith("_ns") and value < EPOCH_NS:
-        return told(value, at)
+    if key.endswith("_ns"):
+        return told(value, at, lambda ns: f"at {duration(ns - start_ns)}" if ns >= EPOCH_NS else duration(ns))
+    if key.endswith("bits_per_s"):
+        return told(value, at, lambda rate: f"{three_digits(rate / 1e6)} Mbit/s")
+    if key == "group":
+        return told(value, at, lambda number: f"group {number}")
     if key.endswith("_share"):
         return told(value, at, share)
     if key.endswith("bytes") or key == "bytes_up_to":
         return told(value, at, in_bytes)
-    return told(value, at, three_digits) if isinstance(value, float) else told(value, at, whole)
+    return told(value, at, three_digits if isinstance(value, float) else whole)
 
 
 EPOCH_NS: Final = 10**17
