@@ -140,7 +140,7 @@ MATCHING: Final = _of("matching", [
     ("p2p", _given(), "_without_rings"),
     ("p2p", _says(False), "_sends_unasked"),
     ("calls", lambda result, args: ([], list(args[1])), "calls_over_rails"),
-    ("pipes", _given(), "_put_together begun_together"),
+    ("pipes", _given(), "_put_together"),
     ("pipes", lambda result, args: [args[0]], "in_turn"),
     ("sockets", _says([]), "spoken"),
     ("credited", _given(), "_apart"),

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.matching.lanes import grouped
 from dpuflow.matching.levels import MOST
 from dpuflow.matching.model import placed
-from dpuflow.matching.pipes import begun_together, in_lockstep, in_turn, pipes_of, together
+from dpuflow.matching.pipes import in_lockstep, in_turn, pipes_of, together
 from dpuflow.matching.reading import Reading
 
 if TYPE_CHECKING:
@@ -112,18 +113,14 @@ def _alike(
 def _coarser(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
     """``pipes`` by how many messages they have: where receivers were slow few of them do not show to be in
     lockstep, and yet have in common hardly more than beginnings."""
-    alike: dict[tuple[int, int], list[Pipe]] = {}
-    for pipe in pipes:
-        alike.setdefault((pipe.first, pipe.stop), []).append(pipe)
+    alike = grouped(pipes, lambda pipe: (pipe.first, pipe.stop))
     return [each for mine in alike.values() if (each := together(mine)) is not None]
 
 
 def _finer(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
     """``pipes`` in lockstep, more of them apart: operations that have as many messages, each on pipes of its
     own, may look like one. What is cut too often goes together again in turns."""
-    alike: dict[int, list[Pipe]] = {}
-    for pipe in pipes:
-        alike.setdefault(int(columns.sizes[pipe.rows].max()), []).append(pipe)
+    alike = grouped(pipes, lambda pipe: int(columns.sizes[pipe.rows].max()))
     sets = [each for mine in alike.values() for each in in_lockstep(mine, strict=True)]
     return [part for each in sets for part in in_turn(each, columns.starts)]
 
@@ -152,12 +149,11 @@ def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockst
     """Communicators, each given by its sets, with their operations, where these explain enough."""
     found = []
     for part in filter(None, parts):
-        whole = begun_together(part, job.columns)
-        instances = Reading(job, whole).instances()
+        instances = Reading(job, part).instances()
         explained = _explained(instances)
-        count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in whole)
+        count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in part)
         # The last operation may be cut off, where captures end or the job stopped: nothing is asked of it.
-        cut_off = 2 * explained > count and _all_but_the_last(whole, instances)
+        cut_off = 2 * explained > count and _all_but_the_last(part, instances)
         if instances and (explained >= MOST * count or cut_off):
             found.append((part, instances))
     return found

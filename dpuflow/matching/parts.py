@@ -14,6 +14,8 @@ Parts that go side by side over several channels are one transfer.
 
 from __future__ import annotations
 
+from collections import Counter
+from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +25,6 @@ from dpuflow.matching.levels import MOST
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -273,6 +274,13 @@ class Parts:
             self.whole[0] = known[int(self.begins[1]), int(self.size[0])] > 1
         self.next_ns = np.r_[self.grants[begins[1:]], NEVER]
 
+    def by_message(self) -> Parts:
+        """The same, were each message a part."""
+        other = copy(self)
+        other.begins = np.arange(len(self.rows) + 1)
+        other.close(Counter())
+        return other
+
     def piece(self, number: int) -> Ints:
         """The rows of a part."""
         return self.rows[self.begins[number] : self.begins[number + 1]]
@@ -328,20 +336,8 @@ def by_message(lanes: Sequence[Parts]) -> Transfers | None:
     count = len(lanes[0].rows)
     if any(len(lane.rows) != count or lane.number[0] != 1 for lane in lanes):
         return None
-    rows, starts, arrivals, size = (
-        np.stack([getattr(lane, name) for lane in lanes]) for name in ("rows", "starts", "arrivals", "bytes")
-    )
-    grants = np.min([lane.grants for lane in lanes], axis=0)
-    return Transfers(
-        lanes[0].edge,
-        list(np.sort(rows, axis=0).T),
-        starts.min(axis=0),
-        arrivals.max(axis=0),
-        size.sum(axis=0),
-        np.ones(count, bool),
-        np.r_[grants[1:], NEVER],
-        True,
-    )
+    single = [lane.by_message() for lane in lanes]
+    return _whole([(lane, np.arange(count)) for lane in single])
 
 
 def _beside(lane: Parts, base: Parts) -> Ints | None:

@@ -13,7 +13,7 @@ that carries the operation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.matching.model import Job
-    from dpuflow.matching.streams import Columns
     from dpuflow.schema.tables import Rows
 
 LIKE: Final = 0.5
@@ -233,32 +232,6 @@ def _longest(begins: NDArray[np.bool_]) -> int:
     """The most messages from one beginning to the next, or to the end."""
     places = np.flatnonzero(begins)
     return max(int(np.diff(places).max(initial=0)), len(begins) - int(places[-1]))
-
-
-def begun_together(sets: Sequence[Lockstep], columns: Columns) -> list[Lockstep]:
-    """``sets`` of one communicator without what came before a capture that begins in mid-job shows them all.
-
-    Each then begins with the same operation, as far as it takes part: operations end everywhere at about the
-    same time, whoever was late. Where all connections are seen from their first message on nothing is left
-    out.
-    """
-    late = [each for each in sets if max(pipe.first for pipe in each.pipes) > 1]
-    if len(sets) < 2 or not late:
-        return list(sets)
-    shown = max(int(columns.starts[each.rows[:, 0]].min()) for each in late)
-    ends = [columns.arrivals[each.rows[:, each.bounds[1:] - 1]].max(axis=0) for each in sets]
-    skip = [int(np.searchsorted(np.maximum.accumulate(end), shown)) for end in ends]
-    known = [int(end[k]) for end, k in zip(ends, skip, strict=True) if k < len(end)]
-    for number, end in enumerate(ends):
-        while skip[number] + 1 < len(end) and (
-            abs(int(end[skip[number] + 1]) - max(known)) < abs(int(end[skip[number]]) - max(known))
-        ):
-            skip[number] += 1
-    kept = [
-        replace(each, bounds=each.bounds[k:], slots=each.slots[k:])
-        for each, k in zip(sets, skip, strict=True)
-    ]
-    return [each for each in kept if len(each)]
 
 
 def _stopped(one: Pipe, other: Pipe, longest: int) -> bool:
