@@ -14,10 +14,10 @@ from bench.ablation.describe import PAGE, page
 from bench.ablation.measure import measure
 from bench.ablation.rules import RULES
 from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
-from dpuflow.entries import dating, reactions
+from dpuflow.entries import blockers, dating
 
-RELEASED = next(rule for rule in RULES if rule.name == "entries.reactions:released")
-ANSWERS = next(rule for rule in RULES if rule.name == "entries.reactions:own_answers")
+RELEASED = next(rule for rule in RULES if rule.name == "entries.blockers:inputs_rejected")
+ANSWERS = next(rule for rule in RULES if rule.name == "entries.heard:likely_entries")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -43,11 +43,11 @@ def test_names_are_not_listed_twice() -> None:
 
 
 def test_a_rule_is_switched_off_where_it_was_imported_and_back_on() -> None:
-    original = reactions.released
+    original = blockers.inputs_rejected
     with switched_off(RELEASED):
-        assert dating.released is reactions.released
-        assert dating.released is not original
-    assert dating.released is reactions.released is original
+        assert dating.inputs_rejected is blockers.inputs_rejected
+        assert dating.inputs_rejected is not original
+    assert dating.inputs_rejected is blockers.inputs_rejected is original
 
 
 def test_lines_of_a_rule_hold_those_of_its_own_helpers_only() -> None:

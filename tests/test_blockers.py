@@ -13,7 +13,7 @@ from bench.robustness.records import read_records, write_records
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import Entries, Rule
 from dpuflow.entries.blockers import Blocker, Scene, before_leaving, missing_before, solve
-from dpuflow.entries.handover import Usual
+from dpuflow.entries.reactions import Law
 from dpuflow.entries.rows import blank
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Wire
@@ -42,9 +42,9 @@ def scene(entries: Entries, sent_us: list[int], arrived_us: list[int], gap_at: i
     if gap_at is not None:
         transfers["flags"][gap_at] = MessageFlag.GAP
     level, group = np.full(len(entries.rule), 10.0 * US), np.zeros(len(entries.rule), np.int64)
-    usual = Usual(level, level, level, level > 0)
+    law = Law(*[level] * 6, level > 0)
     instances = [Instance(np.zeros(0, np.int64), Op.ALL_REDUCE, list(RANKS))] * (len(entries.offsets) - 1)
-    return Scene(entries, Picked.exchanges(exchanges), transfers, instances, group, usual, level)
+    return Scene(entries, Picked.exchanges(exchanges), transfers, instances, group, law, level)
 
 
 def test_the_first_blocker_that_stands_is_the_reason() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, analysed, run_job
 
-from dpuflow.entries.later_steps import Act, acts_seen
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.results import Analysis
@@ -85,28 +84,6 @@ def test_hosts_whose_reaction_was_never_seen_are_not_named_by_it() -> None:
     run_job(world, algorithm_of(Op.ALL_GATHER, "ring"), 4096, list(range(4)), 20, late={1: 5 * MS})
     _, result = one_node(world, 0, 4)
     assert {named(result, number) for number in range(2, 20)} == {None}
-
-
-def test_acts_of_a_ring() -> None:
-    """What rank 0 of three sees when messages are small: two from rank 2, the second with rank 1's in it."""
-    first, second, *_ = acts_seen(RING, 3, 0, frozenset({0}), asked=False, granted=False)
-    assert (first.must, dict(first.may.ranks)) == (frozenset({2}), {2: 1})
-    assert (second.must, dict(second.may.ranks)) == (frozenset({1, 2}), {2: 1, 1: 2})
-    assert not first.may.own | second.may.own
-
-
-def test_who_must_allow_a_message_may_hold_up_its_sender() -> None:
-    """In a barrier of Gloo's kind rank 6 waits for 7 to take its first message before it allows 4's."""
-    acts = acts_seen(
-        algorithm_of(Op.BARRIER, "dissemination"), 8, 0, frozenset({4}), asked=False, granted=True
-    )
-
-    def allows(act: Act) -> bool:
-        return act.kind == "grant" and act.edge == (4, 6)
-
-    (act,) = filter(allows, acts)
-    assert act.must == {6}
-    assert set(act.may.ranks) == {5, 6, 7}
 
 
 @pytest.mark.parametrize("me", range(4))

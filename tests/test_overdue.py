@@ -10,7 +10,6 @@ import pytest
 from collective_worlds import TIME_0, World, algorithm_of, analysed, captured, run_job
 
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
-from dpuflow.entries.overdue import WRONG_SHARE, discoveries, rarity
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schema.rows import NEVER, Op
@@ -63,40 +62,6 @@ def violated(world: World, relative: Relative, entries: Entries) -> int:
 
 
 # -- by hand ----------------------------------------------------------------------------------
-
-
-def test_rarity_counts_the_delay_among_the_known() -> None:
-    p = rarity(np.array([0, 15, 20, 99]), [np.array([10, 20, 30])])
-    assert p.tolist() == [1.0, 0.75, 0.75, 0.25]
-    least = rarity(np.array([15]), [np.array([10, 20, 30]), np.array([1, 2, 3, 4])])
-    assert least.tolist() == [0.2]  # the set that makes it the rarest
-    assert rarity(np.array([15]), []).tolist() == [1.0]
-
-
-def naive(p: list[float], wrong_share: float) -> list[bool]:
-    """Benjamini and Hochberg by the book: the largest k whose k-th p-value is small enough."""
-    ordinary = sum(value > 0.5 for value in p)
-    true = min(1.0, (1 + ordinary) / (0.5 * len(p))) if p else 1.0
-    limit = -1.0
-    for k, value in enumerate(sorted(p), 1):
-        if true * value <= wrong_share * k / len(p):
-            limit = value
-    return [value <= limit for value in p]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_discoveries_like_their_slow_twin(seed: int) -> None:
-    rng = random.Random(seed)
-    count = rng.randrange(0, 40)
-    p = [rng.choice([rng.random(), rng.random() / 200, 1 / 64]) for _ in range(count)]
-    assert discoveries(np.array(p), WRONG_SHARE).tolist() == naive(p, WRONG_SHARE)
-
-
-def test_chance_is_hardly_ever_a_discovery() -> None:
-    """Where all had waited, one rank in a hundred has any act taken for an entry."""
-    rng = np.random.default_rng(3)
-    found = sum(discoveries(rng.random(30), WRONG_SHARE).any() for _ in range(2_000))
-    assert found <= 2_000 * 2 * WRONG_SHARE
 
 
 # -- worlds -----------------------------------------------------------------------------------
@@ -173,8 +138,6 @@ def test_of_a_message_in_segments_the_first_one_tells_the_entry() -> None:
     late = entries.endpoint == 2
     assert (entries.rule[late] == Rule.AFTER_INPUT).all()
     assert (entries.signs.unmoved_ns[late] > 7 * MS).all()  # since the first segment
-    lag = (entries.enter_ns - entries.signs.resumed_ns)[late]
-    assert ((lag > 0) & (lag < MS)).all()  # the last ones came after a pause: it may have been there by then
 
 
 def test_who_finds_its_input_there_entered_a_reaction_before_it_sends() -> None:

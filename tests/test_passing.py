@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries.inputs import consumed, reached_by_first
+from dpuflow.entries.handover import consumed
+from dpuflow.entries.inputs import reached_by_first
 from dpuflow.matching.model import Instance, Slicing
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, looped_ring
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire

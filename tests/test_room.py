@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, claim, relate
-from dpuflow.entries.handover import usual_reactions
-from dpuflow.entries.reactions import begun
+from dpuflow.entries.margins import room
+from dpuflow.entries.reactions import law_of, tail_ns
 from dpuflow.entries.rows import blank
-from dpuflow.entries.tails import room, tail_ns
-from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,11 +26,8 @@ WORST = tail_ns(STALLS) - QUICK
 FAR = 200_000
 
 
-def group(late: dict[int, int], since_credit: int = 0) -> Entries:
-    """Collectives of three ranks that work alike; rank 2 enters ``late``, by number; rank 1 may have waited.
-
-    ``since_credit``: how long before their first messages their last credits left, 0 for none.
-    """
+def group(late: dict[int, int]) -> Entries:
+    """Collectives of three ranks that work alike; rank 2 enters ``late``, by number; 1 may have waited."""
     rows = np.arange(COUNT * RANKS)
     number, rank = rows // RANKS, rows % RANKS
     left = 1_000_000 * (number + 1)
@@ -41,13 +36,9 @@ def group(late: dict[int, int], since_credit: int = 0) -> Entries:
         enter[each * RANKS + 2] += ns
     entries = blank(number, rank, np.arange(COUNT + 1) * RANKS)
     rule = np.where(rank == 1, int(Rule.CREDIT), int(Rule.FREE_STEP))
-    spread, posted = (
-        np.full(len(rows), 500),
-        enter - since_credit if since_credit else np.full(len(rows), NEVER),
-    )
+    spread = np.full(len(rows), 500)
     return replace(
         entries, enter_ns=enter, since_ns=left, rule=rule, whole=np.ones(len(rows), bool),
-        signs=replace(entries.signs, posted_ns=posted),
         margins=replace(entries.margins, spread_ns=spread, wide_ns=spread),
         reactions=entries.reactions._replace(waited=(np.zeros(len(STALLS), np.int64), STALLS)),
     )  # fmt: skip
@@ -60,8 +51,7 @@ def roomy(entries: Entries, room_ns: NDArray[np.int64]) -> Entries:
 def rooms(entries: Entries) -> NDArray[np.int64]:
     """What ``weigh`` makes of it."""
     of_row = np.zeros(len(entries.rule), np.int64)
-    times = begun(entries, entries.since_ns, usual_reactions(entries, of_row), of_row)
-    return room(entries, times, of_row)
+    return room(entries, entries.since_ns, law_of(entries, of_row), of_row)
 
 
 def test_a_stall_before_the_first_message_looks_like_a_late_rank() -> None:
@@ -82,18 +72,6 @@ def test_nobody_does_less_work_than_was_ever_seen() -> None:
     found = rooms(entries)
     assert found[RANKS * 4 + 2] == 3_000
     assert (found[entries.endpoint != 2] == 0).all()
-
-
-@pytest.mark.parametrize(("apart", "known"), [(9_000, True), (50, False)])
-def test_credits_before_the_work(apart: int, known: bool) -> None:
-    """Where first messages never come within a usual reaction after credits, work lies in between."""
-    entries = group({9: FAR, 20: FAR, 30: FAR}, apart)
-    of_row = np.zeros(len(entries.rule), np.int64)
-    usual = usual_reactions(entries, of_row)
-    assert apart > usual.most_ns[0] or not known
-    found = rooms(entries)
-    # Its credits left late as well: nothing but the thread's own sleep lies between them and its message.
-    assert found[9 * RANKS + 2] == (0 if known else pytest.approx(WORST, abs=2))
 
 
 def test_the_largest_claim_stays_the_largest() -> None:

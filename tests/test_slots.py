@@ -10,11 +10,10 @@ from synth_worlds import loop, settings
 
 from dpuflow.analysis import analyze_tables
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries import EXACT, Rule, build_entries, relate
+from dpuflow.entries import Rule, build_entries
 from dpuflow.entries.blockers import Scene, held_senders
-from dpuflow.entries.handover import usual_reactions
 from dpuflow.entries.leaving import kept_until_ns
-from dpuflow.entries.slots import date_by_slots
+from dpuflow.entries.reactions import law_of
 from dpuflow.ingest import ingest
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
@@ -64,22 +63,6 @@ def transfers(messages: int, late: dict[int, int], count: int = 20) -> NDArray[n
     return rows
 
 
-def test_a_slot_given_back_late_dates_the_receiver() -> None:
-    rows = transfers(20, {5: LATE, 9: LATE})
-    instances = [
-        Instance(np.arange(20 * k, 20 * k + 20), Op.SEND_RECV, [0, 1], size=1, view=SENDER) for k in range(20)
-    ]
-    entries = date_by_slots(build_entries(rows, instances), Picked.exchanges(rows), instances)
-    relative = relate(entries)
-    receivers = np.arange(1, 40, 2)
-    exact = entries.rule[receivers] == Rule.GIVEN_BACK
-    assert np.flatnonzero(exact).tolist() == [5, 9]
-    assert (entries.rule[receivers][~exact] == Rule.UNSEEN).all()  # who waited shows nothing
-    # The first message had come 300 ns after it was sent.
-    assert relative.lateness_ns[receivers[[5, 9]]].tolist() == [LATE + TAKE + 300] * 2
-    assert (relative.bound[receivers[[5, 9]]] == EXACT).all()
-
-
 def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
     rows = transfers(3, {})
     rows["grant_arrived_ns"][::3] = rows["data_ns"][::3] - 50_000
@@ -90,8 +73,7 @@ def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
     ]
     entries = build_entries(rows, instances)
     columns, group = Picked.exchanges(rows), np.zeros(len(entries.rule), np.int64)
-    usual = usual_reactions(entries, group)
-    scene = Scene(entries, columns, rows, instances, group, usual, np.zeros(len(group)))
+    scene = Scene(entries, columns, rows, instances, group, law_of(entries, group), np.zeros(len(group)))
     assert np.flatnonzero(held_senders(scene)).tolist() == [2 * 5]
 
 

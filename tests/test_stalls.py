@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.entries.handover import apart_ns
-from dpuflow.entries.tails import Tail, tail_ns
+from dpuflow.entries.reactions import Tail, apart_ns, tail_ns
 from dpuflow.reports.json import json_lines
 from dpuflow.scoring.score import match_collectives
 from dpuflow.scoring.truth import Case, read_case

@@ -13,7 +13,7 @@ import dpuflow
 from dpuflow import Vantage
 from dpuflow.agent.board import Window
 from dpuflow.agent.rolling import counted_of
-from dpuflow.entries import later_steps
+from dpuflow.entries.heard import heard_of
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Job, build_collectives
 from dpuflow.reports.text import text_lines
@@ -131,19 +131,16 @@ def test_a_leaf_of_a_tree_says_who_or_whose_parent() -> None:
 
 
 def test_clear_to_send_is_no_sign_of_an_entry() -> None:
-    """NCCL's host posts it ahead of the GPU: who sent it had not been heard of."""
+    """NCCL's host posts it ahead of the GPU: rank 0 hears of rank 2, and of 1 by way of it, by data alone."""
     world = World("rendezvous")
     run_job(world, RING, 4096, list(range(3)), 4)
     exchanges = build_exchanges(seen_by(world, 0))
     (instance, *_) = build_collectives(Job(exchanges, np.arange(3), frozenset({0})))
     assert (exchanges["grant_ns"] != NEVER).all()
-    asked = later_steps.read_seen(exchanges, instance, 0)
     exchanges["wire"] = Wire.ROCE_WRITE_IMM
-    ahead = later_steps.read_seen(exchanges, instance, 0)
-    assert asked is not None
-    assert ahead is not None
-    assert {name[0] for name in asked.times} == {"send", "grant"}
-    assert {name[0] for name in ahead.times} == {"send"}
+    first, second, *_ = heard_of(exchanges, instance)
+    assert (first.src, first.must) == (2, {2})
+    assert (second.src, second.must) == (2, {1, 2})
 
 
 def test_the_agent_counts_entries_that_an_upper_bound_is_shown_of() -> None:

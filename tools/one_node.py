@@ -27,9 +27,9 @@ import numpy as np
 
 import dpuflow
 import dpuflow.matching
-from dpuflow.entries.later_steps import acts_seen
 from dpuflow.reports.json import json_lines
-from dpuflow.schema.rows import NEVER, Wire
+from dpuflow.schedules.graph import depths
+from dpuflow.schema.rows import Op
 from dpuflow.scoring.score import match_collectives, score_case
 from dpuflow.scoring.truth import Case, TrueCollective, read_case
 
@@ -94,26 +94,23 @@ class Whole:
         if last == rank or instance.algorithm is None:
             return last == rank
         ranks = [self.rank[end] for end in instance.order]
-        rows = self.exchanges[instance.rows]
-        wire = int(rows["wire"][0])
-        unasked = Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY
-        granted = (
-            bool((rows["grant_ns"] != NEVER).any()) and wire >= Wire.GLOO_HELLO
-        )  # clear-to-send dates nothing
-        acts = acts_seen(
-            instance.algorithm, len(ranks), instance.root or 0, frozenset({ranks.index(rank)}),
-            asked=not unasked, granted=granted,
-        )  # fmt: skip
-        own = enter[rank]
-        when = [max([enter[ranks[p]] for p in act.may.ranks] + [own] * bool(act.may.own)) for act in acts]
+        own, me = enter[rank], ranks.index(rank)
+        heard = [
+            (src, links.keys() - {me}, me in links)
+            for ((src, dst), _), links in depths(instance.algorithm, len(ranks), instance.root or 0).items()
+            if dst == me and src != me
+        ]
+        when = [max([enter[ranks[p]] for p in others] + [own] * mine) for _, others, mine in heard]
+        carries = instance.algorithm.op != Op.ALL_TO_ALL
         first: dict[int, int] = {}
         for at in np.argsort(when, kind="stable").tolist():
-            for place in acts[at].must:
+            src, others, _ = heard[at]
+            for place in others if carries else [src]:
                 first.setdefault(place, at)
-        known = {ranks.index(rank): own}
-        for at, act in enumerate(acts):
-            unknown = [place for place in act.may.ranks if when[first.get(place, at)] >= when[at]]
-            if len(unknown) == 1 and unknown[0] in act.must:
+        known = {me: own}
+        for at, (src, others, _) in enumerate(heard):
+            unknown = [place for place in others if when[first.get(place, at)] >= when[at]]
+            if len(unknown) == 1 and (carries or unknown == [src]):
                 known[unknown[0]] = when[at]
         return ranks[max(known, key=lambda place: known[place])] == last
 

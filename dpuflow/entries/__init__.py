@@ -9,7 +9,8 @@ last, ``tails`` how long hand-overs take at the worst.
 from dpuflow.entries.acts import gpus_within
 from dpuflow.entries.dating import weigh
 from dpuflow.entries.entering import build_entries
-from dpuflow.entries.last_candidates import Bounded, bound_above
+from dpuflow.entries.heard import Bounded, bound_above
+from dpuflow.entries.reactions import Tail, stalls
 from dpuflow.entries.relative import (
     AT_LEAST,
     AT_MOST,
@@ -29,7 +30,6 @@ from dpuflow.entries.relative import (
 )
 from dpuflow.entries.rows import Entries
 from dpuflow.entries.rules import BEYOND, RULES, Rule
-from dpuflow.entries.tails import Tail, stalls
 
 __all__ = [
     "AT_LEAST",

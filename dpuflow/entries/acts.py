@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.inputs import last_event, reached_before, reached_by_first, resumed_before
+from dpuflow.entries.inputs import last_event, reached_before, reached_by_first
 from dpuflow.entries.needs import started_ns
 from dpuflow.entries.places import by_process
 from dpuflow.entries.rows import FAR, Signs
@@ -122,7 +122,7 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     rule = _rules(first, within, free)
     lag, since = np.zeros(len(places), np.int64), np.full(len(places), NEVER)
     lag[within.rows], since[within.rows] = within.lag_ns, within.since_ns
-    credit, granted_ns, posted = _credits(places, first)
+    credit, granted_ns = _credits(places, first)
 
     waiting_at = np.where(rule == Rule.AFTER_INPUT, first.send_at, -1)
     answered_at = np.where(by_answer, first.answer_at, -1)
@@ -144,9 +144,6 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
         signs=Signs(
             unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
             moved_ns=np.where(seen & (begun != NEVER), enter - begun, NEVER),
-            resumed_ns=resumed_before(places.needs, places.receiver, entered, waiting_at >= 0),
-            free_ns=np.where(free & (first.send_ns != FAR), first.send_ns, NEVER),
-            posted_ns=np.where(seen, posted, NEVER),
             grant=grant,
         ),
         lag_ns=lag,
@@ -203,21 +200,18 @@ def _act_rows(picked: Picked, first: _Earliest) -> Ints:
     return act
 
 
-def _credits(places: Places, first: _Earliest) -> tuple[Ints, Ints, Ints]:
-    """When the credit that the first message may have waited for was there, when the rank gave its first one
-    (FAR: never seen), and the last one before its first act.
+def _credits(places: Places, first: _Earliest) -> tuple[Ints, Ints]:
+    """When the credit that the first message may have waited for was there, and when the rank gave its first
+    one (FAR: never seen).
 
     Where data is not offered first, the grant is such a credit.
     """
     picked, by_send = places.picked, first.chosen()[0]
     unoffered = picked["offer_ns"] == NEVER
-    credit, posted = np.full((2, len(by_send)), NEVER)
+    credit = np.full(len(by_send), NEVER)
     credit[by_send] = np.where(unoffered, picked["grant_arrived_ns"], NEVER)[first.send_at[by_send]]
     credits = np.where(unoffered & ~_unasked(picked), picked["grant_ns"], NEVER)
-    granted_ns, _ = places.earliest(places.receiver, credits)
-    ahead = (credits != NEVER) & (credits < first.enter_ns[places.receiver])
-    np.maximum.at(posted, places.receiver[ahead], credits[ahead])
-    return credit, granted_ns, posted
+    return credit, places.earliest(places.receiver, credits)[0]
 
 
 class Within(NamedTuple):

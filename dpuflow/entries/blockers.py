@@ -16,7 +16,7 @@ from dpuflow.arrays.ordering import classes, percentile
 from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import FAR
-from dpuflow.entries.rules import EXACT_RULES, FAR_BEYOND, FEWEST, QUICK, Rule
+from dpuflow.entries.rules import BY_GPUS, EXACT_RULES, FAR_BEYOND, FEWEST, QUICK, Rule
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Seen, Wire
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.arrays.ordering import Picked
-    from dpuflow.entries.handover import Usual
     from dpuflow.entries.queues import Queued
-    from dpuflow.entries.reactions import Credited
+    from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -61,7 +60,7 @@ class Scene:
     instances: Sequence[Instance]
     of_row: Ints
     """The group of each row."""
-    usual: Usual
+    law: Law
     packet_ns: NDArray[np.float64]
     """For each row how long a packet of its endpoint takes to leave."""
 
@@ -69,9 +68,7 @@ class Scene:
     def prompt_ns(self) -> NDArray[np.float64]:
         """Within this after a thing that is seldom waited for, an act may have waited for it: the usual
         reaction (90 %), where none was ever seen a few round trips."""
-        return np.where(
-            np.isnan(self.usual.most_ns), FAR_BEYOND * trip_ns(self.exchanges), self.usual.most_ns
-        )
+        return np.where(np.isnan(self.law.most_ns), FAR_BEYOND * trip_ns(self.exchanges), self.law.most_ns)
 
     def none(self) -> Ints:
         """No TRANSFER row."""
@@ -79,7 +76,7 @@ class Scene:
 
 
 def find_blockers(scene: Scene, credited: Credited, queued: Queued) -> Iterator[Blocker]:
-    """All blockers, those that say most of an entry first."""
+    """All blockers but inputs and offers, those that say most of an entry first."""
     entries = scene.entries
     yield Blocker(Rule.MISSING, missing_before(scene), scene.none())
     yield Blocker(Rule.OVERLAPS, before_leaving(scene), entries.since_act)
@@ -104,6 +101,54 @@ def solve(entries: Entries, released: Bools, blockers: Sequence[Blocker]) -> tup
     return rule, after
 
 
+def inputs_rejected(scene: Scene) -> Bools:
+    """Rows whose first act came far later than hosts react to what had reached their rank: it had not waited.
+
+    Where proxy threads and GPUs act, which wait for slots and for the wire as well, only beyond the worst
+    reaction.
+    """
+    entries, law = scene.entries, scene.law
+    waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.signs.unmoved_ns != NEVER)
+    credit = np.where(entries.credit_ns != NEVER, entries.credit_ns, FAR)
+    idle = np.minimum(entries.signs.unmoved_ns, credit)  # its credit may come long after its input
+    wire = np.append(scene.transfers["wire"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
+    limit = FAR_BEYOND * law.slow_ns
+    limit = np.where(np.isin(wire, BY_GPUS), np.fmax(limit, law.worst_ns), limit)
+    with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
+        return np.asarray(waiting & (idle > limit), np.bool_)
+
+
+class Credited(NamedTuple):
+    """By row of Entries."""
+
+    rows: NDArray[np.bool_]  # the first message may have waited for its credit
+    since_ns: NDArray[np.int64]  # then the rank entered no earlier than this; NEVER where nothing says so
+
+
+def credited(scene: Scene, way_ns: NDArray[np.int64]) -> Credited:
+    """First messages that left within the usual reaction to their credit, or as soon as one could.
+
+    Only if the rank can have been there before: not if from leaving its last collective to the credit there
+    was less time than any rank's work takes. ``way_ns``: a credit and what it allowed, as one end saw them,
+    are apart by the way there and back as well.
+    """
+    entries, law = scene.entries, scene.law
+    gated = np.isin(entries.rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
+    with np.errstate(invalid="ignore"):
+        # A packet may be stamped when it has left; on a slow link that takes longer than the host needs.
+        prompt = gated & (entries.credit_ns <= scene.prompt_ns + scene.packet_ns + way_ns)
+    known, worked = entries.since_ns != NEVER, _since_ns(entries)
+    room = worked - entries.credit_ns  # from leaving its last collective to the credit
+    # Where no reaction was ever seen (messages that stream), that is all there is to go by.
+    unmeasured = gated & np.isnan(law.most_ns)
+    # Had it waited for its credit, it would have sent soon after that; so it lay there while the rank worked.
+    unheld = known & (FAR_BEYOND * room <= worked)
+    least, alone = least_work_ns(entries, gated & ~prompt & (~unmeasured | unheld), scene.of_row)
+    prompt |= unmeasured & known & ((least > 0) | alone)
+    prompt &= ~known | (room >= least)
+    return Credited(prompt, np.where(prompt & known, entries.since_ns + least, NEVER))
+
+
 def missing_before(scene: Scene) -> Bools:
     """Rows of ranks that packets are missing of, from there on: which message was the first is not known.
 
@@ -125,9 +170,7 @@ def missing_before(scene: Scene) -> Bools:
     for end in ("src", "dst"):
         np.minimum.at(since, transfers[end][lossy].astype(np.int64), transfers["sent_ns"][lossy])
     with np.errstate(invalid="ignore"):
-        level = np.where(
-            np.isnan(scene.usual.slowest_ns), scene.prompt_ns, FAR_BEYOND * scene.usual.slowest_ns
-        )
+        level = np.where(np.isnan(scene.law.slow_ns), scene.prompt_ns, FAR_BEYOND * scene.law.slow_ns)
         for endpoint in np.flatnonzero(since != FAR).tolist():
             sent, came = exchanges["src"] == endpoint, exchanges["dst"] == endpoint
             times = np.sort(np.r_[exchanges["data_end_ns"][sent], exchanges["arrived_end_ns"][came]])
@@ -226,7 +269,7 @@ def sent_again(scene: Scene) -> tuple[Bools, Bools]:
     )
     again[0, :-1] &= (transfers["seen"] & Seen.AT_SENDER) == 0
     act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.signs.grant))
-    prompt = (entries.credit_ns != NEVER) & ~(entries.credit_ns > scene.usual.most_ns)
+    prompt = (entries.credit_ns != NEVER) & ~(entries.credit_ns > scene.law.most_ns)
     return again[0][act], again[1][grant] & prompt
 
 
@@ -287,3 +330,35 @@ def trip_ns(exchanges: Rows | Picked) -> float:
     known &= exchanges["data_end_ns"] != NEVER
     trips = (exchanges["acked_ns"] - exchanges["data_end_ns"])[known]
     return float(np.median(trips)) if len(trips) else float("nan")
+
+
+def _since_ns(entries: Entries) -> NDArray[np.int64]:
+    """From leaving one collective to entering the next; 0 where nothing is known of that."""
+    return np.where(entries.since_ns != NEVER, entries.enter_ns - entries.since_ns, 0)
+
+
+def least_work_ns(
+    entries: Entries, free: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each row the least time that a rank of its group needed between two collectives, 0 without; and
+    rows of which that is not known because one other rank alone was free of doubt.
+
+    From the rows ``free`` of any doubt, if there are enough. Those of a single rank speak for itself alone:
+    it may be the slow one that the others wait for. A rank that a credit had held up would have been there
+    before the credit, and so have needed less than lies between leaving and the credit. Nobody needed more
+    than from leaving to entering: where a rank in doubt was quicker than all that are free of it, that
+    counts.
+    """
+    out, alone = np.zeros(len(free), np.int64), np.zeros(len(free), bool)
+    known = entries.since_ns != NEVER
+    free = free & known
+    worked = _since_ns(entries)
+    for each in np.unique(of_row[free]):
+        rows = of_row == each
+        sure = rows & free
+        if sure.sum() >= FEWEST:
+            ranks = np.unique(entries.endpoint[sure])
+            fair = rows & ((entries.endpoint == ranks[0]) | (len(ranks) > 1))
+            out[fair] = worked[rows & known].min()
+            alone |= rows & ~fair
+    return out, alone

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.entries.acts import first_acts
-from dpuflow.entries.handover import handled_ns, typical, waited_sends
-from dpuflow.entries.inputs import consumed
+from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
 from dpuflow.entries.places import build_places
 from dpuflow.entries.rows import Reactions, blank
@@ -62,7 +61,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         early_ns=_early_ns(places),
         signs=acts.signs,
         margins=replace(blanks.margins, lag_ns=acts.lag_ns),
-        reactions=Reactions(waited, *handled_ns(picked, sender, receiver), taken, between, ended),
+        reactions=Reactions(waited, granted_data_ns(picked, sender), taken, between, ended),
     )
     since_ns, since_act = left_before(entries, places, leaves, acts.send_at)
     bounded = acts.rule == Rule.CREDIT  # it had waited for one GPU of its node at least

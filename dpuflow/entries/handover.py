@@ -1,47 +1,31 @@
-"""How quickly hosts hand messages on: sends that had waited for an input, and the scatter of entries.
+"""How quickly hosts hand messages on in mid-operation, each time that a capture shows it.
 
-In: exchanges with their dependencies, entries. Out: the usual reaction of each group's hosts, and how far
-the packets of an entry may lie from the call (docs/inference/lateness.md, "Error").
-
-Between a call and its first packet lies the library's hand-over. It is common to all ranks and cancels in
-lateness; its scatter does not. Two things in a capture show that scatter. Ranks that had sent all they could
-and waited for an input send within their host's reaction once it is there. And entries of ranks that nothing
-made late scatter by it, and by how unevenly they compute.
+In: exchanges with their dependencies, when each rank entered. Out: ``Reactions``. A rank that had sent all it
+could and waited for an input sends within its host's reaction once that is there; NCCL's grants a slot again
+when its GPU has taken what was in it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, classes, lower_medians, order_within, percentiles
-from dpuflow.entries.inputs import lines_of
-from dpuflow.entries.relative import against_others
+from dpuflow.arrays.ordering import lower_medians, order_within
+from dpuflow.entries.inputs import lines_of, messages_ahead
 from dpuflow.entries.rows import FAR
-from dpuflow.entries.rules import FEWEST
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.needs import Needs
-    from dpuflow.entries.rows import Entries, Times
+    from dpuflow.entries.rows import Times
     from dpuflow.matching import Instance
-    from dpuflow.schema.tables import Rows
-
-_LEVELS = (50, 90, 95)
-PAIRED = 1000
-"""Of more values than these only so many quantiles are compared with each other."""
-NINETY_FIVE = 1.96
-"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
-QUARTER = 0.6745
-"""Median to quartile of a normal distribution, in standard deviations."""
-MEDIAN_COSTS = np.pi / 2
-"""Variance of the median of n normal values, times n, over theirs."""
 
 
 def waited_sends(
@@ -100,35 +84,21 @@ def _behind_own_data(
     return behind
 
 
-def handled_ns(
-    picked: Picked, sender: NDArray[np.int64], receiver: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How fast Open MPI's hosts go on where it is not by an input that they waited for: two lists of ns.
-
-    From a grant to the data that it allows, where nothing else of the rank was leaving: it is in the call,
-    and had waited for that. And from one eager send of a collective to the rank's next one, where nothing had
-    come in between: no waiting, but all the work of a message.
+def granted_data_ns(picked: Picked, sender: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How long Open MPI's hosts take from a grant to the data that it allows, where nothing else of the rank
+    was leaving: it is in the call, and had waited for that.
     """
     wire, start, end = picked["wire"], picked["data_ns"], picked["data_end_ns"]
+    granted = picked["grant_arrived_ns"]
     mine = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (start != NEVER)
     rows = np.flatnonzero(mine)
     rows = rows[order_within(start[rows], sender[rows])]
-    if not len(rows):
-        return rows, rows
-    granted, before = picked["grant_arrived_ns"], np.r_[rows[:1], rows[:-1]]
-    same = np.r_[False, sender[rows[1:]] == sender[rows[:-1]]]
     lone = (granted[rows] != NEVER) & (picked["offer_ns"][rows] != NEVER) & (granted[rows] < start[rows])
     lone &= _alone(sender[rows], np.where(granted[rows] != NEVER, granted[rows], start[rows]), end[rows])
     # What is the first to fill a connection's window takes longer than any that follows.
     large = np.flatnonzero(lone)
     lone[large[np.unique(lines_of(picked)[rows[large]], return_index=True)[1]]] = False
-    arrived = picked["arrived_end_ns"]
-    came = np.flatnonzero(arrived != NEVER)
-    came = came[order_within(arrived[came], receiver[came])]
-    eager = same & (wire[before] == Wire.OB1_MATCH) & (wire[rows] == Wire.OB1_MATCH)
-    eager &= start[rows] >= end[before]
-    eager &= _last_within(receiver[came], arrived[came], sender[rows], start[rows]) <= start[before]
-    return (start - granted)[rows[lone]], start[rows[eager]] - end[before[eager]]
+    return np.asarray((start - granted)[rows[lone]], np.int64)
 
 
 def _alone(
@@ -145,27 +115,9 @@ def _alone(
     return out
 
 
-def _last_within(
-    of: NDArray[np.int64], times: NDArray[np.int64], who: NDArray[np.int64], until: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """For each of ``who`` the last of its ``times`` (sorted within ``of``) up to ``until``, else NEVER."""
-    if not len(of):
-        return np.full(len(who), NEVER)
-    zero = int(min(times.min(), until.min()))
-    span = int(max(times.max(), until.max())) - zero + 1
-    at = np.searchsorted(of * span + (times - zero), who * span + (until - zero), side="right") - 1
-    at_least = np.maximum(at, 0)
-    return np.where((at >= 0) & (of[at_least] == who), times[at_least], NEVER)
-
-
 def is_gloo(wire: int) -> bool:
     """Whether messages of this ``wire`` are Gloo's."""
     return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
-
-
-def may_hand_over(wire: int) -> bool:
-    """Whether a call is, or may be, handed to a thread of the library before its first message."""
-    return is_gloo(wire) or wire == Wire.TCP_BURST
 
 
 def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -175,208 +127,51 @@ def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDA
     return out
 
 
-class Usual(NamedTuple):
-    """Per row of Entries what its group's hosts usually need from an input to the send that waited for it.
-
-    NaN where nothing was measured in the whole capture.
-    """
-
-    median_ns: NDArray[np.float64]
-    most_ns: NDArray[np.float64]  # nine in ten stay below
-    slowest_ns: NDArray[np.float64]  # 95 %
-    by_sends: NDArray[np.bool_]  # measured from sends, not only from slots given back
-
-
-def usual_reactions(entries: Entries, of_row: NDArray[np.int64]) -> Usual:
-    """What is usual in each row's group (``of_row``); in all groups where the own one shows too little.
-
-    Where no rank of a group was seen to send as soon as its input came, as data streams, what counts is how
-    long its middle rank takes to give an input's slot back: one that is slow at that is a fault of its own.
-    """
-    out = np.full((3, len(entries.endpoint)), np.nan)
-    by_sends = np.full(len(entries.endpoint), len(entries.reactions.waited[0]) > 0)
-    known = entries.reactions.waited[1]  # their ranks run on the same hosts
-    if len(known) < FEWEST <= len(entries.reactions.granted_data_ns):  # one or two may be no reactions at all
-        known = np.concatenate([known, entries.reactions.granted_data_ns])
-    if len(known):
-        out[:] = _column(known)
-    taken = middle_ranks(entries, of_row, entries.reactions.taken)
-    streams = ~np.isnan(taken[0])
-    out[:, streams], by_sends[streams] = taken[:, streams], False
-    group = of_row[entries.reactions.waited[0]]
-    for each in np.unique(group):
-        values = entries.reactions.waited[1][group == each]
-        if len(values) >= FEWEST:
-            out[:, of_row == each] = _column(values)
-            by_sends[of_row == each] = True
-    return Usual(out[0], out[1], out[2], by_sends)
-
-
-def middle_ranks(entries: Entries, of_row: NDArray[np.int64], times: Times) -> NDArray[np.float64]:
-    """Per row the 50, 90, 95 % of ``times`` of the middle rank of its group, NaN without: (3, rows)."""
-    out = np.full((3, len(entries.endpoint)), np.nan)
-    ranks: dict[int, list[NDArray[np.float64]]] = {}
-    for group, own in by_rank(entries, of_row, times):
-        ranks.setdefault(group, []).append(_column(own))
-    for group, found in ranks.items():
-        found.sort(key=lambda own: float(own[0, 0]))
-        out[:, of_row == group] = found[(len(found) - 1) // 2]
-    return out
-
-
-def by_rank(
-    entries: Entries, of_row: NDArray[np.int64], times: Times
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each group (``of_row``) with those of ``times`` that one of its ranks took; of ranks with enough."""
-    rows, ns = times
-    group, end = of_row[rows], entries.endpoint[rows]
-    for places in classes(group, end):
-        if len(places) >= FEWEST:
-            yield int(group[places[0]]), ns[places]
-
-
-def _column(values: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.array(percentiles(values, _LEVELS))[:, None]
-
-
-def receiving_ns(exchanges: Rows | Picked, entries: Entries, usual: Usual) -> NDArray[np.int64]:
-    """For each row how long its host had been receiving data without a break when the rank first acted.
-
-    A break is longer than the usual reaction. 0 where the host had been quiet for longer than even its
-    slow reactions; and where no send was seen to wait for an input: GPUs do not wait for their host then.
-    """
-    held = np.zeros(len(entries.endpoint), np.int64)
-    if not usual.by_sends.any():
-        return held
-    known = np.flatnonzero((exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER))
-    to = exchanges["dst"][known].astype(np.int64)
-    order = order_within(exchanges["arrived_ns"][known], to)
-    to, known = to[order], known[order]
-    begins, ends = exchanges["arrived_ns"][known], there_ns(exchanges)[known]
-    for endpoint in np.unique(entries.endpoint):
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
-        low, high = np.searchsorted(to, (endpoint, endpoint + 1))
-        if low == high or not len(rows) or not usual.by_sends[rows].any():
-            continue
-        begin, end = begins[low:high], np.maximum.accumulate(ends[low:high])
-        broken = np.r_[True, begin[1:] > end[:-1] + usual.median_ns[rows].min()]
-        first = np.flatnonzero(broken)
-        begin, end = begin[first], end[np.r_[first[1:] - 1, len(end) - 1]]
-        enter = entries.enter_ns[rows]
-        at = np.searchsorted(begin, enter) - 1
-        busy = (at >= 0) & (enter <= end[at] + usual.slowest_ns[rows])
-        held[rows] = np.where(busy, enter - begin[at], 0)
-    return held
-
-
-def spreads(
-    exchanges: Rows,
+def consumed(
+    picked: Picked,
     instances: Sequence[Instance],
-    entries: Entries,
-    usual: Usual,
-    of_row: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Per row how far two hand-overs of its group differ, in 95 of 100 cases, ns; NEVER where not known.
+    of: NDArray[np.int64],
+    receiver: NDArray[np.int64],
+    enter: NDArray[np.int64],
+) -> tuple[Times, Times, Times]:
+    """From an input's arrival to the entry that grants its slot again: (row of Entries, ns) of every one
+    seen.
 
-    Entries scatter by the hand-over, but also by what ranks really differ by; so do the times from leaving
-    one collective to entering the next, less what a peer handed on. The smaller of the two counts.
-    Reactions bound it from above. Where the caller itself sends, as in Open MPI, an entry wakes nobody up,
-    and the median reaction, which does, is more than its scatter. In Gloo a call is handed to a thread of
-    the library and that wakes another: two hand-overs, each of which scatters as reactions do. A library that
-    nothing names may do so, too.
+    The GPU has then taken it, and the proxy thread has seen that: as much as a send that waits for its input
+    takes, on ranks that were in the operation (``enter``, by row of Entries) when it came. The second of both
+    is from an operation's last input to the first entry of the next one, which its host may have held up:
+    at the most, then, and so much more as other inputs are larger. The third is that of the last of all
+    inputs of its rank, which waits for no other. ``of`` and ``receiver``: collective, and row of Entries, of
+    each of ``picked``.
     """
-    wires = exchanges["wire"]
-    gloo = [len(i.rows) > 0 and may_hand_over(int(wires[i.rows[0]])) for i in instances]
-    usable = entries.exact & entries.whole
-    work = usable & (entries.since_ns != NEVER)
-    worked = np.where(work, entries.enter_ns - entries.since_ns, NEVER)
-    # Where one entry alone is known (one node's capture, often) it has nothing to scatter against.
-    usable, alone = _with_others(entries, usable), work & ~_with_others(entries, work)
-    offsets = (
-        (usable, against_others(entries, entries.enter_ns, usable)),
-        (work, np.where(alone, worked.astype(np.float64), against_others(entries, worked, work))),
+    depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
+    rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth
+    line, to = lines_of(picked)[rows], receiver[rows]
+    order = order_within(picked["order"][rows].astype(np.int64), line)
+    rows, line, to = rows[order], line[order], to[order]
+    turn, depth, size = picked["order"][rows].astype(np.int64), depth[rows], picked["bytes"][rows]
+    granted, arrived = picked["grant_ns"][rows], picked["arrived_end_ns"][rows]
+    inside = (arrived != NEVER) & (granted != NEVER) & (enter[to] != NEVER) & (enter[to] <= arrived)
+    where, found = [], []
+    for ahead in np.unique(depth).tolist():
+        same = (line[ahead:] == line[:-ahead]) & (to[ahead:] == to[:-ahead]) & (depth[ahead:] == ahead)
+        at = np.flatnonzero(same & inside[:-ahead])
+        at = at[granted[at + ahead] >= arrived[at]]
+        where.append(to[at])
+        found.append(granted[at + ahead] - arrived[at])
+    none = np.zeros(0, np.int64)
+    largest = np.zeros(len(enter), np.int64)
+    np.maximum.at(largest, to, size.astype(np.int64))
+    last = (line[1:] == line[:-1]) & (to[1:] != to[:-1]) & (turn[1:] == turn[:-1] + 1) & inside[:-1]
+    at = np.flatnonzero(last)
+    at = at[(granted[at + 1] >= arrived[at]) & (size[at] > 0)]
+    more = largest[to[at]] / np.maximum(size[at], 1).astype(np.float64)
+    between = (granted[at + 1] - arrived[at]) * more
+    latest = np.full(len(enter), NEVER)
+    np.maximum.at(latest, to, arrived)
+    ends = at[arrived[at] == latest[to[at]]]
+    return (
+        (np.concatenate([none, *where]), np.concatenate([none, *found])),
+        (to[at], between.round().astype(np.int64)),
+        (to[ends], granted[ends + 1] - arrived[ends]),
     )
-    out = np.full(len(entries.endpoint), NEVER)
-    for each in np.unique(of_row):
-        mine = of_row == each
-        found = [_scatter_ns(entries, offset, known & mine) for known, offset in offsets]
-        bound = float(np.fmin.reduce(found))
-        first = int(np.flatnonzero(mine)[0])
-        middle, most = float(usual.median_ns[first]), float(usual.most_ns[first])
-        if not np.isnan(middle):
-            threads = gloo[entries.collective[first]]
-            low, high = (2 * middle, 2 * most) if threads else (0.0, middle)
-            bound = high if np.isnan(bound) else min(max(bound, low), high)
-        if not np.isnan(bound):
-            out[mine] = round(bound)
-    return out
-
-
-def wide_spreads(entries: Entries, handed: NDArray[np.bool_], of_row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``spread_ns``, or where a thread like NCCL's proxy serves all alike (``handed``) what reactions show.
-
-    By quartiles nothing is seen of hosts that stall now and then. Where one thread hands on what was to be
-    sent first and what had waited for an input, how far two reactions differ, in 95 of 100 cases, is how far
-    two entries do.
-    """
-    out: NDArray[np.int64] = entries.margins.spread_ns.copy()
-    for each in np.unique(of_row[handed]):
-        mine = handed & (of_row == each)
-        apart = apart_ns(_reactions(entries, of_row, each))
-        if not np.isnan(apart):
-            out[mine] = np.maximum(out[mine], round(apart))
-    return out
-
-
-def _reactions(entries: Entries, of_row: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """How long the group's ranks took from an input to what had waited for it, as ``usual_reactions``."""
-    waited: NDArray[np.int64] = entries.reactions.waited[1]
-    sample: NDArray[np.int64] = waited[of_row[entries.reactions.waited[0]] == group]
-    if len(sample) >= FEWEST:
-        return sample
-    rows, ns = entries.reactions.taken
-    here = of_row[rows] == group
-    ends, values = entries.endpoint[rows[here]], ns[here]
-    ranks = [values[ends == end] for end in np.unique(ends)]
-    ranks = sorted((own for own in ranks if len(own) >= FEWEST), key=np.median)
-    return ranks[(len(ranks) - 1) // 2] if ranks else waited
-
-
-def apart_ns(values: NDArray[np.int64]) -> float:
-    """How far two of ``values`` differ at the most in 95 of 100 cases; NaN of too few."""
-    if len(values) < FEWEST:
-        return float("nan")
-    some = values.astype(np.float64)
-    if len(some) > PAIRED:
-        some = np.quantile(some, (np.arange(PAIRED) + 0.5) / PAIRED)
-    one, other = np.triu_indices(len(some), 1)
-    return float(np.percentile(np.abs(some[one] - some[other]), 95))
-
-
-def _with_others(entries: Entries, mine: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those of ``mine`` whose collective has others of them."""
-    count = np.bincount(entries.collective[mine], minlength=len(entries.offsets))
-    return mine & (count[entries.collective] > 1)
-
-
-def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: NDArray[np.bool_]) -> float:
-    """How far two entries of a group differ by chance, 95 %, from each rank's scatter about its own median.
-
-    On the quieter side, for a fault shows on one side only, and by quartiles; as the median over ranks. NaN
-    where no rank has enough entries.
-    """
-    sigma = []
-    rows = np.flatnonzero(mine)
-    ranks = classes(entries.endpoint[rows])
-    for places in ranks:
-        own = rows[places]
-        quiet = own[entries.margins.held_ns[own] == 0]
-        own = quiet if len(quiet) >= FEWEST else own
-        if len(own) >= FEWEST:
-            low, middle, high = percentiles(offset[own], (25, 50, 75))
-            sigma.append(min(middle - low, high - middle) / QUARTER)
-    if not sigma:
-        return float("nan")
-    # An offset scatters by the rank's own hand-over and by that of the others' median; two ranks by two.
-    others = max(len(ranks) - 1, 1)
-    return float(NINETY_FIVE * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * np.median(sigma))

@@ -17,20 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import order_within
 from dpuflow.entries.rows import FAR
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.needs import Needs
-    from dpuflow.entries.rows import Times
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
@@ -123,29 +119,6 @@ def last_event(
     return reached, after
 
 
-def resumed_before(
-    needs: Needs, receiver: NDArray[np.int64], enter: NDArray[np.int64], waiting: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """For rows ``waiting`` when data went on coming after a pause, before their first act; NEVER without one.
-
-    A sender is stopped by a window that its receiver does not empty, and goes on when that reads again: then
-    the rank is there, whenever its first message leaves. A pause counts that is longer than all that follows
-    it up to the first act; every other one may be chance.
-    """
-    ends = there_ns(needs.picked)
-    out = np.full(len(enter), NEVER, np.int64)
-    if not len(ends):
-        return out
-    rows = np.flatnonzero(waiting[receiver] & (ends != NEVER) & (ends <= enter[receiver]))
-    to, when = receiver[rows], ends[rows]
-    order = np.lexsort((when, to))
-    to, when = to[order], when[order]
-    pause = np.where(to[1:] == to[:-1], when[1:] - when[:-1], 0)
-    after = np.flatnonzero(pause > (enter[to] - when)[1:]) + 1
-    np.maximum.at(out, to[after], when[after])
-    return out
-
-
 SLOTS: Final = NCCL_STEPS
 """Slots of a staging buffer. A message takes one, of Simple's rings
 two."""
@@ -195,56 +168,6 @@ def reached_by_first(
     ends = when == latest[to]
     after[to[ends]] = picked["data"][rows[ends]]
     return earliest
-
-
-def consumed(
-    picked: Picked,
-    instances: Sequence[Instance],
-    of: NDArray[np.int64],
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
-) -> tuple[Times, Times, Times]:
-    """From an input's arrival to the entry that grants its slot again: (row of Entries, ns) of every one
-    seen.
-
-    The GPU has then taken it, and the proxy thread has seen that: as much as a send that waits for its input
-    takes, on ranks that were in the operation (``enter``, by row of Entries) when it came. The second of both
-    is from an operation's last input to the first entry of the next one, which its host may have held up:
-    at the most, then, and so much more as other inputs are larger. The third is that of the last of all
-    inputs of its rank, which waits for no other. ``of`` and ``receiver``: collective, and row of Entries, of
-    each of ``picked``.
-    """
-    depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
-    rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth
-    line, to = lines_of(picked)[rows], receiver[rows]
-    order = order_within(picked["order"][rows].astype(np.int64), line)
-    rows, line, to = rows[order], line[order], to[order]
-    turn, depth, size = picked["order"][rows].astype(np.int64), depth[rows], picked["bytes"][rows]
-    granted, arrived = picked["grant_ns"][rows], picked["arrived_end_ns"][rows]
-    inside = (arrived != NEVER) & (granted != NEVER) & (enter[to] != NEVER) & (enter[to] <= arrived)
-    where, found = [], []
-    for ahead in np.unique(depth).tolist():
-        same = (line[ahead:] == line[:-ahead]) & (to[ahead:] == to[:-ahead]) & (depth[ahead:] == ahead)
-        at = np.flatnonzero(same & inside[:-ahead])
-        at = at[granted[at + ahead] >= arrived[at]]
-        where.append(to[at])
-        found.append(granted[at + ahead] - arrived[at])
-    none = np.zeros(0, np.int64)
-    largest = np.zeros(len(enter), np.int64)
-    np.maximum.at(largest, to, size.astype(np.int64))
-    last = (line[1:] == line[:-1]) & (to[1:] != to[:-1]) & (turn[1:] == turn[:-1] + 1) & inside[:-1]
-    at = np.flatnonzero(last)
-    at = at[(granted[at + 1] >= arrived[at]) & (size[at] > 0)]
-    more = largest[to[at]] / np.maximum(size[at], 1).astype(np.float64)
-    between = (granted[at + 1] - arrived[at]) * more
-    latest = np.full(len(enter), NEVER)
-    np.maximum.at(latest, to, arrived)
-    ends = at[arrived[at] == latest[to[at]]]
-    return (
-        (np.concatenate([none, *where]), np.concatenate([none, *found])),
-        (to[at], between.round().astype(np.int64)),
-        (to[ends], granted[ends + 1] - arrived[ends]),
-    )
 
 
 def lines_of(exchanges: Rows | Picked) -> NDArray[np.int64]:

@@ -22,10 +22,10 @@ import numpy as np
 
 from dpuflow.arrays.ordering import order_within
 from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
+from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import FAR
 from dpuflow.entries.rules import FAR_BEYOND, Rule
-from dpuflow.entries.tails import tails
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -179,7 +179,7 @@ def _gone(
     if not len(rows):
         return held, left
     trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
-    worst = float(np.nan_to_num(tails(entries, np.zeros(len(left), np.int64))[0], nan=0.0))
+    worst = float(np.nan_to_num(law_of(entries, np.zeros(len(left), np.int64)).worst_ns[0], nan=0.0))
     soon = max(FAR_BEYOND * float(np.median(trips)), worst) if len(trips) else np.inf
     kept = kept_until_ns(picked, send_at[rows])
     held[rows] = (kept != NEVER) & (entries.enter_ns[rows] - kept <= soon)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.handover import Usual
+    from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -77,10 +77,9 @@ def queued_rows(
     entries: Entries,
     exchanges: Rows,
     instances: Sequence[Instance],
-    usual: Usual,
-    tail: NDArray[np.float64],
+    law: Law,
 ) -> Queued:
-    """Rows that may have queued; ``tail``: what hand-overs take at the worst.
+    """Rows that may have queued.
 
     A group's calls come in order, so none was called before the last one of its rank that did not queue.
     Ranks that do the same work from one call to the next stay as far apart as they were at that one.
@@ -99,7 +98,7 @@ def queued_rows(
     workers = calls.workers()
     several = [p for p in calls.pieces if workers[calls.lane[calls.order[p.start]]] > 1]
     calls = calls._replace(pieces=several)
-    full, may, first = _full(calls, workers, usual, tail)
+    full, may, first = _full(calls, workers, law)
     # Of calls that most peers had to queue a rank's own has, too.
     which = entries.collective[calls.order]
     number = np.bincount(which, minlength=len(instances))
@@ -133,15 +132,15 @@ def _calls(entries: Entries, lane: NDArray[np.int64]) -> _Calls:
 
 
 def _full(
-    calls: _Calls, workers: NDArray[np.int64], usual: Usual, tail: NDArray[np.float64]
+    calls: _Calls, workers: NDArray[np.int64], law: Law
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
     """Calls at which all workers were busy, those at which they may have been, and of the calls before each
     the first one to end (its place among ``calls``)."""
     order = calls.order
-    slack = np.nan_to_num(usual.most_ns[order], nan=0.0) * 2
+    slack = np.nan_to_num(law.most_ns[order], nan=0.0) * 2
     # A busy host starts what had queued as late as it reacts at its slowest.
-    far = np.maximum(slack, np.nan_to_num(usual.slowest_ns[order], nan=0.0) * FAR_BEYOND)
-    far = np.maximum(far, np.nan_to_num(tail[order], nan=0.0))
+    far = np.maximum(slack, np.nan_to_num(law.slow_ns[order], nan=0.0) * FAR_BEYOND)
+    far = np.maximum(far, np.nan_to_num(law.worst_ns[order], nan=0.0))
     full, may = np.zeros((2, len(order)), bool)
     first = np.zeros(len(order), np.int64)
     for piece in calls.pieces:

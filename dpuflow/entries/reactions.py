@@ -1,248 +1,171 @@
-"""How hosts react, entries in; which first acts had not waited for their input, which may have for a credit.
+"""How hosts react, entries with their reactions in; the law that says what an act can have waited for, out.
 
-A rank that waits acts within its host's usual reaction; how long that is, the capture shows: of the group's
-sends that had waited, of what others take.
+A rank that waits acts within its host's reaction. How long these are the capture shows, for each group of
+ranks that run alike: one sample of them, and how it is spread. What came later than the law allows had not
+waited (``released``, ``blockers``); how far two hand-overs differ it says as well (``margins``).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles
-from dpuflow.entries.handover import middle_ranks
-from dpuflow.entries.overdue import overdue
-from dpuflow.entries.relative import medians
-from dpuflow.entries.rules import FAR_BEYOND, FEWEST, Rule
-from dpuflow.entries.tails import tail_ns
-from dpuflow.schema.rows import NEVER
+from dpuflow.entries.rules import BEYOND, FEWEST, QUICK, SLOW
+from dpuflow.schema.rows import Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from dpuflow.entries.blockers import Scene
-    from dpuflow.entries.handover import Usual
     from dpuflow.entries.rows import Entries, Times
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+_LEVELS = (QUICK, 50, 90, SLOW)
+PAIRED = 1000
+"""Of more values than these only so many quantiles are compared with each other."""
+ONE_SIDED = 1.645
+"""Standard deviations below which 95 % of a normal distribution lie."""
 
 
-def released(
-    entries: Entries,
-    usual: Usual,
-    of_row: NDArray[np.int64],
-    tail: NDArray[np.float64],
-    by_gpus: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Rows whose first act came far later than hosts react to what had reached their rank.
+class Law(NamedTuple):
+    """Per row of Entries how long its group's hosts take from an input to what had waited for it, ns.
 
-    Either by itself, or as a rule of its rank (``overdue``). GPUs (``by_gpus``) wait for slots and for the
-    wire, as well: each of their acts counts alone, against the worst reaction (``tail``) where hosts stall.
+    NaN where nothing in the whole capture tells.
     """
-    waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.signs.unmoved_ns != NEVER)
-    idle = _idle_ns(entries)
-    nccl = np.isin(of_row, of_row[entries.reactions.between[0]])
-    with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
-        instead = np.where(
-            nccl,
-            middle_ranks(entries, of_row, entries.reactions.between)[2],
-            _slowest_of_others(entries, idle, waiting & ~nccl, of_row),
+
+    quick_ns: Floats  # 5 % are no longer
+    median_ns: Floats
+    most_ns: Floats  # 90 %
+    slow_ns: Floats  # 95 %
+    worst_ns: Floats  # 999 in 1000
+    apart_ns: Floats  # two of them differ by, in 95 of 100 cases
+    by_sends: NDArray[np.bool_]  # measured from sends, not only from slots given back
+
+
+class Tail:
+    """Which share of values lies how far out: as counted, and far out by peaks over a threshold.
+
+    Beyond a high one excesses of a distribution without a heavier tail than the exponential one become
+    exponential (Pickands, 1975), so their mean tells how far it reaches.
+    """
+
+    def __init__(self, values: Ints | Floats) -> None:
+        self.ordered = np.sort(values)
+        self.high = percentile(self.ordered, SLOW)
+        beyond = self.ordered[self.ordered > self.high]
+        self.excess = float((beyond - self.high).mean()) if len(beyond) else 0.0
+
+    @property
+    def worst(self) -> float:
+        """What all but ``BEYOND`` of such values stay below."""
+        return self.high + self.excess * float(np.log((1 - SLOW / 100) / BEYOND))
+
+    def share_beyond(self, least_ns: Ints, *, surely: bool = False) -> Floats:
+        """Which share of such values lies beyond each of ``least_ns``; ``surely``: at the least (95 %)."""
+        counted = 1 - np.searchsorted(self.ordered, least_ns, "right") / len(self.ordered)
+        share = counted
+        if self.excess:
+            far = (1 - SLOW / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
+            share = np.where(least_ns > self.high, far, counted)
+        if not surely:
+            return share
+        some = ONE_SIDED**2 / len(self.ordered)  # the lower end of Wilson's interval (1927)
+        off = np.sqrt(some * (share * (1 - share) + some / 4))
+        return np.asarray((share + some / 2 - off) / (1 + some), np.float64)
+
+
+def tail_ns(values: Ints) -> float:
+    """What all but ``BEYOND`` of such values stay below; NaN of too few."""
+    return Tail(values).worst if len(values) >= FEWEST else float("nan")
+
+
+def law_of(entries: Entries, of_row: Ints) -> Law:
+    """The law of each row's group (``of_row``)."""
+    out = np.full((6, len(of_row)), np.nan)
+    by_sends = np.zeros(len(of_row), bool)
+    for group, (kind, ns) in samples(entries, of_row).items():
+        mine = of_row == group
+        quick, *usual = percentiles(ns, _LEVELS)
+        # What follows an operation's last input may have been held up: no reaction is usually that long.
+        told = (
+            (quick, *usual, apart_ns(ns)) if kind != "between" else (quick, np.nan, np.nan, usual[2], np.nan)
         )
-        slowest = np.where(np.isnan(usual.slowest_ns), instead, usual.slowest_ns)
-        if len(entries.reactions.waited[0]) < FEWEST:  # one or two tell nothing
-            granted = entries.reactions.granted_data_ns
-            answers = (entries.rule == Rule.ANSWER) & (len(granted) >= FEWEST)
-            # Hosts that are busy now and then show it there: no answer that late is an entry by itself.
-            slowest = np.where(answers, np.fmax(slowest, granted.max(initial=0) / FAR_BEYOND), slowest)
-            told = nccl | answers
-            slowest = np.where(told, slowest, np.fmax(slowest, instead))
-            waiting &= told | ~_keeps_to_input(entries, waiting, of_row, slowest)
-        limit = FAR_BEYOND * slowest
-        # Of hosts that stall now and then so late an act is no evidence yet.
-        worst = np.fmax(tail, _worst_of_others(entries, waiting & nccl, of_row))
-        limit = np.where(nccl, np.fmax(limit, worst), limit)
-        late = waiting & (idle > limit)
-    habit = ~late & ~by_gpus & entries.whole & (entries.signs.unmoved_ns != NEVER)
-    answers, sends = (habit & (entries.rule == rule) for rule in (Rule.ANSWER, Rule.AFTER_INPUT))
-    late |= overdue(entries, answers, sends, of_row)
-    return np.asarray(late, np.bool_)
+        out[:, mine] = np.array([*told[:4], tail_ns(ns), told[4]])[:, None]
+        by_sends[mine] = kind in ("sends", "all")
+    return Law(*out, by_sends)
 
 
-def own_answers(entries: Entries, usual: Usual) -> NDArray[np.bool_]:
-    """Rows of ranks that answered what lay there and then sent their own, which needed nothing, at once."""
-    own = (entries.rule == Rule.ANSWER) & (entries.signs.free_ns != NEVER)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(own & (entries.signs.free_ns - entries.enter_ns <= usual.most_ns), np.bool_)
+def samples(entries: Entries, of_row: Ints) -> dict[int, tuple[str, Ints]]:
+    """Of each group the reactions that tell most, and what they are.
 
-
-def _idle_ns(entries: Entries) -> NDArray[np.int64]:
-    """From the last thing that reached a rank to its first act: its input, or its credit, which may come long
-    after that."""
-    return np.where(
-        entries.credit_ns != NEVER,
-        np.minimum(entries.signs.unmoved_ns, entries.credit_ns),
-        entries.signs.unmoved_ns,
+    Sends that had waited for an input; where data streams and no send is seen to wait, slots given back, and
+    where operations fit in the slots, first entries of the next one: of the group's middle rank, for one
+    that is slow at that is a fault of its own. A group that shows too little has those of all, whose ranks
+    run on the same hosts, and where they are too few what hosts take from a grant to its data.
+    """
+    waited, granted = entries.reactions.waited, entries.reactions.granted_data_ns
+    every = np.concatenate([waited[1], granted]) if len(waited[1]) < FEWEST <= len(granted) else waited[1]
+    own = dict(zip(*_grouped(of_row[waited[0]], waited[1]), strict=True))
+    streamed = (
+        ("taken", middle_ranks(entries, of_row, entries.reactions.taken)),
+        ("between", middle_ranks(entries, of_row, entries.reactions.between)),
     )
-
-
-class Credited(NamedTuple):
-    """By row of Entries."""
-
-    rows: NDArray[np.bool_]  # the first message may have waited for its credit
-    since_ns: NDArray[np.int64]  # then the rank entered no earlier than this; NEVER where nothing says so
-
-
-def credited(scene: Scene, way_ns: NDArray[np.int64]) -> Credited:
-    """First messages that left within the usual reaction to their credit, or as soon as one could.
-
-    Only if the rank can have been there before: not if from leaving its last collective to the credit there
-    was less time than any rank's work takes. ``way_ns``: a credit and what it allowed, as one end saw them,
-    are apart by the way there and back as well.
-    """
-    entries, usual = scene.entries, scene.usual
-    gated = np.isin(entries.rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
-    with np.errstate(invalid="ignore"):
-        # A packet may be stamped when it has left; on a slow link that takes longer than the host needs.
-        prompt = gated & (entries.credit_ns <= scene.prompt_ns + scene.packet_ns + way_ns)
-    known, worked = entries.since_ns != NEVER, _since_ns(entries)
-    room = worked - entries.credit_ns  # from leaving its last collective to the credit
-    # Where no reaction was ever seen (messages that stream), that is all there is to go by.
-    unmeasured = gated & np.isnan(usual.most_ns)
-    # Had it waited for its credit, it would have sent soon after that; so it lay there while the rank worked.
-    unheld = known & (FAR_BEYOND * room <= worked)
-    least, alone = least_work_ns(entries, gated & ~prompt & (~unmeasured | unheld), scene.of_row)
-    prompt |= unmeasured & known & ((least > 0) | alone)
-    prompt &= ~known | (room >= least)
-    return Credited(prompt, np.where(prompt & known, entries.since_ns + least, NEVER))
-
-
-def _slowest_of_others(
-    entries: Entries, idle_ns: NDArray[np.int64], waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """For rows ``waiting`` how long the group's other ranks take to their first act (``idle_ns``), 95 %.
-
-    From an input, or from a credit that came after it.
-
-    It stands for the usual reaction where none was measured (data streams through), but no longer than hosts
-    take from a grant to the data it allows: some of these ranks were late themselves. With too few of them it
-    is that; and where there are no grants either, what hosts take from send to send. NaN with too few of all.
-    """
-    out, least = np.full(len(waiting), np.nan), np.full(len(waiting), np.inf)
-    if len(entries.reactions.granted_data_ns) >= FEWEST:
-        out[:] = least[:] = percentile(entries.reactions.granted_data_ns, 95)
-    elif len(entries.reactions.next_send_ns) >= FEWEST:
-        # That wakes nobody up, so even far more than that is usual.
-        out[:] = FAR_BEYOND * percentile(entries.reactions.next_send_ns, 95)
-    for each in np.unique(of_row[waiting]):
-        mine = np.flatnonzero(waiting & (of_row == each))
-        for endpoint in np.unique(entries.endpoint[mine]):
-            own = entries.endpoint[mine] == endpoint
-            if (~own).sum() >= FEWEST:
-                out[mine[own]] = percentile(idle_ns[mine[~own]], 95)
-    return np.asarray(np.minimum(out, least), np.float64)
-
-
-def _worst_of_others(
-    entries: Entries, waiting: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """For rows ``waiting`` what the group's other ranks take from an input to their first act at the worst.
-
-    Of the middle one of them: ranks that are late themselves take longer. NaN with too few of all.
-    """
-    out = np.full(len(waiting), np.nan)
-    for each in np.unique(of_row[waiting]):
-        mine = np.flatnonzero(waiting & (of_row == each))
-        own = [mine[places] for places in classes(entries.endpoint[mine])]
-        worst = [tail_ns(entries.signs.moved_ns[rows]) for rows in own]
-        for rank, rows in enumerate(own):
-            others = sorted(ns for other, ns in enumerate(worst) if other != rank and not np.isnan(ns))
-            if others:
-                out[rows] = others[(len(others) - 1) // 2]
+    out: dict[int, tuple[str, Ints]] = {}
+    for group in np.unique(of_row).tolist():
+        found = (("sends", own), *streamed, ("all", {group: every}))
+        told = [(kind, by[group]) for kind, by in found if len(by.get(group, ())) >= FEWEST]
+        if told:
+            out[group] = told[0]
     return out
 
 
-def _keeps_to_input(
-    entries: Entries,
-    waiting: NDArray[np.bool_],
-    of_row: NDArray[np.int64],
-    slowest: NDArray[np.float64],
-) -> NDArray[np.bool_]:
-    """Rows ``waiting`` of ranks whose first acts keep to their input, and not to when they left before.
+def _grouped(of: Ints, values: Ints) -> tuple[list[int], list[Ints]]:
+    """Each class (``of``), and its values."""
+    places = classes(of)
+    return [int(of[at[0]]) for at in places], [values[at] for at in places]
 
-    Who comes late works for a time of its own; who waits acts a time of its host's after the input: either
-    scatters less than the other, by quartiles, as that holds the times of the others, too. Not where work
-    scatters by no more than the slowest reaction. Some steps are more work for all: it counts against that of
-    known peers, if it scatters less so.
+
+def middle_ranks(entries: Entries, of_row: Ints, times: Times) -> dict[int, Ints]:
+    """For each group (``of_row``) those of ``times`` that the middle one of its ranks took; of ranks with
+    enough."""
+    rows, ns = times
+    group = of_row[rows]
+    ranks: dict[int, list[Ints]] = {}
+    for at in classes(group, entries.endpoint[rows]):
+        if len(at) >= FEWEST:
+            ranks.setdefault(int(group[at[0]]), []).append(ns[at])
+    return {each: sorted(found, key=np.median)[(len(found) - 1) // 2] for each, found in ranks.items()}
+
+
+def apart_ns(values: Ints) -> float:
+    """How far two of ``values`` differ at the most in 95 of 100 cases; NaN of too few."""
+    if len(values) < FEWEST:
+        return float("nan")
+    some = values.astype(np.float64)
+    if len(some) > PAIRED:
+        some = np.quantile(some, (np.arange(PAIRED) + 0.5) / PAIRED)
+    one, other = np.triu_indices(len(some), 1)
+    return float(np.percentile(np.abs(some[one] - some[other]), 95))
+
+
+def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: Ints) -> Tail | None:
+    """By how much hand-overs of all hosts were seen to exceed the usual in mid-operation; None of too few.
+
+    Over RoCE NCCL's proxy thread spins, and GPUs work whatever it does: where none of its hand-overs is seen
+    they have no stalls. A kernel that sends for it may; of puts no packet says whether a GPU posted them.
+    ``of_row``: the group of each row.
     """
-    out = np.zeros(len(waiting), bool)
-    known = waiting & (entries.since_ns != NEVER)
-    worked = _since_ns(entries)
-    peers = medians(entries, worked, entries.exact & (entries.since_ns != NEVER))[entries.collective]
-    longer = worked - np.nan_to_num(peers, nan=0.0).astype(np.int64)
-    for each in np.unique(of_row[known]):
-        mine = np.flatnonzero(known & (of_row == each))
-        for endpoint in np.unique(entries.endpoint[mine]):
-            rows = mine[entries.endpoint[mine] == endpoint]
-            if len(rows) >= FEWEST:
-                after, work, beside = (
-                    high - low
-                    for times in (entries.signs.unmoved_ns, worked, longer)
-                    for low, high in (percentiles(times[rows], (25, 75)),)
-                )
-                own = min(work, beside)
-                # Of its first collective it is not known when it had left: it is no other rank there.
-                whole = np.flatnonzero(waiting & (of_row == each) & (entries.endpoint == endpoint))
-                out[whole] = (after < own) & (own > slowest[whole])
-    return out
-
-
-def _since_ns(entries: Entries) -> NDArray[np.int64]:
-    """From leaving one collective to entering the next; 0 where nothing is known of that."""
-    return np.where(entries.since_ns != NEVER, entries.enter_ns - entries.since_ns, 0)
-
-
-def least_work_ns(
-    entries: Entries, free: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each row the least time that a rank of its group needed between two collectives, 0 without; and
-    rows of which that is not known because one other rank alone was free of doubt.
-
-    From the rows ``free`` of any doubt, if there are enough. Those of a single rank speak for itself alone:
-    it may be the slow one that the others wait for. A rank that a credit had held up would have been there
-    before the credit, and so have needed less than lies between leaving and the credit. Nobody needed more
-    than from leaving to entering: where a rank in doubt was quicker than all that are free of it, that
-    counts.
-    """
-    out, alone = np.zeros(len(free), np.int64), np.zeros(len(free), bool)
-    known = entries.since_ns != NEVER
-    free = free & known
-    worked = _since_ns(entries)
-    for each in np.unique(of_row[free]):
-        rows = of_row == each
-        sure = rows & free
-        if sure.sum() >= FEWEST:
-            ranks = np.unique(entries.endpoint[sure])
-            fair = rows & ((entries.endpoint == ranks[0]) | (len(ranks) > 1))
-            out[fair] = worked[rows & known].min()
-            alone |= rows & ~fair
-    return out, alone
-
-
-def begun(
-    entries: Entries, left_ns: NDArray[np.int64], usual: Usual, of_row: NDArray[np.int64]
-) -> list[Times]:
-    """From when on each rank can have worked for its entry, NEVER where not known, and the least that this
-    was ever seen to take in its group.
-
-    When it had left its collective before; and when its last credit before its first message left, where no
-    such message ever came within a usual reaction after that. A thread that had slept posts its credits and
-    sends what lies there at one go; of a group in which that never happened credits come before the work.
-    """
-    out = []
-    posted = np.where(left_ns != NEVER, entries.signs.posted_ns, NEVER)
-    for since in (left_ns, posted):
-        least, _ = least_work_ns(replace(entries, since_ns=since), entries.exact, of_row)
-        out.append((since, least))
-    known = out[1][1] > np.where(np.isnan(usual.most_ns), np.inf, usual.most_ns)
-    out[1] = (np.where(known, posted, NEVER), out[1][1])
-    return out
+    every = [entries.reactions.waited[1]]
+    every += [ns for kind, ns in samples(entries, of_row).values() if kind in ("taken", "between")]
+    longer = np.concatenate(every)
+    if len(longer) >= FEWEST:
+        return Tail(longer - np.median(longer))
+    wires = {int(exchanges["wire"][i.rows[0]]) for i in instances if len(i.rows)}
+    return Tail(np.zeros(1)) if wires == {Wire.ROCE_WRITE_IMM} else None

@@ -63,9 +63,6 @@ SIGN: Final = make_record(
     "What a rank's messages show about its first act, for the stages that date entries.",
     ("unmoved_ns", "i8", "ns", "from the last thing that reached the rank to its first act"),
     ("moved_ns", "i8", "ns", "the same at the most, where it is not known which of several it was"),
-    ("resumed_ns", "i8", "ns", "data had stopped coming and went on before its first act"),
-    ("free_ns", "i8", "ns", "its first send, where the algorithm needs no input for it"),
-    ("posted_ns", "i8", "ns", "its last credit before its first act"),
     ("grant", "i8", "row", "TRANSFER row of the credit of ENTRY.credit_ns"),
 )
 
@@ -96,9 +93,6 @@ class Signs:
 
     unmoved_ns: Ints
     moved_ns: Ints
-    resumed_ns: Ints
-    free_ns: Ints
-    posted_ns: Ints
     grant: Ints
 
 
@@ -128,7 +122,6 @@ class Reactions(NamedTuple):
 
     waited: Times  # from an input to the send that had waited for it
     granted_data_ns: Ints  # from a grant to the data that had waited for it
-    next_send_ns: Ints  # ... and from send to send (``handled_ns``)
     taken: Times  # from an input to granting its slot again (NCCL)
     between: Times  # ... from an operation's last input, at the most (``passing.consumed``)
     ended: Times  # ... and from the last one of its rank
@@ -219,5 +212,5 @@ def blank(collective: Ints, endpoint: Ints, offsets: Ints) -> Entries:
         early_ns=np.zeros(len(offsets) - 1, np.int64),
         signs=Signs(**_blank(SIGN, rows)),
         margins=Margins(**_blank(MARGIN, rows)),
-        reactions=Reactions(times, none, none, times, times, times),
+        reactions=Reactions(times, none, times, times, times),
     )

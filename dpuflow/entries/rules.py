@@ -40,8 +40,6 @@ class Rule(IntEnum):
     REPEATED = 10  # at most: the first time it was sent may not have been seen
     PARTLY = 11  # at most: not all messages of this rank can have been seen
     CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
-    BEHIND = 13  # exact but for the way: a peer's message had waited for this rank alone
-    GIVEN_BACK = 16  # exact: a slot given back long after it was filled (``slots``)
     MISSING = 19  # unobservable: packets are missing from what its rank sent and received
     OVERLAPS = 20  # unobservable: its rank had not left the operation before it
     WITHIN = 21  # exact: a message that had waited for another GPU of its node (``within``)
@@ -71,9 +69,7 @@ RULES: dict[Rule, tuple[str, str]] = {
         "at_most",
         "first message that shows it had entered; it, or one that it waited for, held it back",
     ),
-    Rule.GIVEN_BACK: ("exact", "first slot given back, long after the data in it had arrived"),
     Rule.WITHIN: ("exact", "first message that another GPU of its node had a part in"),
-    Rule.BEHIND: ("exact", "first message that shows it had entered; it had waited for this rank alone"),
 }
 """Rule -> (bound, why)."""
 

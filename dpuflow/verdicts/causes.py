@@ -215,7 +215,6 @@ def _unproved(
         beyond_links = np.where(excess != NEVER, excess - beside.held_ns, -np.inf)
     proved = (beyond_links > 0) & (2 * beyond_links >= relative.lateness_ns)
     proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
-    proved &= entries.rule != Rule.BEHIND  # links between other ranks may have held its message
     # A call may not return before the network has taken all of its data, to be seen at the other end.
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
     return np.asarray(beside.partly & ~proved & (beside.rows | troubled | draining), np.bool_)

@@ -6,151 +6,142 @@ lateness can be claimed, but of which a message came so late that they, or other
 likely to have been the last (docs/inference/one-node.md, "who may have been the last").
 
 A message of step k leaves once its sender has done k steps and has its inputs; so whoever it stands for had
-entered that many links before. Where what was heard before explains a message, nothing follows of the ranks
-that it was the first to stand for: the delay of others is seen once more. How late the last is at most
-follows from when any rank can have entered at the earliest: not before the ranks that were seen had entered
-the collective before, if that was one which nobody leaves before all have entered.
+entered that many links before (``schedules.graph.depths``). Where what was heard before explains a message,
+nothing follows of the ranks that it was the first to stand for: the delay of others is seen once more. How
+late the last is at most follows from when any rank can have entered at the earliest: not before the ranks
+that were seen had entered the collective before, if that was one which nobody leaves before all have entered.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.later_steps import seen_acts
 from dpuflow.entries.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative, cautious
-from dpuflow.entries.rules import FEWEST, Rule
-from dpuflow.schedules.graph import dependencies, depths
+from dpuflow.entries.rules import Rule
+from dpuflow.schedules.graph import depths, edge_sizes
 from dpuflow.schema.rows import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries.later_steps import Edge, Seen
+    from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
-
-UNEXPLAINED: Final = 2.0
-"""Distances from median to quartile by which a message must come later than expected: of links with a normal
-scatter one in eleven does so by chance."""
+    from dpuflow.schema.tables import Rows
 
 
-class Pace(NamedTuple):
-    """What is usual of a link in like collectives, and by how much one may be slower."""
+class Heard(NamedTuple):
+    """A message that a captured rank got; ranks are positions in the schedule."""
 
-    middle_ns: float | None
-    beyond_ns: float
+    when_ns: int  # it was there, or its offer
+    row: int  # of TRANSFER
+    src: int
+    must: frozenset[int]  # these, captured by nobody, had entered for certain
+    links: Mapping[int, int]  # whose entries it may have waited for -> over how many links, at most
 
 
-def likely_entries(entries: Entries, groups: Sequence[Sequence[Seen]]) -> Entries:
+def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instance], law: Law) -> Entries:
     """Entries with ``likely_ns`` of the ranks heard of; ``by_ns`` and ``by_act`` of those that nothing dates.
 
-    ``groups`` as of ``later_steps.read_alike``.
+    A link takes as long as the group's hosts usually react (``law``).
     """
-    likely, by, by_act = (
-        entries.margins.likely_ns.copy(),
-        entries.margins.by_ns.copy(),
-        entries.margins.by_act.copy(),
-    )
-    for members in groups:
-        pace = _pace(members, entries)
-        for seen in members:
-            for row, (when, shown, act) in _fit(seen, entries, pace).items():
-                likely[row] = when
-                if not entries.exact[row] and entries.margins.by_ns[row] == NEVER:
-                    by[row], by_act[row] = shown, act
+    likely, by, by_act = (getattr(entries.margins, name).copy() for name in ("likely_ns", "by_ns", "by_act"))
+    for number, instance in enumerate(instances):
+        heard = heard_of(exchanges, instance)
+        if not heard:
+            continue
+        first = int(entries.offsets[number])
+        rows = {seat: first + place for place, seat in enumerate(instance.seats)}
+        near = instance.view.near or frozenset()
+        captured = {seat for seat, end in zip(instance.seats, instance.order, strict=True) if end in near}
+        pace = (float(law.median_ns[first]), float(law.slow_ns[first]))
+        for row, (when, shown, act) in _fit(heard, rows, captured, entries, pace).items():
+            likely[row] = when
+            if not entries.exact[row]:
+                by[row], by_act[row] = shown, act
     margins = replace(entries.margins, likely_ns=likely, by_ns=by, by_act=by_act)
     return replace(entries, margins=margins)
 
 
-def _pace(members: Sequence[Seen], entries: Entries) -> Pace:
-    """From what captured ranks do: how soon they send after what a send needs, or after their send before."""
-    first = members[0]
-    algorithm, n, root = first.shape()
-    captured = first.captured()
-    needs: dict[tuple[Edge, int], list[tuple[Edge, int]]] = {}
-    for send, needed in dependencies(algorithm, n, root):
-        needs.setdefault(send, []).append(needed)
-    waits: list[float] = []
-    steps: list[float] = []
-    for seen in members:
-        for when, came, before in _sends(seen, captured, needs):
-            (waits if came > before else steps).append(max(when - max(came, before), 0))
-    if len(waits) >= FEWEST:
-        middle, quartile = np.percentile(waits, (50, 75)).tolist()
-        return Pace(middle, UNEXPLAINED * (quartile - middle))
-    # It never waits (it is the late one): how fast it goes on tells little of how fast others react.
-    slow = float(entries.margins.slow_ns[first.row])
-    if len(steps) >= FEWEST and slow != NEVER:
-        return Pace(float(np.median(steps)), slow)
-    return Pace(None, 0.0)
+def heard_of(exchanges: Rows, instance: Instance) -> list[Heard]:
+    """What captured ranks heard of the others, in order of time; nothing if that is not known, as where all
+    were captured, or the messages do not fit the schedule.
+    """
+    view, algorithm = instance.view, instance.algorithm
+    if view.near is None or algorithm is None or algorithm.rooted or view.blind or view.at_once:
+        return []
+    seat = dict(zip(instance.order, instance.seats, strict=True))
+    captured = {seat[end] for end in instance.order if end in view.near}
+    if not instance.complete or not 0 < len(captured) < len(seat):
+        return []
+    picked, shape = exchanges[instance.rows], (algorithm, instance.rank_count, instance.root or 0)
+    edges: dict[tuple[int, int], list[int]] = {}
+    for place, (src, dst) in enumerate(zip(picked["src"].tolist(), picked["dst"].tolist(), strict=True)):
+        edges.setdefault((seat[src], seat[dst]), []).append(place)
+    sizes, away = edge_sizes(*shape), depths(*shape)
+    found: list[Heard] = []
+    carries = algorithm.op != Op.ALL_TO_ALL  # what is sent on holds what came before; else it only waits
+    for edge, places in edges.items():
+        cuts, rest = divmod(len(places), len(sizes.get(edge, ())) or 1)
+        if rest or edge not in sizes:
+            return []
+        if edge[0] in captured or edge[1] not in captured:
+            continue
+        mine = picked[np.array(places)]
+        there = np.where(mine["offer_arrived_ns"] != NEVER, mine["offer_arrived_ns"], mine["arrived_ns"])
+        act = np.where(mine["offer"] != NONE32, mine["offer"], mine["data"])
+        for turn, at in enumerate(np.argsort(there, kind="stable")[::cuts].tolist()):
+            if there[at] != NEVER:
+                links = away[edge, turn]
+                must = links.keys() - captured if carries else {edge[0]}
+                found.append(Heard(int(there[at]), int(act[at]), edge[0], frozenset(must), links))
+    return sorted(found, key=lambda each: each.when_ns)
 
 
-def _sends(
-    seen: Seen, captured: AbstractSet[int], needs: Mapping[tuple[Edge, int], Sequence[tuple[Edge, int]]]
-) -> Iterator[tuple[int, int, int]]:
-    """Of captured ranks' sends that need something: when they left, when that had come, the send before."""
-    sent = {name[1:]: when for name, (when, _) in seen.times.items() if name[0] == "send"}
-    # Who is not allowed to send does not go on either.
-    grants = ((name, when) for name, (when, _) in seen.times.items() if name[0] == "grant")
-    allowed = [when for name, when in grants if name[1][0] in captured]
-    own = sorted((when, name) for name, when in sent.items() if name[0][0] in captured)
-    for (before, _), (when, name) in pairwise(own):
-        inputs = needs.get(name, [])
-        if inputs and all(each in sent for each in inputs):
-            yield when, max([*(sent[each] for each in inputs), *(at for at in allowed if at < when)]), before
+def _fit(
+    heard: Sequence[Heard],
+    rows: Mapping[int, int],
+    captured: AbstractSet[int],
+    entries: Entries,
+    pace: tuple[float, float],
+) -> dict[int, tuple[int, int, int]]:
+    """For rows of ranks heard of: when they are likely to have entered; the message that first showed it.
 
-
-def _fit(seen: Seen, entries: Entries, pace: Pace) -> dict[int, tuple[int, int, int]]:
-    """For rows of ranks heard of: when they are likely to have entered; the message that first showed it."""
-    rows = {seat: seen.row + place for place, seat in enumerate(seen.seats())}
-    captured = seen.captured()
-    paths = depths(*seen.shape())
-    zero = seen.first_ns()  # a double holds no epoch to the nanosecond
-    entered = {
-        seat: float(entries.enter_ns[rows[seat]] - zero)
-        for seat in captured
-        if entries.enter_ns[rows[seat]] != NEVER
-    }
-    likely = dict(entered)
+    ``rows`` are by position; ``pace``: how long a link usually takes, and how long a slow one; NaN where
+    nothing tells.
+    """
+    zero = heard[0].when_ns  # a double holds no epoch to the nanosecond
+    known = {place: int(entries.enter_ns[rows[place]]) for place in sorted(captured)}
+    entered = {place: float(enter - zero) for place, enter in known.items() if enter != NEVER}
+    usual, slow = pace
+    likely, plain = dict(entered), set(entered)
     shown: dict[int, tuple[int, int]] = {}
-    plain: set[int] = set(entered)  # nothing heard before explains what was heard of these
-    for act, when, row in sorted(seen_acts(seen), key=lambda found: found[1]):
-        sends = act.kind == "send"
-        sender = act.edge[0] if sends else act.edge[1]
-        ranks = act.may.ranks
-        links = paths[act.edge, act.number] if sends else {rank: ranks[rank] - 1 for rank in ranks}
-        left = float(when - zero - (entries.margins.usual_way_ns[rows[sender]] if sender in rows else 0))
-        explained = _explained(left, likely, links, pace)
-        for rank in act.must:
-            far = links.get(rank, 0)
-            if far and pace.middle_ns is None:
+    for each in heard:
+        way = entries.margins.usual_way_ns[rows[each.src]] if each.src in rows else 0
+        left = float(each.when_ns - zero - way)
+        away = [likely[rank] + far * usual for rank, far in each.links.items() if far and rank in likely]
+        explained = bool(away) and left <= max(away) + slow - usual
+        for rank in each.must:
+            far = each.links.get(rank, 0)
+            if far and np.isnan(usual):
                 continue
-            fits = left - far * (pace.middle_ns or 0)
+            fits = left - (far * usual if far else 0.0)
             if rank not in likely:
-                likely[rank], shown[rank] = fits, (when, row)
+                likely[rank], shown[rank] = fits, (each.when_ns, each.row)
                 plain |= set() if explained else {rank}
             elif rank not in captured:
                 likely[rank] = min(likely[rank], fits)
     return {
         rows[rank]: (zero + round(likely[rank]), *shown.get(rank, (NEVER, 0)))
-        for rank in plain
-        if rank in rows and (rank in shown or rank in entered)
+        for rank in sorted(plain)
+        if rank in rows
     }
-
-
-def _explained(left: float, likely: Mapping[int, float], links: Mapping[int, int], pace: Pace) -> bool:
-    """Whether an act comes as late as those make it that were heard of before, so many links away."""
-    away = {rank: links[rank] for rank in likely if links.get(rank, 0) > 0}
-    if pace.middle_ns is None or not away:
-        return False
-    return left <= max(likely[rank] + far * pace.middle_ns for rank, far in away.items()) + pace.beyond_ns
 
 
 TYING: Final = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER)
@@ -189,17 +180,13 @@ def bound_above(
     act, after = entries.act.copy(), entries.after.copy()
     lateness, bound, error = relative.lateness_ns.copy(), relative.bound.copy(), relative.error_ns.copy()
     likely = _likely_ns(entries, instances)
-    # Links that nobody saw may have held the message that shows such a rank: how late it was is not known.
-    dated = entries.exact & (entries.rule != Rule.BEHIND)
-    behind = (entries.rule == Rule.BEHIND) & (bound == AT_LEAST)
-    bound[behind], lateness[behind], error[behind] = UNOBSERVABLE, NEVER, NEVER
     for number in numbers.tolist():
         near = instances[number].view.near or frozenset()
         rows = np.arange(*entries.offsets[number : number + 2])
-        exact = dated[rows]
+        exact = entries.exact[rows]
         if not exact.any():
             continue
-        row = _latest(entries, rows[likely[rows] != NEVER], likely, dated)
+        row = _latest(entries, rows[likely[rows] != NEVER], likely)
         # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
         vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
         others = likely[rows[exact & (rows != row)]]
@@ -210,7 +197,7 @@ def bound_above(
         if floors[number] == NEVER:
             continue
         by = int(entries.enter_ns[row])
-        if not dated[row]:
+        if not entries.exact[row]:
             rule[row], after[row] = Rule.WAITED, NONE32
             if entries.margins.by_ns[row] != NEVER:
                 by, act[row] = int(entries.margins.by_ns[row]), entries.margins.by_act[row]
@@ -221,18 +208,16 @@ def bound_above(
     return Bounded(entries, Relative(lateness, bound, error, enter), later)
 
 
-def _latest(
-    entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64], dated: NDArray[np.bool_]
-) -> int:
+def _latest(entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64]) -> int:
     """Which of ``rows`` is likely to have entered last.
 
-    Of two the one that was heard of first counts, unless the second was ``dated`` or is later by more than
+    Of two the one that was heard of first counts, unless the second is dated or is later by more than
     hand-overs differ: what was heard by way of others may be the delay of the first once more.
     """
     shown = np.where(entries.margins.by_ns != NEVER, entries.margins.by_ns, entries.enter_ns)[rows]
     best, *others = rows[np.argsort(shown, kind="stable")].tolist()
     for row in others:
-        margin = 0 if dated[row] else max(int(entries.margins.spread_ns[row]), 0)
+        margin = 0 if entries.exact[row] else max(int(entries.margins.spread_ns[row]), 0)
         best = row if likely[row] > likely[best] + margin else best
     return int(best)
 
