@@ -410,7 +410,7 @@ def _limits_of_hidden(instances: Sequence[Instance]) -> list[str]:
 
 def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> list[str]:
     """What is not told of point-to-point transfers."""
-    stages, compared = inferred.stages, inferred.compared
+    stages = inferred.stages
     linked = {frozenset(pair) for each in inferred.pipelines for pair in pairwise(each.stages)}
     outside = sum(i.op == Op.SEND_RECV and frozenset(i.order) not in linked for i in instances)
     limits = []
@@ -419,7 +419,7 @@ def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> l
             f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no"
             " pipeline: listed, but nobody is judged by them."
         )
-    alone = sum(stage.verdict == "unknown" and stage.endpoint not in compared for stage in stages)
+    alone = sum(not stage.peers for stage in stages)
     if alone:
         limits.append(
             f"{alone} of {len(stages)} pipeline stages cannot be compared with another: compute"

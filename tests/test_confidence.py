@@ -82,7 +82,7 @@ def test_an_all_clear_that_is_as_good_as_a_guess_is_none(shown: float, stalls: o
     seen: Any = SimpleNamespace(
         instances=[SimpleNamespace(confidence=1.0)] * 4,
         entries=SimpleNamespace(endpoint=np.zeros(4, np.int64), collective=np.arange(4)),
-        own=SimpleNamespace(amount_ns=np.zeros(4, np.int64)),
+        own=SimpleNamespace(amount_ns=np.zeros(4, np.int64), design_ns=np.zeros(4)),
         worked_ns=1_000_000,
         stalls=stalls,
     )

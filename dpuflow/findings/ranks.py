@@ -79,9 +79,6 @@ def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
 def _late_rows(inferred: Inferred, row: Lateness) -> NDArray[np.int64]:
     """Rows of Entries in which the rank was late of its own doing; else in which it was late; else all."""
     mine = inferred.entries.endpoint == row.endpoint
-    for stage in inferred.stages:
-        if stage.endpoint == row.endpoint and stage.sooner_ns:
-            return np.array(sorted(stage.sooner_ns), np.int64)
     whole = mine & (inferred.entries.enter_ns != NEVER) & inferred.entries.whole
     for chosen in (whole & (inferred.own.amount_ns > 0), whole & inferred.charges.late):
         if chosen.any():
@@ -115,7 +112,7 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     (row,) = together
     names = [unit_name(result, row)]
     for stage in inferred.stages:
-        if stage.endpoint == row.endpoint and stage.sooner_ns:
+        if stage.endpoint == row.endpoint and stage.verdict == "late" and not stage.replicated:
             return (
                 f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."

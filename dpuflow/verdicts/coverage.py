@@ -63,11 +63,14 @@ class Coverage(NamedTuple):
     detectable_ns: int | None  # smallest lateness a step that would have been named; None: none would
     step_ns: int  # how long a step takes, in the mean
     shown: float = 1.0  # share of its times in which lateness that matters would show
+    staged: int = 0  # acts as a stage of a pipeline, beside its collectives
+    design_ns: int = 0  # of ``detectable_ns``, what a stage may work longer by design: no lateness
 
     @property
     def clears(self) -> bool:
         """Whether lateness that matters would have been named, so that naming none clears the rank."""
-        return self.detectable_ns is not None and self.detectable_ns <= CRITICAL_SHARE * self.step_ns
+        most_ns = CRITICAL_SHARE * self.step_ns + self.design_ns
+        return self.detectable_ns is not None and self.detectable_ns <= most_ns
 
 
 def coverage_of(
@@ -84,11 +87,12 @@ def coverage_of(
     # Behind an endpoint of several ranks others may be late, whenever its first message left.
     hides = [i.view.near is None and i.hides_ranks and not gpus_within(i) for i in instances]
     several = np.array(hides, bool)[entries.collective]
-    for rows in classes(np.where(tied, entries.endpoint, -1) + 1):
-        if not tied[rows[0]]:
+    acts = tied | evidence.own.staged
+    for rows in classes(np.where(acts, entries.endpoint, -1) + 1):
+        if not acts[rows[0]]:
             continue
         endpoint = int(entries.endpoint[rows[0]])
-        bound = relative.bound[rows]
+        bound = relative.bound[rows[tied[rows]]]
         exact = int((bound == EXACT).sum())
         bounded = int(((bound == AT_MOST) | (bound == AT_LEAST)).sum())
         # As many more as the bytes that nobody recognised would make, up to none recognised but these.
@@ -98,9 +102,12 @@ def coverage_of(
         hidden = _hidden_ns(rows, evidence, places[rows])
         hidden = np.where(several[rows], HIDDEN, hidden + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
-        untold, step_ns = total - exact - bounded, round(worked_ns / max(steps, 1))
-        shown = int((hidden <= CRITICAL_SHARE * step_ns).sum()) / max(total, 1)
-        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown)
+        staged, step_ns = len(rows) - len(bound), round(worked_ns / max(steps, 1))
+        untold = total - staged - exact - bounded
+        design = evidence.own.design_ns[rows]
+        design_ns = round(float(np.median(design))) if np.isfinite(design).all() else 0
+        shown = int((hidden <= CRITICAL_SHARE * step_ns + design_ns).sum()) / max(total, 1)
+        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown, staged, design_ns)
     return found
 
 
@@ -111,18 +118,18 @@ def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.in
     """
     relative, own = evidence.relative, evidence.own
     bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
-    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | (own.usual & own.at_place)[rows])
+    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | (own.usual & own.at_place | own.staged)[rows])
     number = max(int(shown.sum()), 1)
     scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number))
     for mine in classes(np.where(shown, place + 1, -1) + 1):
         if shown[mine[0]]:
             scatter[mine] = np.minimum(scatter[mine], _usual_at_most(own.excess_ns[rows[mine]]))
-    scatter += evidence.entries.margins.clock_ns[rows]
-    most = np.where(bound == AT_MOST, relative.lateness_ns[rows], HIDDEN)
+    scatter += np.where(own.staged[rows], own.design_ns[rows], evidence.entries.margins.clock_ns[rows])
+    most = np.where((bound == AT_MOST) & ~own.staged[rows], relative.lateness_ns[rows], HIDDEN)
     told = (own.most_ns[rows] != NEVER) & own.at_place[rows]
     worked = np.where(told, own.most_ns[rows] + scatter, HIDDEN)
     most = np.minimum(most, worked)
-    return np.asarray(np.where(shown, scatter, most), np.float64)
+    return np.minimum(np.where(shown, scatter, most), float(HIDDEN))
 
 
 def _usual_at_most(excess_ns: NDArray[np.int64]) -> float:
@@ -201,7 +208,8 @@ def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bo
     says = (amount > 0) | (bound == EXACT) | (bound == AT_LEAST)
     says |= (bound == AT_MOST) & (relative.lateness_ns[rows] < usual)
     says |= own.usual[rows] | ((most != NEVER) & (most < usual))
-    return bool(says.sum() >= HALF * (told.exact + told.bounded + told.untold))
+    says |= own.staged[rows] & (own.excess_ns[rows] != NEVER)
+    return bool(says.sum() >= HALF * (told.exact + told.bounded + told.untold + told.staged))
 
 
 MOST: Final = 0.99
@@ -223,12 +231,8 @@ def with_confidence(
     told: Mapping[int, Coverage],
     evidence: Evidence,
     captures: Sequence[CaptureInfo],
-    staged: frozenset[int] = frozenset(),
 ) -> list[Judgement]:
-    """Judgements with their confidence; None where nothing is claimed, or only that messages came late.
-
-    ``staged``: endpoints that were compared with other stages of their pipelines.
-    """
+    """Judgements with their confidence; None where nothing is claimed, or only that messages came late."""
     entries, own = evidence.entries, evidence.own
     reading = np.array([each.confidence for each in evidence.instances], np.float64)[entries.collective]
     kept = kept_share(captures)
@@ -242,7 +246,7 @@ def with_confidence(
             # One or two incidents are nobody's habit; beside others late in turn they may be its turn.
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
-            sure = STAGES if each.endpoint in staged else _clear(told.get(each.endpoint), cost)
+            sure = _clear(told.get(each.endpoint), cost)
             # Where hosts were seen to stall, that explains incidents, or ``without_chance`` has left them.
             if sure <= MOST * CLEARED and evidence.stalls is None:
                 each, sure = each.unknown(), None
@@ -250,6 +254,8 @@ def with_confidence(
             late = rows[own.amount_ns[rows] > 0]
             late = late if len(late) else np.array(sorted(each.usual_ns), np.int64)
             sure = STAGES if not len(late) else _guilty(late, reading, evidence.relative, each)
+        if sure is not None and own.design_ns[rows].any():
+            sure = min(sure, STAGES)
         out.append(replace(each, confidence=None if sure is None else round(kept * sure, 3)))
     return out
 

@@ -5,8 +5,7 @@ Less what the network may have kept it for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
-    from dpuflow.verdicts.replicas import Compared
+    from dpuflow.verdicts.stages import Compared
 
 
-@dataclass
-class Own:
+class Own(NamedTuple):
     """Per row of Entries what the rank answers for itself."""
 
     amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
@@ -39,35 +37,23 @@ class Own:
     usual: NDArray[np.bool_]  # compared with what peers usually work; how late it was is bounded only
     at_place: NDArray[np.bool_]  # rows compared with what peers work at the same place of a step
     unread_ns: NDArray[np.int64]  # late by so much more, if not for messages that nobody read
-    compared: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Rows that were compared with replicas."""
+    staged: NDArray[np.bool_]  # acts of pipeline stages, compared with like ones (``stages``)
+    design_ns: NDArray[np.float64]  # ... that may take so much longer by design
 
 
-def with_replicas(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
-    """The same with what stages of replicas took longer for their acts than their peers (``replicas``)."""
-    if not compared.some:
-        return own, causes
+def with_stages(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
+    """The same with what stages of pipelines took longer for their acts than their peers (``stages``)."""
     rows = compared.rows
-    unproved = own.unproved.copy()
-    own = Own(
-        own.amount_ns.copy(),
-        own.excess_ns.copy(),
-        own.later_ns.copy(),
-        own.sigma_ns.copy(),
-        unproved,
-        own.most_ns,
-        own.usual,
-        own.at_place,
-        own.unread_ns,
-        rows,
-    )
-    own.amount_ns[rows], own.excess_ns[rows] = compared.amount_ns, compared.excess_ns
-    own.later_ns[rows], own.sigma_ns[rows] = compared.excess_ns, compared.sigma_ns
-    cause = causes.cause.copy()
-    cause[rows] = np.where(
-        compared.amount_ns > 0, COMPUTE, np.where(cause[rows] == COMPUTE, NONE, cause[rows])
-    )
-    return own, causes._replace(cause=cause)
+    if not len(rows):
+        return own, causes
+    new = {name: getattr(own, name).copy() for name in ("amount_ns", "excess_ns", "later_ns", "sigma_ns")}
+    staged, design, cause = own.staged.copy(), own.design_ns.copy(), causes.cause.copy()
+    new["amount_ns"][rows], new["sigma_ns"][rows] = compared.amount_ns, compared.sigma_ns
+    new["excess_ns"][rows] = new["later_ns"][rows] = compared.excess_ns
+    staged[rows], design[rows] = True, compared.design_ns
+    blamed = np.where(cause[rows] == COMPUTE, NONE, cause[rows])
+    cause[rows] = np.where(compared.amount_ns > 0, COMPUTE, blamed)
+    return own._replace(**new, staged=staged, design_ns=design), causes._replace(cause=cause)
 
 
 def tied_rows(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:
@@ -119,4 +105,6 @@ def own_lateness(
     told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)
-    return Own(amount_ns, excess, amount, sigma, unproved, most, usual, causes.usual == AT_PLACE, unread)
+    at_place, none = causes.usual == AT_PLACE, np.zeros(len(tied), bool)
+    design = np.zeros(len(tied))
+    return Own(amount_ns, excess, amount, sigma, unproved, most, usual, at_place, unread, none, design)

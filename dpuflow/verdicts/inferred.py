@@ -31,8 +31,8 @@ from dpuflow.verdicts.costs import charge
 from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares, with_confidence
 from dpuflow.verdicts.edges import measure_edges
 from dpuflow.verdicts.evidence import Evidence
-from dpuflow.verdicts.excess import own_lateness, tied_rows, with_replicas
-from dpuflow.verdicts.judgement import add_stages, doubt, judge, sooner_ns
+from dpuflow.verdicts.excess import own_lateness, tied_rows, with_stages
+from dpuflow.verdicts.judgement import doubt, judge, sooner_ns
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.network_delay import excused_ns, find_queues, held_up, queued_ns
 from dpuflow.verdicts.other_waits import group_before, left_before, unread_until
@@ -42,7 +42,6 @@ from dpuflow.verdicts.partial_capture import busy_elsewhere, never_captured
 from dpuflow.verdicts.pauses import Work, find_work
 from dpuflow.verdicts.pipelines import find_pipelines
 from dpuflow.verdicts.receivers import registered_rows, slow_receivers, taken_before, taken_until
-from dpuflow.verdicts.replicas import compare_replicas
 from dpuflow.verdicts.stages import compare_stages
 from dpuflow.verdicts.steps import find_steps, places_in_steps
 from dpuflow.verdicts.units import kinds_of
@@ -93,7 +92,6 @@ class Inferred(NamedTuple):
     tokens: list[Tokens | None]  # per job's steps
     pipelines: list[Pipeline]
     stages: list[Stage]
-    compared: frozenset[int]  # endpoints that were judged against replicas of their stage
     judgements: list[Judgement]
     told: dict[int, Coverage]  # of endpoints in collectives
     edges: list[Measured]
@@ -131,11 +129,10 @@ class Traffic(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Ranks of pipelines, each beside the other stages and beside its replicas."""
+    """Ranks of pipelines, each beside its replicas, else beside the other stages."""
 
     pipelines: list[Pipeline]
     stages: list[Stage]
-    replicated: frozenset[int]  # endpoints that were judged against replicas of their stage
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -165,7 +162,6 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         tokens=tokens,
         pipelines=compared.pipelines,
         stages=compared.stages,
-        compared=compared.replicated,
         judgements=judgements,
         told=told,
         edges=measure_edges(joined, exchanges, instances, read.entries),
@@ -231,15 +227,13 @@ def _evidence(read: Read, traffic: Traffic, worked_ns: int) -> tuple[Evidence, C
     excused = excused_ns(exchanges, instances, dated, traffic.held_up)
     own = own_lateness(instances, dated, relative, causes, group_of, excused)
     pipelines = find_pipelines(instances, entries, read.step, traffic.taken)
-    replicas = compare_replicas(instances, entries, pipelines)
-    own, causes = with_replicas(own, causes, replicas)
+    compared, stages = compare_stages(pipelines, instances, entries)
+    own, causes = with_stages(own, causes, compared)
     stalled = stalls(entries, exchanges, instances, group_of[entries.collective])
-    stages = [stage for each in pipelines for stage in compare_stages(each, entries, worked_ns, stalled)]
-    replicated = frozenset(entries.endpoint[replicas.rows].tolist())
     evidence = Evidence(
         instances, dated, relative, charges, causes, own, group_of, read.step, worked_ns, stalled
     )
-    return evidence, Compared(pipelines, stages, replicated)
+    return evidence, Compared(pipelines, stages)
 
 
 def _judgements(
@@ -258,15 +252,10 @@ def _judgements(
     shares = unread_shares(joined, read.exchanges, instances, traffic.bulk)
     told = coverage_of(seen, tied_rows(instances, entries), shares, traffic.queued)
     judgements = doubt_untold(judgements, told, seen)
-    # Stages of one pipeline differ by design; what was compared with its replicas needs no such comparison.
-    apart = [stage for stage in compared.stages if stage.endpoint not in compared.replicated]
-    judgements = add_stages(judgements, apart)
-    staged = frozenset(stage.endpoint for stage in apart if stage.verdict == "on_time")
-    judgements = with_confidence(judgements, told, seen, joined.captures, staged)
+    judgements = with_confidence(judgements, told, seen, joined.captures)
     verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
     for stage in compared.stages:
-        if stage.endpoint in compared.replicated:
-            stage.verdict = verdicts[stage.endpoint]
+        stage.verdict = verdicts.get(stage.endpoint, "unknown")
     return bounded, told, judgements
 
 
@@ -280,7 +269,7 @@ def _accounts(
         traffic.held_up,
         np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
         np.zeros(len(read.step), bool) if overlap is None else overlap.rows,
-        sooner_ns(judgements, compared.stages, evidence.own),
+        sooner_ns(judgements, evidence.own),
         kinds_of(read.instances, read.group_of),
         read.group_of,
     )

@@ -41,14 +41,13 @@ from dpuflow.verdicts.units import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.entries import Entries
     from dpuflow.verdicts.evidence import Evidence
     from dpuflow.verdicts.excess import Own
-    from dpuflow.verdicts.stages import Stage
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
 LATE: Final = ("late", "intermittent")
@@ -121,10 +120,9 @@ def judge(evidence: Evidence) -> list[Judgement]:
     entries, own, charges = evidence.entries, evidence.own, evidence.charges
     tied = tied_rows(evidence.instances, entries)
     usable = tied & (np.isin(evidence.relative.bound, (EXACT, AT_LEAST)) | own.usual)
-    endpoints = np.unique(entries.endpoint[tied]).tolist()
-    rows = {e: np.flatnonzero(usable & (entries.endpoint == e)) for e in endpoints}
-    counted = usable | (tied & own.unproved)
-    counted[own.compared] = True
+    endpoints = np.unique(entries.endpoint[tied | own.staged]).tolist()
+    rows = {e: np.flatnonzero((usable | own.staged) & (entries.endpoint == e)) for e in endpoints}
+    counted = usable | (tied & own.unproved) | own.staged
     compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
     units, turn = _units(evidence, compared)
     standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
@@ -141,7 +139,7 @@ def judge(evidence: Evidence) -> list[Judgement]:
         np.concatenate([np.zeros(0, np.int64), *(u.sure_ns for e, u in units.items() if e not in often)]),
         world.whole_ns,
     )
-    return [_judge_one(e, rows[e], units[e], evidence, world) for e in endpoints]
+    return [_judge_one(e, rows[e], rows[e][usable[rows[e]]], units[e], evidence, world) for e in endpoints]
 
 
 def _units(
@@ -171,7 +169,7 @@ def _with_usual(evidence: Evidence) -> Evidence:
     """
     own, relative, charges = evidence.own, evidence.relative, evidence.charges
     late_ns = np.where(own.usual, np.maximum(own.later_ns, 0), relative.lateness_ns)
-    cost_ns = np.where(own.usual, own.amount_ns, charges.cost_ns)
+    cost_ns = np.where(own.usual | own.staged, own.amount_ns, charges.cost_ns)
     return evidence._replace(
         relative=relative._replace(lateness_ns=late_ns), charges=charges._replace(cost_ns=cost_ns)
     )
@@ -192,15 +190,20 @@ def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
 
 
 def _judge_one(
-    endpoint: int, rows: NDArray[np.int64], units: Units, evidence: Evidence, world: World
+    endpoint: int,
+    acts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    units: Units,
+    evidence: Evidence,
+    world: World,
 ) -> Judgement:
-    """The judgement of one endpoint, by its ``rows`` that tell how late it was."""
-    if not len(rows):
+    """The judgement of one endpoint, by its ``acts`` and, of these, ``rows`` that tell how late it was."""
+    if not len(units.rows) and not len(rows):
         return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
     relative, charges, causes, own = evidence.relative, evidence.charges, evidence.causes, evidence.own
     # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
     lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
-    said = _persistence_of(endpoint, rows, units, evidence, world)
+    said = _persistence_of(endpoint, acts, units, evidence, world)
     if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
         said = said._replace(verdict="unknown")
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
@@ -208,17 +211,17 @@ def _judge_one(
     return Judgement(
         endpoint,
         collectives=len(rows),
-        late_share=float(late.mean()),
-        last_share=float(charges.last[rows].mean()),
-        median_ns=int(np.median(lateness)),
-        p99_ns=int(percentile(lateness, 99)),
+        late_share=float(late.mean()) if len(rows) else 0.0,
+        last_share=float(charges.last[rows].mean()) if len(rows) else 0.0,
+        median_ns=int(np.median(lateness)) if len(rows) else 0,
+        p99_ns=int(percentile(lateness, 99)) if len(rows) else 0,
         caused_wait_ns=int(charges.wait_ns[rows].sum()),
         verdict=said.verdict,
         cause=CAUSES[_main_cause(told, said.verdict in LATE, bool(causes.partly[rows].any()))],
         steadiness=said.steadiness,
         since_ns=said.since_ns,
         usual_ns=said.usual_ns,
-        own_share=float((own.amount_ns[rows] > 0).mean()),
+        own_share=float((own.amount_ns[rows] > 0).mean()) if len(rows) else 0.0,
         amount=amount_of(
             lateness[late], relative.bound[rows[late]] == AT_LEAST, relative.error_ns[rows[late]]
         ),
@@ -288,39 +291,11 @@ def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: froze
     return out
 
 
-def add_stages(judgements: Sequence[Judgement], stages: Iterable[Stage]) -> list[Judgement]:
-    """Judgements, with those of pipeline stages where the collectives alone say nothing against a rank.
-
-    A stage that no other can be compared with stays as it was.
-    """
-    found = {judgement.endpoint: judgement for judgement in judgements}
-    for stage in stages:
-        late = stage.verdict in LATE
-        said = found.get(stage.endpoint)
-        if said is None:
-            said = Judgement(stage.endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
-        if late and said.verdict != "late":
-            said = replace(
-                said,
-                verdict=stage.verdict,
-                cause=CAUSES[COMPUTE],
-                steadiness=stage.steadiness,
-                since_ns=stage.since_ns,
-            )
-        elif stage.verdict == "on_time" and said.verdict == "unknown":
-            least = stage.detectable_ns
-            said = replace(said, verdict="on_time", cause=CAUSES[NONE], detectable_ns=least)
-        found[stage.endpoint] = said
-    return [found[endpoint] for endpoint in sorted(found)]
-
-
-def sooner_ns(judgements: Sequence[Judgement], stages: Iterable[Stage], own: Own) -> NDArray[np.int64]:
+def sooner_ns(judgements: Sequence[Judgement], own: Own) -> NDArray[np.int64]:
     """Per row of Entries by how much sooner its rank would have come if it worked like its peers."""
     sooner: NDArray[np.int64] = own.amount_ns.copy()
     for judgement in judgements:
         for row, usual in judgement.usual_ns.items():
             if sooner[row] <= 0:
                 sooner[row] = min(max(int(own.excess_ns[row]), 0), usual)
-    for row, less in (each for stage in stages for each in stage.sooner_ns.items()):
-        sooner[row] = max(int(sooner[row]), less)
     return sooner

@@ -1,7 +1,11 @@
-"""Pipelines in, each stage against the others out: who works longer, and whether that is a habit.
+"""Pipelines in, how much longer each stage worked for what it sent than its like out: rows of Entries.
 
-Only like is compared: the forward work of the stages that send forward, the backward work of those
-that send back. In 1F1B an end stage's messages follow from both, so there the sum is compared.
+Like is compared with like. Where replicas of a model (data parallel) have pipelines side by side, the same
+stage of each does the same work, for each transfer and before each collective that ties them together. Else
+the stages of one pipeline are compared, those that send forward and those that send back; in 1F1B an end
+stage's messages follow from both, so there the sum is compared. These stages may differ by design: what that
+explains is no lateness, nor is what was sent again. What is left is judged as that of any other rank
+(``judgement``).
 """
 
 from __future__ import annotations
@@ -11,29 +15,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.persistence import (
-    LATE_SHARE,
-    MATERIAL_SHARE,
-    QUARTER_IN_SIGMAS,
-    SIGMAS,
-    beside_habits,
-    is_habit,
-    is_material,
-    is_seldom,
-    onset_of,
-    usual_excess,
-)
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.receivers import AT_ONCE
-from dpuflow.verdicts.significance import incidents_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries, Tail
+    from dpuflow.entries import Entries
+    from dpuflow.matching import Instance
     from dpuflow.verdicts.pipelines import Pipeline, Work
-    from dpuflow.verdicts.significance import Incidents
+
+    Ints = NDArray[np.int64]
 
 UNEQUAL = 0.1
 """How much longer than its peers a stage may work by design, in shares of their work."""
@@ -41,136 +37,250 @@ UNEQUAL = 0.1
 
 @dataclass
 class Stage:
-    """One stage of a pipeline, compared with ``peers``. Tokens are those of the result format.
+    """One stage of a pipeline, compared with ``peers`` (none: it is like no other).
 
-    ``excess_ns``: how much longer it works than its peers in a step (without steps: for a message), in
-    the median; ``detectable_ns``: by how much more it would be named; ``incidents_ns``: of each step that
-    tells, by how much it worked longer beyond chance. ``sooner_ns``: by how much each of its sends (rows of
-    Entries) would come sooner after its input if it worked like its peers; for late stages alone.
+    ``excess_ns``: how much longer it works than its peers in a step (without steps: for a message), in the
+    median; ``incidents_ns``: of each step that tells, by how much it was late; ``replicated``: by replicas.
     """
 
     endpoint: int
     verdict: str = "unknown"
-    steadiness: str | None = None
-    since_ns: int | None = None
-    onset: int | None = None  # the unit of ``since_ns``
     excess_ns: int = 0
-    detectable_ns: int | None = None
     peers: list[int] = field(default_factory=list)
-    incidents_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    sooner_ns: dict[int, int] = field(default_factory=dict)
+    replicated: bool = False
+    incidents_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def compare_stages(
-    pipeline: Pipeline, entries: Entries, span_ns: int, stalls: Tail | None = None
-) -> list[Stage]:
-    """Each stage's verdict, in order; ``unknown`` where none of the others can be compared with it.
+class Compared(NamedTuple):
+    """Acts of stages; arrays are parallel."""
 
-    ``stalls``: how long hand-overs stall.
-    """
-    found = [Stage(endpoint) for endpoint in pipeline.stages]
-    units = _units(pipeline)
-    beside = _beside_peers(pipeline, units)
-    known = np.isfinite(beside.excess)
-    told = [place for place, peers in enumerate(beside.peers) if peers]
-    judged = [place for place in told if 2 * known[place].sum() >= len(units)]  # most of what it did is told
-    if not judged:
-        return found
-    sends = pipeline.microbatches or 1
-    sigma = sends * float(np.median([_scatter(beside.excess[p][known[p]]) for p in told]))
-    # In 1F1B what a message follows from changes within a step.
-    apart_told = pipeline.schedule != "1f1b"
-    once = np.array([_beyond_usual(row, units) * apart_told for row in pipeline.work])
-    designs = {place: _design_ns(beside, place, sends) for place in judged}
-    amounts: dict[int, NDArray[np.int64]] = {}
-    for place, (design, unequal) in designs.items():
-        once_more = once[place] - np.median(np.delete(once, place, axis=0), axis=0)
-        once_more[once_more <= SIGMAS * sigma] = 0
-        worked, longer = (sends * each[place][known[place]] for each in (beside.own, beside.excess))
-        amounts[place] = np.maximum(
-            _amounts(worked, longer, SIGMAS * sigma, unequal, design),
-            once_more[known[place]].astype(np.int64),
-        )
-    numbers = {place: np.flatnonzero(known[place]) for place in judged}
-    found_ns = incidents_of(numbers, amounts, 2 * sends, stalls)
-    # Stages that are late in turn are so by habit together.
-    often = is_habit(beside_habits((each.sure_ns for each in found_ns.values()), span_ns), span_ns)
-    begin_ns = _begins(pipeline, entries, units)
-    for place in judged:
-        stage, least_ns = found[place], max(sigma, designs[place][0])
-        stage.peers = sorted(pipeline.stages[peer] for peer in beside.peers[place])
-        excess_ns = sends * beside.excess[place][known[place]]
-        _judge(stage, excess_ns, found_ns[place], sigma, least_ns, often, span_ns)
-        if stage.onset is not None:
-            stage.since_ns = int(begin_ns[known[place]][stage.onset])
-        if stage.verdict == "late":
-            stage.sooner_ns = _sooner(pipeline.work[place], beside.shares[place])
-    return found
+    rows: Ints  # of Entries
+    excess_ns: Ints  # how much longer the stage worked for it than its peers; NEVER where not known
+    amount_ns: Ints  # the same, 0 within the noise, and within what a design explains
+    sigma_ns: NDArray[np.float64]  # one standard deviation of the excess
+    design_ns: NDArray[np.float64]  # so much longer it may work by design; 0 beside replicas
+
+
+class _Acts(NamedTuple):
+    """Acts of one stage that are compared; arrays are parallel."""
+
+    rows: Ints  # of Entries
+    own_ns: Ints  # how long it worked for each, by several reckonings; NEVER where not known
+    like: Ints  # number of what it is compared with: acts of peers that have the same; -1: with none
+    unit: Ints  # the step, or the running number of a message
+    share: NDArray[np.float64]  # of each act in that time, where it is that of several
 
 
 class _Beside(NamedTuple):
-    """Stages beside their peers; tables are (stages, units), ns for one message."""
+    """One stage beside its peers."""
 
-    own: NDArray[np.float64]
-    excess: NDArray[np.float64]  # beyond what its peers work
-    apart: NDArray[np.float64]  # how far each stage's peers are from one another
-    peers: list[set[int]]  # places of those that it can be compared with
-    shares: list[dict[int, float]]  # of its work, by way: what its peers do not need
-
-
-def _beside_peers(pipeline: Pipeline, units: NDArray[np.int64]) -> _Beside:
-    count = len(pipeline.stages)
-    own, excess = np.zeros((2, count, len(units)))
-    beside = _Beside(own, excess, np.zeros(count), [set() for _ in range(count)], [{} for _ in range(count)])
-    together = [(FORWARD, BACKWARD)] if pipeline.schedule == "1f1b" else [(FORWARD,), (BACKWARD,)]
-    for ways in together:
-        table = _table(pipeline, ways, units)
-        places = np.flatnonzero(np.isfinite(table).any(axis=1)).tolist()
-        for place in places if len(places) > 1 else []:
-            others = [other for other in places if other != place]
-            # Like is compared with like in the same unit, where that tells, else with what is usual.
-            usual, habit = _median(table[others]), _median(table[others].T)
-            usual = np.where(np.isfinite(usual), usual, np.median(habit))
-            own[place] += table[place]
-            excess[place] += table[place] - usual
-            beside.apart[place] += np.ptp(habit)
-            beside.peers[place].update(others)
-            more = float(np.nanmedian(table[place] - usual))
-            share = max(more / max(float(np.nanmedian(table[place])), 1.0), 0.0)
-            beside.shares[place] |= dict.fromkeys(ways, share)
-    return beside
+    known: NDArray[np.bool_]  # which of its acts tell; of these:
+    own_ns: NDArray[np.float64]  # how long it worked
+    beyond_ns: NDArray[np.float64]  # how much longer than its peers for the like
+    peers: list[float]  # how long each of these usually works
 
 
-def _design_ns(beside: _Beside, place: int, sends: int) -> tuple[float, float]:
-    """How much longer than its peers a stage may work in a step by design, and than by itself as a rule."""
-    known = np.isfinite(beside.excess[place])
-    unequal = UNEQUAL * sends * float(np.median((beside.own[place] - beside.excess[place])[known]))
-    # One peer does not tell how far apart stages are by design: only its own past can.
-    alone = len(beside.peers[place]) < 2
-    return np.inf if alone else max(SIGMAS * sends * float(beside.apart[place]), unequal), unequal
+def compare_stages(
+    pipelines: Sequence[Pipeline], instances: Sequence[Instance], entries: Entries
+) -> tuple[Compared, list[Stage]]:
+    """What each act of a stage took longer than those of its peers; and the stages, in order."""
+    stages = {end: Stage(end) for each in pipelines for end in each.stages}
+    families = list(_families(pipelines, instances, entries))
+    for family, replicated in families:
+        for end in family:
+            stages[end].peers = sorted({*stages[end].peers, *family} - {end})
+            stages[end].replicated |= replicated
+    parts = []
+    for family, replicated in families:
+        beside = [
+            _beside(acts, [each for each in family.values() if each is not acts]) for acts in family.values()
+        ]
+        sigma = float(np.median([_scatter(each.beyond_ns) for each in beside]))
+        for (end, acts), told in zip(family.items(), beside, strict=True):
+            alone = len(stages[end].peers) < 2
+            part = _late(acts, told, sigma, None if replicated else alone)
+            _describe(stages[end], acts, part)
+            parts.append(part)
+    none = np.zeros(0, np.int64)
+    columns = zip(*parts, strict=True) if parts else [(none,)] * len(Compared._fields)
+    return Compared(*(np.concatenate(column) for column in columns)), list(stages.values())
 
 
-def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
-    """The bubble: per stage the share of a step in which it works for no message, in the median.
+def _families(
+    pipelines: Sequence[Pipeline], instances: Sequence[Instance], entries: Entries
+) -> Iterator[tuple[dict[int, _Acts], bool]]:
+    """Stages that do the same work, with their acts; and whether they are replicas."""
+    replicated: set[int] = set()
+    single = np.array([i.op == Op.SEND_RECV for i in instances], bool)
+    # What follows from one input among several that lay there: by order, as ``pipelines`` has it.
+    follows = np.full(len(entries.endpoint), NEVER)
+    for work in (work for each in pipelines for row in each.work for work in row if work is not None):
+        told = work.own_ns != NEVER
+        follows[work.rows[told]] = entries.enter_ns[work.rows[told]] - work.own_ns[told]
+    for ends in _replicas(pipelines, instances):
+        replicated |= set(ends)
+        ties = np.array([set(ends) <= set(i.order) for i in instances], bool) & ~single
+        yield {end: _acts_of(end, ties, single, entries, follows) for end in ends}, True
+    for each in pipelines:
+        works = [
+            [_held(row[way], [typical_ns(other[way]) for other in each.work]) for way in (FORWARD, BACKWARD)]
+            for row in each.work
+        ]
+        for ways in [(FORWARD, BACKWARD)] if each.schedule == "1f1b" else [(FORWARD,), (BACKWARD,)]:
+            found = {
+                end: acts
+                for end, row in zip(each.stages, works, strict=True)
+                if end not in replicated
+                and (acts := _together([row[way] for way in ways], entries)) is not None
+            }
+            if len(found) > 1:
+                yield found, False
 
-    None for the ends, some of whose work no packet shows, and where the steps are not told.
+
+def _held(work: Work | None, typical: Sequence[int | None]) -> Work | None:
+    """What is not told of a send that its receiver held up is no more than until then: it tells where that is
+    no longer than usual, for the stage itself, else for the quickest of all (``typical``)."""
+    if work is None:
+        return None
+    own, told = typical_ns(work), [each for each in typical if each is not None]
+    usual = own if own is not None else min(told, default=0)
+    short = (work.most_ns != NEVER) & (work.most_ns <= (1 + AT_ONCE) * usual)
+    return work._replace(own_ns=np.where(short, np.minimum(work.most_ns, usual), work.own_ns))
+
+
+def _replicas(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) -> list[list[int]]:
+    """For each stage of pipelines side by side the endpoints that are that stage: a collective ties them."""
+    tied = {frozenset(i.order) for i in instances if i.op != Op.SEND_RECV}
+    found: dict[tuple[int, int, frozenset[int]], list[int]] = {}
+    for each in pipelines:
+        for place, stage in enumerate(each.stages):
+            for ends in tied:
+                # Not a collective that ties stages of one pipeline together.
+                if stage in ends and len(ends.intersection(each.stages)) == 1:
+                    found.setdefault((len(each.stages), place, ends), []).append(stage)
+    return [sorted(peers) for peers in found.values() if len(peers) > 1]
+
+
+def _acts_of(
+    end: int, ties: NDArray[np.bool_], single: NDArray[np.bool_], entries: Entries, follows: Ints
+) -> _Acts:
+    """What a stage does of its own accord: transfers it sends, and entering the collectives that ``ties``
+    marks; like are those that are as many acts after as many of these.
+
+    It works since what the act follows from (``follows``, NEVER where that is not told), else since the last
+    input, or its last act. By other reckonings since it was free to act: its own last data had left and its
+    peer had allowed more; or since the first of several inputs that had come since its last act.
     """
-    units = _units(pipeline)
-    length = np.diff(_begins(pipeline, entries, units)).astype(np.float64)
-    shares: list[float | None] = []
-    for row in pipeline.work:
-        works = [work for work in row if work is not None]
-        if len(works) < 2 or not len(length) or pipeline.microbatches is None:
-            shares.append(None)
-            continue
-        busy = np.zeros(len(units))
-        for work in works:
-            known = (work.own_ns != NEVER) & (work.unit >= 0)
-            place = np.searchsorted(units, work.unit[known])
-            busy += np.bincount(place, work.own_ns[known], len(units))
-        idle = float(np.median(1 - busy[:-1] / np.maximum(length, 1)))
-        shares.append(round(min(max(idle, 0.0), 1.0), 6))
-    return shares
+    enter, leave = entries.enter_ns, entries.leave_ns
+    mine = np.flatnonzero(entries.endpoint == end)
+    number = entries.collective[mine]
+    sending, entering = single[number] & (entries.offsets[number] == mine), ties[number]
+    inputs = np.sort(leave[mine[~sending]])
+    rows = mine[(sending | entering) & (enter[mine] != NEVER)]
+    rows = rows[np.lexsort((rows, enter[rows]))]
+    when, tying = enter[rows], ties[entries.collective[rows]]
+
+    def before(times: Ints) -> Ints:
+        """The last of ``times`` up to each act; NEVER without."""
+        at = np.searchsorted(times, when, "right")
+        return np.r_[NEVER, times][at]
+
+    acted = np.r_[NEVER, when[:-1]][: len(when)]
+    since = np.where(follows[rows] != NEVER, follows[rows], np.maximum(before(inputs), acted))
+    credit = entries.credit_ns[rows]
+    kept = np.maximum(since, before(np.sort(entries.idle_ns[mine[sending]])))
+    kept = np.maximum(kept, np.where(credit != NEVER, when - credit, NEVER))
+    first, came = (np.searchsorted(inputs, times, "right") for times in (acted, when))
+    several = (follows[rows] == NEVER) & (came > first)
+    oldest = np.where(several, np.r_[inputs, 0][first], since)
+    known = (since != NEVER) & (entries.retransmitted[rows] == 0)
+    own = np.where(known, np.maximum(when - np.stack([since, kept, oldest]), 0), NEVER)
+    unit = np.searchsorted(when[tying], when)
+    place = np.arange(len(rows)) - np.searchsorted(unit, unit)
+    return _Acts(rows, own, unit << 16 | place, unit, np.ones(len(rows)))
+
+
+def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
+    """What a stage works for its messages: that for each, with what those the other way need in the mean of
+    the same unit. Like are those of the same unit."""
+    told = [work for work in works if work is not None]
+    if not told:
+        return None
+    rows, unit, own = (
+        np.concatenate(each) for each in zip(*((w.rows, w.unit, w.own_ns) for w in told), strict=True)
+    )
+    own = np.where((unit >= 0) & (entries.retransmitted[rows] == 0), own, NEVER)
+    whole, way = own.astype(np.float64), np.repeat(np.arange(len(told)), [len(work.rows) for work in told])
+    for number in range(len(told) if len(told) > 1 else 0):
+        mean = _means(own[way == number], unit[way == number])
+        more = np.array([mean.get(each, np.nan) for each in unit.tolist()])
+        whole += np.where(way != number, more, 0)
+    known = (own != NEVER) & np.isfinite(whole)
+    share = np.where(known, own / np.where(known & (whole > 0), whole, 1), 1)
+    whole = np.where(known, whole, NEVER).astype(np.int64)
+    return _Acts(rows, whole[None], unit, unit, share)
+
+
+def _means(values: Ints, of: Ints) -> dict[int, float]:
+    """The mean of what is told of each class."""
+    known = (values != NEVER) & (of >= 0)
+    keys, at = np.unique(of[known], return_inverse=True)
+    means = np.bincount(at.reshape(-1), values[known]) / np.maximum(np.bincount(at.reshape(-1)), 1)
+    return dict(zip(keys.tolist(), means.tolist(), strict=True))
+
+
+def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
+    """What a stage worked for each act that tells, beside what its peers do for the like, in the median; by
+    the reckoning that is kindest to it."""
+    known = (acts.own_ns[0] != NEVER) & (acts.like >= 0)
+    like, at = np.unique(acts.like[known], return_inverse=True)
+    peers = [
+        float(np.median(told)) for each in others if len(told := each.own_ns[0][each.own_ns[0] != NEVER])
+    ]
+    otherwise = float(np.median(peers)) if peers else np.nan
+    beyond = []
+    for own, *by in zip(acts.own_ns, *(each.own_ns for each in others), strict=True):
+        means = [_means(values, each.like) for values, each in zip(by, others, strict=True)]
+        told = [[mean[key] for mean in means if key in mean] or [otherwise] for key in like.tolist()]
+        usual = np.array([float(np.median(each)) for each in told])
+        beyond.append(own[known] - usual[at.reshape(-1)])
+    return _Beside(known, acts.own_ns[0][known].astype(np.float64), np.min(beyond, axis=0), peers)
+
+
+def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compared:
+    """By how much the stage worked longer for each act.
+
+    Where stages may differ by design only what is beyond that is late, or what is longer than the stage works
+    as a rule, both by itself and beside its peers: of a single peer nobody knows how far apart they may be
+    (``alone``; None: beside replicas).
+    """
+    own, beyond, noise, design = told.own_ns, told.beyond_ns, SIGMAS * sigma, 0.0
+    amount = np.where(beyond > noise, beyond, 0)
+    if alone is not None and len(own) and told.peers:
+        unequal = UNEQUAL * float(np.median(own - beyond))
+        design = np.inf if alone else max(SIGMAS * float(np.ptp(told.peers)), unequal)
+        past = np.minimum(own - np.median(own), beyond - np.median(beyond))
+        again = np.where(past > max(noise, unequal), past, 0)
+        amount = np.where(beyond > design, amount, again)
+    count, share = len(acts.rows), acts.share[told.known]
+    excess, amounts = np.full(count, NEVER), np.zeros(count, np.int64)
+    if told.peers:
+        excess[told.known], amounts[told.known] = share * beyond, share * amount
+    return Compared(acts.rows, excess, amounts, sigma * acts.share, design * acts.share)
+
+
+def _describe(stage: Stage, acts: _Acts, part: Compared) -> None:
+    """Add by how much the stage worked longer, step by step."""
+    known = part.excess_ns != NEVER
+    if known.any():
+        unit = np.unique(acts.unit[known], return_inverse=True)[1].reshape(-1)
+        stage.excess_ns += round(float(np.median(np.bincount(unit, part.excess_ns[known]))))
+        incidents = np.bincount(unit, part.amount_ns[known]).astype(np.int64)
+        count = max(len(incidents), len(stage.incidents_ns))
+        stage.incidents_ns = sum(
+            (np.pad(each, (0, count - len(each))) for each in (stage.incidents_ns, incidents)),
+            np.zeros(count, np.int64),
+        )
 
 
 def typical_ns(work: Work | None) -> int | None:
@@ -179,145 +289,34 @@ def typical_ns(work: Work | None) -> int | None:
     return int(np.median(told)) if len(told) else None
 
 
-def _units(pipeline: Pipeline) -> NDArray[np.int64]:
-    numbers = [work.unit for row in pipeline.work for work in row if work is not None]
-    every = np.unique(np.concatenate(numbers)) if numbers else np.zeros(0, np.int64)
-    return every[every >= 0]
-
-
-def _table(pipeline: Pipeline, ways: tuple[int, ...], units: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean work for one message by stage and unit; NaN where nothing tells.
-
-    What is not told of a send that its receiver held up is no more than until then: it tells where that is no
-    longer than usual.
-    """
-    table = np.full((len(pipeline.stages), len(units)), np.nan)
-    usual = {way: _usual(pipeline, way) for way in ways}
-    for place, row in enumerate(pipeline.work):
-        parts = [_mean(work, units, usual[way][place]) for way in ways if (work := row[way]) is not None]
-        if parts:
-            table[place] = np.sum(parts, axis=0)
-    return table
-
-
-def _usual(pipeline: Pipeline, way: int) -> list[float]:
-    """What each stage works for one message that way, in the median of what is told; else the quickest's."""
-    told = [typical_ns(row[way]) for row in pipeline.work]
-    least = min((each for each in told if each is not None), default=0)
-    return [float(least if each is None else each) for each in told]
-
-
-def _median(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Down the columns, of what is told; NaN where nothing is."""
-    some = np.isfinite(table).any(axis=0)
-    out = np.full(table.shape[1], np.nan)
-    if some.any():
-        out[some] = np.nanmedian(table[:, some], axis=0)
-    return out
-
-
-def _mean(work: Work, units: NDArray[np.int64], usual_ns: float) -> NDArray[np.float64]:
-    """What the stage worked for one message, on average, in each unit; NaN where nothing tells."""
-    short = (work.most_ns != NEVER) & (work.most_ns <= (1 + AT_ONCE) * usual_ns)
-    own = np.where(short, np.minimum(work.most_ns, round(usual_ns)), work.own_ns)
-    known = (own != NEVER) & (work.unit >= 0)
-    place = np.searchsorted(units, work.unit[known])
-    number = np.bincount(place, minlength=len(units))
-    total = np.bincount(place, own[known], len(units))
-    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
-
-
 def _scatter(values: NDArray[np.float64]) -> float:
-    """One standard deviation, by the steps from one unit to the next: a level that changes is no scatter."""
+    """One standard deviation, by the steps from one act to the next: a level that changes is no scatter."""
     if len(values) < 2:
         return 0.0
     return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
 
 
-def _beyond_usual(row: list[Work | None], units: NDArray[np.int64]) -> NDArray[np.float64]:
-    """By unit how much longer than usual the stage worked for single messages, where it did by far.
+def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
+    """The bubble: per stage the share of a step in which it works for no message, in the median.
 
-    Who is late once in a step is so before one of its microbatches; how its layers compare with its peers'
-    does not matter there.
+    None for the ends, some of whose work no packet shows, and where the steps are not told.
     """
-    total = np.zeros(len(units))
-    for work in row:
-        usual = typical_ns(work)
-        if work is not None and usual is not None:
-            late = (work.own_ns > (1 + UNEQUAL) * usual) & (work.unit >= 0)
-            place = np.searchsorted(units, work.unit[late])
-            total += np.bincount(place, work.own_ns[late] - usual, len(units))
-    return total
-
-
-def _begins(pipeline: Pipeline, entries: Entries, units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When each unit began: the first send of any stage."""
-    first = np.full(len(units), np.iinfo(np.int64).max)
+    works = [work for row in pipeline.work for work in row if work is not None]
+    units = np.unique(np.concatenate([np.zeros(0, np.int64), *(work.unit[work.unit >= 0] for work in works)]))
+    begins = np.full(len(units), np.iinfo(np.int64).max)
+    for work in works:
+        inside = work.unit >= 0
+        np.minimum.at(begins, np.searchsorted(units, work.unit[inside]), entries.enter_ns[work.rows[inside]])
+    length = np.diff(begins).astype(np.float64)
+    shares: list[float | None] = []
     for row in pipeline.work:
-        for work in row:
-            if work is not None:
-                inside = work.unit >= 0
-                place = np.searchsorted(units, work.unit[inside])
-                np.minimum.at(first, place, entries.enter_ns[work.rows[inside]])
-    return first
-
-
-def _amounts(
-    own_ns: NDArray[np.float64],
-    excess_ns: NDArray[np.float64],
-    noise_ns: float,
-    unequal_ns: float,
-    design_ns: float,
-) -> NDArray[np.int64]:
-    """How much longer the stage worked in each unit than its peers, or than it does as a rule both by itself
-    and beside its peers; 0 within what noise, or a design, explains."""
-    past = np.minimum(own_ns - np.median(own_ns), excess_ns - np.median(excess_ns))
-    late = np.where(excess_ns > max(noise_ns, design_ns), excess_ns, 0.0)
-    return np.maximum(late, np.where(past > max(noise_ns, unequal_ns), past, 0.0)).astype(np.int64)
-
-
-def _judge(
-    stage: Stage,
-    excess_ns: NDArray[np.float64],
-    incidents: Incidents,
-    sigma_ns: float,
-    least_ns: float,
-    often: bool,
-    span_ns: int,
-) -> None:
-    """Set verdict, steadiness and onset from how much longer the stage worked in each unit.
-
-    ``sigma_ns`` is the scatter of a unit, ``least_ns`` what that and a design explain. ``often``: the
-    pipeline's stages together are late by habit.
-    """
-    stage.verdict, stage.excess_ns = "on_time", round(float(np.median(excess_ns)))
-    if np.isfinite(least_ns):
-        stage.detectable_ns = round(
-            max(SIGMAS * sigma_ns, least_ns, MATERIAL_SHARE * span_ns / max(len(excess_ns), 1))
-        )
-    whole_ns = excess_ns.astype(np.int64)
-    usual = usual_excess(whole_ns, whole_ns)
-    usual = usual if usual > least_ns else 0
-    onset = onset_of(whole_ns, sigma_ns)
-    rise = 0 if onset is None else round(float(np.median(whole_ns[onset:]) - np.median(whole_ns[:onset])))
-    begun = onset is not None and is_material(rise * (len(whole_ns) - onset), span_ns)
-    stage.incidents_ns = sure_ns = incidents.sure_ns
-    habit = is_habit(sure_ns, span_ns) or (often and is_material(int(sure_ns.sum()), span_ns))
-    if not habit and not begun and not is_material(usual * len(excess_ns), span_ns):
-        if not is_seldom(incidents.open_ns, span_ns):
-            stage.verdict = "unknown"
-        return
-    stage.verdict, stage.steadiness = "intermittent", "transient"
-    if usual or begun or (sure_ns > 0).mean() >= LATE_SHARE:
-        stage.verdict, stage.steadiness, stage.onset = "late", "persistent", onset
-
-
-def _sooner(row: list[Work | None], shares: dict[int, float]) -> dict[int, int]:
-    """That share, by way, of the work for each message."""
-    return {
-        int(at): round(shares[way] * int(own))
-        for way, work in enumerate(row)
-        if work is not None and shares.get(way, 0.0) > 0
-        for at, own in zip(work.rows, work.own_ns, strict=True)
-        if own != NEVER
-    }
+        if None in row or not len(length) or pipeline.microbatches is None:
+            shares.append(None)
+            continue
+        busy = np.zeros(len(units))
+        for work in (work for work in row if work is not None):
+            known = (work.own_ns != NEVER) & (work.unit >= 0)
+            busy += np.bincount(np.searchsorted(units, work.unit[known]), work.own_ns[known], len(units))
+        idle = float(np.median(1 - busy[:-1] / np.maximum(length, 1)))
+        shares.append(round(min(max(idle, 0.0), 1.0), 6))
+    return shares
