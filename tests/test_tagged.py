@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from collective_worlds import TIME_0, World, algorithm_of, run_job
 
+from dpuflow.analysis import analyze
 from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.schedules.algorithms import NONBLOCKING, Algorithm
 from dpuflow.schema.rows import Op, Wire
+from dpuflow.schema.tables import Vantage
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 GATHER = algorithm_of(Op.ALL_GATHER, "ring")
 DISSEMINATION = algorithm_of(Op.BARRIER, "dissemination")
 MS = 1_000_000
+TRACES = Path(__file__).resolve().parent.parent / "traces"
 
 
 def rebuilt(world: World, ranks: int) -> list[Instance]:
@@ -136,6 +141,16 @@ def test_rows_and_columns_take_turns_with_equal_tags(side: int, algorithm: Algor
     world = World("gloo")
     take_turns(world, algorithm, grid(side), 6, late_ns)
     check(world, rebuilt(world, side * side))
+
+
+def test_groups_that_number_their_ranks_anew_share_no_addresses() -> None:
+    """Hellos name ranks within their process group: two names of one endpoint are of two groups, then."""
+    files = sorted((TRACES / "gloo-groups-n6").glob("node*.pcap.gz"))
+    result = analyze([Vantage(file.name.partition(".")[0], (str(file),)) for file in files])
+    steps = [each for each in result.collectives if each.op == "all_reduce"]
+    assert Counter((each.bytes, len(each.ranks)) for each in steps) == {(1024, 2): 18, (1536, 3): 12}
+    assert {each.algorithm for each in steps} == {"ring"}
+    assert {rank.bound for each in steps for rank in each.ranks} == {"exact"}
 
 
 def test_two_communicators_of_the_same_ranks_take_turns() -> None:

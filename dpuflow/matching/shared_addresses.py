@@ -34,16 +34,21 @@ UNTOLD: Final = 1 << 20
 
 
 def shares_addresses(job: Job, rows: NDArray[np.int64]) -> bool:
-    """Whether hellos name several ranks at one endpoint among ``rows``."""
+    """Whether hellos name several ranks at one endpoint among ``rows``, and no rank at two.
+
+    Ranks are numbered in each communicator anew: a rank at two endpoints is of two communicators.
+    """
     if job.ends is None or not len(rows):
         return False
     picked = job.exchanges[rows]
-    several: dict[int, set[int]] = {}
-    for end, ranks in zip(("src", "dst"), job.ends.of(picked), strict=True):
-        for endpoint, rank in set(zip(picked[end].tolist(), ranks.tolist(), strict=True)):
-            if rank != UNNAMED:
-                several.setdefault(endpoint, set()).add(rank)
-    return any(len(ranks) > 1 for ranks in several.values())
+    named = {
+        (endpoint, rank)
+        for end, ranks in zip(("src", "dst"), job.ends.of(picked), strict=True)
+        for endpoint, rank in zip(picked[end].tolist(), ranks.tolist(), strict=True)
+        if rank != UNNAMED
+    }
+    endpoints, ranks = ({pair[side] for pair in named} for side in (0, 1))
+    return len(endpoints) < len(named) == len(ranks)
 
 
 class Processes:

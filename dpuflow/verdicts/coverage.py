@@ -247,8 +247,7 @@ def with_confidence(
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
             sure = _clear(told.get(each.endpoint), cost)
-            # Where hosts were seen to stall, that explains incidents, or ``without_chance`` has left them.
-            if sure <= MOST * CLEARED and evidence.stalls is None:
+            if sure <= MOST * CLEARED:
                 each, sure = each.unknown(), None
         elif each.late and each.cause != "unknown":
             late = rows[own.amount_ns[rows] > 0]
