@@ -92,7 +92,7 @@ def late_in(row: Lateness) -> str:
 
 
 def entry_times(exact: int, at_least: int, at_most: int, unknown: int) -> str:
-    """How known they are: ``all 502 entry times are lower bounds``, ``3 entry times: 2 exact, 1 unknown``."""
+    """How well they are known: ``all 9 entry times are exact``, ``26 entry times: 25 exact, 1 unknown``."""
     kinds = ((exact, "exact"), (at_least, "lower bound"), (at_most, "upper bound"), (unknown, "unknown"))
     parts = [
         (number, what + ("s" if "bound" in what and number > 1 else "")) for number, what in kinds if number

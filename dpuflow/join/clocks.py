@@ -14,6 +14,7 @@ import numpy as np
 from dpuflow.errors import OptionError
 from dpuflow.join.clockgraph import Clocks, estimate, nearest, parts_of
 from dpuflow.join.clockmap import ClockMap
+from dpuflow.quantities import duration
 from dpuflow.schema.tables import Clock
 
 if TYPE_CHECKING:
@@ -208,15 +209,15 @@ def _say_why(clocks: Sequence[Clock], checks: Sequence[Check]) -> None:
     for clock in clocks:
         if clock.method == "estimated":
             clock.why += (
-                f"; as stamped, {early} of {packets} packets of two captures would arrive before they were "
-                f"sent, by up to {max(c.worst_ns for c in checks) / 1000:.1f} us"
+                f"; as stamped, {early:,} of {packets:,} packets of two captures would arrive before they"
+                f" were sent, by up to {duration(max(c.worst_ns for c in checks))}"
             )
 
 
 def _failed(infos: Sequence[CaptureInfo], samples: Sequence[Samples], checks: Sequence[Check]) -> list[str]:
     return [
-        f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not agree: {c.early} of {c.packets} "
-        f"packets arrive before they were sent, by up to {c.worst_ns / 1000:.1f} us."
+        f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not agree: {c.early:,} of {c.packets:,}"
+        f" packets arrive before they were sent, by up to {duration(c.worst_ns)}."
         for s, c in zip(samples, checks, strict=True)
         if not c.passes
     ]
