@@ -82,7 +82,7 @@ def test_false_trust_is_reported() -> None:
         World(2, clocks={"node1": (-400_000, 0.0)}).ring(100).captures("node0", "node1"), clock="trust"
     )
     assert joined.clocks[1].method == "trusted"
-    assert "do not agree" in joined.limits[0]
+    assert "disagree" in joined.limits[0]
     assert "before they were sent" in joined.limits[0]
 
 

@@ -216,7 +216,7 @@ def _say_why(clocks: Sequence[Clock], checks: Sequence[Check]) -> None:
 
 def _failed(infos: Sequence[CaptureInfo], samples: Sequence[Samples], checks: Sequence[Check]) -> list[str]:
     return [
-        f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} do not agree: {c.early:,} of {c.packets:,}"
+        f"The clocks of {infos[s.x].vantage} and {infos[s.y].vantage} disagree: {c.early:,} of {c.packets:,}"
         f" packets arrive before they were sent, by up to {duration(c.worst_ns)}."
         for s, c in zip(samples, checks, strict=True)
         if not c.passes

@@ -198,7 +198,7 @@ def _judge_one(
     world: World,
 ) -> Judgement:
     """The judgement of one endpoint, by its ``acts`` and, of these, ``rows`` that tell how late it was."""
-    if not len(units.rows) and not len(rows):
+    if not len(acts):
         return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
     relative, charges, causes, own = evidence.relative, evidence.charges, evidence.causes, evidence.own
     # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
