@@ -131,11 +131,21 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     units = units_of(rows)
-    told = [f"{unit_name(result, row)} {late_in(row)}" for row in units]
-    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    told = [f"{unit_name(result, row)} {_often(row, result)}" for row in units]
+    waited = sum(row.caused_wait_ns or 0 for row in rows)
+    wait = f"their peers waited {rank_seconds(waited)} for them" if waited else "those after them wait"
     each = "each rank's" if any(row.together for row in units) else "their"
+    what = "collectives" if all(row.collectives for row in units) else "steps"
     who = listed(told)
-    return f"Late in turn, in so many of {each} collectives: {who}; their peers waited {waited} for them."
+    return f"Late in turn, in so many of {each} {what}: {who}; {wait}."
+
+
+def _often(row: Lateness, result: Analysis) -> str:
+    """``6 of 20`` collectives, of stages of a pipeline alone steps."""
+    for pipeline in [] if row.collectives else result.pipelines:
+        if row.endpoint in pipeline.stages:
+            return f"{pipeline.late_steps[pipeline.stages.index(row.endpoint)]} of {pipeline.steps}"
+    return late_in(row)
 
 
 def late_together(rows: Sequence[Lateness], result: Analysis) -> str:

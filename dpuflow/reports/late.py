@@ -62,9 +62,10 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
     """One line for each rank, and what they have in common."""
     units = units_of(late)
     for row in units[:MOST_LATE]:
+        stage = _stage(result, row)
         word = "late together" if row.together else "late"
-        text = f"{names.unit(row.endpoint)}: {word} in {_times(result, row)}"
-        if row.late_ns is not None:
+        text = f"{names.unit(row.endpoint)}: {stage or f'{word} in {_times(result, row)}'}"
+        if row.late_ns is not None and not stage:
             text += f", by {late_by(row)} (median)"
         waited = _caused_ns(result, row)
         if waited is not None:
@@ -77,7 +78,7 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
     causes = {row.cause for row in late}
     for sentence in (
         f"in turn, {since[0]}" if since else "",
-        _waited(result, sum(row.caused_wait_ns or 0 for row in late), late),
+        _waited(result, sum(row.caused_wait_ns or 0 for row in late) or None, late),
         f"likely cause: {CAUSES[causes.pop()]}" if len(causes) == 1 else "",
         f"confidence: {percent(min(sure))}{least}, of each of them" if sure else "",
         "a different rank each time: look for what all of them do in turn (garbage collection, uneven input,"
