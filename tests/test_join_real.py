@@ -149,3 +149,20 @@ def test_clocks_that_are_set_or_slewed_in_mid_capture(
         assert "it was set by" in said
     if step_ns == -(10**9):  # by less than the pause before it no stamp falls behind
         assert any("set back in mid-capture" in text for text in after.limits)
+
+
+@pytest.mark.parametrize("captured", [4, 3])
+def test_what_was_lost_behind_the_tap_arrived_when_it_was_acknowledged(shared: Path, captured: int) -> None:
+    """Node 3's own capture shows all packets of messages that its host then dropped: they came by timeouts."""
+    case = shared / "captures/roce/nccl-net-loss-n4-128k"
+    transfers = join(read_case(case)[:captured]).transfers
+    lossy = transfers[transfers["retransmitted"] > 0]
+    assert len(lossy) > 40
+    late_ns = lossy["acked_ns"] - lossy["arrived_end_ns"]
+    assert np.abs(late_ns).max() < 200_000_000  # a timeout is a second
+    assert (lossy["acked_ns"] - lossy["sent_ns"]).max() > 1_000_000_000
+    # A reliable connection delivers in order, so no message of it ends before one that was sent before it.
+    for connection in np.unique(lossy["connection"]):
+        mine = transfers[(transfers["connection"] == connection) & (transfers["retransmitted"] > 0)]
+        ends = mine["arrived_end_ns"][np.argsort(mine["seq"], kind="stable")]
+        assert (np.diff(ends) > -100_000_000).all()

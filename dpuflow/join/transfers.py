@@ -44,7 +44,7 @@ from dpuflow.join.sightings import (
 )
 from dpuflow.join.steps import settle_steps
 from dpuflow.join.unwound import unwound
-from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen
+from dpuflow.schema.rows import NEVER, TRANSFER, Role, Seen, Wire
 from dpuflow.schema.tables import Joined
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     Bools = np.typing.NDArray[np.bool_]
     Ints = np.typing.NDArray[np.int64]
 
+RELIABLE: Final = (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM, Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM)
+"""Messages of RoCE's reliable connections that its receivers acknowledge."""
 CLOSER: Final = 1 / 16
 """So much closer than late stamps lie on average what is no chance lies: most of these are late by little."""
 MOMENTS: Final = 3
@@ -414,6 +416,7 @@ def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
     """
     sent, arrived, end = (transfers[name] for name in ("sent_ns", "arrived_ns", "arrived_end_ns"))
     transfers["taken_ns"] = not_after(transfers["taken_ns"], transfers["acked_ns"], slack_ns)
+    _date_lossy(transfers)
     transfers["arrived_end_ns"] = not_after(end, transfers["taken_ns"])
     transfers["arrived_ns"] = not_after(arrived, end)
     transfers["sent_end_ns"] = not_after(transfers["sent_end_ns"], transfers["acked_ns"])
@@ -433,6 +436,20 @@ def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
         sent[mine] = np.minimum.accumulate((sent[mine] - place)[::-1])[::-1] + place
     order = np.argsort(sent, kind="stable")
     return transfers if np.array_equal(order, np.arange(len(order))) else transfers[order]
+
+
+def _date_lossy(transfers: Rows) -> None:
+    """Let messages that packets were retransmitted of end when they were acknowledged, at the latest copy.
+
+    A reliable connection takes nothing behind a loss, and acknowledges a message's last packet at once
+    (InfiniBand volume 1, 9.7.5): what was lost behind the tap was seen there all the same. Where the receiver
+    was not captured the ACK itself may have been lost; so its data was there at the latest.
+    """
+    again = (transfers["retransmitted"] > 0) & np.isin(transfers["wire"], RELIABLE)
+    at_receiver = (transfers["seen"] & Seen.AT_RECEIVER) != 0
+    there = np.where(at_receiver, transfers["taken_ns"], transfers["acked_ns"])
+    again &= there != NEVER
+    transfers["arrived_end_ns"][again] = np.maximum(transfers["arrived_end_ns"], there)[again]
 
 
 def _extent(captures: Sequence[CaptureTables], found: Clocks, island: Sequence[int]) -> tuple[int, int]:
