@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.levels import RARE
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -76,25 +75,19 @@ def times_of(columns: Columns, pipes: Sequence[Pipe]) -> list[Times]:
     return found
 
 
-def cuts_of(pipes: Sequence[Pipe], times: Sequence[Times], behind: Mapping[int, int] | None = None) -> Cuts:
-    """Cuts of connected pipes: each holds what was sent by one time, as far as that has all that it needs.
-
-    ``behind``: by how much ranks are usually later than others, ns. That is taken off, as else what a rank
-    sends early lies before what others send late, of the operation before.
-    """
-    late = {} if behind is None else behind
+def cuts_of(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
+    """Cuts of connected pipes: each holds what was sent by one time, as far as that has all that it needs."""
     ends = sorted({end for pipe in pipes for end in pipe[:2]})
     starts = np.concatenate([each.starts for each in times])
-    keys = starts - np.repeat([late.get(pipe.src, 0) for pipe in pipes], [len(t.starts) for t in times])
     arrivals = np.concatenate([each.arrivals for each in times])
     counts = [len(each.starts) for each in times]
     src = np.repeat([ends.index(pipe.src) for pipe in pipes], counts)
     dst = np.repeat([ends.index(pipe.dst) for pipe in pipes], counts)
     order = np.lexsort((starts, src))
-    last = _closed(keys[order], starts[order], arrivals[order], src[order], dst[order], len(ends))
+    last = _closed(starts[order], arrivals[order], src[order], dst[order], len(ends))
     closed = np.empty_like(last)
     closed[order] = last
-    marks = _far_apart(np.unique(closed), np.sort(keys), MOST_CUTS // len(pipes))
+    marks = _far_apart(np.unique(closed), np.sort(starts), MOST_CUTS // len(pipes))
     at = np.zeros((len(marks) + 1, len(pipes)), np.int64)
     low = 0
     for number, count in enumerate(counts):
@@ -146,14 +139,13 @@ def cuts_at(
 
 
 def _closed(
-    keys: NDArray[np.int64],
     starts: NDArray[np.int64],
     arrivals: NDArray[np.int64],
     src: NDArray[np.int64],
     dst: NDArray[np.int64],
     ranks: int,
 ) -> NDArray[np.int64]:
-    """For each message the place by ``keys`` of the last one that must lie before any cut behind it.
+    """For each message the place in time of the last one that must lie before any cut behind it.
 
     Messages are in order of ``src`` and time. Before a cut behind a message lies all that its sender had
     sent, and all that its receiver sent until it came; and so on with these.
@@ -168,7 +160,7 @@ def _closed(
     sends = upto >= bounds[dst]
     upto = np.where(sends, upto, np.arange(count))
     place = np.empty(count, np.int64)
-    place[np.argsort(keys, kind="stable")] = np.arange(count)
+    place[np.argsort(starts, kind="stable")] = np.arange(count)
     own = src * count  # keeps ranks apart
     last = place
     while True:
@@ -201,56 +193,6 @@ def alike_long(pipes: Sequence[Pipe]) -> Ints:
         if not least or count - least[-1] > min(SLOTS, least[-1] // 2):
             least.append(count)
     return np.array([max(n for n in least if n <= count) for count in counts])
-
-
-def chain_cuts(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts | None:
-    """The cuts behind as many messages of each pipe, where pipes make a chain; None where they do not.
-
-    Who sends along a chain waits for nobody behind it, and may be operations ahead. What a rank passes on had
-    come before: of the messages of a hop so many are left out at its beginning as makes that true.
-    """
-    after = {pipe.src: pipe.dst for pipe in pipes}
-    heads = sorted(set(after) - set(after.values()))
-    if len({pipe[:2] for pipe in pipes}) != len(after) or len(heads) != 1:
-        return None
-    skip = np.zeros(len(pipes), np.int64)
-    at, before = heads[0], -1
-    while at in after:
-        lanes = [number for number, pipe in enumerate(pipes) if pipe.src == at]
-        for number in lanes[1:]:
-            skip[number] = _beside(times[lanes[0]].starts, times[number].starts)
-        if before >= 0:
-            ahead = _behind(times[before].arrivals[skip[before] :], times[lanes[0]].starts[skip[lanes[0]] :])
-            skip[lanes] += ahead
-        before, at = lanes[0], after.pop(at)
-    if after:
-        return None
-    skip -= min(0, int(skip.min()))
-    count = min(len(each.starts) - int(left) for each, left in zip(times, skip, strict=True))
-    if count < 1:
-        return None
-    cuts = np.concatenate([np.zeros((1, len(pipes)), np.int64), skip + np.arange(count + 1)[:, None]])
-    return _with_pauses(np.unique(cuts, axis=0), pipes, times)
-
-
-def _beside(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """By how many messages ``other`` begins before ``one``, so that they go side by side."""
-
-    def apart(shift: int) -> float:
-        a, b = one[max(0, -shift) :], other[max(0, shift) :]
-        count = min(len(a), len(b))
-        return float(np.median(np.abs(a[:count] - b[:count]))) if count else np.inf
-
-    return min(range(-SLOTS, SLOTS + 1), key=lambda shift: (apart(shift), abs(shift)))
-
-
-def _behind(came: NDArray[np.int64], goes: NDArray[np.int64]) -> int:
-    """How many of the messages ``goes`` are of before the first of ``came``, which they pass on."""
-    for shift in range(SLOTS + 1):
-        count = min(len(came), len(goes) - shift)
-        if count > 0 and (goes[shift : shift + count] < came[:count]).mean() <= RARE:
-            return shift
-    return 0
 
 
 def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[NDArray[np.int64]]:

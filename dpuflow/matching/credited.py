@@ -35,7 +35,7 @@ from dpuflow.matching.pipes import in_lockstep, in_turn, pipes_of, together
 from dpuflow.matching.reading import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,7 +49,7 @@ def credited_instances(
     connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     announced: NDArray[np.int64],
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
-    """Collectives, and whether each connection is understood, or can be nothing else.
+    """Collectives, and whether each connection is understood.
 
     ``connections`` are rows of EXCHANGE by connection, where each one's begin and where they end;
     ``announced`` as in ``Job``.
@@ -65,9 +65,8 @@ def credited_instances(
         for number, pipe in enumerate(pipes)
         if pipe is not None and set(pipe.slots.tolist()) <= job.buffers.keys()
     ]
-    for members in _alike(joined(usable, nodes), near):
+    for members in joined(usable, nodes):
         joint = [pipe for _, pipe in members]
-        in_part = near is not None and _in_part(joint, near, nodes)
         sets = in_lockstep(joint)
         own, instances = _by_communicators(job, sets)
         for others in (_coarser, _finer):
@@ -75,15 +74,8 @@ def credited_instances(
                 more = _by_communicators(job, other)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
-        told[[number for number, pipe in members if in_part or id(pipe.rows) in own]] = True
+        told[[number for number, pipe in members if id(pipe.rows) in own]] = True
     return found, told
-
-
-def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
-    """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
-    known then. What is not understood here (trees) nothing else makes sense of either."""
-    ends = {end for pipe in pipes for end in pipe[:2]}
-    return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
 
 
 def _apart(
@@ -94,20 +86,6 @@ def _apart(
     ends = ({end for each in part for pipe in each.pipes for end in pipe[:2]} for part in parts)
     own = (near is None or len({int(nodes[end]) for end in mine}) == len(mine) for mine in ends)
     return [part for part, alone in zip(parts, own, strict=True) if alone]
-
-
-def _alike(
-    groups: Iterable[list[tuple[int, Pipe]]], near: frozenset[int] | None
-) -> Iterator[list[tuple[int, Pipe]]]:
-    """``groups`` of connected pipes; where not all nodes were captured, those with as many messages are one:
-    what lies between parts of a ring was not seen."""
-    if near is None:
-        yield from groups
-        return
-    found: dict[frozenset[int], list[tuple[int, Pipe]]] = {}
-    for members in groups:
-        found.setdefault(frozenset(pipe.stop for _, pipe in members), []).extend(members)
-    yield from found.values()
 
 
 def _coarser(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
@@ -152,17 +130,9 @@ def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockst
         instances = Reading(job, part).instances()
         explained = _explained(instances)
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in part)
-        # The last operation may be cut off, where captures end or the job stopped: nothing is asked of it.
-        cut_off = 2 * explained > count and _all_but_the_last(part, instances)
-        if instances and (explained >= MOST * count or cut_off):
+        if instances and explained >= MOST * count:
             found.append((part, instances))
     return found
-
-
-def _all_but_the_last(sets: Sequence[Lockstep], instances: Sequence[Instance]) -> bool:
-    """Whether ``instances`` have all operations of ``sets`` but for the last on each connection."""
-    told = np.concatenate([each.rows for each in instances])
-    return all(np.isin(each.rows[:, each.bounds[0] : each.bounds[-2]], told).all() for each in sets)
 
 
 def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:

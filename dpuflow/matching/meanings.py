@@ -51,7 +51,6 @@ class Meanings:
     def __init__(self, job: Job, pipes: Sequence[Pipe], cuts: Cuts) -> None:
         self.job, self.pipes, self.cuts, self.columns = job, pipes, cuts, job.columns
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
-        self.limit = MOST_KINDS
         self._layouts: dict[int, dict[int, Layout]] = {}  # by kind: by slot
 
     def over(self, cuts: Cuts) -> Meanings:
@@ -61,7 +60,7 @@ class Meanings:
     @property
     def full(self) -> bool:
         """Whether as many kinds were looked at as may be."""
-        return len(self._layouts) >= self.limit
+        return len(self._layouts) >= MOST_KINDS
 
     def reads(self, kind: int, begin: int, end: int) -> bool:
         """Whether parts of that kind, as that from cut ``begin`` to ``end``, are operations."""
