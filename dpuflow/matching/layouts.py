@@ -63,20 +63,14 @@ def _shapes(view: View) -> Iterator[Callable[[View], Layout | None]]:
     if view.near is not None:
         yield open_ring
     if view.kind == RING:
-        yield _ring_of_nodes
+        yield ring
     elif view.kind != STEP:
-        yield from (trees, _ring_of_nodes, chain)
+        yield from (trees, ring, chain)
     elif len(view.members) == 2 or not view.whole:
         # Two ranks' PAT has the messages of a tree; what comes down a tree waits.
         yield from (trees, pat_of, chain)
     else:
         yield from (pat_of, trees, chain)
-    yield ring  # NICs that several GPUs share: more ranks than endpoints
-
-
-def _ring_of_nodes(view: View) -> Layout | None:
-    """The ring of which each node is one rank."""
-    return ring(view, 1)
 
 
 Carried = Counter[tuple[int, int]]

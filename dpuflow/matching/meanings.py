@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.buffers import HELD, LINES, LL, RING_SLOT, STEP_SLOT
+from dpuflow.matching.buffers import LINES_OF_8, LL, RING_SLOT, STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.layouts import layout_of
 from dpuflow.matching.levels import RARE
@@ -117,7 +117,7 @@ class Meanings:
         if {end for lane in lanes for end in lane[:2]} != set(self.ends):
             return {}  # all ranks take part in every operation
         slots = [RING_SLOT, STEP_SLOT]
-        if not any((lane.sizes % LINES[LL]).any() for lane in lanes):
+        if not any((lane.sizes % LINES_OF_8.line).any() for lane in lanes):
             slots.append(LL)
         found = {}
         for slot in slots:
@@ -215,8 +215,7 @@ def of_protocol(
     simple = next((fits[slot] for slot in (RING_SLOT, STEP_SLOT) if slot in fits), None)
     lines = fits.get(LL)
     if lines is not None:
-        size = None if lines.size is None else lines.size // LINES[LL] * HELD[LL]
-        lines = lines._replace(size=size)
+        lines = lines._replace(size=None if lines.size is None else LINES_OF_8.data(lines.size))
     if lines is None:
         assert simple is not None
         return simple, "simple", None

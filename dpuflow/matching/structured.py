@@ -8,7 +8,7 @@ the channels' collectives of the same turn are put together.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from dpuflow.matching.pipes import connections_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
 from dpuflow.schedules.graph import dependencies
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +49,7 @@ def structured_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     for streams in _channels(exchanges, dealt, at, end):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
-        jobs = [_read(job, part) for part in _one_after_the_other(columns, streams)]
-        channels += jobs if len(jobs) > 1 and min(map(len, jobs)) > 1 else [_read(job, streams)]
+        channels.append(_read(job, streams))
     return found + _merged([each for each in channels if each], exchanges, columns)
 
 
@@ -62,28 +61,6 @@ def _read(job: Job, streams: Streams) -> list[Instance]:
     cut = cut_streams(job, streams, Op.UNKNOWN, settled=whole)
     named = [i for i in cut if i.algorithm is not None and _is_evident(i)]
     return named if sum(len(i.rows) for i in named) >= MOST * messages else []
-
-
-def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
-    """A channel's connections by job: those of the next were first used when those before were done with.
-
-    So may be the steps of a single operation: what comes of it must be several on each side.
-    """
-    begins = np.array([columns.starts[streams.rows[at:end]].min() for at, end in _spans(streams)])
-    ends = np.array([columns.arrivals[streams.rows[at:end]].max() for at, end in _spans(streams)])
-    order = np.argsort(begins, kind="stable")
-    until = np.maximum.accumulate(ends[order])
-    parts = np.split(order, np.flatnonzero(begins[order][1:] > until[:-1]) + 1)
-    if len(parts) < 2 or min(len(part) for part in parts) < 2:
-        return []
-    return [
-        Streams([streams.edges[k] for k in part], streams.rows, streams.at[part], streams.end[part])
-        for part in (np.sort(part) for part in parts)
-    ]
-
-
-def _spans(streams: Streams) -> list[tuple[int, int]]:
-    return list(zip(streams.at.tolist(), streams.end.tolist(), strict=True))
 
 
 def _is_evident(instance: Instance) -> bool:
@@ -123,45 +100,32 @@ def _merged(channels: Sequence[list[Instance]], exchanges: Rows, columns: Column
     out while it still runs.
     """
     waiting = [(lane, i) for lane, channel in enumerate(channels) for i in channel]
-    if not waiting:
-        return []
-    rows = np.concatenate([i.rows for _, i in waiting])
-    bounds = np.cumsum([0, *(len(i.rows) for _, i in waiting[:-1])])
-    begins = np.minimum.reduceat(columns.starts[rows], bounds)
-    ends = np.maximum(columns.arrivals[rows], exchanges["data_end_ns"][rows])
-    closes = np.maximum.reduceat(ends, bounds).tolist()
-    merged: list[_Merging] = []
-    last: dict[tuple[object, ...], _Merging] = {}
+    begins = [int(columns.starts[i.rows].min()) for _, i in waiting]
+    merged: list[dict[int, Instance]] = []  # by channel
+    last: dict[tuple[object, ...], tuple[dict[int, Instance], int]] = {}  # with when it ends
     for number in np.argsort(begins, kind="stable").tolist():
         lane, instance = waiting[number]
         key = (frozenset(instance.order), instance.op)
-        before = last.get(key)
-        if before is not None and begins[number] < before.end_ns and lane not in before.lanes:
-            before.parts.append(instance)
-            before.lanes.add(lane)
-            before.end_ns = max(before.end_ns, closes[number])
+        end = int(np.maximum(columns.arrivals[instance.rows], exchanges["data_end_ns"][instance.rows]).max())
+        parts, until = last.get(key, ({}, NEVER))
+        if begins[number] < until and lane not in parts:
+            parts[lane], end = instance, max(until, end)
         else:
-            last[key] = _Merging([instance], {lane}, closes[number])
-            merged.append(last[key])
-    return [m.whole() for m in merged]
+            parts = {lane: instance}
+            merged.append(parts)
+        last[key] = parts, end
+    return [_together(list(parts.values())) for parts in merged]
 
 
-@dataclass
-class _Merging:
-    """Collectives of several channels, the first one first; when the last of them ended."""
-
-    parts: list[Instance]
-    lanes: set[int]
-    end_ns: int
-
-    def whole(self) -> Instance:
-        first, sizes = self.parts[0], [i.size for i in self.parts]
-        if len(self.parts) == 1:
-            return first
-        return replace(
-            first,
-            rows=np.sort(np.concatenate([i.rows for i in self.parts])),
-            size=None if None in sizes else sum(size for size in sizes if size is not None),
-            complete=all(i.complete for i in self.parts),
-            confidence=min(i.confidence for i in self.parts),
-        )
+def _together(parts: Sequence[Instance]) -> Instance:
+    """One collective of those of several channels, the first one first."""
+    first, sizes = parts[0], [i.size for i in parts if i.size is not None]
+    if len(parts) == 1:
+        return first
+    return replace(
+        first,
+        rows=np.sort(np.concatenate([i.rows for i in parts])),
+        size=sum(sizes) if len(sizes) == len(parts) else None,
+        complete=all(i.complete for i in parts),
+        confidence=min(i.confidence for i in parts),
+    )
