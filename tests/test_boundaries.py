@@ -9,10 +9,10 @@ import pytest
 from lane_views import view
 
 from dpuflow.matching.boundaries import Times, counted_cuts, cuts_of
-from dpuflow.matching.branches import trees
 from dpuflow.matching.buffers import STEP_SLOT
+from dpuflow.matching.credited import Pipe
 from dpuflow.matching.lanes import Lane
-from dpuflow.matching.pipes import Pipe
+from dpuflow.matching.layouts import trees
 
 NONE = np.zeros(0, np.int64)
 

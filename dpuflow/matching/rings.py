@@ -26,7 +26,7 @@ import numpy as np
 
 from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.lanes import Layout, grouped, passed_on
-from dpuflow.matching.levels import MOST
+from dpuflow.matching.model import MOST
 from dpuflow.schedules.nccl import looped_ring, seen_hops
 from dpuflow.schema.rows import NEVER, Op
 

@@ -5,7 +5,7 @@ so ``layouts`` tells what an operation's messages make together. There are no cl
 operations begin is told by pauses. Pauses within an operation may be as long as those before one (all wait
 for a rank that is late), so no length of a pause is a boundary by itself: for one least length after the
 other the cuts with such pauses (``boundaries``) are tried. Of these as many are left out as it takes for the
-parts to make up operations that are possible (``meanings``); what explains most counts, and of equals where
+parts to make up operations that are possible (``boundaries``); what explains most counts, and of equals where
 first messages paused longest against later ones.
 
 Where only some nodes were captured, what the pauses of the others were is not known: there the messages of
@@ -22,6 +22,8 @@ import numpy as np
 
 from dpuflow.matching.boundaries import (
     Cuts,
+    Meanings,
+    Part,
     alike_long,
     contrast_of,
     counted_cuts,
@@ -30,11 +32,8 @@ from dpuflow.matching.boundaries import (
     reactions,
     times_of,
 )
-from dpuflow.matching.credited import joined
-from dpuflow.matching.levels import MOST, TWICE
-from dpuflow.matching.meanings import Meanings, Part
-from dpuflow.matching.model import placed
-from dpuflow.matching.pipes import Pipe, connections_of
+from dpuflow.matching.credited import Pipe, connections_of, joined
+from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.wire.nccl import NCCL_STEPS
 
