@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from lane_views import view
 
-from dpuflow.matching.boundaries import Times, chain_cuts, counted_cuts, cuts_of
-from dpuflow.matching.branches import trees
+from dpuflow.matching.boundaries import Times, counted_cuts, cuts_of
 from dpuflow.matching.buffers import STEP_SLOT
+from dpuflow.matching.credited import Pipe
 from dpuflow.matching.lanes import Lane
-from dpuflow.matching.pipes import Pipe
+from dpuflow.matching.layouts import trees
 
 NONE = np.zeros(0, np.int64)
 
@@ -60,21 +60,6 @@ def test_cuts_are_the_most_that_was_complete_by_a_time(seed: int) -> None:
         inside = [cut for cut in allowed if all(k <= m for k, m in zip(cut, most, strict=True))]
         wanted.add(max(inside, key=sum))
     assert found == wanted
-
-
-def test_who_runs_ahead_along_a_chain_is_held_against_the_same_operation() -> None:
-    """The first rank sends three operations before the second one passes on the first."""
-    rows = np.arange(10)
-    pipes = [Pipe(0, 1, rows[:9], 1, NONE.astype(bool), NONE), Pipe(1, 2, rows, 1, NONE.astype(bool), NONE)]
-    head = Times(np.arange(9) * 1000, np.arange(9) * 1000 + 50)
-    # One message of an earlier operation, whose copy from rank 0 came before the capture.
-    tail = Times(np.arange(10) * 1000 - 500, np.arange(10) * 1000 - 400)
-    cuts = chain_cuts(pipes, [head, tail])
-    assert cuts is not None
-    assert [1, 2] in cuts.at.tolist()
-    assert all(b == a + 1 for a, b in cuts.at.tolist()[1:])
-    ring = [*pipes, Pipe(2, 0, rows, 1, NONE.astype(bool), NONE)]
-    assert chain_cuts(ring, [head, tail, tail]) is None
 
 
 def test_counted_cuts_leave_out_what_the_end_cut_off() -> None:

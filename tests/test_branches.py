@@ -11,9 +11,9 @@ from lane_views import view
 from synth_worlds import loop, settings
 
 import dpuflow
-from dpuflow.matching.branches import trees
 from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.lanes import Lane
+from dpuflow.matching.layouts import trees
 from dpuflow.schedules.nccl import double_tree
 from dpuflow.synth.case import write_case
 

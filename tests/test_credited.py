@@ -12,8 +12,7 @@ from synth_worlds import loop, settings
 import dpuflow
 from dpuflow.matching import Job
 from dpuflow.matching.buffers import RING_SLOT
-from dpuflow.matching.credited import credited_instances
-from dpuflow.matching.pipes import Lockstep, Pipe, connections_of
+from dpuflow.matching.credited import Lockstep, Pipe, connections_of, credited_instances
 from dpuflow.matching.reading import Reading
 from dpuflow.matching.streams import Columns
 from dpuflow.schedules.graph import dependencies

@@ -93,7 +93,7 @@ def is_it(found: Layout | None, made: Drawn, *, among: bool = True) -> None:
 def test_a_ring_from_any_nodes(seed: int) -> None:
     made = drawn(seed)
     lanes = hops(made)
-    is_it(ring(view(lanes), 1), made, among=False)
+    is_it(ring(view(lanes)), made, among=False)
     first = seed % made.nodes
     for count in range(1, made.nodes - 1):
         near = {(first + place) % made.nodes for place in range(count)}
@@ -114,28 +114,28 @@ def test_gpus_behind_one_adapter_are_counted_by_the_chunks_or_by_what_comes_back
 @pytest.mark.parametrize("seed", range(20))
 def test_without_content_what_else_it_may_be_is_said(seed: int) -> None:
     made = drawn(seed)
-    found = ring(view(hops(made, seen=False)), 1)
+    found = ring(view(hops(made, seen=False)))
     assert found is not None
     assert made.op in (found.op, *found.alike)
 
 
 def test_chunks_that_no_all_reduce_has() -> None:
     made = Drawn(Op.ALL_REDUCE, 3, 1, 1, 1, LL, (64, 64, 48))
-    is_it(ring(view(hops(made)), 1), made, among=False)
-    assert ring(view(hops(made._replace(chunks=(64, 48, 32)))), 1) is None  # two shorter ones
+    is_it(ring(view(hops(made))), made, among=False)
+    assert ring(view(hops(made._replace(chunks=(64, 48, 32))))) is None  # two shorter ones
     lanes = hops(made)
     lanes[1].sizes[3] += 16  # the same chunk, longer on one way
-    assert ring(view(lanes), 1) is None
+    assert ring(view(lanes)) is None
 
 
 def test_only_the_last_loop_may_be_short() -> None:
     made = Drawn(Op.ALL_GATHER, 3, 1, 1, 2, LL, (128, 128, 128))
-    is_it(ring(view(hops(made)), 1), made, among=False)
+    is_it(ring(view(hops(made))), made, among=False)
     swapped = [lane._replace(sizes=lane.sizes[::-1]) for lane in hops(made)]
-    assert ring(view(swapped), 1) is None
+    assert ring(view(swapped)) is None
 
 
 def test_a_ring_starts_and_ends_somewhere() -> None:
     lanes = hops(drawn(3))
-    assert ring(view(lanes[1:]), 1) is None
+    assert ring(view(lanes[1:])) is None
     assert all(a.dst == b.src for a, b in pairwise(lanes[: drawn(3).nodes]))

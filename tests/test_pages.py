@@ -31,7 +31,7 @@ def test_a_write_that_nothing_announces_takes_part_where_its_receiver_goes_on() 
     """Rings of plain WRITEs (their receivers poll) remain collectives."""
     import numpy as np
 
-    from dpuflow.matching.puts import without_pages
+    from dpuflow.matching.calls import without_pages
     from dpuflow.schema.rows import EXCHANGE, NONE32, Op, Wire
 
     def ways(*pairs: tuple[int, int]) -> list[int]:

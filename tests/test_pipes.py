@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.matching.buffers import RING_SLOT
-from dpuflow.matching.pipes import Pipe, in_lockstep
+from dpuflow.matching.credited import Pipe, in_lockstep
 
 
 @pytest.mark.parametrize("seed", range(6))

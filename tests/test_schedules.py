@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from collective_worlds import algorithm_of
 
-from dpuflow.matching.composed import one_after_the_other
+from dpuflow.matching.program import one_after_the_other
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import (
     awaited,

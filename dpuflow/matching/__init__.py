@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance, Job
+from dpuflow.matching.model import MOST, Instance, Job
 from dpuflow.matching.recognise import mark_at_once
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
@@ -34,11 +33,10 @@ FEW_RANKS: Final = 3
 
 def build_collectives(job: Job) -> list[Instance]:
     """Group exchanges into collectives, in order of their start."""
-    from dpuflow.matching.calls import rounds_of
-    from dpuflow.matching.composed import composed, scan_instances, scan_rows
-    from dpuflow.matching.puts import put_instances, without_pages
+    from dpuflow.matching.calls import put_instances, rounds_of, without_pages
+    from dpuflow.matching.program import composed
     from dpuflow.matching.repeated import repeated_instances
-    from dpuflow.matching.sequenced import cut_streams, sequenced_instances
+    from dpuflow.matching.sequenced import cut_streams, scan_instances, scan_rows, sequenced_instances
     from dpuflow.matching.sockets import socket_instances
     from dpuflow.matching.streams import edge_streams, sessions
     from dpuflow.matching.structured import structured_instances

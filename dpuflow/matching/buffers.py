@@ -42,18 +42,33 @@ LOOKED: Final = 4 * NCCL_STEPS
 
 
 class Buffer(NamedTuple):
-    """``slices``: messages of a ring's chunk, 0 where no ring has such slots."""
+    """``slices``: messages of a ring's chunk, 0 where no ring has such slots; ``line``: bytes that are sent
+    whole, and ``held`` those of data in them (two words with a flag each, a warp's lines: prims_ll.h,
+    prims_ll128.h), 0 without flags."""
 
     protocol: str
     slices: int
+    line: int = 0
+    held: int = 0
+
+    def data(self, size: int) -> int:
+        """The bytes of data at most in so many on the wire."""
+        return size // self.line * self.held
 
 
 RING: Final = Buffer("simple", 2)
 STEP: Final = Buffer("simple", 0)
-LINES_OF_8: Final = Buffer("ll", 1)
-LINES_OF_120: Final = Buffer("ll128", 1)
+LINES_OF_8: Final = Buffer("ll", 1, 16, 8)
+LINES_OF_120: Final = Buffer("ll128", 1, 2048, 1920)
+RING_SLOT: Final = 1 << 20
+"""What an entry of a Simple ring announces by default: two steps, each an eighth of 4 MiB."""
+STEP_SLOT: Final = 1 << 19
+"""The same for all other collectives: one step."""
+LL: Final = 65_536
+LL128: Final = 614_400
+"""The same of these protocols' buffers (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
 DEFAULT: Final[Mapping[int, Buffer]] = MappingProxyType(
-    {1 << 20: RING, 1 << 19: STEP, 65_536: LINES_OF_8, 614_400: LINES_OF_120}
+    {RING_SLOT: RING, STEP_SLOT: STEP, LL: LINES_OF_8, LL128: LINES_OF_120}
 )
 """Slots of NCCL's default buffers."""
 CHUNKS: Final = (131_072, 262_144)
@@ -70,7 +85,7 @@ def buffers_of(transfers: Rows, exchanges: Rows) -> Mapping[int, Buffer]:
     )
     room = transfers["announces"][exchanges["grant"][rows]].astype(np.int64)
     rows, room = rows[room > 0], room[room > 0]
-    if set(np.unique(room).tolist()) <= {65_536, 614_400}:
+    if set(np.unique(room).tolist()) <= {LL, LL128}:
         return DEFAULT
     four, eight = _rounds(transfers, exchanges, rows, room)
     steps = {size // 2 for size in four} or {size for size in eight if size not in CHUNKS}
@@ -115,19 +130,6 @@ def _rounds(
     return four, eight
 
 
-LL: Final = 65_536
-LL128: Final = 614_400
-"""Capacities announced: an eighth of the default buffers (NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
-RING_SLOT: Final = 1 << 20
-"""What an entry of a Simple ring announces by default: two steps, each an eighth of 4 MiB."""
-STEP_SLOT: Final = 1 << 19
-"""The same for all other collectives: one step."""
-LINES: Final = {LL: 16, LL128: 2048}
-"""Bytes of what is sent whole: two words with a flag each, a warp's lines (prims_ll.h, prims_ll128.h)."""
-HELD: Final = {LL: 8, LL128: 1920}
-"""Bytes of data in these."""
-
-
 def without_flags(
     instances: Sequence[Instance],
     exchanges: Rows,
@@ -146,30 +148,23 @@ def without_flags(
             grants = exchanges["grant"][rows]
             announced = transfers["announces"][grants[grants != NONE32]]
             slot = int(announced.max(initial=0))
-            alike = bool((announced == slot).all())
-            protocol = buffers[slot].protocol if alike and slot in buffers else None
-            if protocol == "simple":
-                instance = replace(instance, slicing=replace(instance.slicing, protocol=protocol))
-            elif protocol is not None:
-                default = LL if protocol == "ll" else LL128
-                if not (exchanges["bytes"][rows] % np.uint64(LINES[default])).any():
-                    instance = _of_data(instance, default)
+            kind = buffers.get(slot) if (announced == slot).all() else None
+            if kind and not (kind.line and (exchanges["bytes"][rows] % np.uint64(kind.line)).any()):
+                instance = _of_data(instance, kind)
         out.append(instance)
     return out
 
 
-def _of_data(instance: Instance, slot: int) -> Instance:
-    """The same with bytes of data for those on the wire."""
-    protocol = "ll" if slot == LL else "ll128"
-    if not instance.size:
-        return replace(instance, slicing=replace(instance.slicing, protocol=protocol))
-    most = instance.size // LINES[slot] * HELD[slot]
-    between = (
-        (max(most - instance.slicing.tails * (HELD[slot] - 1), 1), most) if instance.slicing.tails else None
-    )
+def _of_data(instance: Instance, kind: Buffer) -> Instance:
+    """The same with the protocol, and bytes of data for those on the wire."""
+    slicing = replace(instance.slicing, protocol=kind.protocol)
+    if not kind.line or not instance.size:
+        return replace(instance, slicing=slicing)
+    most, tails = kind.data(instance.size), slicing.tails
+    between = (max(most - tails * (kind.held - 1), 1), most) if tails else None
     # LL's lines hold one element of the largest type: mostly they are full.
-    slicing = replace(instance.slicing, protocol=protocol, between=between)
-    return replace(instance, slicing=slicing, size=most if slot == LL else None)
+    size = most if kind == LINES_OF_8 else None
+    return replace(instance, slicing=replace(slicing, between=between), size=size)
 
 
 def sharing_told_apart(instances: Sequence[Instance], exchanges: Rows, transfers: Rows) -> list[Instance]:

@@ -5,12 +5,11 @@ that carry something else. One mechanism serves rings, chains, trees and PAT; no
 enters:
 
 1. Connections that carry the same operations are in lockstep: the same numbers of messages, and the places
-   where an operation may begin are the same on all of them (``pipes``).
+   where an operation may begin are the same on all of them (``in_lockstep``).
 2. Each rank carries out the operations of a communicator one after the other, on all connections. So the
    turns of several sets in lockstep go together if at every rank all first messages of a turn come before
-   those of the next one (``operations``, ``reading``).
-3. What takes part in a turn must make up one algorithm of NCCL with sizes that it can have (``layouts``,
-   ``operations``).
+   those of the next one (``reading``).
+3. What takes part in a turn must make up one algorithm of NCCL with sizes that it can have (``layouts``).
 
 Which connections are of one communicator is not known, nor are all in lockstep known to be: what explains the
 most messages stands.
@@ -18,30 +17,35 @@ most messages stands.
 Several communicators may share endpoints (tensor, data, expert parallel groups), never a connection. Which
 connections are of one communicator is told by whom they connect: a ring, a tree or a chain connects all of
 its ranks, whatever number of channels it uses.
+
+A connection takes up an operation when the one before it is done there. So the entry for an operation's
+first message comes after the last message before it has arrived; within an operation entries run ahead by
+the slots of the buffer (NCCL 2.30, src/proxy.cc ProxyAppend, src/transport/net.cc recvProxyProgress). A
+receiver that is slow may use up its slots and look the same, but not at the same message of every connection
+that carries the operation.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.lanes import grouped
-from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import placed
-from dpuflow.matching.pipes import in_lockstep, in_turn, pipes_of, together
+from dpuflow.matching.model import MOST, placed
 from dpuflow.matching.reading import Reading
+from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.matching.model import Instance, Job
-    from dpuflow.matching.pipes import Lockstep, Pipe
     from dpuflow.matching.streams import Columns
+    from dpuflow.schema.tables import Rows
 
 
 def credited_instances(
@@ -49,7 +53,7 @@ def credited_instances(
     connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     announced: NDArray[np.int64],
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
-    """Collectives, and whether each connection is understood, or can be nothing else.
+    """Collectives, and whether each connection is understood.
 
     ``connections`` are rows of EXCHANGE by connection, where each one's begin and where they end;
     ``announced`` as in ``Job``.
@@ -65,9 +69,8 @@ def credited_instances(
         for number, pipe in enumerate(pipes)
         if pipe is not None and set(pipe.slots.tolist()) <= job.buffers.keys()
     ]
-    for members in _alike(joined(usable, nodes), near):
+    for members in joined(usable, nodes):
         joint = [pipe for _, pipe in members]
-        in_part = near is not None and _in_part(joint, near, nodes)
         sets = in_lockstep(joint)
         own, instances = _by_communicators(job, sets)
         for others in (_coarser, _finer):
@@ -75,15 +78,8 @@ def credited_instances(
                 more = _by_communicators(job, other)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
-        told[[number for number, pipe in members if in_part or id(pipe.rows) in own]] = True
+        told[[number for number, pipe in members if id(pipe.rows) in own]] = True
     return found, told
-
-
-def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
-    """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
-    known then. What is not understood here (trees) nothing else makes sense of either."""
-    ends = {end for pipe in pipes for end in pipe[:2]}
-    return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
 
 
 def _apart(
@@ -94,20 +90,6 @@ def _apart(
     ends = ({end for each in part for pipe in each.pipes for end in pipe[:2]} for part in parts)
     own = (near is None or len({int(nodes[end]) for end in mine}) == len(mine) for mine in ends)
     return [part for part, alone in zip(parts, own, strict=True) if alone]
-
-
-def _alike(
-    groups: Iterable[list[tuple[int, Pipe]]], near: frozenset[int] | None
-) -> Iterator[list[tuple[int, Pipe]]]:
-    """``groups`` of connected pipes; where not all nodes were captured, those with as many messages are one:
-    what lies between parts of a ring was not seen."""
-    if near is None:
-        yield from groups
-        return
-    found: dict[frozenset[int], list[tuple[int, Pipe]]] = {}
-    for members in groups:
-        found.setdefault(frozenset(pipe.stop for _, pipe in members), []).extend(members)
-    yield from found.values()
 
 
 def _coarser(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
@@ -152,17 +134,9 @@ def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockst
         instances = Reading(job, part).instances()
         explained = _explained(instances)
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in part)
-        # The last operation may be cut off, where captures end or the job stopped: nothing is asked of it.
-        cut_off = 2 * explained > count and _all_but_the_last(part, instances)
-        if instances and (explained >= MOST * count or cut_off):
+        if instances and explained >= MOST * count:
             found.append((part, instances))
     return found
-
-
-def _all_but_the_last(sets: Sequence[Lockstep], instances: Sequence[Instance]) -> bool:
-    """Whether ``instances`` have all operations of ``sets`` but for the last on each connection."""
-    told = np.concatenate([each.rows for each in instances])
-    return all(np.isin(each.rows[:, each.bounds[0] : each.bounds[-2]], told).all() for each in sets)
 
 
 def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:
@@ -195,3 +169,234 @@ def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64] | None) -> list[l
     """Numbers of pipes that are connected by nodes (None: by endpoints)."""
     ends = [(pipe.src, pipe.dst) if nodes is None else nodes[[pipe.src, pipe.dst]].tolist() for pipe in pipes]
     return connected(range(len(pipes)), ends.__getitem__)
+
+
+LIKE: Final = 0.5
+"""Of the places where operations may begin on one of two pipes in lockstep, the share that the other must
+have as well. Chance gives pipes of other counts at most one in two."""
+
+_FAR: Final = np.iinfo(np.int64).max
+SIGMAS: Final = 3
+"""Standard deviations beyond chance that show two pipes of equally many messages to be in lockstep."""
+
+
+class Pipe(NamedTuple):
+    """One direction of one connection."""
+
+    src: int
+    dst: int
+    rows: NDArray[np.int64]  # of EXCHANGE, in order
+    first: int  # number of its first clear-to-send entry; they are counted from 1
+    begins: NDArray[np.bool_]  # an operation may begin with this message
+    slots: NDArray[np.int64]  # bytes that each message's entry announced
+    arrived: NDArray[np.int64] | None = None  # when each message had; None: not known
+    until: int = _FAR  # when the captures of its ends stop
+
+    @property
+    def stop(self) -> int:
+        """Number of the entry behind the last."""
+        return self.first + len(self.rows)
+
+
+@dataclass
+class Lockstep:
+    """Pipes that carry the same operations: j has the messages ``bounds[j]:bounds[j + 1]`` of each."""
+
+    pipes: list[Pipe]
+    rows: NDArray[np.int64]  # (pipes, messages) of EXCHANGE
+    bounds: NDArray[np.int64]
+    slots: NDArray[np.int64]  # of each operation: what its entries announced
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+
+def connections_of(
+    exchanges: Rows, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """``rows`` by connection and direction, each in order; where each begins and ends, by first use."""
+    from dpuflow.kernels import streams as kernels
+
+    key = np.empty(len(rows), np.int64)
+    keys = kernels.directions(exchanges, rows, key) + 1
+    count = np.bincount(key, minlength=keys)
+    end = np.cumsum(count)
+    dealt, at = np.empty_like(rows), end - count
+    if not kernels.deal(exchanges, rows, key, at.copy(), dealt, np.zeros(keys, np.uint32)):
+        dealt = rows[np.lexsort((exchanges["order"][rows], key))]
+    used = np.flatnonzero(count)
+    used = used[np.argsort(dealt[at[used]])]
+    return dealt, at[used], end[used]
+
+
+def pipes_of(
+    job: Job,
+    connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    announced: NDArray[np.int64],
+) -> list[Pipe | None]:
+    """A pipe for each of ``connections`` (``credited_instances``); None where entries are missing.
+
+    Those missing at the beginning came before the capture did; a pipe begins behind them. ``announced`` as
+    in ``Job``.
+    """
+    exchanges, until, (dealt, at, end) = job.exchanges, job.until, connections
+    index, slots = exchanges["sub"][dealt].astype(np.int64), announced[dealt]
+    granted, arrived = exchanges["grant_ns"][dealt], exchanges["arrived_end_ns"][dealt]
+    known = (granted[1:] != NEVER) & (arrived[:-1] != NEVER)
+    waited = (granted[1:] > arrived[:-1]) | ~known
+    begins = np.r_[True, waited | (slots[1:] != slots[:-1])]
+    unseen = (slots == 0) | (index < 1)
+    holes = np.r_[0, np.cumsum(np.r_[True, index[1:] != index[:-1] + 1] | unseen)]
+    ends = np.stack([exchanges["src"][dealt[at]], exchanges["dst"][dealt[at]]], axis=1).tolist()
+    found: list[Pipe | None] = []
+    seen = np.flatnonzero(~unseen)
+    begun = np.r_[seen, len(dealt)][np.searchsorted(seen, at)]
+    for (src, dst), start, low, high in zip(
+        ends, at.tolist(), np.minimum(begun, end).tolist(), end.tolist(), strict=True
+    ):
+        # Entries for the first messages came before the capture began; there are none missing behind them.
+        if low == high or holes[high] > holes[low + 1]:
+            found.append(None)
+            continue
+        begins[low] = index[low] == 1 or (low > start and bool(known[low - 1] and waited[low - 1]))
+        part = slice(low, high)
+        last = _FAR if until is None else int(max(until[src], until[dst]))
+        found.append(
+            Pipe(src, dst, dealt[part], int(index[low]), begins[part], slots[part], arrived[part], last)
+        )
+    return found
+
+
+def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
+    """``pipes`` by what they carry, those with the fewest messages first.
+
+    ``strict``: operations begin at all places that those before have in common, and at hardly any others: not
+    those of as many messages in more operations, whose places include those of fewer.
+    """
+    sets: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
+    # Where receivers were slow many places look like beginnings: first those pipes with the fewest of these.
+    for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(np.count_nonzero(pipe.begins)))):
+        for number, (members, common) in enumerate(sets):
+            both = _in_both(members[0], common, pipe, strict)
+            if both is not None:
+                members.append(pipe)
+                sets[number] = members, both
+                break
+        else:
+            sets.append(([pipe], pipe.begins))
+    if not strict:
+        sets = _put_together(sets)
+    return [each for members, _ in sets if (each := together(members)) is not None]
+
+
+def _put_together(
+    sets: Sequence[tuple[list[Pipe], NDArray[np.bool_]]],
+) -> list[tuple[list[Pipe], NDArray[np.bool_]]]:
+    """``sets`` of pipes, with what all of a set's have in common, those in lockstep as one.
+
+    Where receivers were slow two pipes share hardly more places than chance gives them. What many pipes have
+    in common is nothing but beginnings, and shows which others have all of these, too.
+    """
+    kept: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
+    for members, common in sorted(sets, key=lambda each: (each[0][0].stop, -len(each[0]))):
+        for number, (others, theirs) in enumerate(kept):
+            if others[0].stop != members[0].stop:
+                continue
+            both = _in_both(others[0], theirs, members[0]._replace(begins=common), surely=True)
+            if both is not None:
+                kept[number] = [*others, *members], both
+                break
+        else:
+            kept.append((members, common))
+    return kept
+
+
+def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
+    """``each`` cut where every rank begins each operation on as many of its pipes before on the others.
+
+    Two operations that take turns on pipes of their own (PAT's all_gather and reduce_scatter, whose
+    connections lead opposite ways) have as many messages there. ``starts``: of each row of EXCHANGE.
+    """
+    begins = starts[each.rows[:, each.bounds[:-1]]]
+    ranks: dict[int, list[int]] = {}
+    for number in np.argsort(begins.sum(axis=1, dtype=np.float64), kind="stable").tolist():
+        ranks.setdefault(each.pipes[number].src, []).append(number)
+    (most, *others) = {len(mine) for mine in ranks.values()}
+    if others:
+        return [each]
+    order = np.array(list(ranks.values()))  # (ranks, pipes of each)
+    when = begins[order]
+    known = (when != NEVER).all()
+    cuts = [
+        cut
+        for cut in range(1, most)
+        if known and (when[:, :cut].max(axis=1) <= when[:, cut:].min(axis=1)).all()
+    ]
+    parts = [together([each.pipes[n] for n in part.ravel()]) for part in np.split(order, cuts, axis=1)]
+    return [each] if None in parts else [part for part in parts if part is not None]
+
+
+def _in_both(
+    one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool = False, surely: bool = False
+) -> NDArray[np.bool_] | None:
+    """With which messages of ``one`` operations may begin on both pipes; None if they are not in lockstep.
+
+    ``common``: with which of them they may begin on all pipes that are known to be like it. ``surely``: more
+    than chance gives, whatever else speaks for it.
+    """
+    first = max(one.first, other.first)
+    stop = max(min(one.stop, other.stop), first)
+    mine = slice(first - one.first, stop - one.first)
+    left, right = common[mine], other.begins[first - other.first : stop - other.first]
+    begin = left & right
+    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, begin))
+    # Of many places that only look like beginnings chance gives both pipes as many as this.
+    chance = lefts * rights / max(stop - first, 1)
+    beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
+    if not beyond and (surely or shared < max(1, LIKE * min(lefts, rights))):
+        return None
+    if strict and (shared < lefts or shared <= LIKE * max(lefts, rights)):
+        return None
+    if one.stop != other.stop:
+        # The capture's end may have cut an operation off; more than one it cannot.
+        # The numbers of a capture that begins in mid-job agree by no chance.
+        surely = min(one.first, other.first) > 1 and shared > chance + SIGMAS * chance**0.5
+        if 2 * shared < max(lefts, rights) and not surely:
+            return None
+        longest = max(_longest(left), _longest(right))
+        if abs(one.stop - other.stop) > longest and not _stopped(one, other, longest):
+            return None
+    both = np.zeros_like(common)
+    both[mine] = begin
+    return both
+
+
+def _longest(begins: NDArray[np.bool_]) -> int:
+    """The most messages from one beginning to the next, or to the end."""
+    places = np.flatnonzero(begins)
+    return max(int(np.diff(places).max(initial=0)), len(begins) - int(places[-1]))
+
+
+def _stopped(one: Pipe, other: Pipe, longest: int) -> bool:
+    """Whether of two pipes the captures at the ends of the one with fewer messages stopped before the other
+    was through with the operation behind those. ``longest``: messages of the longest operation."""
+    short, long = sorted((one, other), key=lambda pipe: pipe.stop)
+    return long.arrived is not None and bool(long.arrived[short.stop + longest - long.first] >= short.until)
+
+
+def together(pipes: Sequence[Pipe]) -> Lockstep | None:
+    """Pipes in lockstep, from the first number that all of them have to the last."""
+    first, stop = max(pipe.first for pipe in pipes), min(pipe.stop for pipe in pipes)
+    if stop <= first:
+        return None
+    rows = np.stack([pipe.rows[first - pipe.first : stop - pipe.first] for pipe in pipes])
+    begins = np.ones(stop - first, bool)
+    for pipe in pipes:
+        begins &= pipe.begins[first - pipe.first : stop - pipe.first]
+    bounds = np.flatnonzero(begins)
+    if all(pipe.stop == stop or pipe.begins[stop - pipe.first] for pipe in pipes):
+        bounds = np.r_[bounds, stop - first]
+    if len(bounds) < 2:
+        return None
+    slots = pipes[0].slots[bounds[:-1] + (first - pipes[0].first)]
+    return Lockstep(list(pipes), rows, bounds, slots)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance, InstanceView, Placement, Slicing
+from dpuflow.matching.model import MOST, Instance, InstanceView, Placement, Slicing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -11,28 +11,51 @@ bytes of a block, and how many ranks there are. An all_gather sends far first, a
 neighbour: with three ranks both are alike. Where only some nodes were captured it stays open which of two
 peers that get as much is further away, and with it which rank is where; and of ranks without a capture no
 entry is dated. NCCL 2.30 src/include/collectives.h (PatAGAlgorithm, PatRSAlgorithm).
+
+Trees pass chunks up and down again: on an edge what comes down waits for what went up. Which ranks are next
+to each other follows from their number (``nccl.double_tree``): half of the channels each.
+
+Where only some nodes were captured, the edges at these are seen. A captured rank passes every channel's part
+of the buffer up to its parent in that channel's tree, but for the channels of which it is the root: there
+what comes up ends, and nothing that goes up waits for it. So each one tells the bytes by itself. Who else
+there is remains open, unless the edges seen are all that NCCL's trees of the ranks seen have.
+NCCL 2.30 src/graph/trees.cc, src/device/all_reduce.h (runTreeSplit).
+
+A reduce goes along a chain as a broadcast does, from the last rank to the root: that what ranks pass on is
+changed tells it. A ring's first messages wait for nothing, those of a chain for what came.
+src/device/broadcast.h, reduce.h.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.components import in_a_row
-from dpuflow.matching.branches import chain, trees, trees_by_rail
 from dpuflow.matching.buffers import RING, STEP
-from dpuflow.matching.lanes import Layout, View, grouped
-from dpuflow.matching.rings import open_ring, ring
-from dpuflow.schedules.nccl import pat, pat_dimensions, seen_pat
-from dpuflow.schema.rows import Op
+from dpuflow.matching.lanes import Layout, View, grouped, unchanged
+from dpuflow.matching.model import MOST
+from dpuflow.matching.rings import meet, open_ring, ring
+from dpuflow.schedules.nccl import (
+    BROADCAST_CHAIN,
+    REDUCE_CHAIN,
+    double_tree,
+    pat,
+    pat_dimensions,
+    seen_pat,
+    some_trees,
+    tree_all_reduce,
+)
+from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dpuflow.matching.lanes import Lane
     from dpuflow.matching.model import Job
+    from dpuflow.schedules.algorithms import Algorithm
 
 
 def layout_of(job: Job, lanes: Sequence[Lane], ends: Sequence[int], among: int = 0) -> Layout | None:
@@ -63,20 +86,14 @@ def _shapes(view: View) -> Iterator[Callable[[View], Layout | None]]:
     if view.near is not None:
         yield open_ring
     if view.kind == RING:
-        yield _ring_of_nodes
+        yield ring
     elif view.kind != STEP:
-        yield from (trees, _ring_of_nodes, chain)
+        yield from (trees, ring, chain)
     elif len(view.members) == 2 or not view.whole:
         # Two ranks' PAT has the messages of a tree; what comes down a tree waits.
         yield from (trees, pat_of, chain)
     else:
         yield from (pat_of, trees, chain)
-    yield ring  # NICs that several GPUs share: more ranks than endpoints
-
-
-def _ring_of_nodes(view: View) -> Layout | None:
-    """The ring of which each node is one rank."""
-    return ring(view, 1)
 
 
 Carried = Counter[tuple[int, int]]
@@ -99,7 +116,7 @@ def pat_of(view: View) -> Layout | None:
         return None
     n, block = found
     if view.whole:
-        return _whole(view, carried, block)
+        return _pat_of_all(view, carried, block)
     if view.among not in (0, n) or len(view.members) > n or n < 3:
         return None
     ops = BOTH if n == len(pat_dimensions(n)) + 1 else (BOTH[not _far_first(view, own)],)
@@ -116,7 +133,7 @@ def pat_of(view: View) -> Layout | None:
     )
 
 
-def _whole(view: View, carried: Carried, block: int) -> Layout | None:
+def _pat_of_all(view: View, carried: Carried, block: int) -> Layout | None:
     """The same with the order of the ranks, where all of it was seen."""
     n = len(view.members)
     orders = [view.members]
@@ -170,3 +187,264 @@ def _far_first(view: View, ranks: Sequence[int]) -> bool:
         others = np.min([when for number, when in enumerate(first) if number != near], axis=0)
         told.append(float((first[near] > others).mean()))
     return float(np.mean(told)) > 0.5
+
+
+class _Link(NamedTuple):
+    """One channel of an edge."""
+
+    up: Lane
+    down: Lane
+
+
+def chunked(lanes: Sequence[Lane]) -> bool:
+    """Whether all messages of each lane are of one size, but for a shorter last one."""
+    return all(
+        (lane.sizes[:-1] == lane.sizes[0]).all() and 0 < lane.sizes[-1] <= lane.sizes[0] for lane in lanes
+    )
+
+
+def waits(down: Lane, up: Lane) -> bool:
+    """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
+    known = (down.starts != NEVER) & (up.arrivals != NEVER)
+    return bool(known.any() and (down.starts > up.arrivals)[known].mean() >= MOST)
+
+
+def trees(view: View) -> Layout | None:
+    """The trees of which the lanes are the edges: all of them, or those at captured ranks."""
+    seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
+    links = _links(view.lanes) if seen else None
+    if links is None:
+        return None
+    return _all_edges(view, links) if view.whole else _edges_at_captured(view, links)
+
+
+def _all_edges(view: View, links: list[_Link]) -> Layout | None:
+    """The trees of which ``links`` are all edges."""
+    hops = len(view.members) - 1
+    channels, rest = divmod(len(links), hops)
+    size, more = divmod(sum(int(lane.sizes.sum()) for lane in view.lanes), 2 * hops)
+    known = _known(links, channels, view.members)
+    return None if rest or more else _layout(view, links, known, size, channels)
+
+
+def _edges_at_captured(view: View, links: list[_Link]) -> Layout | None:
+    """The trees of which ``links`` are the edges at captured ranks."""
+    told = [_passed_up(end, links) for end in view.members if view.is_captured(end)]
+    parts = view.rails()
+    if None in told or (len(parts) > 1 and not meet(view.lanes, [part.members for part in parts])):
+        return None
+    sizes, counts = {each[0] for each in told if each}, {each[1] for each in told if each}
+    channels = max(counts)
+    # On one channel any inner rank looks like the root of fewer ranks.
+    known = _known(links, channels, view.members) if len(counts) == 1 and channels > 1 else None
+    return _layout(view, links, known, sizes.pop() if len(sizes) == 1 else None, channels)
+
+
+def _layout(
+    view: View, links: list[_Link], known: Algorithm | None, size: int | None, channels: int
+) -> Layout:
+    return Layout(Op.ALL_REDUCE, known or _some(links, view.members), view.members, size, tails=channels)
+
+
+def trees_by_rail(view: View) -> Layout | None:
+    """The trees of nodes with several GPUs: a tree's links to other nodes are all at one GPU of each node, so
+    each rail has trees of its own, through the same nodes."""
+    rails = view.rails()
+    found = [each for rail in rails if (each := trees(rail)) is not None]
+    if len(set(map(_captured_nodes, rails))) > 1 or len(found) < len(rails):
+        return None
+    whole = found[0] if view.whole and found else trees(view)
+    if whole is None:
+        return None
+    sizes = [each.size for each in found]
+    return whole._replace(
+        order=view.members,
+        size=None if None in sizes else sum(size or 0 for size in sizes),
+        ranks=len(view.members),
+        inside=True,
+        tails=sum(each.tails for each in found),
+    )
+
+
+def _captured_nodes(view: View) -> frozenset[int]:
+    return frozenset(view.node(end) for end in view.members if view.is_captured(end))
+
+
+def _passed_up(rank: int, links: Sequence[_Link]) -> tuple[int, int] | None:
+    """Bytes of all channels at a captured rank, and how many channels; None where that makes no trees."""
+    up = [link.up for link in links if link.up.src == rank]
+    below: dict[int, list[Lane]] = {}
+    for link in links:
+        if link.up.dst == rank:
+            below.setdefault(link.up.src, []).append(link.up)
+    ends = _ends(up, below)
+    if ends is None:
+        return None
+    return sum(int(lane.sizes.sum()) for lane in (*up, *ends)), len(up) + len(ends)
+
+
+def _ends(up: Sequence[Lane], below: dict[int, list[Lane]]) -> list[Lane] | None:
+    """Of the lanes from ``below`` those that end at the rank, its trees' root; None where several ranks' do,
+    as NCCL's roots have one child."""
+    root = {child: [lane for lane in mine if not _goes_on(lane, up)] for child, mine in below.items()}
+    most = max(map(len, below.values()), default=0)
+    if not any(root.values()) and most >= max(len(up), 2):
+        # It is late as a rule, so that all it sends comes after all it gets. But an inner rank has a parent
+        # on all channels, and children on half of them.
+        root = {child: mine for child, mine in below.items() if len(mine) == most}
+    ends = [mine for mine in root.values() if mine]
+    return None if len(ends) > 1 else ends[0] if ends else []
+
+
+def _goes_on(lane: Lane, up: Sequence[Lane]) -> bool:
+    return any(each.kind == lane.kind and waits(each, lane) for each in up)
+
+
+def _links(lanes: Sequence[Lane]) -> list[_Link] | None:
+    """The channels of all edges; None where one has not as many both ways, one waiting for the other."""
+    if not chunked(lanes):
+        return None
+    ways: dict[tuple[int, int], list[Lane]] = {}
+    for lane in sorted(lanes, key=lambda lane: lane.kind):
+        ways.setdefault(lane[:2], []).append(lane)
+    links: list[_Link] = []
+    for (a, b), forth in ways.items():
+        back = ways.get((b, a), [])
+        if [lane.kind for lane in forth] != [lane.kind for lane in back]:
+            return None
+        if a < b:
+            found = _oriented(forth, back)
+            if found is None:
+                return None
+            links += found
+    return links
+
+
+def _oriented(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
+    """An edge's channels, None where neither way waits for the other."""
+    links: list[_Link] = []
+    left = list(range(len(back)))
+    for one in forth:
+        for number in left:
+            other = back[number]
+            if one.kind != other.kind:
+                continue
+            link = next((_Link(u, d) for u, d in ((one, other), (other, one)) if waits(d, u)), None)
+            if link is not None:
+                left.remove(number)
+                links.append(link)
+                break
+        else:
+            return _in_order(forth, back)
+    return links
+
+
+def _in_order(forth: list[Lane], back: list[Lane]) -> list[_Link] | None:
+    """The same for channels that are up one way in one tree and down in the other: of those that look alike
+    the first ones go up, both ways, and what comes down first answers what went up first."""
+    links: list[_Link] = []
+    for kind in sorted({lane.kind for lane in forth}):
+        one, other = (
+            sorted((lane for lane in lanes if lane.kind == kind), key=lambda lane: int(lane.starts[0, 0]))
+            for lanes in (forth, back)
+        )
+        count = len(one)
+        for up in range(count + 1):
+            pairs = [*zip(one[:up], other[count - up :], strict=True)]
+            pairs += zip(other[: count - up], one[up:], strict=True)
+            if all(waits(after, before) for before, after in pairs):
+                links += [_Link(*pair) for pair in pairs]
+                break
+        else:
+            return None
+    return links
+
+
+def _known(links: list[_Link], channels: int, members: list[int]) -> Algorithm | None:
+    """NCCL's trees over ``members``, where they have these edges: half of the channels each."""
+    edges = sorted((link.up.src, link.up.dst) for link in links)
+    first, second = double_tree(len(members))
+    for trees in ([first] * -(-channels // 2) + [second] * (channels // 2), [first] * channels):
+        wanted = [
+            (members[child], members[parent])
+            for parents in trees
+            for child, parent in enumerate(parents)
+            if parent >= 0
+        ]
+        if sorted(wanted) == edges:
+            return tree_all_reduce(tuple(dict.fromkeys(trees)))
+    return None
+
+
+def _some(links: list[_Link], members: list[int]) -> Algorithm:
+    """Trees with these edges, of which no more is known."""
+    place = {member: number for number, member in enumerate(members)}
+    return some_trees(tuple(sorted({(place[link.up.src], place[link.up.dst]) for link in links})))
+
+
+def chain(view: View) -> Layout | None:
+    """The path of nodes; each channel reaches and leaves them at GPUs of its own.
+
+    Where the root is not the first of its node that a channel comes to, the path ends in its node again.
+    """
+    several = len(set(map(view.node, view.members))) < len(view.members)
+    order = _path(view, back=several) if chunked(view.lanes) else None
+    if order is None or not all(_passes(view, node, late=several) for node in order[1:-1]):
+        return None
+    passed = unchanged((view.into[node], view.out[node]) for node in order[1:-1])
+    kinds = [lane.kind for lane in view.out[order[0]]]
+    op, algorithm = (Op.REDUCE, REDUCE_CHAIN) if passed is False else (Op.BROADCAST, BROADCAST_CHAIN)
+    ends = sorted(view.members, key=lambda end: order.index(view.node(end)), reverse=op == Op.REDUCE)
+    return Layout(
+        op,
+        algorithm,
+        ends,
+        sum(size for _, size in kinds),
+        None if several else 0,  # which of its node's GPUs is the root shows in no packet
+        (Op.REDUCE,) if passed is None else (),
+        ranks=len(ends) if several else 0,
+        inside=several,
+        tails=len(kinds),
+    )
+
+
+def _path(view: View, *, back: bool) -> list[int] | None:
+    """The nodes in a row, with as many lanes of the same bytes from each to the next; None without a path.
+
+    ``back``: some lanes may lead from the last node to the first one.
+    """
+    after = {node: view.node(lanes[0].dst) for node, lanes in view.out.items()}
+    if len({(view.node(lane.src), view.node(lane.dst)) for lane in view.lanes}) > len(after):
+        return None
+    heads = _heads(view, back=back)
+    if len(heads) != 1:
+        return None
+    order, _ = in_a_row(heads[0], after)
+    if len(order) != len(after.keys() | view.into.keys()) or len(order) < 2:
+        return None
+    kinds, *others, rest = (Counter(lane.kind for lane in view.out.get(node, ())) for node in order)
+    whole = after.get(order[-1], order[0]) == order[0] and rest <= kinds
+    return order if whole and all(each == kinds for each in others) else None
+
+
+def _heads(view: View, *, back: bool) -> list[int]:
+    """The nodes that nothing comes to; with ``back`` else the one that sent first."""
+    heads = [node for node in view.out if node not in view.into]
+    if heads or not back:
+        return heads
+    return [min(view.out, key=lambda node: int(np.median([x.starts[:, 0].min() for x in view.out[node]])))]
+
+
+def _passes(view: View, node: int, *, late: bool) -> bool:
+    """Whether what leaves the node in the middle had come before, as far as captures tell."""
+    into, out = view.into[node], view.out[node]
+    if late:  # which channels are the same is not known
+        came = np.min([lane.arrivals[:, 0] for lane in into], axis=0)
+        return bool((np.min([lane.starts[:, 0] for lane in out], axis=0) > came).mean() >= MOST)
+
+    if view.whole or not view.is_captured(out[0].src):
+        return True
+    like = ([goes for goes in out if goes.kind == came.kind] for came in into)
+    return all(
+        not mine or any(waits(goes, came) for goes in mine) for came, mine in zip(into, like, strict=True)
+    )

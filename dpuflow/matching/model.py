@@ -1,10 +1,14 @@
-"""What matching reads, the exchanges of a job, and what it tells: collectives with algorithm and places."""
+"""What matching reads, the exchanges of a job, and what it tells: collectives with algorithm and places.
+
+Levels that rules of matching share are named here, each once with its reason
+(docs/theory/rules.md lists all).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -232,3 +236,13 @@ def placed(instance: Instance, near: frozenset[int] | None) -> Instance:
         view=replace(instance.view, near=near),
         placement=replace(instance.placement, ranks=len(instance.order), seats=seats),
     )
+
+
+MOST: Final = 0.9
+"""Share of cases that must bear a reading out. What disturbs single ones (a late stamp, a message sent again
+or lost from the capture, the capture's ends) has one in ten; what explains less has not understood its
+messages."""
+RARE: Final = 0.1
+"""Share of cases that may speak against a reading: the rest of ``MOST``."""
+TWICE: Final = 2
+"""How often something must have been seen: what happened once may be an accident, or a wrong time."""

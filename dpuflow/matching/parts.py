@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.matching.buffers import CHUNKS, RING, STEP
-from dpuflow.matching.levels import MOST
+from dpuflow.matching.model import MOST
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:

@@ -4,20 +4,27 @@ Blocking collectives leave a rank no choice: all that it sends in one comes befo
 next, and it goes on only when it has what the first one owes it. So the earliest message that is left belongs
 to the next collective of its sender, and what belongs to it there is what every rank sends next. That
 holds whatever operations, roots and sizes follow each other; a message that fits nowhere costs its operation.
+
+Some operations Open MPI's tags do not name as they were called: its linear and non-overlapping all_reduce
+is a reduce and a broadcast, its linear all_gather a gather and a broadcast, its non-overlapping
+reduce_scatter a reduce and a scatter, each with the tags of its parts. What tells them is that the second
+part always follows the first: same root, matching bytes, and the root goes on as soon as it has its last
+input, as from one step of an algorithm to the next.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.levels import RARE
-from dpuflow.matching.model import Instance
+from dpuflow.matching.model import MOST, RARE, TWICE, Instance
 from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, expected_edges, whole_size
-from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
+from dpuflow.schedules.graph import dependencies, edge_sizes, schedule
 from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op
 
@@ -28,7 +35,9 @@ if TYPE_CHECKING:
 
     from dpuflow.matching.model import Job
     from dpuflow.matching.shared_addresses import Processes
-    from dpuflow.schedules.algorithms import Algorithm
+    from dpuflow.schedules.trees import Send
+    from dpuflow.schema.tables import Rows
+
 
 Edge = tuple[int, int]
 FAR = int(np.iinfo(np.int64).max)
@@ -320,3 +329,85 @@ def _by_edge(op: Op, n: int) -> dict[Edge, list[tuple[Algorithm, int]]]:
                 for edge in edge_sizes(algorithm, n, root):
                     found.setdefault(edge, []).append((algorithm, root))
     return found
+
+
+PARTS = {
+    (Op.REDUCE, Op.BROADCAST): Op.ALL_REDUCE,
+    (Op.GATHER, Op.BROADCAST): Op.ALL_GATHER,
+    (Op.REDUCE, Op.SCATTER): Op.REDUCE_SCATTER,
+}
+"""First and second part, and what they make."""
+
+
+def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
+    """``instances`` of one communicator with pairs that are one operation put together."""
+    order = sorted(range(len(instances)), key=lambda i: int(instances[i].rows[0]))
+    chain = [instances[i] for i in order]
+    for (first, second), op in PARTS.items():
+        heads = [k for k, instance in enumerate(chain) if instance.op == first]
+        pairs = [k for k in heads if k + 1 < len(chain) and _fits(chain[k], chain[k + 1], second)]
+        at_once = sum(_goes_on(exchanges, chain[k], chain[k + 1]) for k in pairs)
+        if len(pairs) < max(TWICE, MOST * len(heads)) or 2 * at_once < len(pairs):
+            continue
+        for k in reversed(pairs):
+            chain[k : k + 2] = [_joined(chain[k], chain[k + 1], op)]
+    return chain
+
+
+def _fits(a: Instance, b: Instance, second: Op) -> bool:
+    """Whether ``b`` takes from the root what ``a`` brought there."""
+    if b.op != second or a.order != b.order or a.root is None or a.root != b.root:
+        return False
+    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None or a.placement.ranks:
+        return False
+    n = len(a.order)
+    return a.size * (n if a.op == Op.GATHER else 1) == b.size * (n if second == Op.SCATTER else 1)
+
+
+def _goes_on(exchanges: Rows, a: Instance, b: Instance) -> bool:
+    """Whether the root began ``b`` as soon as it had the last input of ``a``.
+
+    A message's way is what a host's reaction is measured by: three times that is more than noise.
+    """
+    both = exchanges[np.concatenate([a.rows, b.rows])]
+    began = np.where(both["offer_ns"] != NEVER, both["offer_ns"], both["data_ns"])
+    there = both["arrived_end_ns"]
+    known = (began != NEVER) & (there != NEVER)
+    part = np.arange(len(both)) < len(a.rows)
+    root = a.order[a.root or 0]
+    heard, sent = there[part & known & (both["dst"] == root)], began[~part & known & (both["src"] == root)]
+    if not len(heard) or not len(sent):
+        return False
+    return bool(int(sent.min()) - int(heard.max()) <= 3 * float(np.median((there - began)[known])))
+
+
+def _joined(a: Instance, b: Instance, op: Op) -> Instance:
+    assert a.algorithm is not None
+    assert b.algorithm is not None
+    algorithm = one_after_the_other(a.algorithm, b.algorithm, op)
+    return replace(
+        a,
+        rows=np.sort(np.concatenate([a.rows, b.rows])),
+        op=op,
+        algorithm=algorithm,
+        alternatives=[],
+        complete=a.complete and b.complete,
+        confidence=min(a.confidence, b.confidence),
+    )
+
+
+@lru_cache(maxsize=256)
+def one_after_the_other(a: Algorithm, b: Algorithm, op: Op) -> Algorithm:
+    """The schedule of ``a``, then that of ``b``, with the root of both, for a buffer as ``a`` counts it."""
+
+    def sends(n: int, size: float, root: int) -> Iterator[Send]:
+        last = 0
+        for send in schedule(a, n, root):
+            last = max(last, send.step)
+            yield send._replace(size=send.size * size)
+        share = size * n if a.op == Op.GATHER else size / n if b.op == Op.SCATTER else size
+        for send in schedule(b, n, root):
+            yield send._replace(step=send.step + last + 1, size=send.size * share)
+
+    name = a.name if a.name == b.name else "unknown"
+    return Algorithm(op, name, sends, rooted=True)

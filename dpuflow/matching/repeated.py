@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.levels import MOST, RARE, TWICE
-from dpuflow.matching.model import Instance, InstanceView
+from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:

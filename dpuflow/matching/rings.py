@@ -26,7 +26,7 @@ import numpy as np
 
 from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.lanes import Layout, grouped, passed_on
-from dpuflow.matching.levels import MOST
+from dpuflow.matching.model import MOST
 from dpuflow.schedules.nccl import looped_ring, seen_hops
 from dpuflow.schema.rows import NEVER, Op
 
@@ -69,12 +69,9 @@ class _Hops(NamedTuple):
     closed: bool
 
 
-def ring(view: View, gpus: int | None = None) -> Layout | None:
-    """The ring that the lanes go round as; ``gpus``: how many of its ranks a node has, None for any number.
-
-    Each channel is a ring of its own through the same nodes.
-    """
-    return _read_as(_round(view, gpus), view) if view.kind.slices else None
+def ring(view: View) -> Layout | None:
+    """The ring that the lanes go round as. Each channel is one of its own through the same nodes."""
+    return _read_as(_round(view), view) if view.kind.slices else None
 
 
 def open_ring(view: View) -> Layout | None:
@@ -112,12 +109,12 @@ def _open(view: View) -> _Hops | None:
     return _Hops(rings, may, sides, closed=False)
 
 
-def _round(view: View, gpus: int | None) -> _Hops | None:
+def _round(view: View) -> _Hops | None:
     cycles = _cycles(view)
     if not cycles:
         return None
     count = len(cycles[0])
-    numbers = range(_usual(view), MOST_GPUS + 1) if gpus is None else [gpus]
+    numbers = range(_usual(view), MOST_GPUS + 1)
     may = {count * each: [each] for each in numbers if view.among in (0, count * each)}
     return _Hops([[cycle] for cycle in cycles], may, [list(range(len(cycles)))], closed=True)
 

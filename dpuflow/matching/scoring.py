@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.matching.hypotheses import SAMPLE
-from dpuflow.matching.levels import MOST
+from dpuflow.matching.model import MOST
 from dpuflow.matching.streams import HOLE
 from dpuflow.schema.rows import NEVER
 

@@ -4,25 +4,29 @@ Ranks of one communicator carry out the same collectives in the same order, so e
 are those of the first collective, then of the second, and so on. The hypothesis (``hypotheses``) that
 explains most counts and sizes is cut by; where several do, time decides (``scoring``). Idle time alone
 never cuts: a rank that waits for a late peer is idle too.
+
+The list of operations has no word for prefix operations (MPI_Scan, MPI_Exscan), so they are ``unknown``. Open
+MPI passes partial results from each rank to the next (ompi/mca/coll/base: linear): on the wire that is a
+chain, in which each sends what needs its input. What is of another shape is left alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.framing import MPI_SCAN_TAGS
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
-from dpuflow.matching.levels import MOST
-from dpuflow.matching.model import Instance, InstanceView, placed
+from dpuflow.matching.model import MOST, Instance, InstanceView, placed
 from dpuflow.matching.program import in_program_order, read_processes
 from dpuflow.matching.recognise import whole_size
 from dpuflow.matching.scoring import Scorer
 from dpuflow.matching.shared_addresses import Processes, shares_addresses
 from dpuflow.matching.streams import HOLE, edge_streams, has_numbers, numbered_streams
 from dpuflow.schedules.graph import schedule
-from dpuflow.schema.rows import MessageFlag, Op
+from dpuflow.schema.rows import MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from dpuflow.matching.hypotheses import Hypothesis
     from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Streams
+    from dpuflow.schema.tables import Rows
 
 ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
@@ -72,6 +77,25 @@ def sequenced_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
         streams.back_to(begins[op])
         found.extend(cut_streams(job, streams, op, settled=whole, places=Places(usual=usual)))
     return found
+
+
+def scan_rows(exchanges: Rows) -> NDArray[np.int64]:
+    """The rows of EXCHANGE that carry a prefix operation's tag."""
+    wire = exchanges["wire"]
+    ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (exchanges["op"] == Op.UNKNOWN)
+    tags = np.array([tag % (1 << 32) for tag in MPI_SCAN_TAGS], np.uint32)
+    return np.flatnonzero(ob1 & np.isin(exchanges["tag"], tags)) if ob1.any() else np.zeros(0, np.int64)
+
+
+def scan_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+    """The prefix operations among ``rows`` of one communicator; the rest as ``sequenced_instances``."""
+    exchanges = job.exchanges
+    return [
+        replace(instance, op=Op.UNKNOWN, alternatives=[])
+        for streams in numbered_streams(exchanges, edge_streams(exchanges, rows)).values()
+        for instance in cut_streams(job, streams, Op.BROADCAST)
+        if instance.algorithm is not None and (instance.algorithm.name == "chain" or len(instance.order) == 2)
+    ]
 
 
 @dataclass

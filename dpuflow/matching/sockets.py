@@ -5,7 +5,7 @@ so ``layouts`` tells what an operation's messages make together. There are no cl
 operations begin is told by pauses. Pauses within an operation may be as long as those before one (all wait
 for a rank that is late), so no length of a pause is a boundary by itself: for one least length after the
 other the cuts with such pauses (``boundaries``) are tried. Of these as many are left out as it takes for the
-parts to make up operations that are possible (``meanings``); what explains most counts, and of equals where
+parts to make up operations that are possible (``boundaries``); what explains most counts, and of equals where
 first messages paused longest against later ones.
 
 Where only some nodes were captured, what the pauses of the others were is not known: there the messages of
@@ -22,8 +22,9 @@ import numpy as np
 
 from dpuflow.matching.boundaries import (
     Cuts,
+    Meanings,
+    Part,
     alike_long,
-    chain_cuts,
     contrast_of,
     counted_cuts,
     cuts_at,
@@ -31,11 +32,8 @@ from dpuflow.matching.boundaries import (
     reactions,
     times_of,
 )
-from dpuflow.matching.credited import joined
-from dpuflow.matching.levels import MOST, TWICE
-from dpuflow.matching.meanings import MOST_KINDS, Meanings, Part
-from dpuflow.matching.model import placed
-from dpuflow.matching.pipes import Pipe, connections_of
+from dpuflow.matching.credited import Pipe, connections_of, joined
+from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -132,8 +130,6 @@ STEP: Final = 2**0.5
 """From one least pause that is tried to the next."""
 MERGED: Final = 8
 """Pauses within one operation, at most, that are as long as those before one: ranks wait for late ones."""
-INNER: Final = 16
-"""Cuts within what makes up no operation that are tried."""
 GRAIN: Final = 0.02
 """What makes no difference between shares of messages that are explained."""
 _FAR = np.iinfo(np.int64).max
@@ -168,16 +164,7 @@ class _Reader:
 
     def instances(self) -> list[Instance]:
         """Of several ways to cut the one that reads best."""
-        best = self._best()
-        best = self._or_by(counted_cuts(self.pipes, self.times), best)
-        along = chain_cuts(self.pipes, self.times)
-        if along is not None:
-            best = self._or_by(along, best)
-        if best is not None:
-            best = self._or_by(cuts_of(self.pipes, self.times, self._behind(best.parts)), best)
-        if best is None or best.explained < MOST:
-            self.meanings.limit = 2 * MOST_KINDS
-            best = self._best(INNER) or best
+        best = self._or_by(counted_cuts(self.pipes, self.times), self._best())
         return self.meanings.made(best.parts) if best is not None and best.explained >= MOST else []
 
     def _or_by(self, cuts: Cuts, best: _Choice | None) -> _Choice | None:
@@ -190,22 +177,8 @@ class _Reader:
         self.cuts, self.meanings = before, known
         return best
 
-    def _behind(self, parts: list[Part]) -> dict[int, int]:
-        """By how much each rank is usually later than the first one in an operation, ns."""
-        begins = self.cuts.at[[part.begin for part in parts]]
-        ends = self.cuts.at[[part.end for part in parts]]
-        first = np.full((len(self.ends), len(parts)), _FAR)
-        for number, pipe in enumerate(self.pipes):
-            starts = np.append(self.times[number].starts, _FAR)[begins[:, number]]
-            starts = np.where(ends[:, number] > begins[:, number], starts, _FAR)
-            place = self.ends.index(pipe.src)
-            first[place] = np.minimum(first[place], starts)
-        late = np.where(first == _FAR, 0, first - first.min(axis=0))
-        return {end: int(np.median(each)) for end, each in zip(self.ends, late, strict=True)}
-
-    def _best(self, inner: int = 0) -> _Choice | None:
-        """What parts of one kind or another explain most, of all least pauses. ``inner``: cuts with shorter
-        ones that are tried within what makes up no operation."""
+    def _best(self) -> _Choice | None:
+        """What parts of one kind or another explain most, of all least pauses."""
         best: _Choice | None = None
         tried: set[bytes] = set()
         gaps = self.cuts.gaps[1:-1]
@@ -219,19 +192,16 @@ class _Reader:
             if chosen.tobytes() in tried:
                 continue
             tried.add(chosen.tobytes())
-            choice = self._choice(chosen, inner)
+            choice = self._choice(chosen)
             if choice is not None and (best is None or _better(choice, best)):
                 best = choice
         return best
 
     # -- parts -------------------------------------------------------------------------------
 
-    def _choice(self, chosen: Ints, inner: int) -> _Choice | None:
-        """Of the cuts numbered ``chosen`` those that part operations; ``inner`` as in ``_best``."""
-        parts = self._parts(chosen, MERGED)
-        if inner:
-            parts = self._with_inner(chosen, parts, inner)
-        parts = self._inner(parts)
+    def _choice(self, chosen: Ints) -> _Choice | None:
+        """Of the cuts numbered ``chosen`` those that part operations."""
+        parts = self._inner(self._parts(chosen))
         if not parts:
             return None
         contrast = contrast_of(parts, self.pipes, self.times, self._reactions, self.meanings)
@@ -241,28 +211,11 @@ class _Reader:
         ordered = sum(self.meanings.is_ordered(part.kind) for part in parts) > len(parts) / 2
         return _Choice(round(self._explained(parts), 2), ordered, told, finer, parts)
 
-    def _with_inner(self, chosen: Ints, parts: list[Part], inner: int) -> list[Part]:
-        """``parts``, and what others of the cuts make of what lies between these."""
-        found: list[Part] = []
-        place = 0
-        for part in [*parts, Part(int(chosen[-1]), int(chosen[-1]), 0)]:
-            while chosen[place] < part.begin:
-                found += self._parts(self._within(int(chosen[place]), int(chosen[place + 1]), inner), inner)
-                place += 1
-            place = int(np.searchsorted(chosen, part.end))
-            found += [part] if part.begin < part.end else []
-        return found
-
-    def _within(self, begin: int, end: int, inner: int) -> Ints:
-        """The cuts from number ``begin`` to ``end``, of those between the ones with the longest pauses."""
-        longest = begin + 1 + np.argsort(-self.cuts.gaps[begin + 1 : end], kind="stable")[:inner]
-        return np.concatenate([[begin], np.sort(longest), [end]])
-
-    def _parts(self, chosen: Ints, most: int) -> list[Part]:
-        """Operations between the cuts numbered ``chosen``, with ``most`` - 1 of these within at most."""
+    def _parts(self, chosen: Ints) -> list[Part]:
+        """Operations between the cuts numbered ``chosen``, with few of these within (``MERGED``)."""
         at = self.cuts.at[chosen]
         count = len(chosen)
-        reach = min(most, count - 1)
+        reach = min(MERGED, count - 1)
         kinds = np.zeros((count, reach + 1), np.uint64)
         weight = np.zeros((count, reach + 1), np.int64)
         for length in range(1, reach + 1):

@@ -3,34 +3,44 @@
 NCCL spreads a collective over channels, each with connections of its own that carry data one way.
 A channel is cut like any unnumbered stream (``sequenced``), with the operation unknown as well; then
 the channels' collectives of the same turn are put together.
+
+NCCL's sends and receives go over connections of their own, whose clear-to-send entries announce the chunk
+of point-to-point buffers: each transfer is a send_recv, or, where every rank of some sends to every other
+in one call, a part of an all_to_all. ``parts`` cuts each connection's messages and joins what goes side by
+side, ``calls`` tells calls of all with all. Lines along a ring are a collective's, and left to what reads
+these.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.components import connected
-from dpuflow.matching.credited import credited_instances
-from dpuflow.matching.levels import MOST
-from dpuflow.matching.p2p import p2p_instances
-from dpuflow.matching.pipes import connections_of
+from dpuflow.arrays.components import connected, in_a_row
+from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
+from dpuflow.matching.credited import connections_of, credited_instances
+from dpuflow.matching.model import MOST, Instance, InstanceView
+from dpuflow.matching.parts import Parts, Sending, by_message, lines_of, transfers_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
 from dpuflow.schedules.graph import dependencies
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.matching.model import Instance, Job
+    from dpuflow.matching.model import Job
+    from dpuflow.matching.parts import Transfers
     from dpuflow.matching.streams import Columns, Edge
     from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
 
 
 def structured_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
@@ -49,8 +59,7 @@ def structured_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     for streams in _channels(exchanges, dealt, at, end):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
-        jobs = [_read(job, part) for part in _one_after_the_other(columns, streams)]
-        channels += jobs if len(jobs) > 1 and min(map(len, jobs)) > 1 else [_read(job, streams)]
+        channels.append(_read(job, streams))
     return found + _merged([each for each in channels if each], exchanges, columns)
 
 
@@ -62,28 +71,6 @@ def _read(job: Job, streams: Streams) -> list[Instance]:
     cut = cut_streams(job, streams, Op.UNKNOWN, settled=whole)
     named = [i for i in cut if i.algorithm is not None and _is_evident(i)]
     return named if sum(len(i.rows) for i in named) >= MOST * messages else []
-
-
-def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
-    """A channel's connections by job: those of the next were first used when those before were done with.
-
-    So may be the steps of a single operation: what comes of it must be several on each side.
-    """
-    begins = np.array([columns.starts[streams.rows[at:end]].min() for at, end in _spans(streams)])
-    ends = np.array([columns.arrivals[streams.rows[at:end]].max() for at, end in _spans(streams)])
-    order = np.argsort(begins, kind="stable")
-    until = np.maximum.accumulate(ends[order])
-    parts = np.split(order, np.flatnonzero(begins[order][1:] > until[:-1]) + 1)
-    if len(parts) < 2 or min(len(part) for part in parts) < 2:
-        return []
-    return [
-        Streams([streams.edges[k] for k in part], streams.rows, streams.at[part], streams.end[part])
-        for part in (np.sort(part) for part in parts)
-    ]
-
-
-def _spans(streams: Streams) -> list[tuple[int, int]]:
-    return list(zip(streams.at.tolist(), streams.end.tolist(), strict=True))
 
 
 def _is_evident(instance: Instance) -> bool:
@@ -123,45 +110,168 @@ def _merged(channels: Sequence[list[Instance]], exchanges: Rows, columns: Column
     out while it still runs.
     """
     waiting = [(lane, i) for lane, channel in enumerate(channels) for i in channel]
-    if not waiting:
-        return []
-    rows = np.concatenate([i.rows for _, i in waiting])
-    bounds = np.cumsum([0, *(len(i.rows) for _, i in waiting[:-1])])
-    begins = np.minimum.reduceat(columns.starts[rows], bounds)
-    ends = np.maximum(columns.arrivals[rows], exchanges["data_end_ns"][rows])
-    closes = np.maximum.reduceat(ends, bounds).tolist()
-    merged: list[_Merging] = []
-    last: dict[tuple[object, ...], _Merging] = {}
+    begins = [int(columns.starts[i.rows].min()) for _, i in waiting]
+    merged: list[dict[int, Instance]] = []  # by channel
+    last: dict[tuple[object, ...], tuple[dict[int, Instance], int]] = {}  # with when it ends
     for number in np.argsort(begins, kind="stable").tolist():
         lane, instance = waiting[number]
         key = (frozenset(instance.order), instance.op)
-        before = last.get(key)
-        if before is not None and begins[number] < before.end_ns and lane not in before.lanes:
-            before.parts.append(instance)
-            before.lanes.add(lane)
-            before.end_ns = max(before.end_ns, closes[number])
+        end = int(np.maximum(columns.arrivals[instance.rows], exchanges["data_end_ns"][instance.rows]).max())
+        parts, until = last.get(key, ({}, NEVER))
+        if begins[number] < until and lane not in parts:
+            parts[lane], end = instance, max(until, end)
         else:
-            last[key] = _Merging([instance], {lane}, closes[number])
-            merged.append(last[key])
-    return [m.whole() for m in merged]
+            parts = {lane: instance}
+            merged.append(parts)
+        last[key] = parts, end
+    return [_together(list(parts.values())) for parts in merged]
 
 
-@dataclass
-class _Merging:
-    """Collectives of several channels, the first one first; when the last of them ended."""
+def _together(parts: Sequence[Instance]) -> Instance:
+    """One collective of those of several channels, the first one first."""
+    first, sizes = parts[0], [i.size for i in parts if i.size is not None]
+    if len(parts) == 1:
+        return first
+    return replace(
+        first,
+        rows=np.sort(np.concatenate([i.rows for i in parts])),
+        size=sum(sizes) if len(sizes) == len(parts) else None,
+        complete=all(i.complete for i in parts),
+        confidence=min(i.confidence for i in parts),
+    )
 
-    parts: list[Instance]
-    lanes: set[int]
-    end_ns: int
 
-    def whole(self) -> Instance:
-        first, sizes = self.parts[0], [i.size for i in self.parts]
-        if len(self.parts) == 1:
-            return first
-        return replace(
-            first,
-            rows=np.sort(np.concatenate([i.rows for i in self.parts])),
-            size=None if None in sizes else sum(size for size in sizes if size is not None),
-            complete=all(i.complete for i in self.parts),
-            confidence=min(i.confidence for i in self.parts),
+def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance], Ints]:
+    """The transfers and all_to_alls among ``rows``, and the rows that are not of point-to-point connections;
+    ``announced`` as in ``Job``."""
+    asked = np.ones(len(job.exchanges), np.int64) if job.asked is None else np.maximum(job.asked, 1)
+    by = _own_lines(job, rows, announced, asked)
+    if not by:
+        return [], rows
+    known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
+    for lanes in by.values():
+        for lane in lanes:
+            if not lane.registered:
+                lane.cut(known)
+            lane.close(known)
+    every = [each for lanes in by.values() for each in transfers_of(lanes)]
+    found, every = calls_over_rails(job, every, asked) if job.near is None else ([], every)
+    calls, left = _told_apart(job, every, by)
+    for members in calls:
+        found += [all_to_all(job, members, turn) for turn in range(len(members[0].rows))]
+    for each in left:
+        found += _sent(job, each, handed=_may_hand_over(each.edge, len(by[each.edge]), job.nodes))
+    return found, np.setdiff1d(rows, np.concatenate([lane.rows for lanes in by.values() for lane in lanes]))
+
+
+def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge, list[Parts]]:
+    """The lines of point-to-point connections, by sender and receiver; ``asked``: messages of each entry."""
+    lines = lines_of(job, rows, announced)
+    if not lines:
+        return {}
+    beside, sending = Counter(edge for edge, _ in lines), Sending(job, rows)
+    by: dict[Edge, list[Parts]] = {}
+    for edge, line in lines:
+        part = Parts(job, edge, line, (asked[line], announced[line]), beside[edge], sending)
+        by.setdefault(edge, []).append(part)
+    by = {
+        edge: lanes
+        for edge, lanes in by.items()
+        if all(lane.registered or lane.cut_by_rule() for lane in lanes)
+    }
+    return _without_rings(by, job.near)
+
+
+def _told_apart(
+    job: Job, every: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]
+) -> tuple[list[list[Transfers]], list[Transfers]]:
+    """Transfers that are calls of all with all, by communicator, and the others; ``by``: the lines of each
+    sender and receiver."""
+    calls: list[list[Transfers]] = []
+    left: list[Transfers] = []
+    for together in connected(every, attrgetter("edge")):
+        single = _single(together, by)
+        members, cut = even(single) if single else ([], [])
+        if members and is_call(members, job.near):
+            calls.append(members)
+            left += cut
+            continue
+        begun = all(each.begun for each in together)
+        members, cut = even(together) if begun else at_all(together)
+        whole = bool(members) and is_call(members, job.near)
+        calls += [members] if whole else []
+        left += cut if whole else together
+    for clique in cliques(left):
+        if is_call(clique, job.near):
+            calls.append(clique)
+            called = {id(each) for each in clique}
+            left = [each for each in left if id(each) not in called]
+    return calls, left
+
+
+def _single(together: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]) -> list[Transfers]:
+    """``together``, were each message a transfer; none where that is so already, or cannot be.
+
+    Of messages alone nothing may show where a transfer ends. Chunks of one are sent as slots are free: where
+    everyone has the k-th of all before sending the next, they are none.
+    """
+    edges = dict.fromkeys(each.edge for each in together)
+    if len(edges) <= 2 or not any(len(rows) > len(by[each.edge]) for each in together for rows in each.rows):
+        return []
+    found = [each for edge in edges if (each := by_message(by[edge])) is not None]
+    return found if len(found) == len(edges) else []
+
+
+def _sent(job: Job, each: Transfers, *, handed: bool) -> list[Instance]:
+    """Transfers from one endpoint to another. What it sends was there when it called; unless it was another
+    GPU's that ``handed`` it over."""
+    view = InstanceView(job.near, free=frozenset(() if handed else (0,)), inside=handed)
+    return [
+        Instance(
+            own, Op.SEND_RECV, list(each.edge), size=int(size), complete=bool(whole), view=view
         )
+        for own, size, whole in zip(each.rows, each.size, each.whole, strict=True)
+    ]  # fmt: skip
+
+
+def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
+    """Whether an adapter may send for all GPUs of its node, to the one on its rail of another (PXN).
+
+    It then has connections for each of them (src/transport/net.cc sendSetup).
+    """
+    mates = int((nodes == nodes[edge[0]]).sum())
+    return 1 < mates <= lanes and nodes[edge[0]] != nodes[edge[1]]
+
+
+def _without_rings(by: dict[Edge, list[Parts]], near: frozenset[int] | None) -> dict[Edge, list[Parts]]:
+    """Lines but for those that hand on along a ring of three or more: a collective, whoever wrote it.
+
+    Of a ring that was captured at some of its ranks (``near``) only their lines are seen.
+    """
+    after: dict[int, list[int]] = {}
+    before: dict[int, list[int]] = {}
+    for src, dst in by:
+        after.setdefault(src, []).append(dst)
+        before.setdefault(dst, []).append(src)
+    ring: set[Edge] = set()
+    alone = {src: dst[0] for src, dst in after.items() if len(dst) == 1 == len(before[dst[0]])}
+    for start in alone:
+        order, closed = in_a_row(start, alone)
+        if len(order) > 2 and closed:
+            ring.update(zip(order, [*order[1:], start], strict=True))
+    for end in near or ():
+        if len(before.get(end, ())) == 1 == len(after.get(end, ())) and before[end] != after[end]:
+            edges = (before[end][0], end), (end, after[end][0])
+            if _sends_unasked(by[edges[0]], by[edges[1]]):
+                ring.update(edges)
+    return {edge: lanes for edge, lanes in by.items() if edge not in ring}
+
+
+def _sends_unasked(inward: Sequence[Parts], outward: Sequence[Parts]) -> bool:
+    """Whether an endpoint that gets as much as it sends does not wait for the former as a stage would.
+
+    In a ring each rank's first message needs no input, so the k-th often leaves before the k-th has come.
+    """
+    came = np.sort(np.concatenate([lane.arrivals for lane in inward]))
+    left = np.sort(np.concatenate([lane.starts for lane in outward]))
+    return len(came) == len(left) and bool((left > came).mean() < MOST)
